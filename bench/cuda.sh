@@ -54,7 +54,7 @@ verified() {
 
 training() {
     local device nccl
-    try graphkit build lenet --dataset digits -o "$work/net.json"
+    try graphkit build lenet --data digits -o "$work/net.json"
     local learned=(graphkit train "$work/net.json" --data digits --epochs 10)
     for device in cpu cuda; do
         try "${learned[@]}" --device "$device" -o "$work/$device"

@@ -12,8 +12,9 @@ A command that is not a `GroupedCommand` ignores the groups of the options that 
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -43,11 +44,30 @@ _ORDER = (
 
 
 class GroupedOption(click.Option):
-    """An option with the heading under which `--help` lists it."""
+    """An option with the heading under which `--help` lists it. The first of several long names is shown.
+
+    The other long names are older ones: they work as before, but are not listed.
+    """
 
     def __init__(self, *args: Any, group: str = OTHER, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.group = group
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        shown = copy.copy(self)
+        shown.opts, shown.secondary_opts = _shown(self.opts), _shown(self.secondary_opts)
+        return click.Option.get_help_record(shown, ctx)
+
+
+def _shown(names: Sequence[str]) -> list[str]:
+    """Return the names without all long ones but the first."""
+    longs = [name for name in names if name.startswith("--")]
+    return [name for name in names if name not in longs[1:]]
+
+
+def shown_names(option: click.Option) -> list[str]:
+    """Return the names of an option that `--help` shows, and those that switch a flag off."""
+    return [*_shown(option.opts), *_shown(option.secondary_opts)]
 
 
 # Declares an option like `click.option`, with one more argument: `group`.

@@ -39,8 +39,8 @@ def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(
         "--device", group=PRECISION, default="cpu", show_default=True, metavar="DEVICE | GROUP=DEVICE,...",
         help="Device: cpu, cuda (a GPU; each process of a host uses its own) or cuda:1 (the second GPU). "
-        "a=cuda:0,b=cuda:1,cpu puts the groups of nodes a and b (ctx_group) on their own GPUs, all other nodes on the "
-        "CPU.",
+        "a=cuda:0,b=cuda:1,cpu puts the nodes of groups a and b, built under gk.attr_scope(ctx_group=...), on their "
+        "own GPUs, all other nodes on the CPU.",
     )(command)  # fmt: skip
 
 
@@ -154,8 +154,8 @@ def trust_option(command: Callable[..., Any], expose: bool = True) -> Callable[.
     """--trust-run-folder, for `check_run_folder`. expose: whether the command gets it as `trust_run_folder`."""
     return option(
         "--trust-run-folder", group=LIMITS, is_flag=True, expose_value=expose, callback=_trusted,
-        help="Follow what the run folder refers to: read data files, follow symbolic links that lead out of it, and "
-        "run Python functions that it names. Only use it for folders that you made.",
+        help="Trust the run folder: read the data files and run the Python functions that it names, and follow "
+        "symbolic links that lead out of it. Only use it for folders that you made.",
     )(command)  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import click
 
 from graphkit import config
 from graphkit.cli._groups import PROCESSES, option
+from graphkit.cli._output import log
 from graphkit.dist.job import launch
 from graphkit.dist.kvstore import REMOTE
 from graphkit.dist.rounds.channel import OVERLAPS
@@ -32,8 +33,8 @@ _OPTIONS = (
     ),
     option(
         "--servers", group=PROCESSES, type=click.IntRange(1), metavar="N",
-        help="Number of parameter servers: processes in addition to --processes, or the last N of mpiexec. "
-        "Default: GRAPHKIT_SERVERS, else 1.",
+        help="Number of parameter servers. With --processes, they are started in addition to the workers; with "
+        "mpiexec, the last N processes are the servers. Default: GRAPHKIT_SERVERS, else 1.",
     ),
     option(
         "--replicate-servers", group=PROCESSES, is_flag=True,
@@ -42,7 +43,8 @@ _OPTIONS = (
     ),
     option(
         "--staleness", group=PROCESSES, type=click.IntRange(0), metavar="STEPS",
-        help="With --kvstore dist_bounded: number of steps that a process may be ahead of the slowest one. Default: 3.",
+        help="With --kvstore dist_bounded: maximum number of steps that a process may be ahead of the slowest one. "
+        "Default: 3.",
     ),
     option(
         "--elastic-period", group=PROCESSES, type=click.IntRange(1), metavar="UPDATES",
@@ -51,14 +53,14 @@ _OPTIONS = (
     ),
     option(
         "--elastic-strength", group=PROCESSES, type=click.FloatRange(0, 1, min_open=True), metavar="NUMBER",
-        help="With --kvstore elastic: moving rate (beta), 0 to 1: how far workers and centre variable move together "
-        "in an exchange, over all workers. Default: 0.9.",
+        help="With --kvstore elastic: moving rate (beta), 0 to 1. In an exchange, a worker and the centre variable "
+        "move towards each other by this rate times their difference, divided by the number of workers. Default: 0.9.",
     ),
     option(
         "--rank-timeout", group=PROCESSES, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-        help="Stop the job if, for this number of seconds, a process sends no heartbeat, stays in one place (such as a "
-        "callback) while others wait, does not start MPI, or if all processes wait for each other. "
-        "Default: GRAPHKIT_RANK_TIMEOUT, else 60.",
+        help="Stop the job if one of these lasts for this number of seconds: a process sends no heartbeat; a process "
+        "stays in one place, such as a callback, while others wait for it; a process does not start MPI; all processes "
+        "wait for each other. Default: GRAPHKIT_RANK_TIMEOUT, else 60.",
     ),
     option(
         "--max-restarts", group=PROCESSES, type=click.IntRange(0), default=0, show_default=True,
@@ -71,8 +73,9 @@ _OPTIONS = (
     ),
     option(
         "--overlap", group=PROCESSES, type=click.Choice(OVERLAPS), default="chained", show_default=True,
-        help="Overlap of the all-reduce with the backward pass. funnelled: none. chained: one bucket of gradients at a "
-        "time. concurrent: several buckets at a time.",
+        help="How all-reduces of gradients overlap with the backward pass. funnelled: no overlap, they run after it. "
+        "chained: they run during it, one bucket of gradients after the other. concurrent: they run during it, several "
+        "buckets at a time.",
     ),
     option(
         "--bucket-mb", group=PROCESSES, type=click.FloatRange(0, min_open=True), metavar="MB",
@@ -168,6 +171,8 @@ class Job(NamedTuple):
         )  # fmt: skip
         if self.processes > 1:
             launch.check_size(self.processes, store.num_workers)
+        elif self.kvstore == "dist_sync" and store.num_workers == 1:
+            log("--kvstore dist_sync has no effect with one process; to train with several, add --processes N")
         if self.compression is not None:
             store.set_gradient_compression(self.compression)
         return store
@@ -187,7 +192,6 @@ def run_job(processes: int, arguments: Sequence[str], folder: str | None, restar
         restarts: Maximum number of restarts.
         survives: Whether the other processes continue if one is lost.
     """
-    from graphkit.cli._output import log
     from graphkit.errors import RuntimeFailure
     from graphkit.train.checkpoint import MANIFEST
 

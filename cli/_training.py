@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import click
 import numpy as np
+from click.core import ParameterSource
 
 from graphkit.cli._groups import TRAINING_STEP, option
 from graphkit.cli._inputs import Batch
@@ -63,11 +65,12 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)  # fmt: skip
 
 
-def check_training(training: bool, recompute: str | int | None, swap_memory: bool) -> None:
-    """Raise UsageError for options that only a training step has."""
-    for name, is_given in (("--recompute", recompute is not None), ("--swap-memory", swap_memory)):
-        if is_given and not training:
-            raise UsageError(f"{name} only works with --training")
+def check_training(training: bool) -> None:
+    """Raise UsageError if the command line has an option of a training step, but not --training."""
+    context = click.get_current_context()
+    for name in ("loss", "optimizer", "recompute", "swap_memory"):
+        if not training and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"--{name.replace('_', '-')} only works with --training")
 
 
 def trainer_of(net: Model, loss: str, optimizer: str, **options: Any) -> Trainer:

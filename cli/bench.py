@@ -114,7 +114,7 @@ def command(
 
     if training and against == "onnxruntime":
         raise UsageError("--training only times graphkit: leave out --against onnxruntime")
-    check_training(training, recompute, swap_memory)
+    check_training(training)
     memory = {"recompute": recompute, "swap_memory": swap_memory}
     net = read_model(model, external_root)
     threads = config.num_threads(threads)

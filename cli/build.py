@@ -14,6 +14,7 @@ import click
 import numpy as np
 
 from graphkit import config, data, models
+from graphkit.cli._groups import option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options, trust_option
 from graphkit.cli._output import log, print_json
@@ -30,7 +31,7 @@ from graphkit.user_code import function_of, running
     "-p", "--option", "options", multiple=True, metavar="NAME=VALUE",
     help="Option of the model, such as layers=50. Repeatable.",
 )  # fmt: skip
-@click.option(
+@option(
     "--data",
     "--dataset",
     "dataset",

@@ -116,9 +116,8 @@ def command(
         print_json("grad", result | asdict(report) | {"passed": report.passed, "verdict": report.verdict})
     else:
         rows = [(e.name, f"{e.max_abs:.2e}", f"{e.max_rel:.2e}", e.verdict) for e in report.entries]
-        print_table(
-            "gradients against central differences in float64", ["value", "max error", "max relative", "result"], rows
-        )
+        heads = ["value", "max error", "max relative error", "result"]
+        print_table("gradients against central differences in float64", heads, rows)
         if report.verdict == "NOT TESTED":
             show("no gradient was compared, because the inputs have no elements: give other shapes, as NAME:SHAPE")
     return 0 if report.passed else 1

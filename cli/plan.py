@@ -18,7 +18,7 @@ from graphkit.text import human
 
 # Name in JSON, name in the table, whether steps work in place, whether values share memory.
 _PLANNERS = (
-    ("naive", "neither", False, False), ("in-place", "in-place steps", True, False),
+    ("naive", "none", False, False), ("in-place", "in-place steps", True, False),
     ("co-share", "shared memory", False, True), ("both", "both", True, True),
 )  # fmt: skip
 
@@ -42,12 +42,11 @@ _PLANNERS = (
     "--steps",
     group=REPORTING,
     is_flag=True,
-    help="Print every step with its offsets in the arena, the memory of all activations.",
+    help="Print every step, and the offsets of its values in the arena (the memory block of all activations).",
 )
 @option(
     "--compare", group=REPORTING, is_flag=True,
-    help="Also print the size of the arena with in-place steps only, with shared memory only, with both and with "
-    "neither.",
+    help="Also print the size of the arena by buffer reuse: none, in-place steps only, shared memory only, or both.",
 )  # fmt: skip
 @option(
     "--html", group=OUTPUT, type=click.Path(dir_okay=False),
@@ -95,7 +94,7 @@ def command(
     from graphkit.executor.run.session import Executor
 
     net = read_model(model, external_root)
-    check_training(training, recompute, swap_memory)
+    check_training(training)
     if processes > 1 and not training:
         raise UsageError("--processes only works with --training: inference has no optimizer states to shard")
     switches: dict[str, Any] = {"device": device_of(device), "threads": threads}
@@ -134,10 +133,10 @@ def command(
     if as_json:
         print_json("plan", result)
         return
-    print_table(title, ["memory", ""], _rows(plan, result))
+    print_table(title, ["quantity", "value"], _rows(plan, result))
     if compare:
         rows = [(shown, human(result["compare"][label])) for label, shown, *_ in _PLANNERS]
-        print_table("arena with", ["", "size"], rows)
+        print_table("arena by buffer reuse", ["reuse", "size"], rows)
     if steps:
         show(str(plan))
 

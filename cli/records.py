@@ -46,7 +46,9 @@ def command() -> None:
 )  # fmt: skip
 @json_option
 def _pack(source: Path, output: Path, on_damaged: str, as_json: bool, **options: Any) -> int:
-    """Write the images of SOURCE to a .rec file with its .idx index, and the class names to NAME.classes.txt.
+    """Write images to a .rec file with an index.
+
+    The index is a .idx file beside it. The class names are written to NAME.classes.txt.
 
     SOURCE is a folder with one folder of images per class, a list with a path and a class in each line, separated by a
     tab, or a .lst file of im2rec: a number, labels and a path in each line. Images are copied byte for byte unless
@@ -71,7 +73,10 @@ def _pack(source: Path, output: Path, on_damaged: str, as_json: bool, **options:
 @click.option("--first", type=click.IntRange(1), help="Number of records to show. Default: all.")
 @json_option
 def _list(file: Path, first: int | None, as_json: bool) -> int:
-    """Show key, label, id and size of the records in FILE, in the order of its index."""
+    """List key, label, id and size of records.
+
+    The records of FILE are listed in the order of its index.
+    """
     from graphkit.data.records import RecordFile, unpack
 
     records = RecordFile(file)
@@ -92,8 +97,10 @@ def _list(file: Path, first: int | None, as_json: bool) -> int:
 @click.option("--decode", is_flag=True, help="Also decode every image.")
 @json_option
 def _check(file: Path, decode: bool, as_json: bool) -> int:
-    """Read all of FILE and report damaged records, wrong headers and an index of another file. Exit code 1: there are
-    problems.
+    """Check a record file and its index.
+
+    Reads all of FILE. Reports damaged records, wrong headers, and an index that belongs to another file. Exit code 1:
+    there are problems.
     """
     from graphkit.data.records.checking import check
 

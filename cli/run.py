@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @option(
     "--check-nan", group=REPORTING, is_flag=True,
-    help="Run the reference implementation, and name the first node that makes a NaN or an infinity. Exit code 1: "
-    "there is one.",
+    help="Also run the model node by node in numpy, and name the first node that makes a NaN or an infinity. Exit code "
+    "1: there is one.",
 )  # fmt: skip
 @option("--check-finite", group=LIMITS, is_flag=True, help="Stop with an error if an input contains NaN or infinity.")
 @device_options
@@ -76,9 +76,10 @@ def command(
     """Run MODEL (.json, .onnx, a run folder, or - for stdin) and show its outputs.
 
     An input is NAME:SHAPE (values by --fill) or NAME=FILE, with a .npy or .npz file, an image (.png, .jpg, ...) or a
-    folder of images. If only one input takes images, you may leave out its NAME; several images are a batch. A .csv,
-    .tsv or .parquet file alone is read like the table that the model was trained on. Inputs and dimensions that you do
-    not give are generated, and the command prints how.
+    folder of images. If only one input takes images, you may leave out its NAME; several images are a batch. If
+    the model was trained on a table, give a .csv, .tsv or .parquet file without NAME: its columns are encoded as in
+    training. Inputs that you leave out are filled (--fill), and symbolic dimensions are guessed; the command prints
+    both.
 
     Images are preprocessed as the --image options say, otherwise as the model's metadata say. Without either, they are
     resized to the size of the input, as RGB from 0 to 1, or from 0 to 255 for uint8.

@@ -32,7 +32,8 @@ from graphkit.cli._output import print_json, print_table, show
 )  # fmt: skip
 @option(
     "--opset", group=COMPARISON, type=int, default=None,
-    help="Opset of the file that ONNX Runtime runs. Default: that of MODEL if it is an .onnx file, else the export's.",
+    help="Export MODEL with this opset for ONNX Runtime. Default: ONNX Runtime runs MODEL itself if it is an .onnx "
+    "file, else an export with the opset that graphkit export chooses.",
 )  # fmt: skip
 @model_file_options
 @limit_options
@@ -47,7 +48,7 @@ def command(
     If an output is not within the tolerances, both engines are compared with the result in double precision. The output
     passes if the error of graphkit is at most twice that of ONNX Runtime.
 
-    Exit code 1: the outputs differ, or no output has an element to compare.
+    Exit code 1: the outputs differ, or nothing can be compared because all outputs are empty or NaN.
 
     \b
     graphkit verify net.onnx
@@ -82,9 +83,18 @@ def print_report(report: Any, as_json: bool) -> None:
     ]  # fmt: skip
     print_table(
         "graphkit against ONNX Runtime",
-        ["output", "max error", "mean error", "max relative", "result", "decided by", "formula", "would pass with"],
+        [
+            "output",
+            "max error",
+            "mean error",
+            "max relative error",
+            "result",
+            "decided by",
+            "tolerance",
+            "would pass with",
+        ],
         rows,
-    )
+    )  # fmt: skip
     for o in report.outputs:
         if told := [str(part) for part in (o.noise, o.reason, o.untested) if part]:
             show(f"{o.name}: {'; '.join(told)}")

@@ -16,7 +16,7 @@ from markup import code, prose, table
 
 from graphkit import config
 from graphkit.cli import _allreduce, cli
-from graphkit.cli._groups import GroupedCommand, by_group
+from graphkit.cli._groups import GroupedCommand, by_group, shown_names
 
 PAGE = Path(__file__).resolve().parent / "reference" / "commands.md"
 
@@ -72,7 +72,7 @@ def meaning(option: click.Option) -> str:
 
 def row(option: click.Option) -> tuple[str, str]:
     """Return the names of an option with its value, and its meaning."""
-    names = ", ".join(code(name) for name in (*option.opts, *option.secondary_opts))
+    names = ", ".join(code(name) for name in shown_names(option))
     taken = value_name(option)
     return f"{names} {code(taken)}" if taken else names, meaning(option)
 

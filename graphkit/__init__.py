@@ -92,18 +92,46 @@ def __getattr__(name: str) -> Any:
 def _operator(name: str) -> Any:
     # Looked up at every access: user code may register operators and take them back.
     if not name.startswith("_"):
-        from graphkit.errors import did_you_mean
+        from importlib.util import find_spec
+
         from graphkit.ops import registry
-        from graphkit.ops._calls import elsewhere
 
         found = registry.function(name)
         if found is not None:
             return found
-        right = elsewhere(name)
-        hint = f"; write {right}" if right else did_you_mean(name, [*_PUBLIC, *_MODULES, *registry.function_names()])
+        # `from graphkit import debug` asks for the attribute before it imports the module.
+        hint = _hint(name) if find_spec(f"graphkit.{name}") is None else ""
     else:
         hint = ""
     raise AttributeError(f"module 'graphkit' has no attribute {name!r}{hint}")
+
+
+def _hint(name: str) -> str:
+    """What to write for a name that is not in this module: a name of a module in it, or the closest one."""
+    from graphkit.errors import did_you_mean
+    from graphkit.ops import registry
+    from graphkit.ops._calls import elsewhere, other_names
+
+    if right := elsewhere(name):
+        return f"; write {right}"
+    inside = [module for module in _MODULES if name in _names_of(module)]
+    if inside:
+        return f"; write {' or '.join(f'gk.{module}.{name}' for module in inside)}"
+    own = [*_PUBLIC, *_MODULES, *(n for n in registry.function_names() if not n.endswith("_grad"))]
+    others = [n for n in other_names() if len(n) > 3 and n not in own]  # shorter ones are like too many words
+    hint = did_you_mean(name, [*own, *others], alike=0.7)
+    near = next((n for n in others if f"did you mean {n!r}" in hint), None)
+    return hint if near is None else f"; write {elsewhere(near)}"
+
+
+def _names_of(module: str) -> list[str]:
+    """Names that a module of _MODULES defines itself."""
+    found = importlib.import_module(_MODULES[module])
+    members = vars(found).items()
+    return [
+        n for n, member in members if n in getattr(found, "__all__", ())
+        or (not n.startswith("_") and getattr(member, "__module__", None) == found.__name__)
+    ]  # fmt: skip
 
 
 def __dir__() -> list[str]:

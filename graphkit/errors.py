@@ -144,10 +144,36 @@ def lacks_memory(error: BaseException) -> bool:
     return too_large or isinstance(error, MemoryError)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"` for the closest known name, or a short list of the known names."""
-    known = [k for k in known if isinstance(k, str)]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if isinstance(name, str) else []
+# Other names of the field -> names here. A hint gives the first one that is known where the name was used.
+_OTHER_NAMES = {
+    "acc": ("accuracy",),
+    "bce": ("sigmoid_binary_cross_entropy",),
+    "categorical_crossentropy": ("softmax_cross_entropy",),
+    "ce": ("softmax_cross_entropy",),
+    "f1_score": ("f1",),
+    "gpu": ("cuda",),
+    "mean_absolute_error": ("mae", "l1"),
+    "mean_squared_error": ("mse",),
+    "onecycle": ("one-cycle",),
+    "ppl": ("perplexity",),
+    "roc_auc": ("auc",),
+    "val_acc": ("valid_accuracy",),
+    "val_accuracy": ("valid_accuracy",),
+    "val_loss": ("valid_loss",),
+    "valid_acc": ("valid_accuracy",),
+}
+
+
+def did_you_mean(name: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """Return `"; did you mean 'x'?"` for the closest known name, or a short list of the known names.
+
+    alike: How alike the names must be, 0 to 1. Two names of three letters with one difference have 0.67: above that,
+    fewer names of a long list are taken for others.
+    """
+    known = list(dict.fromkeys(k for k in known if isinstance(k, str)))
+    close = [other for other in _OTHER_NAMES.get(name, ()) if other in known] if isinstance(name, str) else []
+    if not close and isinstance(name, str):
+        close = difflib.get_close_matches(name, known, n=1, cutoff=alike)
     if close:
         return f"; did you mean {close[0]!r}?"
     if not known:

@@ -71,6 +71,8 @@ class Model:
         seed: int | None = None,
         meta: Mapping[str, str] | None = None,
     ):
+        if not isinstance(outputs, Value) and not outputs:
+            raise UsageError(f"gk.Model: model {name!r} has no output; pass a Value, or several by name")
         names = tuple(outputs) if isinstance(outputs, Mapping) else None
         inputs = [inputs] if isinstance(inputs, Value) else inputs
         values = (

@@ -26,9 +26,15 @@ def function_of(path: str, name: str) -> Callable[..., Any]:
     module = _module(path, state.st_mtime_ns, state.st_size)
     function: Any = getattr(module, name, None)
     if not callable(function):
-        raise UsageError(f"{path} has no function {name!r}{did_you_mean(name, vars(module))}")
+        raise UsageError(f"{path} has no function {name!r}{did_you_mean(name, _functions(module))}")
     found: Callable[..., Any] = function
     return found
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """Names of the functions that a file defines."""
+    members = vars(module).items()
+    return [n for n, member in members if callable(member) and getattr(member, "__module__", None) == module.__name__]
 
 
 @lru_cache(maxsize=16)

@@ -16,7 +16,7 @@ def image_shape(network: str, image: Sequence[int]) -> tuple[int, int, int]:
     """(channels, height, width), checked."""
     sizes = tuple(image) if isinstance(image, Sequence) and not isinstance(image, str) else (image,)
     if len(sizes) != 3 or any(not isinstance(d, int) or d < 1 for d in sizes):
-        raise UsageError(f"{network}: image is (channels, height, width), not {image!r}")
+        raise UsageError(f"{network}: image must be (channels, height, width), not {image!r}")
     return sizes
 
 

@@ -135,7 +135,7 @@ def _checked(image: int, boxes: np.ndarray, labels: np.ndarray) -> tuple[np.ndar
     if found.ndim != 2 or found.shape[1] != 4 or kinds.shape != (len(found),):
         raise InputError(f"image {image}: boxes [objects, 4] and labels [objects], not {found.shape} and {kinds.shape}")
     if len(kinds) and not (kinds.dtype.kind in "iu" and kinds.min() >= 1):
-        raise InputError(f"image {image}: labels are integers from 1, not {kinds.tolist()}")
+        raise InputError(f"image {image}: labels must be integers from 1, not {kinds.tolist()}")
     for number, (x1, y1, x2, y2) in enumerate(found.tolist()):
         if not (math.isfinite(x1 + y1 + x2 + y2) and x1 < x2 and y1 < y2):
             raise InputError(f"image {image}, box {number}: x1 < x2 and y1 < y2, not {[x1, y1, x2, y2]}")

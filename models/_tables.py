@@ -19,9 +19,9 @@ def table_inputs(network: str, numbers: int, sizes: Sequence[int]) -> tuple[Valu
     Raises UsageError where `sizes` is not one positive integer or more, or `numbers` is negative.
     """
     if isinstance(numbers, bool) or not isinstance(numbers, int) or numbers < 0:
-        raise UsageError(f"{network}: numbers is 0 or a positive integer, not {numbers!r}")
+        raise UsageError(f"{network}: numbers must be 0 or a positive integer, not {numbers!r}")
     if not sizes or not _positive(sizes):
-        raise UsageError(f"{network}: sizes is a positive integer per column of categories, not {sizes!r}")
+        raise UsageError(f"{network}: sizes must be a positive integer per column of categories, not {sizes!r}")
     x = nn.input("x", ["N", numbers]) if numbers else None
     categories = nn.input("categories", ["N", len(sizes)], "int64")
     return x, [F.gather(categories, np.int64(column), axis=1) for column in range(len(sizes))]
@@ -31,7 +31,7 @@ def hidden_widths(network: str, option: str, widths: int | Sequence[int]) -> tup
     """The widths of hidden layers, checked; one may stand alone."""
     found = (widths,) if isinstance(widths, int) else tuple(widths)
     if not _positive(found):
-        raise UsageError(f"{network}: {option} is positive integers, not {widths!r}")
+        raise UsageError(f"{network}: {option} must be positive integers, not {widths!r}")
     return found
 
 

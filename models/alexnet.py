@@ -30,7 +30,7 @@ def alexnet(
     channels, height, width = image_shape("alexnet", image)
     positive("alexnet", classes=classes, hidden=hidden)
     if min(height, width) < _SMALLEST:
-        raise UsageError(f"alexnet: images have at least {_SMALLEST} pixels a side, not {height}x{width}")
+        raise UsageError(f"alexnet: images must have at least {_SMALLEST} pixels a side, not {height}x{width}")
     h = nn.input("x", ["N", channels, height, width])
     h = F.relu(nn.conv2d(h, 64, 11, stride=4, pad=2, name="conv1"), name="relu1")
     h = nn.max_pool2d(h, 3, stride=2, name="pool1")

@@ -40,7 +40,7 @@ def densenet(
     classes: 7,978,856, 28,681,000, 14,149,480 and 20,013,928, in the order of `layers`.
     """
     if layers not in _DEPTHS:
-        raise UsageError(f"densenet: layers is one of {', '.join(map(str, _DEPTHS))}, not {layers!r}")
+        raise UsageError(f"densenet: layers must be one of {', '.join(map(str, _DEPTHS))}, not {layers!r}")
     channels, height, width = image_shape("densenet", image)
     depths, usual = _DEPTHS[layers]
     growth = usual if growth is None else growth

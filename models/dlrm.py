@@ -43,7 +43,7 @@ def dlrm(
     positive("dlrm", numbers=numbers, width=width)
     below, above = hidden_widths("dlrm", "bottom", bottom), hidden_widths("dlrm", "top", top)
     if interaction not in _INTERACTIONS:
-        raise UsageError(f"dlrm: interaction is {' or '.join(_INTERACTIONS)}, not {interaction!r}")
+        raise UsageError(f"dlrm: interaction must be {' or '.join(_INTERACTIONS)}, not {interaction!r}")
     x, columns = table_inputs("dlrm", numbers, sizes)
     assert x is not None
     vectors = [dense(x, (*below, width), name="bottom")]

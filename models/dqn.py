@@ -32,7 +32,7 @@ def dqn(
     """
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     if any(not isinstance(width, int) or width < 1 for width in widths):
-        raise UsageError(f"dqn: hidden is positive integers, not {hidden!r}")
+        raise UsageError(f"dqn: hidden must be positive integers, not {hidden!r}")
     positive("dqn", observations=observations, actions=actions)
     h = nn.input("x", ["N", observations])
     for i, width in enumerate(widths, 1):

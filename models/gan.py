@@ -41,7 +41,7 @@ def gan(part: str = "generator", image: tuple[int, ...] = (3, 64, 64), latent: i
     channels, side, breadth = image_shape("gan", image)
     positive("gan", latent=latent, width=width)
     if part not in _PARTS:
-        raise UsageError(f"gan: part is {' or '.join(_PARTS)}, not {part!r}")
+        raise UsageError(f"gan: part must be {' or '.join(_PARTS)}, not {part!r}")
     if side != breadth or side < 2 * _SMALLEST or side & (side - 1):
         raise UsageError(f"gan: squares are expected whose side is a power of two, 8 or more, not {side}x{breadth}")
     halvings = (side // _SMALLEST).bit_length() - 1

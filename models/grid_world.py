@@ -34,7 +34,7 @@ class GridWorld:
         self.cells = np.array([list(row) for row in rows])
         for mark, meaning in (("S", "start"), ("G", "goal")):
             if (count := int((self.cells == mark).sum())) != 1:
-                raise UsageError(f"a grid world has one {meaning} ({mark}), not {count}")
+                raise UsageError(f"a grid world must have one {meaning} ({mark}), not {count}")
         self.start, self.goal = (np.argwhere(self.cells == mark)[0].astype(np.int64) for mark in "SG")
         self.rewards = np.float32(goal), np.float32(cost)
         self.observations = self.cells.size

@@ -34,7 +34,7 @@ def mlp(
     shape = (inputs,) if isinstance(inputs, int) else tuple(inputs)
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     if not shape or any(not isinstance(size, int) or size < 1 for size in (*shape, *widths)):
-        raise UsageError(f"mlp: inputs and hidden are positive integers, not {inputs!r} and {hidden!r}")
+        raise UsageError(f"mlp: inputs and hidden must be positive integers, not {inputs!r} and {hidden!r}")
     positive("mlp", classes=classes)
     x = nn.input("x", ["N", *shape])
     h = x if len(shape) == 1 else F.reshape(x, _flat(shape), name="flat")

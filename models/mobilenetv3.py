@@ -89,11 +89,11 @@ def mobilenetv3(
     classes: 5,483,032 (large) and 2,542,856 (small).
     """
     if size not in _SIZES:
-        raise UsageError(f"mobilenetv3: size is 'large' or 'small', not {size!r}")
+        raise UsageError(f"mobilenetv3: size must be 'large' or 'small', not {size!r}")
     channels, rows, columns = image_shape("mobilenetv3", image)
     positive("mobilenetv3", classes=classes)
     if not width > 0:
-        raise UsageError(f"mobilenetv3: width is a positive number, not {width!r}")
+        raise UsageError(f"mobilenetv3: width must be a positive number, not {width!r}")
     blocks, hidden = _SIZES[size]
     x = nn.input("x", ["N", channels, rows, columns])
     h = F.hard_swish(_conv_bn(x, _scaled(16, width), 3, stride=2, conv="conv1", norm="bn1"), name="hswish1")

@@ -63,7 +63,7 @@ def resnet(
     853,018 and 1,727,962.
     """
     if layers not in _FORMS:
-        raise UsageError(f"resnet: layers is one of {', '.join(map(str, _FORMS))}, not {layers!r}")
+        raise UsageError(f"resnet: layers must be one of {', '.join(map(str, _FORMS))}, not {layers!r}")
     channels, height, width = image_shape("resnet", image)
     positive("resnet", classes=classes)
     form = _FORMS[layers]

@@ -68,7 +68,7 @@ def seq2seq(
     """
     positive("seq2seq", vocab=vocab, width=width, hidden=hidden, layers=layers, beam=beam)
     if attention not in _ATTENTIONS:
-        raise UsageError(f"seq2seq: attention is {' or '.join(_ATTENTIONS)}, not {attention!r}")
+        raise UsageError(f"seq2seq: attention must be {' or '.join(_ATTENTIONS)}, not {attention!r}")
     words = vocab if target_vocab is None else target_vocab
     _require_decodable(words, decode, start, end, beam, length_penalty)
     source = nn.input("source", ["N", "S"], "int64")

@@ -52,7 +52,7 @@ def ssd(image: tuple[int, ...] = (3, 300, 300), classes: int = 21, width: int = 
     channels, rows, columns = image_shape("ssd", image)
     positive("ssd", width=width)
     if classes < 2 or detections < 0:
-        raise UsageError(f"ssd: classes are 2 or more, detections 0 or more, not {classes} and {detections}")
+        raise UsageError(f"ssd: classes must be 2 or more, detections 0 or more, not {classes} and {detections}")
     tilings = _tilings(rows, columns)
     maps = _feature_maps(nn.input("x", ["N", channels, rows, columns]), width)
     assert [m.tensor.known_shape[2:] for m in maps] == [(t.rows, t.columns) for t in tilings]
@@ -79,7 +79,7 @@ def default_boxes(image: tuple[int, ...] = (3, 300, 300)) -> np.ndarray:
 
 def _tilings(rows: int, columns: int) -> list[Tiling]:
     if min(rows, columns) < _SMALLEST:
-        raise UsageError(f"ssd: images have at least {_SMALLEST} pixels a side, not {rows}x{columns}")
+        raise UsageError(f"ssd: images must have at least {_SMALLEST} pixels a side, not {rows}x{columns}")
     found = []
     for k, (height, width) in enumerate(zip(_sizes(rows), _sizes(columns), strict=True)):
         padded = k < len(_STEPS)

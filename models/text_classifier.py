@@ -37,7 +37,7 @@ def text_classifier(
     """
     positive("text_classifier", vocab=vocab, width=width, hidden=hidden, classes=classes)
     if pooling not in _POOLINGS:
-        raise UsageError(f"text_classifier: pooling is {' or '.join(_POOLINGS)}, not {pooling!r}")
+        raise UsageError(f"text_classifier: pooling must be {' or '.join(_POOLINGS)}, not {pooling!r}")
     x = nn.input("x", ["N", "T"], "int64")
     lengths = nn.input("lengths", ["N"], "int64")
     small = {"type": "normal", "std": 0.1}

@@ -40,7 +40,7 @@ def text_cnn(
     positive("text_cnn", vocab=vocab, width=width, maps=maps, classes=classes)
     sizes = hidden_widths("text_cnn", "windows", windows)
     if not sizes or len(set(sizes)) < len(sizes):
-        raise UsageError(f"text_cnn: windows is different positive integers, not {windows!r}")
+        raise UsageError(f"text_cnn: windows must be different positive integers, not {windows!r}")
     x = nn.input("x", ["N", "T"], "int64")
     lengths = within(nn.input("lengths", ["N"], "int64"), x)
     start = {"type": "uniform", "low": -0.25, "high": 0.25}

@@ -37,11 +37,11 @@ def vgg(
     133,047,848, 138,357,544 and 143,667,240, in the order of `layers`; 138,365,992 for 16 layers with batch_norm.
     """
     if layers not in _DEPTHS:
-        raise UsageError(f"vgg: layers is one of {', '.join(map(str, _DEPTHS))}, not {layers!r}")
+        raise UsageError(f"vgg: layers must be one of {', '.join(map(str, _DEPTHS))}, not {layers!r}")
     channels, height, width = image_shape("vgg", image)
     positive("vgg", classes=classes, hidden=hidden)
     if min(height, width) < _SMALLEST:
-        raise UsageError(f"vgg: images have at least {_SMALLEST} pixels a side, not {height}x{width}")
+        raise UsageError(f"vgg: images must have at least {_SMALLEST} pixels a side, not {height}x{width}")
     h = nn.input("x", ["N", channels, height, width])
     conv_init = {"type": "he_normal", "fan": "out"}
     for stage, (count, filters) in enumerate(zip(_DEPTHS[layers], _WIDTHS, strict=True), 1):

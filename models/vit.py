@@ -39,7 +39,7 @@ def vit(
     of `size`.
     """
     if size not in _SIZES:
-        raise UsageError(f"vit: size is one of {', '.join(_SIZES)}, not {size!r}{did_you_mean(size, _SIZES)}")
+        raise UsageError(f"vit: unknown size {size!r}{did_you_mean(size, _SIZES)}")
     channels, rows, columns = image_shape("vit", image)
     width, heads, usual = _SIZES[size]
     layers = usual if layers is None else layers

@@ -65,6 +65,6 @@ def _pairs(crosses: Sequence[int], columns: int) -> list[tuple[int, int]]:
     wrong = len(crosses) % 2 or any(not 0 <= c < columns for c in crosses) or any(i == j for i, j in pairs)
     if wrong or len({frozenset(pair) for pair in pairs}) < len(pairs):
         raise UsageError(
-            f"wide_and_deep: crosses is different pairs of columns from 0 to {columns - 1}, not {crosses!r}"
+            f"wide_and_deep: crosses must be different pairs of columns from 0 to {columns - 1}, not {crosses!r}"
         )
     return pairs

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import graphkit as gk
+from graphkit.errors import did_you_mean
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
 HEAVY = ("onnx", "onnxruntime", "cupy", "mpi4py", "scipy", "torch")
@@ -43,6 +44,26 @@ def test_every_public_name_exists():
 def test_an_unknown_name_suggests_one():
     with pytest.raises(AttributeError, match="did you mean 'relu'"):
         gk.rellu  # noqa: B018
+
+
+@pytest.mark.parametrize(("name", "written"), [
+    ("dens", r"gk\.nn\.linear\(x, units\)"), ("export", r"net\.save\('net\.onnx'\)"), ("fit", r"gk\.Trainer\("),
+    ("layer_norm", r"gk\.nn\.layer_norm$"), ("EarlyStopping", r"gk\.callbacks\.EarlyStopping$"),
+    ("Adam", r"gk\.optim\.Adam$"), ("mse", r"gk\.losses\.mse$"),
+])  # fmt: skip
+def test_names_of_elsewhere_lead_to_ours(name, written):
+    with pytest.raises(AttributeError, match=f"has no attribute {name!r}; write {written}"):
+        getattr(gk, name)
+
+
+@pytest.mark.parametrize(("name", "known", "hint"), [
+    ("acc", ["auc", "accuracy"], "; did you mean 'accuracy'?"),
+    ("gpu", ["cpu", "cuda"], "; did you mean 'cuda'?"),
+    ("gpu", ["gru"], "; did you mean 'gru'?"),  # no name of the table is known
+    ("zz", ["a", "b", "a"], "; known: 'a', 'b'"),
+])  # fmt: skip
+def test_did_you_mean_knows_other_names(name, known, hint):
+    assert did_you_mean(name, known) == hint
 
 
 def test_processes_of_tests_see_the_installed_package():

@@ -56,7 +56,8 @@ from graphkit.train import defaults
 def command(context: click.Context, model: str, folder: str | None, print_config: bool, **options: Any) -> int:
     """Train MODEL: a .json or .onnx file, the output folder of another training, or a .toml file.
 
-    A .toml file names the network, and contains options by their long names. Options of the command line override it.
+    A .toml file names the network (network = "net.json") and contains options by their long names without dashes
+    (batch-size = 32). Options of the command line override it. --print-config prints such a file.
 
     \b
     graphkit train net.json --data digits --epochs 10 -o run/

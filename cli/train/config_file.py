@@ -87,7 +87,7 @@ def read(path: Path, parameters: list[click.Parameter], context: click.Context) 
         if name in _OF_A_CALL:
             raise UsageError(f"{path}: {key} cannot be in a file; give --{name} on the command line")
         if name not in options:
-            raise UsageError(f"{path}: there is no option {key!r}{did_you_mean(name, [*options, _NETWORK])}")
+            raise UsageError(f"{path}: there is no option {key!r}{_near(name, [*options, _NETWORK])}")
         parameter = options[name]
         assert parameter.name is not None, "options have names"
         found[parameter.name] = _Reader(path, key, name, parameter, context).value(value)
@@ -96,6 +96,14 @@ def read(path: Path, parameters: list[click.Parameter], context: click.Context) 
             f'{path}: the network is missing; add network = "net.json", or a table [network] with name = "..."'
         )
     return found, network
+
+
+def _near(name: str, known: list[str]) -> str:
+    """Return a hint with the closest option, or where all options are listed."""
+    hint = did_you_mean(name, known)
+    if "did you mean" in hint:
+        return hint
+    return "; write network, or a long option of graphkit train --help without dashes"
 
 
 def _options(parameters: list[click.Parameter]) -> Iterator[click.Option]:

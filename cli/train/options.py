@@ -34,8 +34,9 @@ _DATA = (
     ),
     option(
         "--valid", "valid_spec", group=DATA, metavar="DATA",
-        help="Validation data. Training then uses all of --data, except a test part that --data itself defines. "
-        "Default: the part of --data that is held out for testing.",
+        help="Validation data, in any form that --data has. Default: a part of --data is held out for validation, and "
+        "training uses the rest. With --valid, training uses all of --data, except a test part that --data itself "
+        "defines.",
     ),
     option(
         "--batch-size", group=DATA, type=click.IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
@@ -43,8 +44,8 @@ _DATA = (
     ),
     option(
         "--batch-axis", "batch_axes", group=DATA, multiple=True, metavar="INPUT=AXIS",
-        help="Axis of INPUT that counts the samples, if it is not 0; none: every batch gets the whole array. "
-        "Repeatable.",
+        help="Batch dimension of INPUT, if it is not axis 0. none: INPUT has no batch dimension, and every batch gets "
+        "the whole array. Repeatable.",
     ),
     option(
         "--workers", group=DATA, type=click.IntRange(0),
@@ -77,9 +78,10 @@ _NETWORK = (
         help="Also train the weights that the file stores as Constant nodes.",
     ),
     option(
-        "--head", "head_options", group=NETWORK, multiple=True, metavar="classes=N",
-        help="Replace the last layer by a new one for N classes. With --head-at, a second --head pool=mean, pool=first "
-        "or pool=none chooses the pooling before it. Repeatable.",
+        "--head", "head_options", group=NETWORK, multiple=True, metavar="classes=N | pool=POOL",
+        help="classes=N: replace the last layer by a new one for N classes. pool=mean, pool=first or pool=none: how to "
+        "pool the value of --head-at before the new layer, over the tokens of a sequence (first: take the first token) "
+        "or over the positions of an image (mean or none). Repeatable.",
     ),
     option(
         "--head-at", group=NETWORK, metavar="VALUE",
@@ -127,8 +129,8 @@ _LOSS = (
     ),
     option(
         "--output-name", "output_name", group=LOSS, metavar="NAME",
-        help="Output that the loss and the metrics use. Needed if the model has several outputs, and "
-        "--loss names none.",
+        help="Output for the loss and the metrics. Needed if the model has several outputs and --loss does not name "
+        "one.",
     ),
     option(
         "--metric", "metric_names", group=LOSS, multiple=True, metavar="NAME",
@@ -176,8 +178,9 @@ _OPTIMIZER = (
     ),
     option(
         "--schedule-option", "schedule_options", group=OPTIMISATION, multiple=True, metavar="NAME=VALUE",
-        help="Option of the schedule: steps, final, power, every, factor, rise, start_factor or end_factor; of "
-        "plateau: patience, factor, cooldown, lowest or min_delta. Repeatable.",
+        help="Option of the schedule. step: every, factor. exponential: factor. cosine and linear: steps, final. "
+        "polynomial: steps, power, final. one-cycle: steps, rise, start_factor, end_factor. plateau: patience, factor, "
+        "cooldown, lowest, min_delta. Repeatable.",
     ),
     option(
         "--lr-mult", "lr_mults", group=OPTIMISATION, multiple=True, metavar="PATTERN=X",
@@ -233,7 +236,7 @@ _RUN = (
     ),
     option(
         "--min-delta", group=EPOCHS, type=click.FloatRange(0), default=0.0, show_default=True,
-        help="Improvement of --monitor that --early-stop ignores: only a larger one counts.",
+        help="For --early-stop, --monitor has improved only if it is better by more than this.",
     ),
     option(
         "--keep-best/--no-keep-best", group=EPOCHS,
@@ -261,8 +264,8 @@ _RUN = (
     option("--overwrite", group=OUTPUT, is_flag=True, help="Replace the run in the output folder by a new one."),
     option(
         "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False),
-        help="Record ten runs of the compiled step, from the third on, as a trace for Perfetto or Chrome in this .json "
-        "file, and print the time per operator. Several processes write one trace, with their communication.",
+        help="Profile training steps 3 to 12: write a trace for Perfetto or Chrome to this .json file, and print the "
+        "time per operator. Several processes write one trace, with their communication.",
     ),
     option(
         "--precision", group=PRECISION, type=click.Choice(PRECISIONS), default="f32", show_default=True,
@@ -272,8 +275,8 @@ _RUN = (
     ),
     option(
         "--deterministic/--no-deterministic", group=PRECISION,
-        help="Compute bit-identical results for any number of threads. Several processes sum gradients in the order of "
-        "their ranks.",
+        help="Compute bit-identical results for any number of threads. With several processes, gradients are summed in "
+        "rank order.",
     ),
 )  # fmt: skip
 
@@ -288,8 +291,9 @@ _PARALLEL = (
     ),
     option(
         "--place", "places", group=PROCESSES, multiple=True, metavar="GROUP=RANK",
-        help="Model parallelism: compute the nodes of GROUP (ctx_group) in process RANK. The processes form a pipeline "
-        "if none needs values of a later one. Give it once for each group.",
+        help="Model parallelism: compute the nodes of GROUP, built under gk.attr_scope(ctx_group=GROUP), in process "
+        "RANK. If data flow only from lower to higher ranks, the processes form a pipeline. Give it once for each "
+        "group.",
     ),
     option(
         "--micro-batches", group=PROCESSES, type=click.IntRange(1), default=1, show_default=True,

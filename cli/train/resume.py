@@ -114,7 +114,7 @@ def taken_over(
         if name in Job._fields:
             now = processes if name == "processes" else options[name]
             if now != old:
-                changed.append(f"{_text(parameter, now)} (was {_text(parameter, old)})")
+                changed.append(f"{_text(parameter, now)} (was {_before(parameter, old)})")
             elif now not in (None, False, parameter.get_default(context)) and not _is_given(context, name):
                 same.append(_text(parameter, now))
         elif not _is_given(context, name):
@@ -122,7 +122,7 @@ def taken_over(
             if old != parameter.get_default(context) and old not in (None, (), False):
                 same.append(_text(parameter, old))
         elif options[name] != old:
-            changed.append(f"{_text(parameter, options[name])} (was {_text(parameter, old)})")
+            changed.append(f"{_text(parameter, options[name])} (was {_before(parameter, old)})")
             if name == "seed":
                 raise UsageError(
                     f"--resume cannot change the seed, which decides the order of the data: {changed[-1]}. Leave "
@@ -166,6 +166,11 @@ def check_classes(before: Sequence[str] | None, now: Sequence[str] | None) -> No
         "class numbers would change their meaning. Use the data that the run began with (--data), or begin a new run "
         "in another folder (-o)"
     )
+
+
+def _before(parameter: click.Parameter, value: Any) -> str:
+    """Return an earlier value of an option as it is typed."""
+    return "not given" if value in (None, (), False) else _text(parameter, value)
 
 
 def _text(parameter: click.Parameter, value: Any) -> str:

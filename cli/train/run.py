@@ -156,7 +156,7 @@ def _trainer(net: Any, loss: Any, optimizer: Any, store: KVStore, o: Mapping[str
         wd_mult=objective.multipliers(o["wd_mults"], "--wd-mult"),
         loss_weights=objective.multipliers(o["loss_weights"], "--loss-weight"),
         mixup=o["mixup"], cutmix=o["cutmix"],
-        carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
+        carry=key_values(o["carries"], "--recurrent-state"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
         seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"],
         swap_memory=o["swap_memory"], precision=o["precision"],
         on_nonfinite=o["on_nonfinite"], shard_optimizer=o["shard_optimizer"], sync_batch_norm=o["sync_batch_norm"],

@@ -105,7 +105,7 @@ def make_feeds(
     missing = {name: value for name, value in inputs.items() if name not in chosen}
     sizes, guesses = _choose_sizes(graph, inputs, known)
     if seed < 0:
-        raise UsageError(f"a seed is an integer of at least 0, not {seed}")
+        raise UsageError(f"a seed must be an integer of at least 0, not {seed}")
     rng = np.random.default_rng(seed)
     readers = _readers(graph)
     for name, value in missing.items():

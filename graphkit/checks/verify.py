@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -186,12 +187,14 @@ def verify(
         A report with the verdict, and one line per output.
 
     Raises:
-        UsageError: The model draws random numbers; the engines draw different ones.
+        UsageError: The model draws random numbers (the engines draw different ones), or there is no file `against`.
         InputError: An input is unknown, or does not fit the model.
     """
     from graphkit.onnx_io.runtime_process import prepare, running
     from graphkit.onnx_io.validate import opset_version
 
+    if isinstance(against, (str, Path)) and not Path(against).exists():
+        raise UsageError(f"{against}: no such file")
     if drawing := random_nodes(model):
         raise UsageError(f"a model that draws random numbers cannot be compared: {', '.join(drawing[:5])}")
     prepare()

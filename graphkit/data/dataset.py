@@ -54,6 +54,7 @@ class Dataset:
     vocabulary: Vocabulary | None = None
     preprocess: Preprocess | None = None
     encoding: Encoding | None = None
+    _single = True
 
     @typed("gk.data.Dataset")
     def __init__(
@@ -91,7 +92,7 @@ class Dataset:
                 for label, length in lengths.items()
                 if label != "targets" and length != lengths.get("targets", len(self))
             ), "")  # fmt: skip
-            raise InputError(f"{name}: every array needs one row per sample: {listed}{hint}")
+            raise InputError(f"{name}: the arrays have different numbers of samples: {listed}{hint}")
         if not len(self):
             raise InputError(f"{name}: the data set has no samples")
 
@@ -111,6 +112,11 @@ class Dataset:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.arrays)
+
+    @property
+    def given_names(self) -> tuple[str, ...]:
+        """The names of the inputs, if batches give them by name."""
+        return () if self._single else self.names
 
     @property
     def inputs(self) -> Any:

@@ -264,10 +264,11 @@ def _of_folder(folder: Path) -> Callable[..., Dataset | Splits]:
     for suffix, loader in _by_suffix().items():
         if (folder / f"train{suffix}").exists():
             return _pair(_imported(loader), suffix)
-    held = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+    held = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     raise InputError(
-        f"{folder}: found neither idx files (train-images-idx3-ubyte) nor train{'/'.join(_by_suffix())}; it contains "
-        f"{held}"
+        f"{folder}: {'the folder contains no data set' if held else 'the folder is empty'}; expected one folder of "
+        f"images per class, idx files (train-images-idx3-ubyte), or train{'/'.join(_by_suffix())}"
+        f"{f'; found {held}' if held else ''}"
     )
 
 

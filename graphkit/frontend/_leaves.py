@@ -57,10 +57,13 @@ def same_kind(a: Type, b: Type) -> bool:
 
 
 def same_tree(name: str, what: str, shape: tree.Skeleton, result: Any, like: Sequence[Value]) -> list[Value]:
-    """The leaves of `result`, which must have the nesting `shape` and the element types of `like`."""
+    """The leaves of `result`, which must have the nesting `shape` and the element types of `like`.
+
+    what: subject and verb for a message, before a description of the result.
+    """
     found = tree.skeleton(result)
     if found != shape:
-        raise TypeMismatch(f"{name}: {what} has the nesting {found}, but the state has {shape}; * is a value")
+        raise TypeMismatch(f"{name}: {what} {tree.described(found)}, but the state is {tree.described(shape)}")
     values = [leaf(item, before) for item, before in zip(tree.leaves(result), like, strict=True)]
     for path, before, after in zip(tree.paths(result), like, values, strict=True):
         if not same_kind(before.type, after.type):
@@ -72,9 +75,11 @@ def axes_of(name: str, option: str, given: Any, of: Any) -> list[int]:
     """One axis for each leaf of the tree `of`: the one that holds for all, or those of a tree of the same nesting."""
     if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
         return [int(given)] * len(list(tree.leaves(of)))
-    if tree.skeleton(given) != tree.skeleton(of):
+    wanted, found_tree = tree.skeleton(of), tree.skeleton(given)
+    if found_tree != wanted:
         raise UsageError(
-            f"{name}: {option} is an integer or has the nesting {tree.skeleton(of)}, not {tree.skeleton(given)}"
+            f"{name}: {option} must be an integer, or an integer for each value of {tree.described(wanted)}; it is "
+            f"{tree.described(found_tree)}"
         )
     found = list(tree.leaves(given))
     for path, axis in zip(tree.paths(given), found, strict=True):

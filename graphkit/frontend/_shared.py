@@ -101,7 +101,7 @@ def float_operand(layer: str, name: str, x: Value) -> None:
 def checked_rank(layer: str, name: str, x: Value, rank: int, axes: str) -> None:
     if x.rank is not None and x.rank != rank:
         raise TypeMismatch(
-            f"{describe(layer, name, x)}: an operand {axes} of rank {rank} is expected, not of rank {x.rank}"
+            f"{describe(layer, name, x)}: the operand must be {axes}, of rank {rank}; it has rank {x.rank}"
         )
 
 
@@ -118,7 +118,8 @@ def per_axis(
     values = (value,) * count if isinstance(value, int) else tuple(value)
     if len(values) != count or any(not isinstance(v, int) or isinstance(v, bool) or v < lowest for v in values):
         raise UsageError(
-            f"layer {name!r} ({layer}): {option} is an integer or {count} integers, at least {lowest}, not {value!r}"
+            f"layer {name!r} ({layer}): {option} must be an integer or {count} integers, at least {lowest}, not "
+            f"{value!r}"
         )
     return values
 
@@ -136,7 +137,7 @@ def weight_and_bias(
     if weight is None:
         weight = parameter(f"{name}_weight", shape, FanInUniform() if init is None else init, dtype)
     elif weight.shape != shape:
-        raise TypeMismatch(f"layer {name!r}: a weight of shape {list(shape)} is expected, not {weight}")
+        raise TypeMismatch(f"layer {name!r}: the weight must have shape {list(shape)}, not {weight}")
     if isinstance(bias, Value):
         return weight, bias
     if not bias:

@@ -90,7 +90,10 @@ def cond(
     else_tree = else_fn(*operands)
     shape = tree.skeleton(then_tree)
     if shape != tree.skeleton(else_tree):
-        raise TypeMismatch(f"{name}: then_fn returns {shape}, else_fn returns {tree.skeleton(else_tree)}; * is a value")
+        raise TypeMismatch(
+            f"{name}: then_fn returned {tree.described(shape)}, but else_fn returned "
+            f"{tree.described(tree.skeleton(else_tree))}"
+        )
     pairs = list(zip(tree.leaves(then_tree), tree.leaves(else_tree), strict=True))
     if not pairs:
         raise UsageError(f"{name}: the branches return no value")
@@ -152,7 +155,7 @@ def while_loop(
         iteration, going = Value(TensorType(DType.INT64, ()), "iteration"), Value(TensorType(DType.BOOL, ()), "going")
         inside = [Value(t, v.name or hint("state", p)) for t, v, p in zip(states.types, start, paths, strict=True)]
         mark = checkpoint()
-        following = same_tree(name, "body_fn", shape, body_fn(tree.unflatten(shape, inside)), inside)
+        following = same_tree(name, "body_fn returned", shape, body_fn(tree.unflatten(shape, inside)), inside)
         if states.hold([v.type for v in following]):
             break
 
@@ -268,8 +271,10 @@ def _sequences(name: str, xs: Any, length: int | Value | None, axis: Any) -> tup
 def _following(name: str, init: Any, inside: Sequence[Value], result: Any) -> list[Value]:
     """The leaves of the carry that a scan's function returns, which are what it takes."""
     if not isinstance(result, tuple) or len(result) != 2:
-        raise UsageError(f"{name}: the function returns (carry, y), not {tree.skeleton(result)}; * is a value")
-    following = same_tree(name, "the function's carry", tree.skeleton(init), result[0], inside)
+        raise UsageError(
+            f"{name}: the function must return a tuple (carry, y); it returned {tree.described(tree.skeleton(result))}"
+        )
+    following = same_tree(name, "the function returned a carry that is", tree.skeleton(init), result[0], inside)
     for path, before, after in zip(tree.paths(init), inside, following, strict=True):
         if not may_keep(before.type, after.type):
             raise TypeMismatch(f"{name}: carry{path} is {before.type} before and {after.type} after one element")
@@ -346,7 +351,10 @@ def foreach(
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
         result = body(x, carry)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise UsageError(f"{name}: the body returns (outputs, states), not {tree.skeleton(result)}; * is a value")
+            raise UsageError(
+                f"{name}: the body must return a tuple (outputs, states); it returned "
+                f"{tree.described(tree.skeleton(result))}"
+            )
         return result[1], result[0]
 
     options: dict[str, Any] = {
@@ -389,11 +397,11 @@ def _recomputed(results: Sequence[Value], block: Block | None) -> Sequence[Value
 def _marked(name: str, swap_memory: Any) -> Iterator[None]:
     """Nodes that are made inside are marked, if they are to be. Raises UsageError."""
     if not isinstance(swap_memory, bool):
-        raise UsageError(f"{name}: swap_memory is True or False, not {swap_memory!r}")
+        raise UsageError(f"{name}: swap_memory must be True or False, not {swap_memory!r}")
     with attr_scope(**{MARK: True}) if swap_memory else contextlib.nullcontext():
         yield
 
 
 def _check_parallel(name: str, given: Any) -> None:
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 1:
-        raise UsageError(f"{name}: parallel_iterations is a positive integer, not {given!r}")
+        raise UsageError(f"{name}: parallel_iterations must be a positive integer, not {given!r}")

@@ -28,6 +28,7 @@ from graphkit.frontend.recurrent import gru, lstm, rnn
 from graphkit.ir.graph import Value
 from graphkit.ops import F, registry
 from graphkit.ops._calls import elsewhere
+from graphkit.ops.nn.conv import check_not_empty
 
 __all__ = [
     "avg_pool2d", "batch_norm", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "dropout", "embedding",
@@ -131,7 +132,7 @@ def _padding(
     count = len(kernel)
     if isinstance(pad, str):
         if pad not in ("same", "valid"):
-            raise UsageError(f"layer {name!r} ({layer}): pad is integers, 'same' or 'valid', not {pad!r}")
+            raise UsageError(f"layer {name!r} ({layer}): pad must be integers, 'same' or 'valid', not {pad!r}")
         if pad == "valid":
             return {"pads": (0,) * 2 * count}
         if any(s != 1 for s in stride):
@@ -188,7 +189,7 @@ def _conv(
         **_padding(layer, name, pad, sizes, strides, dilations),
         name=name,
     )
-    return first(y)
+    return check_not_empty(first(y))
 
 
 @layer
@@ -282,7 +283,7 @@ def conv_transpose2d(
     strides = per_axis(layer, name, "stride", stride, 2, 1)
     dilations = per_axis(layer, name, "dilation", dilation, 2, 1)
     if isinstance(pad, str):
-        raise UsageError(f"layer {name!r} ({layer}): pad is integers, not {pad!r}")
+        raise UsageError(f"layer {name!r} ({layer}): pad must be integers, not {pad!r}")
     inputs = known_size(layer, name, x, 1, in_channels, "in_channels")
     if inputs % groups or channels % groups:
         raise TypeMismatch(
@@ -303,7 +304,7 @@ def conv_transpose2d(
         **_padding(layer, name, pad, sizes, strides, dilations),
         name=name,
     )
-    return first(y)
+    return check_not_empty(first(y))
 
 
 # --- pooling, dropout -------------------------------------------------------------------------------
@@ -389,7 +390,7 @@ def dropout(x: Value, ratio: float = 0.5, *, name: str = "") -> Value:
     """
     float_operand("dropout", name, x)
     if not 0.0 <= ratio < 1.0:
-        raise UsageError(f"layer {name!r} (dropout): ratio is in [0, 1), not {ratio!r}")
+        raise UsageError(f"layer {name!r} (dropout): ratio must be in [0, 1), not {ratio!r}")
     return first(F.dropout(x, float(ratio), name=name))
 
 
@@ -397,5 +398,5 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         right = f"gk.{name}" if registry.function(name) is not None and not name.startswith("_") else elsewhere(name)
-        hint = did_you_mean(name, __all__) if right is None else f"; write {right}"
+        hint = did_you_mean(name, __all__, alike=0.7) if right is None else f"; write {right}"
         raise AttributeError(f"gk.nn has no layer {name!r}{hint}")

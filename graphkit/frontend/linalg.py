@@ -71,7 +71,7 @@ def makediag(a: Any, offset: int = 0) -> Value:
     """Return matrices [..., k + |offset|, k + |offset|] with a [..., k] on the diagonal at `offset`, zero elsewhere."""
     x = as_value(a)
     if x.rank is None or x.rank < 1:
-        raise TypeMismatch(f"a diagonal is a vector or a batch of them, not {x.tensor}")
+        raise TypeMismatch(f"a diagonal must be a vector or a batch of them, not {x.tensor}")
     count = x.tensor.known_shape[-1]
     if not dims.is_static(count):
         raise UnsupportedError(f"a diagonal needs a known length, not {x.tensor}")

@@ -46,7 +46,7 @@ def batch_norm(
     """
     size = (_channels("batch_norm", name, x, channels),)
     if not 0.0 <= momentum <= 1.0:
-        raise UsageError(f"layer {name!r} (batch_norm): momentum is in [0, 1], not {momentum!r}")
+        raise UsageError(f"layer {name!r} (batch_norm): momentum must be in [0, 1], not {momentum!r}")
     weight, bias = _scale_and_shift(name, size, x.dtype, affine)
     mean = state(f"{name}_running_mean", size, "zeros", x.dtype)
     var = state(f"{name}_running_var", size, "ones", x.dtype)

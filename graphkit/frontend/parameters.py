@@ -36,7 +36,7 @@ def input(name: str, shape: Sequence[Any] | Type | None, dtype: Any = "float32")
     if isinstance(shape, Type):
         return Value(with_own_sizes(shape), context.current().qualify(name))
     if isinstance(shape, (str, int)):
-        raise UsageError(f"input {name!r}: the shape is a list of sizes, not {shape!r}")
+        raise UsageError(f"input {name!r}: the shape must be a list of sizes, not {shape!r}")
     sizes = None if shape is None else [dims.fresh() if d is None else _size(f"input {name!r}", d) for d in shape]
     return Value(TensorType(dtype, sizes), context.current().qualify(name))
 
@@ -84,7 +84,7 @@ def _stored(role: str, name: str, shape: Iterable[Any], init: Any, dtype: Any, a
 
 def _size(label: str, given: Any) -> dims.Dim:
     if not isinstance(given, (int, np.integer, str, DimExpr)) or isinstance(given, bool):
-        raise UsageError(f"{label}: a size is an integer or a name, not {given!r}")
+        raise UsageError(f"{label}: a size must be an integer or a name, not {given!r}")
     size = dims.parse(int(given) if isinstance(given, np.integer) else given)
     if not isinstance(size, DimExpr) and size < 0:
         raise UsageError(f"{label}: a size cannot be negative: {given!r}")

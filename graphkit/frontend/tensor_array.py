@@ -135,7 +135,7 @@ class TensorArray(tree.Nest):
             and all(dims.may_equal(a, b) for a, b in zip(wanted.shape, given.shape, strict=True))
         )  # fmt: skip
         if not same or given.dtype is not wanted.dtype:
-            raise TypeMismatch(f"TensorArray.{method}: {wanted} is expected, not {value}")
+            raise TypeMismatch(f"TensorArray.{method}: the value must be {wanted}, not {value}")
         return value
 
     def _kind(self, lead: tuple[Dim, ...]) -> TensorType:

@@ -68,6 +68,21 @@ def skeleton(tree: Any) -> Skeleton:
     return LEAF if items is None else _rebuild(tree, [skeleton(item) for item in items])
 
 
+def described(shape: Skeleton) -> str:
+    """A skeleton in words: `one value`, `a tuple of 2 values`; a nested one as `the nesting ((*, *), *), where * is a
+    value`.
+    """
+    if shape is LEAF:
+        return "one value"
+    if shape is None:
+        return "None"
+    items = _children(shape)
+    if isinstance(shape, (tuple, list)) and items is not None and all(item is LEAF for item in items):
+        count = "1 value" if len(items) == 1 else f"{len(items)} values"
+        return f"a {type(shape).__name__} of {count}"
+    return f"the nesting {shape}, where * is a value"
+
+
 def leaves(tree: Any) -> Iterator[Any]:
     """The leaves in order."""
     if tree is not None:

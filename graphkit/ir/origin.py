@@ -99,7 +99,7 @@ def _made(node: Node, place: str) -> str:
 
 
 def _line(node: Node, output_names: Sequence[str], made: str | None) -> str:
-    operands = listed(("-" if v is None else str(v) for v in node.inputs), len(node.inputs), _MOST_OPERANDS)
+    operands = listed(("absent" if v is None else str(v) for v in node.inputs), len(node.inputs), _MOST_OPERANDS)
     domain = f"{node.op.domain}." if node.op.domain else ""
     call = f"{domain}{node.op.name}({operands})"
     if node.name:

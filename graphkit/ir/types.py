@@ -267,8 +267,10 @@ class TensorType:
 
     def __str__(self) -> str:
         shape = "..." if self.shape is None else ", ".join(str(d) for d in self.shape)
-        value = "" if self.value is None else "{" + ", ".join(str(v) for v in self.value) + "}"
-        return f"{self.dtype}[{shape}]{value}"
+        if self.value is None:
+            return f"{self.dtype}[{shape}]"
+        value = ", ".join(str(v) for v in self.value)
+        return f"{self.dtype}[{shape}] = {value if self.shape == () else f'[{value}]'}"
 
     def __repr__(self) -> str:
         return f"TensorType({self})"
@@ -300,7 +302,7 @@ class SequenceType:
         return hash(("sequence", self.element))
 
     def __str__(self) -> str:
-        return f"sequence({self.element})" + ("" if self.length is None else f"{{{self.length}}}")
+        return f"sequence({self.element})" + ("" if self.length is None else f" of length {self.length}")
 
     def __repr__(self) -> str:
         return f"SequenceType({self})"
@@ -338,7 +340,7 @@ class MapType:
 
     def __init__(self, key: DType, element: Type):
         if key not in INTEGERS and key is not DType.STRING:
-            raise TypeMismatch(f"the keys of a map are integers or strings, not {key}")
+            raise TypeMismatch(f"the keys of a map must be integers or strings, not {key}")
         self.key = key
         self.element = element
 

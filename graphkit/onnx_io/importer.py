@@ -45,6 +45,7 @@ from graphkit.onnx_io.uses import uses
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
 from graphkit.ops import F, Op, registry
+from graphkit.ops.nn.conv import Conv, ConvTranspose, check_not_empty
 from graphkit.ops.sequence.elements import with_own_sizes
 from graphkit.passes.training.randomness import bind_rng
 
@@ -118,7 +119,7 @@ class Names:
             if name in scope.values:
                 return scope.values[name]
             scope = scope.outer
-        raise InvalidModel(f"{name!r} is not defined here")
+        raise InvalidModel(f"{name!r} is not defined: no node, graph input or initializer has this name")
 
     def output(self, name: str) -> Value:
         """The value called `name`, which must be there."""
@@ -286,7 +287,8 @@ class Builder:
                 f"  {hint}" for domain, hint in _HINTS.items() if any(o.startswith(f"{domain}.") for o in missing)
             ]
             count = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
-            raise UnsupportedOperator(f"{self.label}: {count} not implemented, used by nodes\n" + "\n".join(lines))
+            are = "is" if len(missing) == 1 else "are"
+            raise UnsupportedOperator(f"{self.label}: {count} {are} not implemented. Nodes:\n" + "\n".join(lines))
 
     def check_functions(self) -> None:
         """Raises InvalidModel for functions that call themselves, or unfold without limit."""
@@ -365,6 +367,9 @@ class Builder:
             if str(error).startswith(self.label):
                 raise
             kind = InvalidModel if isinstance(error, UsageError) else type(error)
+            node, _, operator = str(raw).rpartition(" (")
+            if str(error).startswith(f"{node} {operator[:-1]}("):  # the message names the node itself
+                where = f"{self.label}: in {setting.calls[-1]}" if setting.calls else self.label
             raise kind(f"{where}: {error}") from error
         except BAD_VALUE as error:
             raise InvalidModel(f"{where}: operands and attributes do not fit: {error}") from error
@@ -414,7 +419,10 @@ class Builder:
         while operands and operands[-1] is None:
             operands.pop()
         attrs = attributes.fields(cls, view)
-        return Node(cls(**attrs), operands, raw.name, raw.meta, output_names=raw.outputs)
+        node = Node(cls(**attrs), operands, raw.name, raw.meta, output_names=raw.outputs)
+        if isinstance(node.op, (Conv, ConvTranspose)):
+            check_not_empty(node.outputs[0])  # ONNX Runtime does not run it either
+        return node
 
     def call(
         self,

@@ -201,7 +201,9 @@ class Reader:
         if region.free:
             name, node = next(iter(region.free.items()))
             user = f"{node}: input" if node is not None else "output"
-            raise InvalidModel(f"{where}: {user} {name!r} is not produced by any node, input or initializer")
+            raise InvalidModel(
+                f"{where}: {user} {name!r} is not defined: no node, graph input or initializer has this name"
+            )
 
     def _initializer(self, region: Region, tensor: TensorProto, where: str) -> None:
         """Of several with one name the last one counts, as in ONNX Runtime; one without a name nobody can use."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,15 +67,20 @@ _FUNCTIONS = {
     "conv2d": "gk.nn.conv2d(x, filters, kernel=...)",
     "Conv2d": "gk.nn.conv2d(x, filters, kernel=...)",
     "Conv2D": "gk.nn.conv2d(x, filters, kernel=...)",
+    "compile": "net.compile(), of a gk.Model",
     "cumsum": "gk.cum_sum(x, axis)",
     "dense": "gk.nn.linear(x, units)",
     "Dense": "gk.nn.linear(x, units)",
     "detach": "gk.stop_gradient(x)",
     "dot": "gk.mat_mul(a, b), or a @ b",
     "double": "gk.cast(x, to='float64')",
+    "evaluate": "gk.Trainer(net, loss, optimizer).evaluate(data)",
+    "export": "net.save('net.onnx'), of a gk.Model",
+    "fit": "gk.Trainer(net, loss, optimizer).fit(data)",
     "float": "gk.cast(x, to='float32')",
     "fully_connected": "gk.nn.linear(x, units)",
     "half": "gk.cast(x, to='float16')",
+    "Input": "gk.input(name, shape)",
     "int": "gk.cast(x, to='int32')",
     "item": "gk.Model(x).run({...}), which computes it",
     "linear": "gk.nn.linear(x, units)",
@@ -91,12 +96,16 @@ _FUNCTIONS = {
     "mm": "gk.mat_mul(a, b), or a @ b",
     "multiply": "gk.mul(a, b), or a * b",
     "ndim": "x.rank",
+    "no_grad": "gk.stop_gradient(x)",
     "numpy": "gk.Model(x).run({...}), which computes it",
     "ones": "gk.constant(np.ones(shape, np.float32))",
     "permute": "gk.transpose(x, perm=...)",
+    "placeholder": "gk.input(name, shape)",
     "power": "gk.pow(a, b), or a ** b",
     "prod": "gk.reduce_prod(x), along axes=",
+    "randn": "gk.random_normal(shape=...)",
     "repeat": "gk.tile(x, repeats)",
+    "save": "net.save('net.json'), of a gk.Model",
     "size": "x.shape",
     "stack": "gk.concat([gk.unsqueeze(a, axis), gk.unsqueeze(b, axis)], axis=...)",
     "subtract": "gk.sub(a, b), or a - b",
@@ -108,6 +117,7 @@ _FUNCTIONS = {
     "Tensor": "gk.constant(array)",
     "to": "gk.cast(x, to=...)",
     "topk": "gk.top_k(x, k)",
+    "Variable": "gk.parameter(name, shape)",
     "view": "gk.reshape(x, shape)",
     "zeros": "gk.constant(np.zeros(shape, np.float32))",
 }  # fmt: skip
@@ -116,6 +126,11 @@ _FUNCTIONS = {
 def elsewhere(name: str) -> str | None:
     """The graphkit expression for a function or method that other libraries call `name`; None if there is none."""
     return _FUNCTIONS.get(name)
+
+
+def other_names() -> Iterable[str]:
+    """Return the names that `elsewhere` knows."""
+    return _FUNCTIONS
 
 
 def list_positions(names: Sequence[str]) -> tuple[int, ...]:

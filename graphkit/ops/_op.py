@@ -342,7 +342,7 @@ def declared(cls: type[OpT]) -> type[OpT]:
                 continue
             kind = text.removesuffix(" | None")
             if kind not in COERCE:
-                raise UsageError(f"{cls.__name__}.{key}: attributes are one of {', '.join(COERCE)}, not {text!r}")
+                raise UsageError(f"{cls.__name__}.{key}: attributes must be one of {', '.join(COERCE)}, not {text!r}")
             default = base.__dict__.get(key, None if kind != text else REQUIRED)
             fields[key] = Field(kind, default if default is REQUIRED or default is None else COERCE[kind](default))
     cls.fields = fields

@@ -144,7 +144,7 @@ def apply(operator: Op, *operands: Any, name: str = "", meta: Mapping[str, str] 
     while values and values[-1] is None:
         values.pop()
     if not isinstance(name, str):
-        raise UsageError(f"the name of a node is a text, not {shown(name)}")
+        raise UsageError(f"the name of a node must be a text, not {shown(name)}")
     outputs = Node(operator, values, name, meta).outputs
     return outputs[0] if len(outputs) == 1 else outputs
 

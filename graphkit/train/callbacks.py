@@ -133,7 +133,8 @@ class _Monitor(Callback):
         near = did_you_mean(self.monitor, known)
         near = near if "did you mean" in near else ""  # otherwise it lists all, as this message does
         return UsageError(
-            f"{type(self).__name__}: an epoch has no {self.monitor!r}{near}; it has {', '.join(known)}{missing}"
+            f"{type(self).__name__}: unknown monitor {self.monitor!r}{near or '.'} An epoch has "
+            f"{', '.join(known)}{missing}"
         )
 
     def improves(self, numbers: Numbers) -> bool:

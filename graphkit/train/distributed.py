@@ -121,8 +121,9 @@ class DistributedStepper(PlacedStepper):
             where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
         value = str(error).rpartition(": ")[2]
         return (
-            f"the loss is {value} at {where}, on rank {self._loss_rank}; the parameters are unchanged. "
-            "Lower the learning rate, check the data for NaN, or pass on_nonfinite='skip'"
+            f"the loss is {value} at {where}, on rank {self._loss_rank}. The parameters are unchanged. "
+            "Lower the learning rate, check the data for NaN, or skip such updates: on_nonfinite='skip' "
+            "(--on-nonfinite skip)"
         )
 
     def compared(

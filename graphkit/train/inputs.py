@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import InputError
+from graphkit.data.dataset import Dataset
+from graphkit.errors import InputError, did_you_mean
 from graphkit.executor.run.feeds import convert
 from graphkit.ir.arrays import holds_arrays
 from graphkit.ir.types import TensorType, Type
@@ -19,6 +20,14 @@ class Inputs:
     def __init__(self, types: Mapping[str, Type]):
         self.types = dict(types)
         self.names = tuple(types)
+
+    def check_names(self, data: Dataset) -> None:
+        """Raise InputError if a data set has an array that is not an input of the model."""
+        for name in data.given_names:
+            if name not in self.types:
+                raise InputError(
+                    f"{data.name}: the array {name!r} is not an input of the model{did_you_mean(name, self.names)}"
+                )
 
     def converted(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a batch in the types of these inputs, without a copy where that can be; others as they are.
@@ -74,6 +83,6 @@ def _converted(name: str, kind: Type, array: Any) -> Any:
         if not shape or len(shape) != len(given) or shape[0] in (given[0], 0) or not isinstance(shape[0], int):
             raise
         raise InputError(
-            f"{error}; the model takes only batches of {shape[0]}: free_batch(net) (--free-batch) allows any size; "
+            f"{error}; the model takes only batches of {shape[0]}: free_batch(net) (--dynamic-batch) allows any size; "
             f"if another axis than the first counts samples, set axes={{{name!r}: ...}} (--batch-axis)"
         ) from None

@@ -61,7 +61,7 @@ class Loss:
         if "label_smoothing" in given:
             given["label_smoothing"] = real(self.name, "label_smoothing", given["label_smoothing"], BELOW_ONE)
         if "class_weights" in given:
-            weights = [real(self.name, "class_weights", w, NOT_NEGATIVE) for w in given["class_weights"]]
+            weights = [real(self.name, "each of class_weights", w, NOT_NEGATIVE) for w in given["class_weights"]]
             given["class_weights"] = tuple(weights)
         return replace(self, build=partial(self.build, **given), options={**self.options, **given}) if given else self
 
@@ -155,7 +155,9 @@ def _weighted_cross_entropy(
     classes = logits.tensor.known_shape[-1]
     assert isinstance(classes, int), "checked"
     if len(class_weights) != classes:
-        raise UsageError(f"softmax_cross_entropy: {len(class_weights)} class weights for {classes} classes")
+        raise UsageError(
+            f"softmax_cross_entropy: {len(class_weights)} class weights (--class-weights) for {classes} classes"
+        )
     factors = F.constant(value=np.array(class_weights, np.float32))
     each, log_prob = F.softmax_cross_entropy_loss(logits, target, F.cast(factors, to=logits.dtype), reduction="none")
     weight = weight_of_classes(target, class_weights)

@@ -195,8 +195,8 @@ class PipelineStepper(PlacedStepper):
                 where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
             raise NotFinite(
                 f"the loss of micro-batch {int(bad)} of {len(weights)} is not finite at {where}, on rank "
-                f"{self._loss_rank}; the parameters are unchanged. Lower the learning rate, check the data "
-                "for NaN, or pass on_nonfinite='skip'"
+                f"{self._loss_rank}. The parameters are unchanged. Lower the learning rate, check the data "
+                "for NaN, or skip such updates: on_nonfinite='skip' (--on-nonfinite skip)"
             )
         if how == "skip" and not np.isfinite(finite):
             raise NotFinite("a gradient is not finite")

@@ -42,7 +42,9 @@ class Pipeline:
             self.parted(graph)
         except NotAPipeline as error:
             if self.micro_batches > 1:
-                raise UsageError(f"{error}; micro_batches={self.micro_batches} needs a pipeline") from None
+                raise UsageError(
+                    f"{error}; micro_batches={self.micro_batches} (--micro-batches) needs a pipeline"
+                ) from None
             return False
         return True
 
@@ -94,12 +96,17 @@ def create(
     """
     if not groups:
         if micro_batches != 1:
-            raise UsageError("Trainer: micro_batches= needs a pipeline (groups=); without one, use accumulate=")
+            raise UsageError(
+                "Trainer: micro_batches= (--micro-batches) needs a pipeline: groups= (--place). Without "
+                "one, use accumulate= (--accumulate)"
+            )
         return None
     if store is None or store.num_workers == 1:
-        raise UsageError("Trainer: groups= needs a kvstore= of several processes")
+        raise UsageError(
+            "Trainer: groups= (--place) needs several processes: kvstore= (--processes, --kvstore dist_sync)"
+        )
     if store.is_remote:
-        raise UsageError(f"Trainer: groups= needs a kvstore of the type 'dist_sync', not {store.type!r}")
+        raise UsageError(f"Trainer: groups= (--place) needs the kvstore 'dist_sync', not {store.type!r}")
     if given := [name for name, there in refused.items() if there]:
-        raise UsageError(f"Trainer: {', '.join(given)} cannot be combined with groups=")
+        raise UsageError(f"Trainer: groups= (--place) cannot be combined with {', '.join(given)}")
     return Pipeline(groups, micro_batches, axes or {}, store, inputs)

@@ -29,12 +29,18 @@ class RecurrentState:
         inputs, outputs = net.input_types, net.output_types
         for source, result in self.names.items():
             if source not in inputs:
-                raise UsageError(f"carry: the model has no input {source!r}{did_you_mean(source, inputs)}")
+                raise UsageError(
+                    f"carry= (--recurrent-state): the model has no input {source!r}{did_you_mean(source, inputs)}"
+                )
             if result not in outputs:
-                raise UsageError(f"carry: the model has no output {result!r}{did_you_mean(result, outputs)}")
+                raise UsageError(
+                    f"carry= (--recurrent-state): the model has no output {result!r}{did_you_mean(result, outputs)}"
+                )
             before, after = inputs[source], outputs[result]
             if not isinstance(before, TensorType) or not isinstance(after, TensorType) or before.dtype != after.dtype:
-                raise UsageError(f"carry: input {source!r} is {before}, but output {result!r} is {after}")
+                raise UsageError(
+                    f"carry= (--recurrent-state): input {source!r} is {before}, but output {result!r} is {after}"
+                )
             self._types[source] = before
         self._given = tuple(name for name in inputs if name not in self.names)
         self._others = {n: kind for n in self._given if isinstance(kind := inputs[n], TensorType)}
@@ -48,11 +54,10 @@ class RecurrentState:
             return dict(inputs)
         arrays = inputs if isinstance(inputs, tuple) else (inputs,)
         if len(arrays) != len(self._given):
-            expected = ", ".join(self._given)
+            expected = f"{len(self._given)} inputs ({', '.join(self._given)})" if self._given else "no input"
             raise InputError(
-                f"expected {len(self._given)} inputs ({expected}), got {len(arrays)}; the data need an array for "
-                "each input, "
-                "by name (in an .npz file), except for states that are carried from batch to batch (carry=, --carry)"
+                f"expected {expected}, got {len(arrays)}; give an array for each input, by name (in an .npz file), "
+                "except for recurrent states (carry=, --recurrent-state)"
             )
         return dict(zip(self._given, arrays, strict=True))
 
@@ -74,7 +79,8 @@ class RecurrentState:
             shape = tuple(evaluate(d, known) for d in declared.known_shape)
         except TypeMismatch as error:
             raise UsageError(
-                f"carry: the size of {name!r}, {declared}, does not follow from the other inputs: {error}"
+                f"carry= (--recurrent-state): the size of {name!r}, {declared}, does not follow from the other inputs: "
+                f"{error}"
             ) from None
         kept = self._arrays.get(name)
         return kept if kept is not None and kept.shape == shape else np.zeros(shape, declared.dtype.numpy)

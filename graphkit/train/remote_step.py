@@ -54,9 +54,14 @@ class _Apart(Stepper):
         shard: bool = False,
     ):
         if shard:
-            raise UsageError("shard_optimizer: servers store the optimizer states here; use dist_sync to divide them")
+            raise UsageError(
+                "shard_optimizer (--shard-optimizer) needs the kvstore dist_sync: with servers, these store the states"
+            )
         if rule.scale is not None:
-            raise UsageError("precision='f16' cannot be used with servers, because losses are not scaled; use 'bf16'")
+            raise UsageError(
+                "precision='f16' (--precision f16) cannot be used with servers, because losses are not scaled; use "
+                "'bf16'"
+            )
         assert isinstance(kvstore, RemoteStore), "stepper_for has looked"
         self._remote = kvstore
         super().__init__(

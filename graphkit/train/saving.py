@@ -15,6 +15,7 @@ from graphkit.errors import InputError, InvalidModel, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir.types import DType
 from graphkit.model import Model
+from graphkit.text import listed
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses, residuals
 from graphkit.train.gather import gather
@@ -143,6 +144,15 @@ def _checkpoint(trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]]) -> 
     )
 
 
+def _check_names(stored: set[str], expected: set[str], folder: str | Path) -> None:
+    """Raise InvalidModel if a checkpoint lacks arrays of the model and the optimizer, or has others."""
+    missing, surplus = sorted(expected - stored), sorted(stored - expected)
+    parts = [f"the checkpoint has no {listed(missing, len(missing), 5)}"] if missing else []
+    parts += [f"the model and optimizer have no {listed(surplus, len(surplus), 5)}"] if surplus else []
+    if parts:
+        raise InvalidModel(f"the checkpoint in {folder} does not fit this model and optimizer: {'; '.join(parts)}")
+
+
 def resume(trainer: Trainer, folder: str | Path, trusted: bool = False) -> None:
     """`Trainer.resume`."""
     if not trusted:
@@ -155,9 +165,7 @@ def resume(trainer: Trainer, folder: str | Path, trusted: bool = False) -> None:
     recurrent, metric_states = _mine(saved.parts, trainer._place, folder)
     left_out = _left_out(trainer, saved.residuals, folder)
     unknown = set(recurrent) - {*trainer._recurrent_state.keys}
-    odd = sorted((set(arrays) ^ {*trainer.net.params, *stepper.slots}) | unknown)
-    if odd:
-        raise InvalidModel(f"the checkpoint in {folder} does not fit this model and optimizer: {', '.join(odd[:5])}")
+    _check_names({*arrays, *unknown}, {*trainer.net.params, *stepper.slots}, folder)
     arrays = {name: array for name, array in arrays.items() if stepper.keeps(name)}
     try:
         arrays = {name: stepper.store.fitting(name, array) for name, array in arrays.items()}

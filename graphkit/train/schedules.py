@@ -234,7 +234,9 @@ def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
             if name not in known:
                 raise UsageError(f"schedule {kind} has no option {name!r}{did_you_mean(name, known)}")
         if missing := [name for name, needed in known.items() if needed and name not in found]:
-            raise UsageError(f"schedule {kind} needs {' and '.join(missing)}")
+            options = {n: f"--schedule-option {n}=N" if n != "rate" else "--lr" for n in missing}
+            listed = " and ".join(f"{n}= ({option})" for n, option in options.items())
+            raise UsageError(f"schedule {kind} needs {listed}")
         if "after" in found:
             found["after"] = schedule(found["after"])
         return cls(**found)

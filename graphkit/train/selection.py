@@ -84,7 +84,7 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
     ]  # fmt: skip
     if not chosen:
         raise UsageError(
-            "there is no parameter to train: the model has none that the loss depends on, or all are frozen"
+            "nothing to train: all parameters are frozen, or the loss uses none"
             + (
                 ""
                 if names

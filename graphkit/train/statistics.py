@@ -24,9 +24,8 @@ def over_processes(graph: Graph, kvstore: KVStore | None) -> Graph:
         return graph
     if kvstore.type in REMOTE:
         raise UsageError(
-            f"sync_batch_norm: the workers of {kvstore.type!r} take their steps independently, so statistics cannot "
-            "be shared; "
-            "use dist_sync"
+            f"sync_batch_norm (--sync-batch-norm): the workers of {kvstore.type!r} take their steps independently, so "
+            "statistics cannot be shared; use dist_sync"
         )
     return synchronise(graph)
 

@@ -439,7 +439,9 @@ def _sharded_updates(
 
 def _refuse_lazy(trained: Sequence[TrainedParameter]) -> None:
     if lazy := [t.name for t in trained if t.lazy]:
-        raise UsageError(f"row-sparse updates ({', '.join(lazy)}) need one batch per update")
+        raise UsageError(
+            f"row-sparse updates (lazy=, --sparse-update) need one batch per update; they are on for {', '.join(lazy)}"
+        )
 
 
 def fit_sums(
@@ -458,6 +460,6 @@ def fit_sums(
             if waiting:
                 raise UsageError(
                     f"the checkpoint contains accumulated gradients of {waiting} batches, but this trainer updates "
-                    f"after every batch: resume with accumulate={waiting + 1}, or more"
+                    f"after every batch: resume with accumulate={waiting + 1} (--accumulate), or more"
                 )
             del arrays[key]

@@ -408,7 +408,8 @@ class Stepper:
             if not may_go_on:
                 raise NotFinite(
                     f"gradients are not finite at update {self.updates + 1}, although the loss is not scaled any more; "
-                    "the parameters are unchanged. Use precision='bf16', or pass on_nonfinite='skip'"
+                    "the parameters are unchanged. Use precision='bf16' (--precision bf16), or skip such updates: "
+                    "on_nonfinite='skip' (--on-nonfinite skip)"
                 ) from None
             return
         self.updates += 1
@@ -448,8 +449,8 @@ class Stepper:
         value = str(error).rpartition(": ")[2]
         origin = finite.origin(self.programs[0], self.store, feeds, generator, others=self.buckets is not None)
         raise NotFinite(
-            f"the loss is {value} at {where}, {origin}; the parameters are unchanged. Lower the learning "
-            "rate, check the data for NaN, or pass on_nonfinite='skip'"
+            f"the loss is {value} at {where}, {origin}. The parameters are unchanged. Lower the learning "
+            "rate, check the data for NaN, or skip such updates: on_nonfinite='skip' (--on-nonfinite skip)"
         ) from None
 
 
@@ -487,6 +488,9 @@ def _check_sharded(trained: Sequence[TrainedParameter], rule: steps.UpdateRule, 
     """Raise UsageError for what cannot be divided among processes."""
     _check_elementwise(rule)
     if lazy := [t.name for t in trained if t.lazy]:
-        raise UsageError(f"shard_optimizer cannot be combined with lazy tables ({', '.join(lazy)})")
+        raise UsageError(
+            "shard_optimizer (--shard-optimizer) cannot be combined with row-sparse updates (lazy=, "
+            f"--sparse-update) of {', '.join(lazy)}"
+        )
     if compresses:
         raise UsageError("shard_optimizer cannot be combined with gradient compression")

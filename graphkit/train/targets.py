@@ -73,10 +73,13 @@ class Targets:
         has, tells = data.num_classes, largest + 1
         if has is None or has == tells or (has < tells and data.classes is None):
             return
-        named = "" if data.classes is None else f" ({listed(data.classes, has, 8)})"
+        if data.classes is None:
+            found = f"the largest class number is {has - 1}"
+        else:
+            found = f"there are {has} classes ({listed(data.classes, has, 8)})"
         raise InputError(
-            f"{data.name} has {has} classes{named}, but the network {net!r} has outputs for {tells}: build it with "
-            f"classes={has}, or give it a new last layer (--head classes={has})"
+            f"{data.name}: {found}, but the network {net!r} has {tells} outputs, for classes 0 to {largest}: build it "
+            f"with classes={has}, or give it a new last layer (--head classes={has})"
         )
 
     def fitted(self, given: Any) -> dict[str, Any]:
@@ -167,8 +170,13 @@ class _Target:
                 return ": one row of 0 and 1 per sample; give the numbers of the classes, targets.argmax(-1)"
             if array.dtype.kind == "f" and aligned(array, self._shape) is not None:
                 return ': they look like a regression; use loss="mse" (--loss mse)'
-            if array.size and array.dtype.kind in "iu" and array.min() == 1:
+            if array.size and array.dtype.kind in "iu" and array.min() == 1 and array.max() - 1 == self.largest:
                 return ": classes count from 0; subtract 1"
+            if array.dtype.kind == "f":
+                return (
+                    ", which is not a class number; for a regression, give the model one output and use "
+                    'loss="mse" (--loss mse)'
+                )
             return ""
         if array.dtype.kind in "biu" and aligned(array, self._shape[:-1]) is not None:
             return ': whole numbers, one per sample; for classes use loss="softmax_cross_entropy" (the default)'

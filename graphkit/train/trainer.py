@@ -220,10 +220,13 @@ class Trainer:
         self._mixing = Mixing(alphas.get("mixup"), alphas.get("cutmix")) if alphas else None
         self._inputs = Inputs(net.input_types)
         refused = {
-            "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
-            "swap_memory": swap_memory,
-            "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm, "mixup or cutmix": bool(alphas),
-            "compression": kvstore is not None and kvstore.compresses, "precision='f16'": precision == "f16",
+            "accumulate= (--accumulate)": accumulate > 1, "carry= (--recurrent-state)": bool(carry),
+            "lazy= (--sparse-update)": bool(lazy), "recompute= (--recompute)": recompute is not None,
+            "swap_memory= (--swap-memory)": swap_memory, "shard_optimizer= (--shard-optimizer)": shard_optimizer,
+            "sync_batch_norm= (--sync-batch-norm)": sync_batch_norm,
+            "mixup= or cutmix= (--mixup, --cutmix)": bool(alphas),
+            "gradient compression (--compression)": kvstore is not None and kvstore.compresses,
+            "precision='f16' (--precision f16)": precision == "f16",
         }  # fmt: skip
         self._pipeline = placed.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
         # Which part of the data this process takes, and of how many; stages of a pipeline take the same.
@@ -580,7 +583,7 @@ class Trainer:
             bar = stack.enter_context(ProgressBar(progress if self._writes else False))
             data = self._data(train), None if valid is None else self._data(valid)
             ours, held_out = stack.enter_context(employed(workers, *data))
-            self._check_classes(ours, held_out)
+            self._check_data(ours, held_out)
             self._fit = Fit(
                 self, ours, held_out, metrics, batch_size, None if held is None else held.path, checkpoint_every,
                 prefetch, bar, on_epoch, callbacks, log_every,
@@ -605,10 +608,11 @@ class Trainer:
             self._pipeline.follow(found)
         return found
 
-    def _check_classes(self, *parts: Dataset | IterableDataset | None) -> None:
-        """Raise InputError if the data and the network have different numbers of classes."""
+    def _check_data(self, *parts: Dataset | IterableDataset | None) -> None:
+        """Raise InputError for data with arrays or a number of classes that the network does not have."""
         for part in parts:
             if isinstance(part, Dataset):
+                self._inputs.check_names(part)
                 self._targets.check_classes(part, self.net.name)
 
     def _prepared(self, batch: Batch) -> Batch:
@@ -647,7 +651,7 @@ class Trainer:
         """
         chosen = usual_metrics(self.loss, self._output) if metrics is None else metrics
         with employed(workers, self._data(data)) as (found,):
-            self._check_classes(found)
+            self._check_data(found)
             return self._evaluation.scores(self, found, chosen, batch_size, prefetch, ProgressBar(False))
 
     # --- files -----------------------------------------------------------------------------------
@@ -726,7 +730,10 @@ def _batch_statistics(batch_norm: str, synchronised: bool) -> bool:
             f"Trainer: batch_norm must be {' or '.join(map(repr, defaults.BATCH_NORM))}, not {batch_norm!r}"
         )
     if synchronised and batch_norm == "frozen":
-        raise UsageError("Trainer: sync_batch_norm=True has no statistics to share with batch_norm='frozen'")
+        raise UsageError(
+            "Trainer: sync_batch_norm (--sync-batch-norm) has no effect with batch_norm='frozen' "
+            "(--batch-norm frozen), which computes no statistics; leave out one of them"
+        )
     return batch_norm == "train"
 
 

@@ -29,8 +29,8 @@ class Weigher:
         inputs = [v for v in graph.inputs if v in read]
         if odd := [graph.name_of(v) for v in inputs if v.role != "data"]:
             raise UsageError(
-                f"groups: the weight of the loss depends on {odd[0]!r}; with groups= it must depend only on inputs and "
-                "targets"
+                f"groups= (--place): the weight of the loss depends on {odd[0]!r}, but with groups it must depend only "
+                "on inputs and targets"
             )
         self.graph = graph.replace(outputs=outputs.values(), output_names=outputs)
         self._inputs = [graph.name_of(v) for v in inputs]

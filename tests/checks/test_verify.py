@@ -92,6 +92,12 @@ def test_a_wrong_export_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         report.raise_if_failed()
 
 
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    net = gk.Model(gk.relu(gk.input("x", ["N", 2])))
+    with pytest.raises(UsageError, match=r"none\.onnx: no such file"):
+        gk.verify(net, against=tmp_path / "none.onnx")
+
+
 def test_tolerances_that_would_have_passed() -> None:
     a, b = np.float32([1.0, 2.0, 3.0]), np.float32([1.0, 2.1, 3.0])
     report = compare("y", a, b, rtol=0.0, atol=1e-3)

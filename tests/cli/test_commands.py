@@ -412,10 +412,11 @@ def test_plan_of_a_training_step(call, folder):
     assert planned()["arena_bytes"] < sgd["arena_bytes"]
     # Of a card alone: a processor's memory is the host's.
     assert planned("--training", "--swap-memory")["arena_bytes"] == sgd["arena_bytes"]
-    for options in (["--recompute", "sqrt"], ["--swap-memory"]):
-        code, _, err = call("plan", folder / "net.json", *options)
-        assert code == 2
-        assert f"{options[0]} only works with --training" in err
+    for options in (["--recompute", "sqrt"], ["--swap-memory"], ["--optimizer", "adam"], ["--loss", "mse"]):
+        for command in ("plan", "bench"):
+            code, _, err = call(command, folder / "net.json", *options)
+            assert code == 2
+            assert f"{options[0]} only works with --training" in err
 
 
 def test_plan_of_states_that_processes_divide(call, folder):
@@ -550,6 +551,14 @@ def test_the_store_of_a_run_gets_its_compression(call, folder, monkeypatch):
     )  # fmt: skip
     assert code == 2
     assert "the store was given top_k:0.05" in err
+
+
+def test_a_store_of_one_process_says_that_it_has_no_effect(call, folder, tmp_path):
+    code, _, err = call(
+        "train", folder / "net.json", "--data", "digits", "--kvstore", "dist_sync", "-o", tmp_path / "a"
+    )
+    assert code == 0, err
+    assert "--kvstore dist_sync has no effect with one process; to train with several, add --processes N" in err
 
 
 @pytest.mark.full

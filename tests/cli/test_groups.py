@@ -92,3 +92,15 @@ def test_an_option_under_two_names_is_refused_in_a_file(call, tmp_path):
     code, _, err = call("train", tmp_path / "a.toml")
     assert code == 2
     assert "lazy and sparse-update are the same option" in err
+
+
+@pytest.mark.parametrize(("command", "new", "old"), [
+    ("train", "--no-dynamic-batch", "--no-free-batch"), ("train", "--recurrent-state", "--carry"),
+    ("train", "--sparse-update", "--lazy"), ("build", "--data", "--dataset"),
+    ("grad", "--joint-directions", "--together"),
+])  # fmt: skip
+def test_help_lists_no_older_names(call, command, new, old):
+    _, out, _ = call(command, "--help")
+    assert new in out
+    assert f"{old} " not in out
+    assert f"{old}," not in out

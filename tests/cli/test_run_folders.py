@@ -212,7 +212,7 @@ def test_a_head_for_another_number_of_classes_names_both(
     run = tmp_path / "run"
     options = ["--data", str(folder), "--data-option", "colours=L", "-o", str(run)]
     assert invoke(["train", network(tmp_path, classes), *options]) == 2
-    message = f"has {has} classes (cat, dog{', owl' * (has - 2)}), but the network 'net' has outputs for {classes}: "
+    message = f"there are {has} classes (cat, dog{', owl' * (has - 2)}), but the network 'net' has {classes} outputs, "
     assert message in capsys.readouterr().err
     assert not run.exists()
     assert invoke(["train", network(tmp_path, classes), "--head", f"classes={has}", *options]) == 0

@@ -120,8 +120,8 @@ def test_resume_says_what_changes_and_refuses_what_cannot(call, task, tmp_path):
     before = contents(tmp_path)
     for more, message in [
         (("--seed", 4), "cannot change the seed, which decides the order of the data: --seed 4 (was --seed 3)"),
-        (("--optimizer", "adam"), "does not fit this model and optimizer"),
-        (("--ema", 0.9), "does not fit this model and optimizer"),
+        (("--optimizer", "adam"), "; the model and optimizer have no fc1_bias/momentum, "),
+        (("--ema", 0.9), "does not fit this model and optimizer: the checkpoint has no "),
     ]:
         code, _, err = call(*resume, *more)
         assert code in (2, 4)
@@ -131,7 +131,7 @@ def test_resume_says_what_changes_and_refuses_what_cannot(call, task, tmp_path):
     assert code == 0, err
     changed = next(line for line in err.splitlines() if "changed by the command line" in line)
     assert "--batch-size 32 (was --batch-size 16)" in changed
-    assert "--lr 0.5 (was no --lr)" in changed
+    assert "--lr 0.5 (was not given)" in changed
     code, _, err = call("train", task / "net.json", "-o", tmp_path / "typo", "--resume")
     assert code == USAGE
     assert "contains no checkpoint" in err

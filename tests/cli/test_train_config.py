@@ -162,6 +162,7 @@ def test_every_option_is_one_of_the_file(call, task, tmp_path):
     ("text", "message"),
     [
         ("epoch = 3", "there is no option 'epoch'; did you mean 'epochs'"),
+        ("zzzz = 3", "there is no option 'zzzz'; write network, or a long option of graphkit train --help"),
         ("epochs = '3'", "epochs must be an integer, not '3'"),
         ("epochs = 3.0", "epochs must be an integer, not 3.0"),
         ("epochs = true", "epochs must be an integer, not True"),

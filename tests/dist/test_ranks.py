@@ -102,7 +102,7 @@ def test_gradients_that_wait_in_several_processes_are_not_saved_in_part(tmp_path
 
 def test_gradients_that_wait_need_a_trainer_that_accumulates(tmp_path, train):
     train(1, range(3), tmp_path / "run", False, accumulate=2)
-    with pytest.raises(UsageError, match="resume with accumulate=2, or more"):
+    with pytest.raises(UsageError, match=r"resume with accumulate=2 \(--accumulate\), or more"):
         trainer().resume(tmp_path / "run")
     more = trainer(accumulate=4)
     more.resume(tmp_path / "run")

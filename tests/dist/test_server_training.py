@@ -271,7 +271,7 @@ def test_rows_that_a_table_lacks_are_named(ids):
 
 def test_options_that_do_not_go_with_tables_are_refused():
     (store,), _ = workers(1)
-    with pytest.raises(UsageError, match=r"row-sparse updates \(table\) need one batch per update"):
+    with pytest.raises(UsageError, match=r"row-sparse updates .* need one batch per update; they are on for table"):
         new_trainer(store, lazy=["table"], accumulate=2)
     with pytest.raises(UsageError, match="lamb takes norms of whole parameters"):
         new_trainer(store, gk.optim.Lamb(0.1), lazy=["table"])
@@ -315,5 +315,5 @@ def test_an_elastic_worker_before_its_first_exchange_is_one_process(options):
 @pytest.mark.parametrize("type", ["dist_async", "elastic"])
 def test_losses_are_not_scaled(type):
     (store,), _ = workers(1, type=type)
-    with pytest.raises(UsageError, match="precision='f16' cannot be used with servers"):
+    with pytest.raises(UsageError, match=r"precision='f16' .* cannot be used with servers"):
         new_trainer(store, precision="f16")

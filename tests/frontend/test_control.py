@@ -49,6 +49,15 @@ def test_tree_paths_and_order():
     assert str(tree.skeleton(nested)) == "{'b': (*, *), 'a': [*]}"
 
 
+@pytest.mark.parametrize(
+    ("nested", "words"),
+    [(1, "one value"), (None, "None"), ((1, 2), "a tuple of 2 values"), ([1], "a list of 1 value"),
+     (((1, 2), 3), "the nesting ((*, *), *), where * is a value")],
+)  # fmt: skip
+def test_nestings_are_described_in_words(nested, words):
+    assert tree.described(tree.skeleton(nested)) == words
+
+
 # --- cond -------------------------------------------------------------------------------------------
 
 
@@ -86,7 +95,7 @@ def test_cond_joins_sizes():
 
 def test_cond_errors():
     p, x = gk.input("p", [], "bool"), gk.input("x", [3])
-    with pytest.raises(TypeMismatch, match=r"then_fn returns \(\*, \*\), else_fn returns \*"):
+    with pytest.raises(TypeMismatch, match="then_fn returned a tuple of 2 values, but else_fn returned one value"):
         gk.cond(p, lambda: (x, x), lambda: x)
     with pytest.raises(TypeMismatch, match=r"result\['h'\]\[1\] is float32\[3\] in then_fn and int64\[3\] in else_fn"):
         gk.cond(p, lambda: {"h": (x, x)}, lambda: {"h": (x, gk.cast(x, to="int64"))})
@@ -164,7 +173,7 @@ def test_parameters_made_inside_belong_to_the_model_once():
 def test_while_loop_errors():
     x = gk.input("x", [3])
     keep = lambda s: gk.reduce_sum(s, keepdims=False) < 1.0  # noqa: E731
-    with pytest.raises(TypeMismatch, match=r"body_fn has the nesting \(\*, \*\), but the state has \*"):
+    with pytest.raises(TypeMismatch, match="body_fn returned a tuple of 2 values, but the state is one value"):
         gk.while_loop(keep, lambda s: (s, s), x)
     with pytest.raises(TypeMismatch, match=r"state\['h'\] is float32\[3\] before and int64\[3\] after"):
         gk.while_loop(lambda s: keep(s["h"]), lambda s: {"h": gk.cast(s["h"], to="int64")}, {"h": x})
@@ -257,7 +266,7 @@ def test_map_foreach_fold():
 def test_scan_errors():
     x, y = gk.input("x", [4, 3]), gk.input("y", [5, 3])
     zero = np.float32(0)
-    with pytest.raises(UsageError, match=r"returns \(carry, y\), not \*"):
+    with pytest.raises(UsageError, match=r"must return a tuple \(carry, y\); it returned one value"):
         gk.scan(lambda c, row: c, zero, x)
     with pytest.raises(
         TypeMismatch, match=r"xs\[0\] is x: float32\[4, 3\] and xs\[1\] is y: float32\[5, 3\]: the lengths differ"
@@ -303,15 +312,18 @@ def test_foreach_takes_axes_and_directions():
 def test_options_of_loops_are_checked():
     x, keep = gk.input("x", [4, 3]), lambda s: gk.reduce_sum(s, keepdims=False) < 9.0
     for wrong in (0, -1, 1.5, True, None):
-        with pytest.raises(UsageError, match=r"rows.*: parallel_iterations (must be an|is a positive) integer"):
+        with pytest.raises(UsageError, match=r"rows.*: parallel_iterations must be (an|a positive) integer"):
             gk.map(lambda row: row, x, parallel_iterations=wrong, name="rows")
         with pytest.raises(UsageError, match=r"search.*: parallel_iterations"):
             gk.while_loop(keep, lambda s: s * 2.0, x, parallel_iterations=wrong, name="search")
-    with pytest.raises(UsageError, match=r"'rows'.*a block has a positive number of iterations or 'sqrt', not 0"):
+    with pytest.raises(UsageError, match=r"'rows'.*a block must have a positive number of iterations or 'sqrt', not 0"):
         gk.fold(lambda c, row: c + row, x[0], x, recompute=0, name="rows")
     with pytest.raises(UsageError, match=r"'search'.*need a known number of iterations"):
         gk.while_loop(keep, lambda s: s * 2.0, x, recompute="sqrt", name="search")
-    with pytest.raises(UsageError, match=r"scan: axis is an integer or has the nesting \(\*, \*\), not \(\*,\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"axis must be an integer, or .* tuple of 2 values; it is a tuple of 1 value",
+    ):
         gk.scan(lambda c, e: (c, e), np.float32(0), (x, x), axis=(0,))
     with pytest.raises(UsageError, match=r"scan: axis\[1\] is 0.5, not an integer"):
         gk.scan(lambda c, e: (c, e), np.float32(0), (x, x), axis=(0, 0.5))

@@ -70,7 +70,7 @@ def test_weights_can_be_shared():
     weight, bias = first.node.inputs[1:]
     net = gk.Model(nn.linear(first, 4, weight=weight, bias=bias))
     assert list(net.params) == ["fc_weight", "fc_bias"]
-    with pytest.raises(TypeMismatch, match=r"shape \[5, 4\] is expected"):
+    with pytest.raises(TypeMismatch, match=r"must have shape \[5, 4\]"):
         nn.linear(x, 5, weight=weight)
 
 
@@ -160,16 +160,30 @@ def test_conv_transpose_is_the_transpose_of_conv():
     assert float((lowered * y).sum()) == pytest.approx(float((x * raised).sum()), rel=1e-4)
 
 
+@pytest.mark.parametrize("shape", [[1, 1, 8, 8], ["N", 1, 8, 8], ["N", 1, "H", 8]])
+def test_a_kernel_larger_than_its_input_is_refused(shape):
+    x = gk.input("x", shape)
+    with pytest.raises(TypeMismatch, match=r"node 'conv2d' Conv\(.*the kernel is larger than the padded input"):
+        gk.nn.conv2d(x, 4, 9)
+    assert gk.nn.conv2d(x, 4, 9, pad=1).tensor.shape[-1] == 2
+    assert gk.nn.max_pool2d(x, 9, stride=1).tensor.shape[-1] == 0  # as in ONNX Runtime
+
+
+def test_padding_that_removes_a_transposed_convolution_is_refused():
+    with pytest.raises(TypeMismatch, match=r"ConvTranspose\(.*the padding removes all of the output"):
+        gk.nn.conv_transpose2d(gk.input("x", ["N", 1, 2, 2]), 4, 3, pad=2)
+
+
 def test_convolution_errors_name_the_layer():
     x = gk.input("x", ["N", "C", 8, 8])
     with pytest.raises(UsageError, match=r"'stem' \(conv2d\).*size C of axis 1.*in_channels="):
         nn.conv2d(x, 8, 3, name="stem")
     assert nn.conv2d(x, 8, 3, in_channels=4).shape[1] == 8
-    with pytest.raises(TypeMismatch, match=r"\(conv2d\).*rank 4 is expected, not of rank 2"):
+    with pytest.raises(TypeMismatch, match=r"\(conv2d\).*of rank 4; it has rank 2"):
         nn.conv2d(gk.input("x", ["N", 3]), 8, 3)
     with pytest.raises(TypeMismatch, match="4 input and 6 output channels cannot be divided into 4 groups"):
         nn.conv2d(gk.input("x", ["N", 4, 8, 8]), 6, 3, groups=4)
-    with pytest.raises(UsageError, match="kernel is an integer or 2 integers"):
+    with pytest.raises(UsageError, match="kernel must be an integer or 2 integers"):
         nn.conv2d(gk.input("x", ["N", 4, 8, 8]), 6, (3, 3, 3))
     with pytest.raises(UsageError, match="'same' or 'valid'"):
         nn.conv2d(gk.input("x", ["N", 4, 8, 8]), 6, 3, pad="full")

@@ -59,11 +59,11 @@ def test_options(x):
 
 
 def test_errors(x):
-    with pytest.raises(UsageError, match="direction is forward, reverse, bidirectional, not 'both'"):
+    with pytest.raises(UsageError, match="direction must be forward, reverse, bidirectional, not 'both'"):
         gk.nn.lstm(x, 5, direction="both")
     with pytest.raises(UsageError, match="units must be a positive integer"):
         gk.nn.rnn(x, 0)
-    with pytest.raises(TypeMismatch, match=r"\[T, N, C\] of rank 3"):
+    with pytest.raises(TypeMismatch, match=r"\[T, N, C\], of rank 3"):
         gk.nn.gru(gk.input("x", ["N", 3]), 5)
     with pytest.raises(UsageError, match="in_features"):
         gk.nn.lstm(gk.input("x", ["T", "N", "C"]), 5)

@@ -84,15 +84,15 @@ def test_it_is_a_tree():
 
 def test_errors():
     array, x = gk.TensorArray(3, [2]), gk.input("x", [2])
-    with pytest.raises(TypeMismatch, match=r"TensorArray.write: float32\[2\] is expected, not y: float32\[3\]"):
+    with pytest.raises(TypeMismatch, match=r"TensorArray.write: the value must be float32\[2\], not y: float32\[3\]"):
         array.write(0, gk.input("y", [3]))
-    with pytest.raises(TypeMismatch, match=r"TensorArray.write: float32\[2\] is expected, not y: int64\[2\]"):
+    with pytest.raises(TypeMismatch, match=r"TensorArray.write: the value must be float32\[2\], not y: int64\[2\]"):
         array.write(0, gk.input("y", [2], "int64"))
     with pytest.raises(TypeMismatch, match=r"TensorArray.read: an index must be an integer scalar, not x"):
         array.read(x)
-    with pytest.raises(TypeMismatch, match=r"TensorArray.scatter: float32\[1, 2\] is expected"):
+    with pytest.raises(TypeMismatch, match=r"TensorArray.scatter: the value must be float32\[1, 2\]"):
         array.scatter(np.array([1]), gk.input("y", [2, 2]))
-    with pytest.raises(TypeMismatch, match=r"TensorArray.unstack: float32\[3, 2\] is expected"):
+    with pytest.raises(TypeMismatch, match=r"TensorArray.unstack: the value must be float32\[3, 2\]"):
         array.unstack(gk.input("y", [4, 2]))
     with pytest.raises(TypeMismatch, match=r"TensorArray.concat: elements of float32.* have no axis"):
         gk.TensorArray(3).concat()

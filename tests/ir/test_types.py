@@ -42,7 +42,7 @@ def test_known_value_takes_no_part_in_equality() -> None:
     assert hash(a) == hash(b)
     assert a.constants == (1, 2)
     assert b.constants is None
-    assert str(b) == "int64[2]{3, N}"
+    assert str(b) == "int64[2] = [3, N]"
 
 
 def test_shape_properties() -> None:

@@ -156,7 +156,7 @@ def test_the_loop_stops_when_all_have_ended():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention": "dot"}, "attention is luong or bahdanau, not 'dot'"),
+        ({"attention": "dot"}, "attention must be luong or bahdanau, not 'dot'"),
         ({"decode": -1}, "decode is 0 or more"),
         ({"target_vocab": 2}, "start and end below 2; not 0, 1, 2"),
     ],

@@ -123,9 +123,9 @@ def test_options_may_be_text():
         ("lenett", {}, "no network 'lenett'; did you mean 'lenet'"),
         ("lenet", {"clases": 3}, "no option 'clases'; did you mean 'classes'"),
         ("lenet", {"classes": "ten"}, "option classes: 'ten' is not of type int"),
-        ("lenet", {"image": (28, 28)}, r"image is \(channels, height, width\)"),
+        ("lenet", {"image": (28, 28)}, r"image must be \(channels, height, width\)"),
         ("lenet", {"classes": 0}, "classes must be a positive integer"),
-        ("resnet", {"layers": 42}, "layers is one of 18, 34, 50, 101, 152, 20, 32, 44, 56, 110, not 42"),
+        ("resnet", {"layers": 42}, "layers must be one of 18, 34, 50, 101, 152, 20, 32, 44, 56, 110, not 42"),
         ("mlp", {"hidden": (3, 0)}, "positive integers"),
     ],
 )

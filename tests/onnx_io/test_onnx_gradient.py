@@ -158,7 +158,7 @@ def test_inside_a_branch_and_inside_a_function() -> None:
 @pytest.mark.parametrize(
     ("attributes", "inputs", "kind", "error", "message"),
     [
-        ({"xs": ["a"], "y": "nowhere"}, ["a"], "Exp", InvalidModel, "'nowhere' is not produced by any node"),
+        ({"xs": ["a"], "y": "nowhere"}, ["a"], "Exp", InvalidModel, "'nowhere' is not defined: no node"),
         ({"xs": ["a"], "zs": ["b"], "y": "y"}, ["a"], "Exp", InvalidModel, "xs and zs name 1 and 1 inputs"),
         ({"xs": ["a", "a"], "y": "y"}, ["a", "a"], "Exp", InvalidModel, "named twice"),
         ({"xs": ["a"]}, ["a"], "Exp", InvalidModel, "attribute 'y' is required"),

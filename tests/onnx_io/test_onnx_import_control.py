@@ -161,7 +161,7 @@ def test_undefined_names_inside_a_branch_are_found():
                    for n in ("Neg", "Abs"))  # fmt: skip
     graph = subgraph("g", [helper.make_node("If", ["p"], ["y"], then_branch=then, else_branch=other, name="choice")],
                      [info("p", [], BOOL)], [info("y")])  # fmt: skip
-    with pytest.raises(InvalidModel, match=r"node 'choice' .*'nowhere' is not produced"):
+    with pytest.raises(InvalidModel, match=r"node 'choice' .*'nowhere' is not defined"):
         import_model(model(graph))
 
 

@@ -8,10 +8,11 @@ import random
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UsageError
+from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UnsupportedError, UsageError
 from graphkit.onnx_io.importer import import_model
 from graphkit.onnx_io.validate import NEWEST_OPSET
 
@@ -86,10 +87,22 @@ def test_no_opset():
         import_model(proto)
 
 
+def test_a_kernel_larger_than_its_input_names_the_node():
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv")
+    weight = numpy_helper.from_array(np.zeros((4, 1, 9, 9), np.float32), "w")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 1, 8, 8))
+    graph = helper.make_graph([node], "g", [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [weight])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    with pytest.raises(TypeMismatch, match=r"node 'conv' Conv\(.*the kernel is larger than the padded input"):
+        import_model(proto)
+    with pytest.raises(Exception, match="Invalid input shape"):
+        ort.InferenceSession(proto.SerializeToString()).run(None, {"x": np.zeros((1, 1, 8, 8), np.float32)})
+
+
 def test_undefined_inputs_and_outputs():
-    with pytest.raises(InvalidModel, match=r"node 'n' \(Relu\): input 'ghost' is not produced"):
+    with pytest.raises(InvalidModel, match=r"node 'n' \(Relu\): input 'ghost' is not defined"):
         import_model(model([helper.make_node("Relu", ["ghost"], ["y"], name="n")]))
-    with pytest.raises(InvalidModel, match="output 'y' is not produced"):
+    with pytest.raises(InvalidModel, match="output 'y' is not defined"):
         import_model(model([helper.make_node("Relu", ["x"], ["z"])]))
 
 

@@ -37,7 +37,18 @@ def test_node_without_results_is_named_by_index(name):
 
 
 def test_node_with_named_result_is_named_by_it() -> None:
-    assert "node of 'y' (MatMul): " in _message(_model([helper.make_node("MatMul", ["x", "x"], ["y"])]))
+    assert "node of 'y' MatMul(x: " in _message(_model([helper.make_node("MatMul", ["x", "x"], ["y"])]))
+
+
+def test_a_named_node_is_named_once() -> None:
+    message = _message(_model([helper.make_node("MatMul", ["x", "x"], ["y"], name="product")]))
+    assert message.startswith("main: node 'product' MatMul(x: ")
+    assert message.count("'product'") == 1
+
+
+def test_absent_operands_are_called_absent() -> None:
+    message = _message(_model([helper.make_node("Clip", ["x", "", "x"], ["y"], name="clip")]))
+    assert "Clip(x: float32[2, 3], absent, x: float32[2, 3])" in message
 
 
 def test_index_is_that_of_the_file_not_of_the_order() -> None:

@@ -91,5 +91,5 @@ def test_the_command_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_other_words_are_refused() -> None:
     with pytest.raises(UsageError, match="batch_norm must be 'train' or 'frozen', not 'eval'"):
         gk.Trainer(network(), batch_norm="eval")
-    with pytest.raises(UsageError, match="no statistics to share with batch_norm='frozen'"):
+    with pytest.raises(UsageError, match="has no effect with batch_norm='frozen'"):
         gk.Trainer(network(), batch_norm="frozen", sync_batch_norm=True)

@@ -163,7 +163,7 @@ def test_one_of_several_outputs_is_trained() -> None:
         gk.Trainer(net, "mse")
     with pytest.raises(UsageError, match="no output 'z'"):
         gk.Trainer(net, "mse", output="z")
-    with pytest.raises(UsageError, match="no parameter to train"):
+    with pytest.raises(UsageError, match="nothing to train: all parameters are frozen"):
         gk.Trainer(net, "mse", output="y", train=["a_*"])
     trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), output="y")
     assert set(trainer.trained) == {"b_weight", "b_bias"}
@@ -335,10 +335,10 @@ def test_an_encoder_gets_a_head_from_the_command_line(call: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     ("inputs", "arrays", "option"),
     [
-        ({"x": [1, 4]}, {}, "--free-batch"),
+        ({"x": [1, 4]}, {}, "--dynamic-batch"),
         ({"x": ["N", 4], "rate": []}, {"rate": np.float32(2)}, "--batch-axis rate=none"),
         ({"x": ["N", 4], "h": [2, "N", 4]}, {"h": np.zeros((2, 20, 4), np.float32)}, "--batch-axis h=1"),
-        ({"x": ["N", 4], "h": [2, "N", 4]}, {}, "--carry"),
+        ({"x": ["N", 4], "h": [2, "N", 4]}, {}, "--recurrent-state"),
     ],
     ids=["fixed", "scalar", "state", "missing"],
 )

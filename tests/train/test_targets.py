@@ -94,6 +94,8 @@ def test_numbers_of_classes(given):
         (4, "softmax_cross_entropy", NUMBERS, "class numbers from 0 to 3"),
         (4, "softmax_cross_entropy", np.array([0, 1, 2, 3, 4, 0, 0, 0]), "holds 4"),
         (4, "softmax_cross_entropy", np.array([1, 2, 3, 4, 4, 1, 1, 1]), "classes count from 0; subtract 1"),
+        (4, "softmax_cross_entropy", np.array([1, 2, 99, 1, 1, 1, 1, 1]), "holds 99$"),
+        (4, "softmax_cross_entropy", RNG.random(8), "not a class number; for a regression, .*--loss mse"),
         (4, "softmax_cross_entropy", np.eye(4)[[0, 1, 2, 3, 0, 1, 2, 3]], r"targets.argmax\(-1\)"),
         (4, "softmax_cross_entropy", RNG.standard_normal((8, 4)), "--loss mse"),
         (4, "mse", np.arange(8) % 4, 'loss="softmax_cross_entropy"'),
@@ -107,6 +109,18 @@ def test_numbers_of_classes(given):
 def test_what_does_not_fit_names_the_way_out(outputs, loss, target, message):
     with pytest.raises(InputError, match=message):
         trainer(network(outputs), loss).step(X, target)
+
+
+def test_a_class_number_above_the_outputs_is_named():
+    labels = np.array([1, 2, 99, 1, 1, 1, 1, 1])
+    with pytest.raises(InputError, match=r"data: the largest class number is 99, but the network .* has 4 outputs"):
+        trainer(network(4), "softmax_cross_entropy").fit((X, labels))
+
+
+def test_an_array_that_is_not_an_input_names_the_data():
+    data = gk.data.Dataset({"a": X}, np.arange(8) % 4, name="set.npz")
+    with pytest.raises(InputError, match=r"set\.npz: the array 'a' is not an input of the model; known: "):
+        trainer(network(4), "softmax_cross_entropy").fit(data)
 
 
 def test_one_class_is_none():

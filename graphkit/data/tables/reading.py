@@ -120,9 +120,10 @@ def _parts(path: Path, body: Iterator[list[str]], width: int, lines: Any) -> Ite
     while part := list(itertools.islice(body, _ROWS)):
         for row in part:
             if row and len(row) != width:
+                where = "the row that ends in line" if any("\n" in cell for cell in row) else "line"
                 raise InputError(
-                    f"{path}: {len(row)} cells in the row that begins {','.join(row)[:40]!r} and ends in line "
-                    f"{lines.line_num}; the first line has {width}"
+                    f"{path}: {where} {lines.line_num} has {len(row)} column{'s' * (len(row) != 1)} "
+                    f"({','.join(row)[:40]!r}); the first line has {width}"
                 )
         if whole := [row for row in part if row]:
             yield whole

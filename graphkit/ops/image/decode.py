@@ -60,7 +60,7 @@ class ImageDecoder(Op):
     def infer(self, encoded_stream: TensorType) -> TensorType:
         channels = _CHANNELS.get(self.pixel_format)
         if channels is None:
-            raise UsageError(f"pixel_format is one of {', '.join(_CHANNELS)}, not {self.pixel_format!r}")
+            raise UsageError(f"pixel_format must be one of {', '.join(_CHANNELS)}, not {self.pixel_format!r}")
         if encoded_stream.rank not in (None, 1):
             raise TypeMismatch(f"ImageDecoder takes the bytes of one file, not {encoded_stream}")
         return TensorType(DType.UINT8, (dims.fresh(), dims.fresh(), channels))

@@ -58,7 +58,7 @@ class _ChannelsLastNorm(Op):
     def limits(self) -> tuple[float, float]:
         """What y is limited to."""
         if self.activation not in _ACTIVATIONS:
-            raise UsageError(f"activation is one of {', '.join(map(repr, _ACTIVATIONS))}, not {self.activation!r}")
+            raise UsageError(f"activation must be one of {', '.join(map(repr, _ACTIVATIONS))}, not {self.activation!r}")
         if self.activation == "Clip":
             return self.activation_alpha, self.activation_beta
         return (0.0 if self.activation else -math.inf), math.inf

@@ -136,7 +136,7 @@ class ScaledFloat8(Op):
         if self.to not in _FORMATS:
             raise TypeMismatch(f"to={self.to} is neither E4M3 nor E5M2")
         if not fits(maxima.shape, (SLICES,)):
-            raise TypeMismatch(f"maxima are float32 [{SLICES}], not {maxima}")
+            raise TypeMismatch(f"maxima must be float32 [{SLICES}], not {maxima}")
         scale = TensorType(DType.FLOAT32, ())
         if x.shape is None:
             return TensorType(self.to), TensorType(self.to), scale

@@ -64,7 +64,7 @@ class Epilogue(Op):
     def _check_epilogue(self, y: TensorType, residual: TensorType | None) -> TensorType:
         """y's type, with what the residual knows of its shape. Raises TypeMismatch, UsageError."""
         if self.activation and self.activation not in ACTIVATIONS:
-            raise UsageError(f"activation is '' or one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
+            raise UsageError(f"activation must be '' or one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
         if residual is None:
             return y
         if not fits(residual.shape, y.shape):
@@ -244,7 +244,9 @@ class AttentionOp(Op):
     def result(self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None) -> TensorType:
         """The type of the result. Raises TypeMismatch for operands that do not go together, UsageError for layouts."""
         if self.layout not in _LAYOUTS or self.output_layout not in _LAYOUTS:
-            raise UsageError(f"layouts are {' and '.join(_LAYOUTS)}, not {self.layout!r} and {self.output_layout!r}")
+            raise UsageError(
+                f"layouts must be {' and '.join(_LAYOUTS)}, not {self.layout!r} and {self.output_layout!r}"
+            )
         if mask is not None and mask.dtype not in (q.dtype, DType.BOOL, DType.FLOAT32):
             raise TypeMismatch(f"the mask {mask} has another element type than {q}")
         batch, heads, rows, _ = q_shape = self.heads_first(q)

@@ -32,7 +32,7 @@ class FiniteGuard(Op):
 
     def infer(self, x: TensorType, token: TensorType) -> TensorType:
         if token.is_static and token.size != 1:
-            raise TypeMismatch(f"the token has one element, not {token}")
+            raise TypeMismatch(f"the token must have one element, not {token}")
         return x
 
     def reference(self, xp: Any, x: Any, token: Any) -> Any:

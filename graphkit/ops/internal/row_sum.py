@@ -16,7 +16,7 @@ from graphkit.ops.axes import INT64
 def _check(indices: TensorType, rows: TensorType) -> None:
     """Raises TypeMismatch where the operands are no vector of indices, and a row for each."""
     if indices.shape is not None and len(indices.shape) != 1:
-        raise TypeMismatch(f"indices of rows are a vector, not {indices}")
+        raise TypeMismatch(f"indices of rows must be a vector, not {indices}")
     if rows.shape is not None and not rows.shape:
         raise TypeMismatch(f"{rows} has no rows")
     if indices.shape and rows.shape and not dims.may_equal(indices.shape[0], rows.shape[0]):

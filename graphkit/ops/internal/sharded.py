@@ -82,7 +82,7 @@ class AllGatherStart(Op):
     def infer(self, *pieces: TensorType) -> tuple[TensorType, ...]:
         for piece, of, begin, end in self._places(pieces):
             if piece.dtype is not pieces[0].dtype or (piece.shape is not None and len(piece.shape) != 1):
-                raise TypeMismatch(f"pieces are vectors of one dtype, not {', '.join(map(str, pieces))}")
+                raise TypeMismatch(f"pieces must be vectors of one dtype, not {', '.join(map(str, pieces))}")
             if not 0 <= begin <= end <= self.sizes[of] or (piece.is_static and piece.static_shape != (end - begin,)):
                 raise TypeMismatch(f"{piece} is not elements {begin} to {end} of {self.sizes[of]}")
         return tuple(TensorType(pieces[0].dtype, (size,)) for size in self.sizes)

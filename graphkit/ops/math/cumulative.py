@@ -32,7 +32,7 @@ class Cumulative(Op):
 
     def infer(self, x: TensorType, axis: TensorType) -> TensorType:
         if axis.shape is not None and any(d != 1 for d in axis.shape if dims.is_static(d)):
-            raise TypeMismatch(f"the axis of {self.name} is one element, not {axis}")
+            raise TypeMismatch(f"the axis of {self.name} must be one element, not {axis}")
         if x.shape is not None and axis.constants is not None:
             normal_axis(axis.constants[0], len(x.shape))
         return TensorType(x.dtype, x.shape, moved(self.reference, known_array(x), index_array(axis)))
@@ -146,7 +146,7 @@ class LinearRecurrence(Op):
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if not fits(a.shape, b.shape):
-            raise TypeMismatch(f"the factors {a} and the terms {b} differ in shape")
+            raise TypeMismatch(f"the factors {a} and the terms {b} must have the same shape")
         shape = b.shape if a.shape is None else a.shape
         if shape is not None:
             normal_axis(self.axis, len(shape))

@@ -261,7 +261,7 @@ class BitShift(_Bits):
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if self.direction not in ("LEFT", "RIGHT"):
-            raise UsageError(f"direction is 'LEFT' or 'RIGHT', not {self.direction!r}")
+            raise UsageError(f"direction must be 'LEFT' or 'RIGHT', not {self.direction!r}")
         return super().infer(a, b)
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:

@@ -117,7 +117,7 @@ class _OfShape(RandomOp):
     def infer(self, rng: TensorType | None = None) -> TensorType:
         self.check_rng(rng)
         if self.dtype not in FLOATS:
-            raise TypeMismatch(f"dtype is a float type, not {self.dtype}")
+            raise TypeMismatch(f"dtype must be a float type, not {self.dtype}")
         if any(d < 0 for d in self.shape):
             raise TypeMismatch(f"shape {list(self.shape)} has a negative dimension")
         return TensorType(self.dtype, self.shape)
@@ -137,7 +137,7 @@ class _LikeTensor(RandomOp):
         self.check_rng(rng)
         dtype = self.dtype or x.dtype
         if dtype not in FLOATS:
-            raise TypeMismatch(f"the result has a float type, not {dtype}")
+            raise TypeMismatch(f"the result must have a float type, not {dtype}")
         return TensorType(dtype, x.shape)
 
     def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
@@ -231,7 +231,7 @@ class Bernoulli(RandomOp):
         self.check_rng(rng)
         dtype = self.dtype or x.dtype
         if dtype not in NUMERIC and dtype is not DType.BOOL:
-            raise TypeMismatch(f"dtype is a number type or bool, not {dtype}")
+            raise TypeMismatch(f"dtype must be a number type or bool, not {dtype}")
         return TensorType(dtype, x.shape)
 
     def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
@@ -269,7 +269,9 @@ class Multinomial(RandomOp):
     def infer(self, x: TensorType, rng: TensorType | None = None) -> TensorType:
         self.check_rng(rng)
         if self.dtype not in INDICES or self.sample_size < 0:
-            raise TypeMismatch(f"the result is int32 or int64, of some samples, not {self.dtype}[{self.sample_size}]")
+            raise TypeMismatch(
+                f"the result must be int32 or int64, of some samples, not {self.dtype}[{self.sample_size}]"
+            )
         if x.rank not in (None, 2):
             raise TypeMismatch(f"Multinomial takes [batch, classes], not {x}")
         batch = dims.fresh() if x.shape is None else x.shape[0]

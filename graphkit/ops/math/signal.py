@@ -25,7 +25,7 @@ def _scalar(operand: TensorType | None, what: str) -> Dim | None:
     if operand is None:
         return None
     if operand.shape is not None and any(d != 1 for d in operand.shape if dims.is_static(d)):
-        raise TypeMismatch(f"{what} is a scalar, not {operand}")
+        raise TypeMismatch(f"{what} must be a scalar, not {operand}")
     return None if operand.value is None else operand.value[0]
 
 
@@ -59,7 +59,7 @@ class _Window(Op):
         if length is not None and dims.is_static(length) and length < 0:
             raise TypeMismatch(f"a window of {length} points")
         if self.output_datatype not in NUMERIC:
-            raise TypeMismatch(f"output_datatype is a number type, not {self.output_datatype}")
+            raise TypeMismatch(f"output_datatype must be a number type, not {self.output_datatype}")
         return TensorType(self.output_datatype, (dims.fresh() if length is None else length,))
 
     def cosines(self, xp: Any, size: Any, *weights: float) -> Any:
@@ -143,7 +143,7 @@ class MelWeightMatrix(Op):
     def infer(self, *operands: TensorType) -> TensorType:
         filters, length, *_ = (_scalar(x, f.name) for x, f in zip(operands, self.formals, strict=True))
         if self.output_datatype not in NUMERIC:
-            raise TypeMismatch(f"output_datatype is a number type, not {self.output_datatype}")
+            raise TypeMismatch(f"output_datatype must be a number type, not {self.output_datatype}")
         rows = dims.fresh() if length is None else dims.floordiv(length, 2) + 1
         return TensorType(self.output_datatype, (rows, dims.fresh() if filters is None else filters))
 

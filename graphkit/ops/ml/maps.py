@@ -128,7 +128,7 @@ class ZipMap(Op):
             raise UsageError("there are no labels")
         if x.shape is not None:
             if len(x.shape) not in (1, 2):
-                raise TypeMismatch(f"x is a vector or a matrix, not {x}")
+                raise TypeMismatch(f"x must be a vector or a matrix, not {x}")
             if not dims.may_equal(x.shape[-1], len(labels)):
                 raise TypeMismatch(f"{len(labels)} labels for {x.shape[-1]} columns")
         return SequenceType(MapType(_STRING if self.classlabels_strings else _INTEGER, TensorType(_FLOAT, ())))

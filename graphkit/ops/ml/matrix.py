@@ -45,7 +45,7 @@ def features(x: TensorType) -> Dim | None:
 
 def _matrix(x: TensorType) -> tuple[Dim, ...] | None:
     if x.shape is not None and len(x.shape) not in (1, 2):
-        raise TypeMismatch(f"examples are a vector or a matrix, not {x}")
+        raise TypeMismatch(f"examples must be a vector or a matrix, not {x}")
     return x.shape
 
 

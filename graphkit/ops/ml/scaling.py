@@ -109,7 +109,7 @@ class Normalizer(RowWise):
     def infer(self, x: TensorType) -> TensorType:
         one_of("norm", self.norm, NORMS)
         if x.shape is not None and len(x.shape) not in (1, 2):
-            raise TypeMismatch(f"examples are a vector or a matrix, not {x}")
+            raise TypeMismatch(f"examples must be a vector or a matrix, not {x}")
         return TensorType(DType.FLOAT32, x.shape)
 
     def reference(self, xp: Any, x: Any) -> Any:

@@ -247,7 +247,7 @@ class Gelu(Unary):
 
     def infer(self, x: TensorType) -> TensorType:
         if self.approximate not in ("none", "tanh"):
-            raise UsageError(f"approximate is 'none' or 'tanh', not {self.approximate!r}")
+            raise UsageError(f"approximate must be 'none' or 'tanh', not {self.approximate!r}")
         return super().infer(x)
 
     def reference(self, xp: Any, x: Any) -> Any:
@@ -303,7 +303,7 @@ class SwiGLU(Op):
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if not fits(a.shape, b.shape):
-            raise TypeMismatch(f"the gate {a} and the value {b} differ in shape")
+            raise TypeMismatch(f"the gate {a} and the value {b} must have the same shape")
         return TensorType(a.dtype, b.shape if a.shape is None else a.shape)
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:

@@ -195,7 +195,7 @@ class Attention(Op):
     def infer(self, q: TensorType, k: TensorType, v: TensorType, *others: TensorType | None) -> Any:
         _, past_key, past_value, nonpad = (*others, None, None, None, None)[:4]
         if not 0 <= self.qk_matmul_output_mode <= _WEIGHTS:
-            raise UsageError(f"qk_matmul_output_mode is 0, 1, 2 or 3, not {self.qk_matmul_output_mode}")
+            raise UsageError(f"qk_matmul_output_mode must be 0, 1, 2 or 3, not {self.qk_matmul_output_mode}")
         if self.scale is not None and self.scale < 0:
             raise UsageError(
                 f"scale={self.scale} must not be negative: queries and keys are multiplied by its square root"

@@ -14,7 +14,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Sample, op
 from graphkit.ops._checks import fits
@@ -93,6 +93,21 @@ class Convolution(Sliding):
         _check_groups(w, self.group)
         window = self.window(x.shape[2:], self._kernel(w.shape))
         return (x.shape[0], w.shape[0], *self.positions(x.shape[2:], window))
+
+
+def check_not_empty(y: Value) -> Value:
+    """Return the result of a convolution. Raises TypeMismatch if it is empty on a spatial axis where x is not.
+
+    Only new models are checked. Inference allows empty results, because sizes that a run brings may lead to them.
+    """
+    node = y.node
+    assert node is not None, "a result"
+    sizes, given = y.tensor.shape or (), node.operands[0].tensor.shape or ()
+    if any(isinstance(n, int) and n == 0 and m != 0 for n, m in zip(sizes[2:], given[2:], strict=False)):
+        transposed = isinstance(node.op, ConvTranspose)
+        why = "the padding removes all of the output" if transposed else "the kernel is larger than the padded input"
+        raise TypeMismatch(f"{node.describe()}: {why}: the result would be {y.tensor}")
+    return y
 
 
 def _check_groups(w: TensorType, group: int) -> None:

@@ -38,7 +38,7 @@ class ClassLoss(Op):
     def check(self, scores: TensorType, labels: TensorType, weights: TensorType | None) -> None:
         """Raise TypeMismatch when the shapes do not belong together."""
         if self.reduction not in ("none", "mean", "sum"):
-            raise UsageError(f"reduction is 'none', 'mean' or 'sum', not {self.reduction!r}")
+            raise UsageError(f"reduction must be 'none', 'mean' or 'sum', not {self.reduction!r}")
         if scores.shape is not None:
             if len(scores.shape) < 2:
                 raise TypeMismatch(f"scores {scores} have no class axis")

@@ -236,7 +236,7 @@ class LpNormalization(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         if self.p not in (1, 2):
-            raise UsageError(f"LpNormalization: p is 1 or 2, not {self.p}")
+            raise UsageError(f"LpNormalization: p must be 1 or 2, not {self.p}")
         if x.shape is not None and not -len(x.shape) <= self.axis < len(x.shape):
             raise TypeMismatch(f"axis {self.axis} is out of range for {x}")
         return TensorType(x.dtype, x.shape)

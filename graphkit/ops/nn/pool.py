@@ -188,7 +188,7 @@ class MaxPoolGrad(Op):
 
     def infer(self, dy: TensorType, indices: TensorType, x: TensorType) -> TensorType:
         if not fits(dy.shape, indices.shape):
-            raise TypeMismatch(f"the output gradient {dy} and the indices {indices} differ in shape")
+            raise TypeMismatch(f"the output gradient {dy} and the indices {indices} must have the same shape")
         return TensorType(dy.dtype, x.shape)
 
     def reference(self, xp: Any, dy: Any, indices: Any, x: Any) -> Any:

@@ -78,7 +78,7 @@ class LinearAttention(Op):
         past, decay, beta = (*others, None, None, None)[:3]
         heads, groups = self.q_num_heads, self.kv_num_heads
         if self.update_rule not in _RULES:
-            raise UsageError(f"update_rule is one of {', '.join(_RULES)}, not {self.update_rule!r}")
+            raise UsageError(f"update_rule must be one of {', '.join(_RULES)}, not {self.update_rule!r}")
         if heads < 1 or groups < 1 or heads % groups:
             raise UsageError(f"{heads} heads of queries are not a multiple of {groups} heads of keys")
         if (decay is not None) is not self._gated or (beta is not None) is not self._corrects:
@@ -192,7 +192,7 @@ class CausalConvWithState(Op):
         self, x: TensorType, weight: TensorType, bias: TensorType | None = None, past_state: TensorType | None = None
     ) -> Any:
         if self.activation not in ("none", "silu", "swish"):
-            raise UsageError(f"activation is 'none', 'silu' or 'swish', not {self.activation!r}")
+            raise UsageError(f"activation must be 'none', 'silu' or 'swish', not {self.activation!r}")
         if any(t is not None and t.rank not in (None, 3) for t in (x, weight, past_state)):
             raise TypeMismatch(f"x {x}, weight {weight} and past_state {past_state} have three axes")
         if x.shape is None:

@@ -120,7 +120,7 @@ class Sliding(Op):
                 if not (isinstance(span, int) and isinstance(e, int) and s + e <= span):
                     count = dims.dim_min(count, dims.ceildiv(n + b, s))
             if not isinstance(count, DimExpr) and count < 0:
-                raise TypeMismatch(f"a window of {span} does not fit into an input of {n} padded by {b} and {e}")
+                raise TypeMismatch(f"the kernel size {span} is greater than the input size {n} padded by {b} and {e}")
             result.append(count)
         return tuple(result)
 

@@ -56,7 +56,7 @@ class MaxUnpool(Op):
 
     def infer(self, x: TensorType, indices: TensorType, output_shape: TensorType | None = None) -> TensorType:
         if not fits(x.shape, indices.shape):
-            raise TypeMismatch(f"{x} and its indices {indices} differ in shape")
+            raise TypeMismatch(f"{x} and its indices {indices} must have the same shape")
         rank = len(self.kernel_shape) + 2
         pooled = self.pooled_shape(tuple(dims.fresh() for _ in range(rank)) if x.shape is None else x.shape)
         if output_shape is None:

@@ -178,7 +178,7 @@ class Momentum(_Step):
 
     def infer(self, rate: TensorType, count: TensorType, *tensors: TensorType) -> tuple[TensorType, ...]:
         if self.mode not in ("standard", "nesterov"):
-            raise UsageError(f"mode is standard or nesterov, not {self.mode!r}")
+            raise UsageError(f"mode must be standard or nesterov, not {self.mode!r}")
         return super().infer(rate, count, *tensors)
 
     def factors(self, m: Any, power: Any, rate: Any, count: Any) -> tuple[Any, ...]:

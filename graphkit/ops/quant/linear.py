@@ -14,7 +14,7 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOAT8, TINY_FLOATS, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
-from graphkit.ops.axes import normal_axis
+from graphkit.ops.axes import normal_axis, shape_text
 from graphkit.ops.pointwise import unbroadcast
 from graphkit.ops.quant.rounding import SCALES, bounded
 from graphkit.ops.tensor.cast import convert
@@ -37,7 +37,7 @@ class _Linear(Op):
     def check_parameters(self, x: TensorType, scale: TensorType, zero_point: TensorType | None) -> None:
         """Raises TypeMismatch where scale or zero point do not fit x."""
         if zero_point is not None and not _alike(scale.shape, zero_point.shape):
-            raise TypeMismatch(f"scale {scale} and zero point {zero_point} differ in shape")
+            raise TypeMismatch(f"scale {scale} and zero point {zero_point} must have the same shape")
         if self.block_size < 0:
             raise TypeMismatch(f"block_size={self.block_size} is negative")
         # A vector whose length is not known may have one element, which is for all of x.
@@ -50,8 +50,11 @@ class _Linear(Op):
         else:
             wanted = (x.shape[axis],)
         if not fits(scale.shape, wanted):
-            how = f"blocks of {self.block_size} along axis {axis}" if self.block_size else f"axis {axis}"
-            raise TypeMismatch(f"scale {scale} does not fit {how} of {x}: [{', '.join(map(str, wanted))}]")
+            how = f"blocks of {self.block_size} along axis {axis}" if self.block_size else f"axis {axis} of x"
+            raise TypeMismatch(
+                f"the scale must be a scalar or have shape {shape_text(wanted)}, for {how}; it has "
+                f"{shape_text(scale.shape)}"
+            )
 
     def spread(self, xp: Any, parameter: Any, shape: Sequence[int]) -> Any:
         """A scale or a zero point as an array that broadcasts to x's shape."""

@@ -69,7 +69,7 @@ def single(what: str, operand: TensorType | None) -> None:
     if len(operand.shape) > 1 or (
         len(operand.shape) == 1 and isinstance(operand.shape[0], int) and operand.shape[0] != 1
     ):
-        raise TypeMismatch(f"{what} is one number, not {operand}")
+        raise TypeMismatch(f"{what} must be one number, not {operand}")
 
 
 def number(xp: Any, operand: Any) -> Any:

@@ -104,7 +104,7 @@ class RecurrenceGrad(OfLayer):
             results = 1 + layer.states + bool(self.rest)
             return (TensorType(gates.dtype),) * results
         if len(gates.shape) != 4 or len(r.shape) != 3:
-            raise TypeMismatch(f"gates have 4 dimensions and r has 3, not {gates} and {r}")
+            raise TypeMismatch(f"gates must have 4 dimensions and r must have 3, not {gates} and {r}")
         count, time, batch, _ = gates.shape
         hidden = r.shape[2]
         if not all(fits((n,), (layer.directions,)) for n in (count, r.shape[0])):

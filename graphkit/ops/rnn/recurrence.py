@@ -94,7 +94,7 @@ class Recurrence(Op):
     @property
     def directions(self) -> int:
         if self.direction not in ("forward", "reverse", "bidirectional"):
-            raise UsageError(f"direction is forward, reverse or bidirectional, not {self.direction!r}")
+            raise UsageError(f"direction must be forward, reverse or bidirectional, not {self.direction!r}")
         return 2 if self.direction == "bidirectional" else 1
 
     @property
@@ -143,12 +143,18 @@ class Recurrence(Op):
         given = self.named_inputs(operands)
         x, w, r = given["x"], given["w"], given["r"]
         if self.layout not in (0, 1):
-            raise UsageError(f"layout is 0 or 1, not {self.layout}")
+            raise UsageError(f"layout must be 0 or 1, not {self.layout}")
         count = self.directions
         self.functions_of(0)
-        for name, operand in (("x", x), ("w", w), ("r", r)):
+        rows = f"{self.gates}*hidden_size"
+        forms = (
+            "[N, T, C]" if self.layout else "[T, N, C]",
+            f"[{count}, {rows}, C]",
+            f"[{count}, {rows}, hidden_size]",
+        )
+        for name, operand, form in zip("xwr", (x, w, r), forms, strict=True):
             if operand.shape is not None and len(operand.shape) != 3:
-                raise TypeMismatch(f"{name} has 3 dimensions, not {operand}")
+                raise TypeMismatch(f"{name} must have 3 dimensions, {form}; it has {len(operand.shape)}")
         time, batch, features = (dims.fresh(), dims.fresh(), dims.fresh()) if x.shape is None else x.shape
         if self.layout:
             time, batch = batch, time
@@ -175,7 +181,7 @@ class Recurrence(Op):
         """The number of hidden units, from the attribute or an operand's shape."""
         if self.hidden_size is not None:
             if self.hidden_size < 1:
-                raise UsageError(f"hidden_size is positive, not {self.hidden_size}")
+                raise UsageError(f"hidden_size must be positive, not {self.hidden_size}")
             return self.hidden_size
         if r.shape is not None:
             return r.shape[2]

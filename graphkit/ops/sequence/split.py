@@ -185,8 +185,8 @@ class ConcatFromSequence(Op):
         axis = normal_axis(self.axis, rank)
         kept = {(x.ndim, *(d for i, d in enumerate(x.shape) if self.new_axis or i != axis)) for x in sequence}
         if len(kept) > 1:
-            where = "" if self.new_axis else f" beside axis {axis}"
-            raise RuntimeFailure(f"elements of shapes {shapes_text(sequence)} differ{where}")
+            where = "" if self.new_axis else f" except on axis {axis}"
+            raise RuntimeFailure(f"the shapes {shapes_text(sequence)} must be equal{where}")
         require_memory(sum(x.nbytes for x in sequence), "the elements, joined")
         return xp.stack(sequence, axis=axis) if self.new_axis else xp.concatenate(sequence, axis=axis)
 

@@ -145,7 +145,7 @@ class _Conversion(Op):
 
     def converted(self, x: TensorType, to: DType) -> TensorType:
         if self.round_mode not in _ROUND_MODES:
-            raise UsageError(f"round_mode is one of {', '.join(_ROUND_MODES)}, not {self.round_mode!r}")
+            raise UsageError(f"round_mode must be one of {', '.join(_ROUND_MODES)}, not {self.round_mode!r}")
         return TensorType(to, x.shape, _known(x, to))
 
     @staticmethod

@@ -61,7 +61,9 @@ class Concat(Op):
         for shape in shapes[1:]:
             extended = _extended(joint, shape, axis)
             if extended is None:
-                raise TypeMismatch(f"shapes {' and '.join(map(shape_text, shapes))} differ beside axis {axis}")
+                raise TypeMismatch(
+                    f"shapes {' and '.join(map(shape_text, shapes))} must be equal except on axis {axis}"
+                )
             joint = extended
         if len(shapes) < len(xs):
             joint[axis] = dims.fresh()

@@ -178,7 +178,7 @@ class OneHot(Op):
 
     def infer(self, indices: TensorType, depth: TensorType, values: TensorType) -> TensorType:
         if values.shape is not None and (len(values.shape) != 1 or not dims.may_equal(values.shape[0], 2)):
-            raise TypeMismatch(f"OneHot's values are [off, on], not {values}")
+            raise TypeMismatch(f"OneHot's values must be [off, on], not {values}")
         if indices.shape is None:
             return TensorType(values.dtype, None)
         axis = self._axis(len(indices.shape))

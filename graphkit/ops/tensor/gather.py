@@ -145,7 +145,7 @@ def along_axis(xp: Any, shape: tuple[int, ...], indices: Any, axis: int) -> tupl
     Raises TypeMismatch for an index outside the axis, and for more indices along another axis than x has elements.
     """
     if any(n > shape[other] for other, n in enumerate(indices.shape) if other != axis):
-        raise TypeMismatch(f"indices {list(indices.shape)} do not fit {list(shape)} beside axis {axis}")
+        raise TypeMismatch(f"indices {list(indices.shape)} must not be larger than {list(shape)} except on axis {axis}")
     check_range(indices, shape, axis)
     size = shape[axis]
     index = []

@@ -139,7 +139,7 @@ class Tile(Op):
 
 def _check_mode(mode: str) -> None:
     if mode not in ("DCR", "CRD"):
-        raise UsageError(f"mode is 'DCR' or 'CRD', not {mode!r}")
+        raise UsageError(f"mode must be 'DCR' or 'CRD', not {mode!r}")
 
 
 @op

@@ -148,7 +148,7 @@ class Pad(Op):
         axes: TensorType | None = None,
     ) -> TensorType:
         if self.mode not in _MODES:
-            raise UsageError(f"mode is one of {', '.join(_MODES)}, not {self.mode!r}")
+            raise UsageError(f"mode must be one of {', '.join(_MODES)}, not {self.mode!r}")
         return TensorType(x.dtype, _shape(x, pads, axes))
 
     def reference(self, xp: Any, x: Any, pads: Any, constant_value: Any = None, axes: Any = None) -> Any:
@@ -215,7 +215,7 @@ class PadGrad(Op):
 
     def infer(self, dy: TensorType, x: TensorType, pads: TensorType, axes: TensorType | None = None) -> TensorType:
         if self.mode not in _MODES[1:]:
-            raise UsageError(f"mode is one of {', '.join(_MODES[1:])}, not {self.mode!r}")
+            raise UsageError(f"mode must be one of {', '.join(_MODES[1:])}, not {self.mode!r}")
         if dy.rank is not None and x.rank is not None and dy.rank != x.rank:
             raise TypeMismatch(f"dy {dy} and x {x} differ in rank")
         # Of pads that a run tells, their kernel is made when it does, of sizes that are numbers.

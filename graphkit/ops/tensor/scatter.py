@@ -35,7 +35,7 @@ class _Scatter(Op):
 
     def infer(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
         if self.reduction not in _REDUCTIONS:
-            raise UsageError(f"reduction is one of {', '.join(_REDUCTIONS)}, not {self.reduction!r}")
+            raise UsageError(f"reduction must be one of {', '.join(_REDUCTIONS)}, not {self.reduction!r}")
         if self.reduction != "none" and x.dtype is DType.STRING:
             raise TypeMismatch(f"strings cannot be combined: reduction={self.reduction!r} of {x}")
         self.check(x, indices, updates)
@@ -139,7 +139,7 @@ class ScatterElements(_Scatter):
             if x.shape is not None and operand.shape is not None and len(x.shape) != len(operand.shape):
                 raise TypeMismatch(f"{operand} has another rank than x {shape_text(x.shape)}")
         if not fits(indices.shape, updates.shape):
-            raise TypeMismatch(f"indices {indices} and updates {shape_text(updates.shape)} differ in shape")
+            raise TypeMismatch(f"indices {indices} and updates {shape_text(updates.shape)} must have the same shape")
         if x.shape is not None:
             normal_axis(self.axis, len(x.shape))
 
@@ -231,7 +231,7 @@ class TensorScatter(Op):
 
     def infer(self, cache: TensorType, update: TensorType, write_indices: TensorType | None = None) -> TensorType:
         if self.mode not in ("linear", "circular"):
-            raise UsageError(f"mode is one of linear, circular, not {self.mode!r}")
+            raise UsageError(f"mode must be one of linear, circular, not {self.mode!r}")
         if cache.shape is None:
             return TensorType(cache.dtype, update.shape and fresh_shape(len(update.shape)))
         axis = normal_axis(self.axis, len(cache.shape))

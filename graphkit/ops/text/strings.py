@@ -173,7 +173,9 @@ class StringNormalizer(TextOp):
 
     def infer(self, x: TensorType) -> TensorType:
         if self.case_change_action not in _ACTIONS:
-            raise UsageError(f"case_change_action is one of {', '.join(_ACTIONS)}, not {self.case_change_action!r}")
+            raise UsageError(
+                f"case_change_action must be one of {', '.join(_ACTIONS)}, not {self.case_change_action!r}"
+            )
         if x.shape is None:
             return TensorType(DType.STRING, None)
         if len(x.shape) not in (1, 2) or not (len(x.shape) == 1 or dims.may_equal(x.shape[0], 1)):

@@ -179,7 +179,7 @@ class TfIdfVectorizer(TextOp):
 
     def infer(self, x: TensorType) -> TensorType:
         if self.mode not in _MODES:
-            raise UsageError(f"mode is one of {', '.join(_MODES)}, not {self.mode!r}")
+            raise UsageError(f"mode must be one of {', '.join(_MODES)}, not {self.mode!r}")
         if (self.pool_strings is None) == (self.pool_int64s is None):
             raise UsageError("exactly one of pool_strings and pool_int64s is given")
         if (x.dtype is DType.STRING) != (self.pool_strings is not None):

@@ -45,7 +45,7 @@ class Tokenizer(TextOp):
 
     def infer(self, x: TensorType) -> TensorType:
         if self.mincharnum < 1:
-            raise UsageError(f"mincharnum is 1 or more, not {self.mincharnum}")
+            raise UsageError(f"mincharnum must be 1 or more, not {self.mincharnum}")
         if not self.separators and not self.tokenexp:
             raise UsageError("either separators or tokenexp is given, and not empty")
         if self._characters and self.mincharnum > 1:

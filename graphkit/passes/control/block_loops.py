@@ -51,7 +51,9 @@ def block_loops(graph: Graph, block: Block) -> Graph:
 def in_blocks(node: Node, block: Block) -> Sequence[Value]:
     """The results of a Scan, or of a Loop without scan outputs, computed block by block."""
     if block != "sqrt" and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
-        raise UsageError(f"{node.describe()}: a block has a positive number of iterations or 'sqrt', not {block!r}")
+        raise UsageError(
+            f"{node.describe()}: a block must have a positive number of iterations or 'sqrt', not {block!r}"
+        )
     trips = _scan_trips(node) if node.op.name == "Scan" else _loop_trips(node)
     if block == "sqrt":
         if not isinstance(trips, int):

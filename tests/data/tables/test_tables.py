@@ -169,12 +169,17 @@ def test_other_tables_of_a_model(tmp_path, path):
         (
             "a,y\n1,0\n2\n",
             {},
-            "1 cells in the row that begins '2' and ends in line 3; the first line has 2",
+            r"line 3 has 1 column \('2'\); the first line has 2",
             InputError,
         ),
         ("a,b,y\n1,,0\n2,,1\n", {"missing": "mean"}, "column 'b' is empty in all training rows; drop=b", InputError),
         ("y\n1\n2\n", {}, "no column is left", InputError),
-        ('a,y\n"1,0\n2,1\n', {}, r"there is a header, but no sample|cells in the row", InputError),
+        (
+            'a,y\n"1,0\n2,1\n',
+            {},
+            r"there is a header, but no sample|the row that ends in line 3 has 1 column",
+            InputError,
+        ),
     ],
 )
 def test_what_cannot_be_read(tmp_path, text, options, message, error):

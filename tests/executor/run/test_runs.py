@@ -21,6 +21,7 @@ from graphkit.executor.run.session import Executor
 from graphkit.executor.run.sized_program import SizedProgram, _SizedInstance
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, SequenceType, TensorType
+from graphkit.model import Model
 from graphkit.ops import F, Op, apply, op, registry
 from graphkit.ops.evaluate import evaluate
 
@@ -155,6 +156,12 @@ def test_mlp_with_parameters() -> None:
     fed = exe.run({"x": np.zeros((1, 4), np.float32), "b": np.full(8, 7, np.float32)})["y"]
     np.testing.assert_allclose(fed, np.full((1, 8), 7, np.float32))
     np.testing.assert_allclose(exe.run({"x": np.zeros((1, 4), np.float32)})["y"], np.full((1, 8), 100, np.float32))
+
+
+@pytest.mark.parametrize("outputs", [{}, [], ()])
+def test_a_model_without_outputs_is_refused(outputs: Any) -> None:
+    with pytest.raises(UsageError, match="model 'empty' has no output"):
+        Model(outputs, name="empty")
 
 
 def test_outputs_are_fresh() -> None:

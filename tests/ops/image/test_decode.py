@@ -109,7 +109,7 @@ def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(UsageError, match="pixel_format is one of RGB, BGR, Grayscale"):
+    with pytest.raises(UsageError, match="pixel_format must be one of RGB, BGR, Grayscale"):
         gk.image_decoder(gk.input("x", [3], dtype="uint8"), pixel_format="CMYK")
     with pytest.raises(TypeMismatch, match="the bytes of one file"):
         gk.image_decoder(gk.input("x", [3, 3], dtype="uint8"))

@@ -79,7 +79,7 @@ def test_refused() -> None:
         gk.adagrad(rate, t, w, w, other)
     with pytest.raises(TypeMismatch, match="rate must be a scalar"):
         gk.adam(count, t, w, w, w, w)
-    with pytest.raises(UsageError, match="mode is standard or nesterov"):
+    with pytest.raises(UsageError, match="mode must be standard or nesterov"):
         gk.momentum(rate, t, w, w, w, mode="heavy", **MOMENTUM)
     new, *_ = gk.adam(rate, t, w, w, w, w)
     with pytest.raises(MissingGradient, match="Adam ends a training step"):

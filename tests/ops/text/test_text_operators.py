@@ -185,7 +185,7 @@ def test_tfidf_of_many_documents(steps: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"mode": "BM25"}, UsageError, "mode is one of TF, IDF, TFIDF"),
+        ({"mode": "BM25"}, UsageError, "mode must be one of TF, IDF, TFIDF"),
         ({"pool_int64s": [1]}, UsageError, "exactly one of pool_strings and pool_int64s"),
         ({"pool_strings": None, "pool_int64s": [1, 2, 3, 4, 5, 6]}, TypeMismatch, "does not hold elements of"),
         ({"min_gram_length": 0}, UsageError, "n-grams of 0 to 2 words"),
@@ -251,7 +251,7 @@ def test_tfidf_with_many_skips() -> None:
     [
         (gk.string_normalizer, [2, 2], {}, r"takes \[C\] or \[1, C\]"),
         (gk.string_normalizer, [1, 2, 2], {}, r"takes \[C\] or \[1, C\]"),
-        (gk.string_normalizer, [2], {"case_change_action": "TITLE"}, "case_change_action is one of"),
+        (gk.string_normalizer, [2], {"case_change_action": "TITLE"}, "case_change_action must be one of"),
         (gk.tokenizer, [2], {"mark": 0, "mincharnum": 0, "pad_value": "", "separators": [" "]}, "mincharnum"),
         (gk.tokenizer, [2], {"mark": 0, "mincharnum": 1, "pad_value": ""}, "either separators or tokenexp"),
         (gk.tokenizer, [2], {"mark": 0, "mincharnum": 2, "pad_value": "", "separators": [""]}, "leaves none"),

@@ -73,7 +73,7 @@ def test_an_error_in_any_part_leaves_all_states(devices: dict[str | None, str]) 
                 step(run, **wrong)
             assert ("later" in str(raised.value)) == ("at" not in wrong), "the first fault is told"
             assert unchanged(run, before)
-        with pytest.raises(NotFinite, match="the parameters are unchanged"):
+        with pytest.raises(NotFinite, match="The parameters are unchanged"):
             step(run, scale=np.nan)
         assert unchanged(run, before)
         assert run.executor.rng == rng
