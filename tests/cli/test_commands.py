@@ -13,6 +13,7 @@ import pytest
 import graphkit as gk
 from graphkit import cli
 from graphkit.cli.run import _npz
+from graphkit.dist import kvstore
 from graphkit.errors import UsageError
 
 
@@ -553,7 +554,9 @@ def test_the_store_of_a_run_gets_its_compression(call, folder, monkeypatch):
     assert "the store was given top_k:0.05" in err
 
 
-def test_a_store_of_one_process_says_that_it_has_no_effect(call, folder, tmp_path):
+def test_a_store_of_one_process_says_that_it_has_no_effect(call, folder, tmp_path, monkeypatch):
+    alone = kvstore.create("local")  # this process must not start MPI
+    monkeypatch.setattr("graphkit.dist.kvstore.create", lambda *_, **__: alone)
     code, _, err = call(
         "train", folder / "net.json", "--data", "digits", "--kvstore", "dist_sync", "-o", tmp_path / "a"
     )
