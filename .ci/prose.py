@@ -77,10 +77,30 @@ def documented() -> Iterator[tuple[Path, str | None]]:
         for path in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE):
             home, _, name = path.rpartition(".")
             for parts, named in ((path, None), (home, name)):
-                whole = Path(parts.replace(".", "/"))
-                if place := next((p for p in (whole.with_suffix(".py"), whole / "__init__.py") if p.exists()), None):
+                if place := _file_of(parts):
                     yield place, named
+                    yield from _imported(place, named)
                     break
+
+
+def _file_of(module: str) -> Path | None:
+    whole = Path(module.replace(".", "/"))
+    return next((p for p in (whole.with_suffix(".py"), whole / "__init__.py") if p.exists()), None)
+
+
+def _imported(path: Path, name: str | None) -> Iterator[tuple[Path, str]]:
+    """File and name of what a module only imports: `name`, or all that its `__all__` lists."""
+    tree = ast.parse(path.read_text("utf-8"))
+    listed = {name}
+    for node in tree.body if name is None else ():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            listed = set(ast.literal_eval(node.value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (place := _file_of(node.module or "")):
+            for alias in node.names:
+                if alias.name in listed:
+                    yield place, alias.name
+                    yield from _imported(place, alias.name)
 
 
 def docstrings(path: Path, names: set[str | None]) -> Iterator[Text]:

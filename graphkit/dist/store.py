@@ -406,9 +406,7 @@ class KVStore:
         return self._communicator.working()
 
     def running(self, code: str) -> AbstractContextManager[None]:
-        """Context that runs the user's code, named by `code`. If it does not return while others wait, their error
-        names it.
-        """
+        """Context in which code of the user runs. If other processes wait for it too long, their error names `code`."""
         return self._communicator.running(code)
 
     def begin_step(self) -> None:
@@ -480,9 +478,7 @@ class KVStore:
 
     @property
     def compressing(self) -> tuple[int, ...]:
-        """The ranks that compress float32 arrays and keep residuals. If there are several hosts, only the first rank
-        of each.
-        """
+        """The ranks that compress float32 arrays and keep residuals: on several hosts, only the first rank of each."""
         levels = self._communicator.levels
         return tuple(range(self.num_workers)) if levels is None else levels.leading
 

@@ -48,7 +48,7 @@ class RowSparse:
         return self.indices.nbytes + self.values.nbytes
 
     def dense(self, rows: int) -> np.ndarray:
-        """The whole array, of so many rows."""
+        """Return the whole array. rows: its number of rows."""
         found = np.zeros((rows, *self.values.shape[1:]), self.dtype)
         own = total([self])
         found[own.indices] = own.values
