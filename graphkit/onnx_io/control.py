@@ -12,6 +12,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import checkpoint, close_over
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.onnx_io import attributes
+from graphkit.onnx_io.building import GraphBuilder, Names, Setting
 from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import type_from_proto
 from graphkit.onnx_io.untaken import branch_outputs, restored
@@ -20,7 +21,6 @@ from graphkit.ops.control.loop_state import StableStates
 from graphkit.ops.sequence.map import element_types, sequence_map
 
 if TYPE_CHECKING:
-    from graphkit.onnx_io.importer import Builder, Names, Setting
     from graphkit.onnx_io.upgrade import NodeView
 
 # A body is built anew for each trial of its states' types; those that change in all of these lose their rank.
@@ -31,7 +31,7 @@ BUILT_AS = {"SequenceMap": "Loop"}
 
 
 def build(
-    builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+    builder: GraphBuilder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
     """Build a control-flow node; returns its outputs."""
     if view.op_type == "If":
@@ -44,7 +44,7 @@ def build(
     raise UnsupportedError(f"subgraphs of {view.op_type} are not supported")
 
 
-def build_map(builder: Builder, raw: RawNode, view: NodeView, names: Names, setting: Setting) -> Sequence[Value]:
+def build_map(builder: GraphBuilder, raw: RawNode, view: NodeView, names: Names, setting: Setting) -> Sequence[Value]:
     """Build a SequenceMap, as the Loop that the standard says it is; returns its outputs."""
     region = _body(raw, "body")
     operands = [view.operand(i) for i in range(len(view.inputs))]
@@ -63,7 +63,7 @@ def _body(raw: RawNode, name: str) -> Region:
     return raw.regions[name]
 
 
-def _inner(builder: Builder, region: Region, own: Sequence[Value], names: Names, setting: Setting) -> list[Value]:
+def _inner(builder: GraphBuilder, region: Region, own: Sequence[Value], names: Names, setting: Setting) -> list[Value]:
     """The outputs of a subgraph built in a scope inside `names`, where its inputs are `own`."""
     if len(region.inputs) != len(own):
         raise InvalidModel(f"{region.place} has {len(region.inputs)} inputs, {len(own)} are passed to it")
@@ -79,7 +79,7 @@ def _finish(raw: RawNode, operator: Op, operands: Sequence[Value | None]) -> Seq
 
 
 def _if(
-    builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+    builder: GraphBuilder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
     mark = checkpoint()
     regions = {key: _body(raw, key) for key in ("then_branch", "else_branch")}
@@ -94,7 +94,7 @@ def _if(
 
 
 def _loop(
-    builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+    builder: GraphBuilder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
     region = _body(raw, "body")
     state = [view.operand(i) for i in range(2, len(view.inputs))]
@@ -115,7 +115,7 @@ def _scalar(value: Value | None) -> Value | None:
     return F.reshape(value, constant(np.zeros(0, np.int64)))
 
 
-def _counter(builder: Builder, region: Region, index: int, dtype: DType) -> Type:
+def _counter(builder: GraphBuilder, region: Region, index: int, dtype: DType) -> Type:
     """The type of the iteration number or condition: a scalar, which some exporters declare as one element."""
     shape: tuple[int, ...] = ()
     if index < len(region.inputs):
@@ -127,7 +127,7 @@ def _counter(builder: Builder, region: Region, index: int, dtype: DType) -> Type
 
 
 def _scan(
-    builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+    builder: GraphBuilder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
     region = _body(raw, "body")
     count = view.attrs.get("num_scan_inputs")
@@ -145,7 +145,7 @@ def _scan(
 
 
 def _batched_scan(
-    builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+    builder: GraphBuilder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
     """The Scan of opset 8: batch first, time second, and a length for each sequence. A Scan over the batch, whose body
     is the Scan over time; scan outputs after the end of a sequence, which the standard leaves open, are zeros.
@@ -199,7 +199,7 @@ def _element(scanned: TensorType, axis: int) -> TensorType:
 
 
 def _with_stable_state(
-    builder: Builder,
+    builder: GraphBuilder,
     region: Region,
     names: Names,
     setting: Setting,

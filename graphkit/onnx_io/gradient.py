@@ -7,21 +7,18 @@ Gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir import context
 from graphkit.ir.graph import Value, next_serial, topological
+from graphkit.onnx_io.building import GraphBuilder, Names
 from graphkit.onnx_io.scopes import GRADIENT, RawNode
 from graphkit.ops import F
 
 if TYPE_CHECKING:
-    from graphkit.onnx_io.importer import Builder, Names
     from graphkit.onnx_io.upgrade import NodeView
-
-# The gradients of values in others, as graph; a value that has no influence has zeros.
-Differentiate: TypeAlias = Callable[[Sequence[Value], Sequence[Value]], Sequence[Value]]
 
 # Gradients of gradients grow by a factor each time: a small file must not unfold without limit.
 MAX_VALUES = 2_000_000
@@ -31,7 +28,7 @@ def is_gradient(raw: RawNode) -> bool:
     return (raw.domain, raw.op_type) == GRADIENT
 
 
-def build(builder: Builder, view: NodeView, names: Names) -> Sequence[Value]:
+def build(builder: GraphBuilder, view: NodeView, names: Names) -> Sequence[Value]:
     """The derivative of the sum of y in each of `xs`, at the values that the node is given."""
     if builder.differentiate is None:
         raise UnsupportedError("Gradient is supported only when a whole model is loaded")

@@ -29,6 +29,7 @@ from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import OptionalType, TensorType, Type
 from graphkit.onnx_io import attributes, control, functions, gradient, initializers, upgrade, validate
+from graphkit.onnx_io.building import Differentiate, Names, Setting, StandIns
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
 from graphkit.onnx_io.tensors import (
@@ -40,7 +41,6 @@ from graphkit.onnx_io.tensors import (
     type_from_proto,
     type_to_proto,
 )
-from graphkit.onnx_io.untaken import StandIns
 from graphkit.onnx_io.uses import uses
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
@@ -78,7 +78,7 @@ def import_model(
     source: str | os.PathLike[str] | bytes | ModelProto,
     *,
     external_root: str | os.PathLike[str] | None = None,
-    differentiate: gradient.Differentiate | None = None,
+    differentiate: Differentiate | None = None,
 ) -> Imported:
     """Read an ONNX model (opset 1 to 28) from a path, from bytes or from a ModelProto.
 
@@ -103,43 +103,6 @@ def import_model(
         raise InvalidModel(f"{parsed.label}: types or graphs are nested too deeply") from None
 
 
-class Names:
-    """Values by name; a subgraph looks further in the scope around it."""
-
-    __slots__ = ("outer", "values")
-
-    def __init__(self, outer: Names | None = None):
-        self.values: dict[str, Value | None] = {}
-        self.outer = outer
-
-    def find(self, name: str) -> Value | None:
-        """The value called `name`; None when it is an operand that a function's caller left out."""
-        scope: Names | None = self
-        while scope is not None:
-            if name in scope.values:
-                return scope.values[name]
-            scope = scope.outer
-        raise InvalidModel(f"{name!r} is not defined: no node, graph input or initializer has this name")
-
-    def output(self, name: str) -> Value:
-        """The value called `name`, which must be there."""
-        found = self.find(name)
-        if found is None:
-            raise InvalidModel(f"{name!r} is an output, but has no value")
-        return found
-
-
-class Setting(NamedTuple):
-    """The context of nodes: opset by domain, attributes of the enclosing function, and the calls so far."""
-
-    opsets: Mapping[str, int]
-    attributes: Mapping[str, AttributeProto]
-    calls: tuple[str, ...] = ()
-
-    def version(self, domain: str) -> int:
-        return validate.version_of(domain, self.opsets)
-
-
 class Builder:
     """Builds the graph of one model; lowering uses it to build the standard definition of one operator."""
 
@@ -149,7 +112,7 @@ class Builder:
         label: str,
         external: ExternalData,
         large: Mapping[str, Place] | None = None,
-        differentiate: gradient.Differentiate | None = None,
+        differentiate: Differentiate | None = None,
     ):
         self.differentiate = differentiate
         self.differentiated = 0

@@ -9,56 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from graphkit.errors import InvalidModel, UnsupportedError
-from graphkit.ir import dims
 from graphkit.ir.graph import Value
 from graphkit.ir.subgraph import checkpoint
-from graphkit.ir.types import SequenceType, TensorType, Type
-
-if TYPE_CHECKING:
-    from graphkit.onnx_io.importer import Builder, Names, Setting
-    from graphkit.onnx_io.scopes import Region
+from graphkit.onnx_io.building import GraphBuilder, Names, Setting, StandIns
+from graphkit.onnx_io.scopes import Region
 
 # What is forgotten of the operands that a branch takes from outside, in the order in which that is tried: nothing, then
 # their sizes and elements (ranks too, of constants too).
 _ATTEMPTS = (None, (False, False), (True, False), (False, True), (True, True))
 
 
-class StandIns:
-    """Operands of less known types for what one branch reads from outside of itself.
-
-    `mark` is the checkpoint taken before the branch. `ranks`: forget ranks, not sizes alone. `constants`: forget the
-    sizes and elements of constants too, those inside the branch included. `originals` has the value that each stands
-    for, `outer` the stand-ins of the branch around this one.
-    """
-
-    def __init__(self, mark: int, ranks: bool, constants: bool, outer: StandIns | None):
-        self.originals: dict[Value, Value] = {}
-        self._mark, self._ranks, self._constants, self._outer = mark, ranks, constants, outer
-        self._made: dict[Value, Value] = {}
-
-    def of(self, value: Value) -> Value:
-        """The operand to read in place of `value`: itself where it is the branch's own."""
-        if self._outer is not None:
-            value = self._outer.of(value)
-        if value in self.originals:  # an operand of a function's call, which the body reads
-            return value
-        constant = value.node is not None and value.node.op.name == "Constant" and not value.node.op.domain
-        # Parameters and stand-ins are outside wherever they are made.
-        outside = value.serial < self._mark or (value.is_input and value.role != "data")
-        if not (self._constants if constant else outside):
-            return value
-        if value not in self._made:
-            # A value of this role may be captured from outside although it is made inside.
-            made = Value(_forgotten(value.type, self._ranks), value.name, role="parameter")
-            self._made[value], self.originals[made] = made, value
-        return self._made[value]
-
-
 def branch_outputs(
-    builder: Builder, region: Region, names: Names, setting: Setting, originals: dict[Value, Value]
+    builder: GraphBuilder, region: Region, names: Names, setting: Setting, originals: dict[Value, Value]
 ) -> list[Value]:
     """The outputs of a branch of an If, built in a scope inside `names`.
 
@@ -94,7 +58,7 @@ def branch_outputs(
 
 
 @contextmanager
-def _reading(builder: Builder, stand_ins: StandIns | None) -> Iterator[None]:
+def _reading(builder: GraphBuilder, stand_ins: StandIns | None) -> Iterator[None]:
     """Inside, the nodes that the builder makes read these stand-ins."""
     before, builder.stand_ins = builder.stand_ins, stand_ins
     try:
@@ -106,14 +70,3 @@ def _reading(builder: Builder, stand_ins: StandIns | None) -> Iterator[None]:
 def restored(captured: Sequence[Value], originals: dict[Value, Value]) -> list[Value]:
     """The operands of an If for what its branches capture: the true values in place of stand-ins."""
     return [originals.get(v, v) for v in captured]
-
-
-def _forgotten(kind: Type, ranks: bool) -> Type:
-    """A type of the same elements of which less is known."""
-    if isinstance(kind, SequenceType):
-        return SequenceType(_forgotten(kind.element, ranks))
-    if not isinstance(kind, TensorType):
-        return kind.with_element(_forgotten(kind.element, ranks))
-    if ranks or kind.shape is None:
-        return TensorType(kind.dtype)
-    return TensorType(kind.dtype, [dims.fresh() for _ in kind.shape])
