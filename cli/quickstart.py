@@ -93,7 +93,7 @@ def _show(result: dict[str, Any], folder: Path, epochs: int) -> None:
         ("tested", f"{result['test_accuracy']:.2%} of {result['test_images']} held-out images"),
         ("exported", str(folder / "net.onnx")),
         ("ran", f"the file predicts {'the same' if result['same_classes'] else 'OTHER'} classes"),
-        ("verified", f"{verdict}: largest difference of a probability {result['max_probability_difference']:.1e}"),
+        ("verified", f"{verdict}: largest difference in probability {result['max_probability_difference']:.1e}"),
     ]
     print_table("graphkit quickstart", ["step", "result"], rows)
     click.echo(f"files in {folder}/: " + ", ".join(result["files"]))
