@@ -188,7 +188,7 @@ class KVStore:
 
     def _row_ids(self, key: Key | Sequence[Key], keys: Sequence[Key], given: Any) -> list[np.ndarray]:
         """The requested rows of each key, each once, ascending. Raises InputError for rows that a key does not have."""
-        vectors = [given] if is_one(key) else matched(keys, given, "vectors of row indices")
+        vectors = [given] if is_one(key) else matched(keys, given, "index vector")
         return [wanted_rows(f"key {k!r}", self._stored(k).shape, v) for k, v in zip(keys, vectors, strict=True)]
 
     def _rows_of(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:

@@ -150,12 +150,12 @@ def while_loop(
     if not start:
         raise UsageError(f"{name}: the state contains no value")
     paths = list(tree.paths(state))
-    states = StableStates([v.type for v in start], refusal=lambda i, a, b: changed_state(name, paths[i], a, b))
+    states = StableStates([v.type for v in start], refusal=lambda i, a, b: changed_state(name, "state", paths[i], a, b))
     while True:
         iteration, going = Value(TensorType(DType.INT64, ()), "iteration"), Value(TensorType(DType.BOOL, ()), "going")
         inside = [Value(t, v.name or hint("state", p)) for t, v, p in zip(states.types, start, paths, strict=True)]
         mark = checkpoint()
-        following = same_tree(name, "body_fn returned", shape, body_fn(tree.unflatten(shape, inside)), inside)
+        following = same_tree(name, "state", "body_fn returned", shape, body_fn(tree.unflatten(shape, inside)), inside)
         if states.hold([v.type for v in following]):
             break
 
@@ -274,10 +274,12 @@ def _following(name: str, init: Any, inside: Sequence[Value], result: Any) -> li
         raise UsageError(
             f"{name}: the function must return a tuple (carry, y); it returned {tree.described(tree.skeleton(result))}"
         )
-    following = same_tree(name, "the function returned a carry that is", tree.skeleton(init), result[0], inside)
+    following = same_tree(
+        name, "carry", "the function returned a carry that is", tree.skeleton(init), result[0], inside
+    )
     for path, before, after in zip(tree.paths(init), inside, following, strict=True):
         if not may_keep(before.type, after.type):
-            raise TypeMismatch(f"{name}: carry{path} is {before.type} before and {after.type} after one element")
+            raise changed_state(name, "carry", path, before.type, after.type)
     return list(following)
 
 

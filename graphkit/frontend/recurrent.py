@@ -97,7 +97,9 @@ def _layer(
     checked_rank(kind, name, x, 3, "[T, N, C]")
     positive(kind, name, "units", units)
     if direction not in _DIRECTIONS:
-        raise UsageError(f"layer {name!r} ({kind}): direction must be {', '.join(_DIRECTIONS)}, not {direction!r}")
+        raise UsageError(
+            f"layer {name!r} ({kind}): direction must be forward, reverse or bidirectional, not {direction!r}"
+        )
     features = known_size(kind, name, x, 2, in_features, "in_features")
     directions, columns = (2 if direction == "bidirectional" else 1), gates * units
     start = FanInUniform(units) if init is None else init

@@ -169,7 +169,7 @@ class _Target:
             if _is_one_hot(array) and array.shape[-1:] == self._shape[-1:]:
                 return ": one row of 0 and 1 per sample; give the numbers of the classes, targets.argmax(-1)"
             if array.dtype.kind == "f" and aligned(array, self._shape) is not None:
-                return ': they look like a regression; use loss="mse" (--loss mse)'
+                return ': these look like regression targets; use loss="mse" (--loss mse)'
             if array.size and array.dtype.kind in "iu" and array.min() == 1 and array.max() - 1 == self.largest:
                 return ": classes count from 0; subtract 1"
             if array.dtype.kind == "f":

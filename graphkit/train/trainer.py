@@ -468,7 +468,7 @@ class Trainer:
         if self.kvstore is not None:
             self.kvstore.begin_step()
         compared = self._targets.fitted(targets)
-        feeds = by_name(inputs, self._inputs.names, "inputs")
+        feeds = by_name(inputs, self._inputs.names, "input")
         rate = self.learning_rate
         with self._working(), self._agreement.of_step(rate, self._stepper):
             if self._mixing is None:

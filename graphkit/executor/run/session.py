@@ -48,7 +48,7 @@ from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.distribution.places import groups_of
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.signatures import check_argument, typed
-from graphkit.text import human, short_repr
+from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -278,7 +278,7 @@ class Executor:
         """Run on the data inputs by position; return the outputs as a tuple."""
         names = [n for n, v in zip(self._input_names, self._graph.inputs, strict=True) if v.role == "data"]
         if len(arrays) != len(names):
-            raise InputError(f"expected {len(names)} inputs ({', '.join(names)}), got {len(arrays)}")
+            raise InputError(f"expected {quantity(len(names), 'input')} ({', '.join(names)}), got {len(arrays)}")
         results = self.run(dict(zip(names, arrays, strict=True)))
         return tuple(results.values())
 

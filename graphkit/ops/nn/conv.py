@@ -89,7 +89,7 @@ class Convolution(Sliding):
             raise TypeMismatch(f"{x} and weights {w} differ in rank")
         if not dims.may_equal(x.shape[1], w.shape[1] * self.group):
             taken = w.shape[1] * self.group
-            raise TypeMismatch(f"{x} has {x.shape[1]} channels; weights {w} in {self.group} groups take {taken}")
+            raise TypeMismatch(f"{x} has {x.shape[1]} channels; weights {w} with group={self.group} take {taken}")
         _check_groups(w, self.group)
         window = self.window(x.shape[2:], self._kernel(w.shape))
         return (x.shape[0], w.shape[0], *self.positions(x.shape[2:], window))
@@ -113,7 +113,7 @@ def check_not_empty(y: Value) -> Value:
 def _check_groups(w: TensorType, group: int) -> None:
     first = w.known_shape[0]
     if group < 1 or not dims.may_equal(dims.mod(first, group), 0):
-        raise TypeMismatch(f"{first} channels of weights {w} cannot be divided into {group} groups")
+        raise TypeMismatch(f"{first} channels of weights {w} cannot be divided into group={group} groups")
 
 
 def _check_bias(bias: TensorType | None, channels: Dim) -> None:
