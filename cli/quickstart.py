@@ -27,7 +27,7 @@ LEARNING_RATE, MOMENTUM, BATCH_SIZE = 0.05, 0.9, 64
 def command(folder: str, epochs: int, seed: int, as_json: bool) -> int:
     """Build LeNet for 8x8 handwritten digits, train and test it, export ONNX, and verify the file in ONNX Runtime.
 
-    Exit code 1: the exported file computes other results than the trained model.
+    Exit code 1 if the exported file computes other results than the trained model.
     """
     result = quickstart(Path(folder), epochs, seed)
     if as_json:
