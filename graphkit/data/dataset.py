@@ -217,7 +217,8 @@ class Dataset:
             by: "name" or "position" (default: by name, if the samples have names). By name, a sample stays in its part
                 when others are added or removed. (Exception: a class for which the hash would leave a part empty.) The
                 share is then `test_fraction` on average, and more for small classes: see `order.split_by_name`. By
-                position, the test part has exactly round(test_fraction * n) samples.
+                position, samples are chosen at random by their numbers, and the test part has exactly
+                round(test_fraction * n) samples.
         """
         labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None

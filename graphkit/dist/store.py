@@ -141,8 +141,8 @@ class KVStore:
 
         Args:
             key: One key, or a list of keys.
-            out: The array that the value is written to, or a list of arrays that all get it. For a list of keys, a list
-                with one of these for each key. It is then returned.
+            out: The array that the value is written to, or a list of arrays that all get it. For a list of keys: a list
+                with one such entry per key. If given, `pull` returns it.
 
         Raises:
             UsageError: A key is not initialised, or the numbers of keys and arrays differ.

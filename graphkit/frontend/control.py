@@ -133,9 +133,11 @@ def while_loop(
             it as one argument.
         maximum_iterations: An integer, or a graph value, int64 []. With recompute="sqrt", the number
             must be known before the run.
-        parallel_iterations: See docs/control_flow.md, also for the next two.
-        recompute: Number of iterations per block whose values are computed again in the backward pass, or "sqrt".
-        swap_memory: On a GPU, values for the backward pass may move to host memory.
+        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
+        recompute: Save memory in training: keep only the states at the ends of blocks of this number of iterations, and
+            compute one block at a time again in the backward pass. "sqrt" chooses about the square root of the number
+            of iterations. By default, all values that the backward pass needs are kept.
+        swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
         name: Name of the node, also in messages.
 
     Returns:
@@ -201,9 +203,11 @@ def scan(
         axis: Axis of xs along which slices are taken: one integer for all values, or nested like xs.
         out_axis: Axis along which the ys are stacked: one integer for all values, or nested like y.
         length: Number of calls if xs is None.
-        parallel_iterations: See docs/control_flow.md, also for the next two.
-        recompute: Number of iterations per block whose values are computed again in the backward pass, or "sqrt".
-        swap_memory: On a GPU, values for the backward pass may move to host memory.
+        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
+        recompute: Save memory in training: keep only the states at the ends of blocks of this number of iterations, and
+            compute one block at a time again in the backward pass. "sqrt" chooses about the square root of the number
+            of iterations. By default, all values that the backward pass needs are kept.
+        swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
         name: Name of the node, also in messages.
 
     Returns:

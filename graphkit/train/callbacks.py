@@ -192,7 +192,7 @@ class EarlyStopping(_Patient):
 
     Args:
         patience: Number of epochs without improvement after which training ends; at least 1.
-        monitor: Name of the number, as the records of `fit` have it: "valid_loss", "valid_accuracy", "loss", ...
+        monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".
         mode: "min" if smaller is better, "max" if larger is better. The default is "min" for loss, mse, rmse, mae,
             perplexity and skipped, also with the prefix valid_, and "max" for all other names.
         min_delta: A number improves only if it is better than the best one so far by more than this.

@@ -203,15 +203,15 @@ class Executor:
     ) -> dict[str, np.ndarray]:
         """Compute outputs for the fed inputs.
 
-        The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps. A run
-        that has begun to write states first completes.
+        The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps. After a
+        run has begun to write states, it is not interrupted.
 
         Args:
             feeds: Arrays by input name.
             outputs: Names of the outputs to compute (default: all).
             out: Arrays for outputs, by name. They must have the dtype and shape of the output, be writable, and not
-                share memory with each other. They may be fed arrays.
-            timeout: Seconds.
+                share memory with each other. You may pass an array of `feeds` here.
+            timeout: Time limit in seconds (default: that of the Executor).
             discard: Names of outputs that you do not need. On a GPU they are not copied to host memory, and their
                 values in the result are None. On the CPU it has no effect.
             unread: Former name of `discard`.

@@ -79,8 +79,8 @@ class Einsum(Op):
 
     Letters that the result lacks are summed over; a letter repeated in one term takes the diagonal. An axis of size 1
     broadcasts against axes with the same letter in other operands. "..." means any number of axes that broadcast.
-    Without "->" the result has those axes, then the letters that occur once, in alphabetical order. If a product or sum
-    of integers is too large for the element type, it wraps around.
+    Without "->", the result has the axes of "...", then the letters that occur once, in alphabetical order. If a
+    product or sum of integers is too large for the element type, it wraps around.
     """
 
     equation: str
