@@ -28,7 +28,7 @@ from graphkit.passes.control.prune import prune_control
 from graphkit.passes.training.randomness import bind_nested
 from graphkit.passes.training.separate_roles import separate_roles
 from graphkit.signatures import typed
-from graphkit.text import human, short_repr
+from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -413,7 +413,7 @@ class Model:
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)
         yield signature(self.graph)
-        yield f"{self.num_parameters:,} parameters"
+        yield quantity(self.num_parameters, "parameter")
         yield human(self.params.nbytes)
 
     def _repr_html_(self) -> str:

@@ -56,8 +56,8 @@ def listed(items: Iterable[Any], count: int, most: int = 3) -> str:
 
 
 def quantity(count: int, noun: str) -> str:
-    """Return a count and its noun: `1 operand`, `2 operands`. noun: in the singular, with a plural that adds an s."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return a count and its noun: `1 operand`, `2,000 operands`. noun: in the singular; its plural must add an s."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def settings(item: object) -> Iterator[str]:

@@ -13,7 +13,7 @@ from graphkit.data.batches import Batches
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.arrays import array_of, holds_arrays
 from graphkit.signatures import typed
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.data.images.preprocess import Preprocess
@@ -255,7 +255,7 @@ class Dataset:
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)
-        yield f"{len(self)} samples"
+        yield quantity(len(self), "sample")
         for label, array in self._labelled():
             yield f"{label} {array.dtype}{list(array.shape)}"
 

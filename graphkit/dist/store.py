@@ -47,7 +47,7 @@ from graphkit.dist.updaters import (
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
-from graphkit.text import human, short_repr
+from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.dist.sums.joined import Cards
@@ -611,7 +611,7 @@ class KVStore:
         yield repr(self.type)
         yield f"rank {self.rank} of {self.num_workers}"
         values = list(self._values.values())
-        yield f"{len(values)} keys, {human(sum(value.nbytes for value in values))}"
+        yield f"{quantity(len(values), 'key')}, {human(sum(value.nbytes for value in values))}"
         if self._updater is not None:
             yield f"updater {type(self._updater).__name__}"
         if self._compressed is not None:

@@ -57,7 +57,8 @@ class Loss:
         for name in given:
             if name not in self.takes:
                 others = " and ".join(loss.name for loss in _LOSSES.values() if name in loss.takes)
-                only = f"; only {others} have it" if others else ""
+                both = f"{name}= and --{name.replace('_', '-')}"
+                only = f": {both} only work with {others}" if others else ""
                 raise UsageError(f"loss {self.name!r} has no option {name!r}{only}")
         if "label_smoothing" in given:
             given["label_smoothing"] = real(self.name, "label_smoothing", given["label_smoothing"], BELOW_ONE)

@@ -107,7 +107,7 @@ def create(
             "--kvstore dist_sync to --place"
         )
     if store.is_remote:
-        raise UsageError(f"Trainer: groups= (--place) needs the kvstore 'dist_sync', not {store.type!r}")
+        raise UsageError(f"Trainer: groups= and --place need the kvstore 'dist_sync', not {store.type!r}")
     if given := [name for name, there in refused.items() if there]:
-        raise UsageError(f"Trainer: groups= (--place) cannot be combined with {', '.join(given)}")
+        raise UsageError(f"Trainer: groups= and --place cannot be combined with {', '.join(given)}")
     return Pipeline(groups, micro_batches, axes or {}, store, inputs)

@@ -31,7 +31,7 @@ from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.signatures import typed
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
@@ -268,7 +268,8 @@ class Trainer:
                 "seed": self.seed if groups else None,
             },
         )  # fmt: skip
-        self._chosen = f"device {options['device']}, {config.num_threads(threads)} threads, precision {precision}"
+        many = quantity(config.num_threads(threads), "thread")
+        self._chosen = f"device {options['device']}, {many}, precision {precision}"
         self._stepper: Stepper | PipelineStepper | DistributedStepper
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
         self._inference: Executor | PipelineInference | DistributedInference
@@ -720,7 +721,7 @@ class Trainer:
             yield "stopped in the middle of a step"
         yield self._chosen
         yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"
-        yield f"{self.net.num_parameters:,} parameters"
+        yield quantity(self.net.num_parameters, "parameter")
         if self.kvstore is not None:
             yield f"rank {self.kvstore.rank} of {self.kvstore.num_workers}, {self.kvstore.type}"
 

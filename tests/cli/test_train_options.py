@@ -105,7 +105,7 @@ def test_the_best_model_is_beside_the_last(call, task, tmp_path):
         (["--loss", "l1", "--class-weights", "balanced"], "the loss 'l1' has no classes"),
         (
             ["--loss", "l1", "--label-smoothing", 0.1],
-            "loss 'l1' has no option 'label_smoothing'; only softmax_cross_entropy and",
+            "label_smoothing= and --label-smoothing only work with softmax_cross_entropy and sigmoid",
         ),
         (["--loss", "logits=l1", "--loss", "mse"], "with several losses, each needs its output: --loss OUTPUT=mse"),
         (["--loss-weight", "logits=2"], "--loss-weight needs --loss OUTPUT=NAME for each output"),

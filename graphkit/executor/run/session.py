@@ -124,7 +124,7 @@ class Executor:
     ):
         self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
-        self._chosen = f"device {device}, {threads} threads, precision {precision}"
+        self._chosen = f"device {device}, {quantity(threads, 'thread')}, precision {precision}"
         device = grouped(device, groups_of(graph))
         self._declared = Declared(graph, declared) if declared else None
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
@@ -179,8 +179,8 @@ class Executor:
     def _facts(self) -> Iterator[str]:
         yield repr(self._graph.name)
         yield self._chosen
-        yield f"{len(self._graph.nodes)} nodes"
-        yield f"{len(self._programs)} programs"
+        yield quantity(len(self._graph.nodes), "node")
+        yield quantity(len(self._programs), "program")
         yield f"parameters {human(self.params.nbytes)}"
         yield signature(self._graph)
 
