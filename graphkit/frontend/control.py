@@ -134,9 +134,8 @@ def while_loop(
         maximum_iterations: An integer, or a graph value, int64 []. With recompute="sqrt", the number
             must be known before the run.
         parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
-        recompute: Save memory in training: keep only the states at the ends of blocks of this number of iterations, and
-            compute one block at a time again in the backward pass. "sqrt" chooses about the square root of the number
-            of iterations. By default, all values that the backward pass needs are kept.
+        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
+            for the backward pass, which computes the other values again. Default: all values are kept.
         swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
         name: Name of the node, also in messages.
 
@@ -204,9 +203,8 @@ def scan(
         out_axis: Axis along which the ys are stacked: one integer for all values, or nested like y.
         length: Number of calls if xs is None.
         parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
-        recompute: Save memory in training: keep only the states at the ends of blocks of this number of iterations, and
-            compute one block at a time again in the backward pass. "sqrt" chooses about the square root of the number
-            of iterations. By default, all values that the backward pass needs are kept.
+        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
+            for the backward pass, which computes the other values again. Default: all values are kept.
         swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
         name: Name of the node, also in messages.
 
