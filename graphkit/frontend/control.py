@@ -131,8 +131,7 @@ def while_loop(
             are then unknown in the result.
         state: The initial state: a graph value, or nested tuples, lists and dicts of graph values. Both functions get
             it as one argument.
-        maximum_iterations: An integer, or a graph value, int64 []. With recompute="sqrt", the number
-            must be known before the run.
+        maximum_iterations: An integer, or a graph value, int64 []. recompute="sqrt" needs a value known before the run.
         parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
         recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
             for the backward pass, which computes the other values again. Default: all values are kept.
