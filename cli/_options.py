@@ -112,7 +112,7 @@ def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def model_file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--allow-external-root, and --trust-run-folder for `read_model`: which other files a command may read."""
-    return external_root_option(trust_option(command, expose=False))
+    return external_root_option(trust_option(command, folder="given as MODEL", expose=False))
 
 
 def read_model(source: str, external_root: str | None = None, *, best: bool = False) -> Model:
@@ -150,12 +150,22 @@ def read_model(source: str, external_root: str | None = None, *, best: bool = Fa
     return load(path, external_root=external_root)
 
 
-def trust_option(command: Callable[..., Any], expose: bool = True) -> Callable[..., Any]:
-    """--trust-run-folder, for `check_run_folder`. expose: whether the command gets it as `trust_run_folder`."""
+def trust_option(
+    command: Callable[..., Any], *, folder: str, names_data: bool = False, expose: bool = True
+) -> Callable[..., Any]:
+    """--trust-run-folder, for `check_run_folder`.
+
+    Args:
+        command: The command that gets the option.
+        folder: Which argument is the run folder, for the help: "given as MODEL".
+        names_data: Whether the command also reads the data that the folder names.
+        expose: Whether the command gets the option as `trust_run_folder`.
+    """
+    data = "read the data files and run the Python functions that it names, and " if names_data else ""
     return option(
         "--trust-run-folder", group=LIMITS, is_flag=True, expose_value=expose, callback=_trusted,
-        help="Trust the run folder: read the data files and run the Python functions that it names, and follow "
-        "symbolic links that lead out of it. Only use it for folders that you made.",
+        help=f"Trust the run folder {folder}: {data}follow symbolic links that lead out of it. Only use it for folders "
+        "that you made.",
     )(command)  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def command(
     """Time MODEL in graphkit and in ONNX Runtime: percentiles of both, and how many times as fast graphkit is.
 
     The engines take turns in rounds, with a warm-up before each timing. The ratio is the median, over rounds, of the
-    ratio of medians, with its 95% confidence interval. The outputs are compared first. Exit code 1: they differ.
+    ratio of medians, with its 95% confidence interval. The outputs are compared first. Exit code 1 if they differ.
 
     With --training, a run is a training step on one batch: forward, backward and update.
 

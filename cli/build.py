@@ -23,13 +23,36 @@ from graphkit.errors import UsageError, did_you_mean
 from graphkit.model import Model
 from graphkit.user_code import function_of, running
 
+# Elements of the default of an option that `--help` shows.
+_MOST = 5
 
-@click.command()
+
+class _BuildCommand(click.Command):
+    """A command whose `--help` ends with the networks of the zoo and their options."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        networks = [(name, ", ".join(map(_shown, models.options(name)))) for name in models.names()]
+        with formatter.section("Networks and their options (-p), with defaults; docs/models.md describes them"):
+            formatter.write_dl(networks)
+
+
+def _shown(option: models.Option) -> str:
+    """Return an option of a network with its default, as one types it after -p. Long lists are cut."""
+    value = option.default
+    if isinstance(value, tuple):
+        parts = [str(part) for part in value]
+        text = "x".join(parts) if option.name == "image" else ",".join(parts[:_MOST] + ["..."] * (len(parts) > _MOST))
+    else:
+        text = str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    return f"{option.name}={text}"
+
+
+@click.command(cls=_BuildCommand)
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="Output file, .json or .onnx.")
 @click.option(
     "-p", "--option", "options", multiple=True, metavar="NAME=VALUE",
-    help="Option of the model, such as layers=50. Repeatable.",
+    help="Option of the network, or argument of FUNCTION, such as layers=50. Repeatable.",
 )  # fmt: skip
 @option(
     "--data",
@@ -40,7 +63,7 @@ from graphkit.user_code import function_of, running
     "classes, vocabulary, columns of a table, users and items.",
 )
 @data_option
-@partial(trust_option, expose=False)
+@partial(trust_option, folder="given as --weights", expose=False)
 @click.option(
     "--weights", metavar="MODEL",
     help="Copy parameters of the same names from this model: a .json or .onnx file, or a run folder.",
@@ -52,8 +75,8 @@ def command(
     model: str, output: str, options: tuple[str, ...], dataset: str | None, data_options: tuple[str, ...],
     weights: str | None, seed: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Build MODEL and write it to a file. MODEL is the name of a model in the zoo (`mlp`, `lenet`, `resnet`, ...), or
-    FILE.py:FUNCTION, a function that returns a gk.Model.
+    """Build MODEL and write it to a file. MODEL is the name of a network of the zoo, or FILE.py:FUNCTION, a function
+    that returns a gk.Model. `graphkit build --help` ends with a list of the networks and their options.
 
     \b
     graphkit build lenet --data digits -o net.json
@@ -96,7 +119,7 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
         chosen = {k: v for k, v in _facts(train).items() if k in known and v is not None}
     for key, text in options.items():
         if key not in known:
-            raise UsageError(f"model {name!r} has no option {key!r}{did_you_mean(key, known)}")
+            raise UsageError(f"model {name!r} has no option {key!r}{did_you_mean(key, known, most=len(known))}")
         chosen[key] = models.Option(key, None, _kind(known[key])).parse(text)
     missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
     if missing:

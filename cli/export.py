@@ -45,8 +45,8 @@ def command(
 ) -> int:  # fmt: skip
     """Write MODEL (.json, .onnx or a run folder) as standard ONNX, and verify the file in ONNX Runtime.
 
-    The inputs are used for this comparison; those that you do not give are generated (--fill). Exit code 1: the outputs
-    differ.
+    The inputs are used for this comparison; those that you do not give are generated (--fill). Exit code 1 if the
+    outputs differ.
 
     \b
     graphkit export run/ -o net.onnx

@@ -57,7 +57,7 @@ from graphkit.errors import UsageError
 )  # fmt: skip
 @option(
     "--check", group=GRADIENT, is_flag=True,
-    help="Compare the gradients with numeric differentiation in float64. Exit code 1: they differ.",
+    help="Compare the gradients with numeric differentiation in float64. Exit code 1 if they differ.",
 )  # fmt: skip
 @image_options
 @model_file_options

@@ -46,7 +46,8 @@ _PLANNERS = (
 )
 @option(
     "--compare", group=REPORTING, is_flag=True,
-    help="Also print the size of the arena by buffer reuse: none, in-place steps only, shared memory only, or both.",
+    help="Also print the size of the arena for four settings: no buffer reuse, in-place steps only, shared memory "
+    "only, and both.",
 )  # fmt: skip
 @option(
     "--html", group=OUTPUT, type=click.Path(dir_okay=False),

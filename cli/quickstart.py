@@ -11,6 +11,7 @@ import numpy as np
 
 from graphkit.cli._options import json_option
 from graphkit.cli._output import log, print_json, print_table
+from graphkit.text import quantity
 
 PROBABILITY_TOLERANCE = 1e-5
 LEARNING_RATE, MOMENTUM, BATCH_SIZE = 0.05, 0.9, 64
@@ -27,7 +28,7 @@ LEARNING_RATE, MOMENTUM, BATCH_SIZE = 0.05, 0.9, 64
 def command(folder: str, epochs: int, seed: int, as_json: bool) -> int:
     """Build LeNet for 8x8 handwritten digits, train and test it, export ONNX, and verify the file in ONNX Runtime.
 
-    Exit code 1: the exported file computes other results than the trained model.
+    Exit code 1 if the exported file computes other results than the trained model.
     """
     result = quickstart(Path(folder), epochs, seed)
     if as_json:
@@ -85,7 +86,7 @@ def _probabilities(logits: np.ndarray) -> np.ndarray:
 
 
 def _show(result: dict[str, Any], folder: Path, epochs: int) -> None:
-    training = f"{epochs} epochs on {result['train_images']} images in {result['training_seconds']:.1f} s"
+    training = f"{quantity(epochs, 'epoch')} on {result['train_images']} images in {result['training_seconds']:.1f} s"
     verdict = "PASSED" if result["verified"] else "FAILED"
     rows = [
         ("built", f"{result['model']}, {result['parameters']:,} parameters"),

@@ -99,7 +99,7 @@ def _list(file: Path, first: int | None, as_json: bool) -> int:
 def _check(file: Path, decode: bool, as_json: bool) -> int:
     """Check a record file and its index.
 
-    Reads all of FILE. Reports damaged records, wrong headers, and an index that belongs to another file. Exit code 1:
+    Reads all of FILE. Reports damaged records, wrong headers, and an index that belongs to another file. Exit code 1 if
     there are problems.
     """
     from graphkit.data.records.checking import check

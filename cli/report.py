@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ _REFRESH = 10
     help=f"Seconds after which the page reloads itself while a run is in progress. Default: {_REFRESH} with --watch, "
     "else never.",
 )  # fmt: skip
-@trust_option
+@partial(trust_option, folder="given as RUN", names_data=True)
 @click.option("--watch", is_flag=True, help="Update the page until all runs have ended, or until Ctrl-C.")
 @json_option
 def command(

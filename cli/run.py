@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @image_options
 @option(
     "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False),
-    help="Write the outputs to this .npz file. Names such as /y and ../y are written as %2Fy and %2E%2E/y.",
+    help="Write the outputs to this .npz file. A leading / and each .. in a name are percent-encoded.",
 )  # fmt: skip
 @option(
     "--output-name", "names", group=OUTPUT, multiple=True, metavar="NAME",
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 @option(
     "--check-nan", group=REPORTING, is_flag=True,
     help="Also run the model node by node in numpy, and name the first node that makes a NaN or an infinity. Exit code "
-    "1: there is one.",
+    "1 if there is one.",
 )  # fmt: skip
 @option("--check-finite", group=LIMITS, is_flag=True, help="Stop with an error if an input contains NaN or infinity.")
 @device_options

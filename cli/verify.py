@@ -48,7 +48,7 @@ def command(
     If an output is not within the tolerances, both engines are compared with the result in double precision. The output
     passes if the error of graphkit is at most twice that of ONNX Runtime.
 
-    Exit code 1: the outputs differ, or nothing can be compared because all outputs are empty or NaN.
+    Exit code 1 if the outputs differ, or nothing can be compared because all outputs are empty or NaN.
 
     \b
     graphkit verify net.onnx

@@ -164,11 +164,11 @@ _OTHER_NAMES = {
 }
 
 
-def did_you_mean(name: str, known: Iterable[str], alike: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], alike: float = 0.6, most: int = 8) -> str:
     """Return `"; did you mean 'x'?"` for the closest known name, or a short list of the known names.
 
     alike: How alike the names must be, 0 to 1. Two names of three letters with one difference have 0.67: above that,
-    fewer names of a long list are taken for others.
+    fewer names of a long list are taken for others. most: how many known names are listed.
     """
     known = list(dict.fromkeys(k for k in known if isinstance(k, str)))
     close = [other for other in _OTHER_NAMES.get(name, ()) if other in known] if isinstance(name, str) else []
@@ -178,5 +178,5 @@ def did_you_mean(name: str, known: Iterable[str], alike: float = 0.6) -> str:
         return f"; did you mean {close[0]!r}?"
     if not known:
         return ""
-    shown = ", ".join(repr(k) for k in known[:8])
-    return f"; known: {shown}" + (", ..." if len(known) > 8 else "")
+    shown = ", ".join(repr(k) for k in known[:most])
+    return f"; known: {shown}" + (", ..." if len(known) > most else "")

@@ -28,7 +28,7 @@ from graphkit.passes.control.prune import prune_control
 from graphkit.passes.training.randomness import bind_nested
 from graphkit.passes.training.separate_roles import separate_roles
 from graphkit.signatures import typed
-from graphkit.text import human, short_repr
+from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -55,8 +55,8 @@ class Model:
         name: Name of the model.
         inputs: The data inputs. Default: those that the outputs depend on, in the order in which they were made.
         params: Arrays by parameter name.
-        seed: Seed of the initialisers (default: GRAPHKIT_SEED). They fill the parameters that `params` lacks and that
-            no other Model already has.
+        seed: Seed of the initialisers (default: GRAPHKIT_SEED). They fill the parameters that `params` lacks.
+            Parameters shared with an earlier Model keep their values.
         meta: Metadata that is stored in files.
     """
 
@@ -155,15 +155,16 @@ class Model:
             ) from error
 
     def separate_roles(self) -> dict[str, str]:
-        """Copy stored tensors that have several roles in training, in place: one copy for each role.
+        """Split stored tensors that serve several purposes in training into one each. Changes this model.
 
         Exporters merge equal tensors: the scale and the running variance of a fresh normalisation, the statistics of
         several layers, a weight and a bound of Clip. Training changes some of these roles and not others. Learned
         weights that layers share stay shared. Results do not change.
 
         Returns:
-            The name of each copy (of role "state", at the end of `params`) with the name of the tensor it was copied
-            from. If there are any, `graph` and `params` are new objects; programs compiled before keep the old ones.
+            The name of each new tensor (of role "state", at the end of `params`) with the name of the tensor that it
+            was copied from. If there are any, `graph` and `params` are new objects; programs compiled before keep the
+            old ones.
         """
         graph, origins = separate_roles(self.graph)
         if graph is not self.graph:
@@ -344,10 +345,17 @@ class Model:
 
     @typed("Model.save")
     def save(self, path: str | Path, **options: Any) -> None:
-        """Write `.json` (the graph, with weights in a .safetensors file beside it) or `.onnx` (options: opset, ...).
+        """Write the model to a `.json` file, with the weights in a .safetensors file beside it, or to an `.onnx` file.
 
         The file is not checked. `gk.verify(model, against=path).raise_if_failed()` runs an `.onnx` file in ONNX Runtime
         and compares every output with graphkit's; the command `graphkit export` does this by itself.
+
+        Args:
+            path: Name of the file. Its suffix selects the format.
+            options: For `.onnx`: opset, as_inputs and with_updates, see `to_onnx`.
+
+        Raises:
+            UsageError: The suffix is neither `.json` nor `.onnx`.
         """
         path = Path(path)
         match path.suffix:
@@ -366,7 +374,14 @@ class Model:
     def to_onnx(self, *, opset: int | None = None, **options: Any) -> ModelProto:
         """Return the model as an onnx.ModelProto of standard operators at `opset`.
 
-        The default is opset 21, or the first later one that has all operators of the model.
+        Args:
+            opset: Version of the operators, 13 to 28 (default: 21, or the first later one that has all operators of the
+                model).
+            options: as_inputs=True makes parameters graph inputs, too; their values are then the defaults.
+                with_updates=True adds an output `<state>_updated` for each state that a run of the graph updates.
+
+        Raises:
+            UnsupportedError: Operators at this opset cannot express a node.
         """
         from graphkit.onnx_io import exporter
 
@@ -398,7 +413,7 @@ class Model:
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)
         yield signature(self.graph)
-        yield f"{self.num_parameters:,} parameters"
+        yield quantity(self.num_parameters, "parameter")
         yield human(self.params.nbytes)
 
     def _repr_html_(self) -> str:
@@ -443,9 +458,9 @@ def load(
         source: Path of a `.json` or `.onnx` file or of a folder that `Trainer.save` wrote; the bytes of an ONNX file;
             or an onnx.ModelProto.
         external_root: A second folder from which external data of an ONNX file may be read.
-        max_memory: Largest number of bytes of one tensor, as a number or as `"500MB"` (default: GRAPHKIT_MAX_MEMORY,
-            else the memory that the machine has left).
-        timeout: Seconds after which loading stops.
+        max_memory: Memory limit for reading the file, and for each of its tensors: a number of bytes, or a text such as
+            `"500MB"` (default: GRAPHKIT_MAX_MEMORY, else the memory that the machine has left).
+        timeout: Time limit in seconds (default: none).
 
     Returns:
         The model.
@@ -507,10 +522,9 @@ def grad(
 
     Args:
         model: Any model. The result shares its parameters.
-        of: Names of outputs or intermediate values (default: all outputs). A name that several values have means the
-            output.
+        of: Names of outputs or intermediate values (default: all outputs).
         wrt: Names of inputs, parameters, intermediate values or outputs (default: the trainable parameters that `of`
-            depends on). A name that an output shares with another value means the other value.
+            depends on). If an output and another value share a name, `of` takes the output, and `wrt` the other value.
         with_outputs: Keep the outputs of `model`, before the gradients.
         allow_unused: Return zeros for a value of `wrt` that `of` does not depend on.
         straight_through: Differentiate rounding (Round, Floor, Ceil, Sign, casts to integers and back) as the identity.

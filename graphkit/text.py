@@ -55,6 +55,11 @@ def listed(items: Iterable[Any], count: int, most: int = 3) -> str:
     return shown if count <= most else f"{shown} and {count - most} more"
 
 
+def quantity(count: int, noun: str) -> str:
+    """Return a count and its noun: `1 operand`, `2,000 operands`. noun: in the singular; its plural must add an s."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def settings(item: object) -> Iterator[str]:
     """Return `name=value` of the public attributes that are numbers, strings, bools or None, for `short_repr`."""
     for name, value in list(vars(item).items()):

@@ -76,7 +76,7 @@ def find(name: str) -> Callable[..., Model]:
     """Return the function of a network; raises UsageError with the closest name."""
     known = _all()
     if name not in known:
-        raise UsageError(f"no network {name!r}{did_you_mean(name, sorted(known))}")
+        raise UsageError(f"no network {name!r}{did_you_mean(name, sorted(known), most=len(known))}")
     return known[name]
 
 
@@ -101,7 +101,7 @@ def build(name: str, **chosen: Any) -> Model:
     known = {option.name: option for option in options(name)}
     for key, value in chosen.items():
         if key not in known:
-            raise UsageError(f"network {name!r} has no option {key!r}{did_you_mean(key, known)}")
+            raise UsageError(f"network {name!r} has no option {key!r}{did_you_mean(key, known, most=len(known))}")
         if isinstance(value, str):
             chosen[key] = known[key].parse(value)
     return function(**chosen)

@@ -313,7 +313,7 @@ def test_failed_and_closed_objects_have_a_repr(tmp_path: Path) -> None:
 def test_repr_says_what_matters() -> None:
     executor = _ran((2, 3), threads=1)
     shown = _check(executor, "Executor")
-    assert "device cpu, 1 threads, precision f32" in shown
+    assert "device cpu, 1 thread, precision f32" in shown
     assert "2 programs" in shown
     assert "parameters 64 B" in shown
     assert "16 parameters, 64 B" in repr(_net())
@@ -324,7 +324,7 @@ def test_repr_says_what_matters() -> None:
     assert "Adam, loss softmax_cross_entropy" in _check(trainer, "Trainer")
     store = kvstore.create("local")
     store.init("w", np.zeros(512, np.float32))
-    assert repr(store) == "<KVStore 'local': rank 0 of 1, 1 keys, 2.0 KiB>"
+    assert repr(store) == "<KVStore 'local': rank 0 of 1, 1 key, 2.0 KiB>"
     assert "arena" in repr(executor.plan)
 
 
@@ -351,7 +351,7 @@ def test_repr_of_what_another_thread_changes() -> None:
     while thread.is_alive():
         _check(store, "KVStore")
     thread.join()
-    assert "2000 keys" in _check(store, "KVStore")
+    assert "2,000 keys" in _check(store, "KVStore")
 
 
 def test_short_repr_survives_facts_that_raise() -> None:

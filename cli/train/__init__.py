@@ -54,10 +54,10 @@ from graphkit.train import defaults
 @option("--print-config", group=REPORTING, is_flag=True, help="Print all options in effect as a .toml file, and exit.")
 @json_option
 def command(context: click.Context, model: str, folder: str | None, print_config: bool, **options: Any) -> int:
-    """Train MODEL: a .json or .onnx file, the output folder of another training, or a .toml file.
+    """Train MODEL: a .json or .onnx file, the output folder of an earlier run, or a .toml file.
 
-    A .toml file names the network (network = "net.json") and contains options by their long names without dashes
-    (batch-size = 32). Options of the command line override it. --print-config prints such a file.
+    A .toml file names the network (network = "net.json") and contains options by their long names without the
+    leading -- (batch-size = 32). Options of the command line override it. --print-config prints such a file.
 
     \b
     graphkit train net.json --data digits --epochs 10 -o run/

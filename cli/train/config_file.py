@@ -103,7 +103,7 @@ def _near(name: str, known: list[str]) -> str:
     hint = did_you_mean(name, known)
     if "did you mean" in hint:
         return hint
-    return "; write network, or a long option of graphkit train --help without dashes"
+    return "; write network, or a long option of graphkit train --help without the leading --"
 
 
 def _options(parameters: list[click.Parameter]) -> Iterator[click.Option]:
@@ -111,7 +111,7 @@ def _options(parameters: list[click.Parameter]) -> Iterator[click.Option]:
 
 
 def _names(option: click.Option) -> list[str]:
-    """Return the long names of an option without dashes: the main name, then older ones."""
+    """Return the long names of an option without the leading --: the main name, then older ones."""
     return [name.removeprefix("--") for name in option.opts if name.startswith("--")]
 
 

@@ -77,7 +77,7 @@ def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:
     )
     if divided is not None and train.name.endswith(" (train)"):
         line += (
-            ", split by file name" if divided == "name" and train.sample_names() is not None else ", split by position"
+            ", split by file name" if divided == "name" and train.sample_names() is not None else ", split at random"
         )
     if train.classes is None:
         return line

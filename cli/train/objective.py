@@ -58,7 +58,7 @@ def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, L
                 "--output-name, or give each its loss: --loss OUTPUT=NAME"
             )
         if o["loss_weights"]:
-            raise UsageError("--loss-weight only works if losses have outputs: --loss OUTPUT=NAME")
+            raise UsageError("--loss-weight needs --loss OUTPUT=NAME for each output")
     by_output = {o["output_name"] or net.outputs[0]: names} if isinstance(names, str) else names
     made = {output: losses.get(name) for output, name in by_output.items()}
     options: dict[str, dict[str, Any]] = {output: {} for output in made}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -35,8 +36,8 @@ _DATA = (
     option(
         "--valid", "valid_spec", group=DATA, metavar="DATA",
         help="Validation data, in any form that --data has. Default: a part of --data is held out for validation, and "
-        "training uses the rest. With --valid, training uses all of --data, except a test part that --data itself "
-        "defines.",
+        "training uses the rest. With --valid, training uses all of --data; a test part of its own is left out and "
+        "not used.",
     ),
     option(
         "--batch-size", group=DATA, type=click.IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
@@ -45,7 +46,7 @@ _DATA = (
     option(
         "--batch-axis", "batch_axes", group=DATA, multiple=True, metavar="INPUT=AXIS",
         help="Batch dimension of INPUT, if it is not axis 0. none: INPUT has no batch dimension, and every batch gets "
-        "the whole array. Repeatable.",
+        "the whole array. Only for .npz files. Repeatable.",
     ),
     option(
         "--workers", group=DATA, type=click.IntRange(0),
@@ -63,8 +64,9 @@ _DATA = (
     ),
     option(
         "--cutmix", group=DATA, type=click.FloatRange(0, min_open=True), metavar="ALPHA",
-        help="CutMix: paste boxes of images of a batch into other images of it; their areas are drawn from "
-        "Beta(ALPHA, ALPHA). With --mixup, each batch gets one of the two, with probability 1/2.",
+        help="CutMix: replace a box of each image by the same box of another image of the batch. The box's share of "
+        "the area is drawn from Beta(ALPHA, ALPHA). With --mixup, each batch gets one of the two, with probability "
+        "1/2.",
     ),
 )  # fmt: skip
 
@@ -79,9 +81,9 @@ _NETWORK = (
     ),
     option(
         "--head", "head_options", group=NETWORK, multiple=True, metavar="classes=N | pool=POOL",
-        help="classes=N: replace the last layer by a new one for N classes. pool=mean, pool=first or pool=none: how to "
-        "pool the value of --head-at before the new layer, over the tokens of a sequence (first: take the first token) "
-        "or over the positions of an image (mean or none). Repeatable.",
+        help="classes=N: replace the last layer by a new one for N classes. pool=POOL, with --head-at: how to pool the "
+        "value before the new layer. Sequences: mean, first (take the first token) or none (classify each token). "
+        "Images: mean (default) or none (classify each position). Repeatable.",
     ),
     option(
         "--head-at", group=NETWORK, metavar="VALUE",
@@ -168,19 +170,23 @@ _OPTIMIZER = (
             ["constant", "step", "exponential", "cosine", "linear", "polynomial", "one-cycle", "plateau"]
         ),
         default="constant", show_default=True,
-        help="Learning rate schedule. cosine, linear, polynomial and one-cycle run over all updates of the run. step "
-        "multiplies the rate by factor=X after every=N updates, exponential by factor=X after each update. plateau "
-        "reduces the rate when --monitor stops improving.",
+        help="Learning rate schedule. cosine, linear, polynomial and one-cycle cover all updates of the run, or the "
+        "number given by steps. step multiplies the rate by a factor after every N updates, exponential after every "
+        "update, and plateau when --monitor stops improving. Set these numbers with --schedule-option.",
     ),
     option(
         "--warmup", group=OPTIMISATION, type=click.IntRange(1), metavar="N",
-        help="Number of updates in which the learning rate rises linearly from 0, before the schedule begins.",
+        help="Warmup: over the first N updates, the learning rate rises linearly from 1/N of its full value. Then the "
+        "schedule begins.",
     ),
     option(
         "--schedule-option", "schedule_options", group=OPTIMISATION, multiple=True, metavar="NAME=VALUE",
-        help="Option of the schedule. step: every, factor. exponential: factor. cosine and linear: steps, final. "
-        "polynomial: steps, power, final. one-cycle: steps, rise, start_factor, end_factor. plateau: patience, factor, "
-        "cooldown, lowest, min_delta. Repeatable.",
+        help="Option of the schedule. step: every (number of updates), factor. exponential: factor. cosine and linear: "
+        "steps (number of updates), final (last learning rate). polynomial: steps, final, power. one-cycle: steps, "
+        "rise (share of the updates in which the rate rises), start_factor (--lr divided by the first rate), "
+        "end_factor (the first rate divided by the last). plateau: patience (epochs without improvement), factor, "
+        "cooldown (epochs after a reduction that are not counted), lowest (lower limit of the rate, as a share of "
+        "--lr), min_delta (smallest improvement). Repeatable.",
     ),
     option(
         "--lr-mult", "lr_mults", group=OPTIMISATION, multiple=True, metavar="PATTERN=X",
@@ -260,12 +266,12 @@ _RUN = (
         help="Continue the run in the output folder from its checkpoint. Options that you leave out, including "
         "--processes and --kvstore, keep the values of the run.",
     ),
-    trust_option,
+    partial(trust_option, folder="given as MODEL, or as -o with --resume", names_data=True),
     option("--overwrite", group=OUTPUT, is_flag=True, help="Replace the run in the output folder by a new one."),
     option(
         "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False),
         help="Profile training steps 3 to 12: write a trace for Perfetto or Chrome to this .json file, and print the "
-        "time per operator. Several processes write one trace, with their communication.",
+        "time per operator. One trace covers all processes and their communication.",
     ),
     option(
         "--precision", group=PRECISION, type=click.Choice(PRECISIONS), default="f32", show_default=True,

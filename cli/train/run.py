@@ -21,7 +21,7 @@ from graphkit.errors import UsageError
 from graphkit.frontend.summary import frozen
 from graphkit.ir.counts import counts, elements, parameters
 from graphkit.passes.training.to_training import batch_norms
-from graphkit.text import listed
+from graphkit.text import listed, quantity
 from graphkit.train import defaults
 
 if TYPE_CHECKING:
@@ -234,8 +234,10 @@ def _done(trainer: Trainer) -> str:
     position = trainer.position
     done = trainer.epoch - position.start
     if position.stopped is not None:
-        return f"was stopped after {done} of its {position.until - position.start} epochs: {position.stopped}"
-    return f"has finished its {done} epochs"
+        return (
+            f"was stopped after {done} of its {quantity(position.until - position.start, 'epoch')}: {position.stopped}"
+        )
+    return f"has finished its {quantity(done, 'epoch')}"
 
 
 def placed(texts: tuple[str, ...]) -> dict[str, int] | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphkit.cli._output import log, print_json, print_table
+from graphkit.text import quantity
 from graphkit.train.callbacks import Callback, Numbers
 from graphkit.train.checkpoint import MANIFEST
 from graphkit.train.run_folder import BEST, CONFIG, MODEL, RECORD
@@ -154,4 +155,4 @@ def report_rate(curve: Any, file: Path | None, as_json: bool) -> None:
     if not as_json:
         ended = "the loss diverged at" if curve.diverged else "the largest learning rate was"
         written = "" if file is None else f"; wrote {file}"
-        log(f"{len(curve.rates)} updates; {ended} {curve.rates[-1]:.3g}{written}")
+        log(f"{quantity(len(curve.rates), 'update')}; {ended} {curve.rates[-1]:.3g}{written}")

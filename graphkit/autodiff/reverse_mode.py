@@ -24,6 +24,7 @@ from graphkit.ops import F, Op, operator
 from graphkit.ops.axes import zeros_like
 from graphkit.passes.core.draws import is_undetermined
 from graphkit.signatures import typed
+from graphkit.text import quantity
 
 
 @typed("gk.gradient")
@@ -59,7 +60,7 @@ def gradient(
         with context.detached():
             seeds = [_ones_like(y) for y in outputs]
     if len(seeds) != len(outputs):
-        raise UsageError(f"{len(outputs)} outputs but {len(seeds)} seeds")
+        raise UsageError(f"{quantity(len(outputs), 'output')} but {quantity(len(seeds), 'seed')}")
     with context.entered(context.Scope(attrs=meta or {}, maker="gradient")):
         found = _Sweep(outputs, seeds, wrt).run()
         unused = [v for v, g in zip(wrt, found, strict=True) if g is None]

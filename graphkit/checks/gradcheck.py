@@ -28,7 +28,7 @@ from graphkit.model import Model
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.sequence.elements import holds_floats
 from graphkit.signatures import typed
-from graphkit.text import listed, short_repr
+from graphkit.text import listed, quantity, short_repr
 
 STEP = 1e-4
 # Above this many elements in all, directions are checked instead of elements.
@@ -110,7 +110,7 @@ class GradientReport:
 
     def _facts(self) -> Iterator[str]:
         yield self.verdict
-        yield f"{len(self.entries)} inputs"
+        yield quantity(len(self.entries), "input")
         failed = [item.name for item in self.entries if not item.passed]
         if failed:
             yield f"failed: {listed(failed, len(failed))}"

@@ -17,7 +17,7 @@ from graphkit.errors import CheckFailed, GraphkitError, ReferenceEnded, RuntimeF
 from graphkit.ir.types import FLOATS, DType, dtype_of
 from graphkit.model import Model
 from graphkit.signatures import typed
-from graphkit.text import listed, short_repr
+from graphkit.text import listed, quantity, short_repr
 
 # (rtol, atol) by the element type of an output, when none are given. Anything that is not listed must be equal.
 TOLERANCES: Mapping[DType, tuple[float, float]] = {
@@ -130,7 +130,7 @@ class Report:
 
     def _facts(self) -> Iterator[str]:
         yield self.verdict
-        yield f"{len(self.outputs)} outputs"
+        yield quantity(len(self.outputs), "output")
         failed = [item.name for item in self.outputs if not item.passed]
         if failed:
             yield f"failed: {listed(failed, len(failed))}"

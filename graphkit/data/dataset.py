@@ -13,7 +13,7 @@ from graphkit.data.batches import Batches
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.arrays import array_of, holds_arrays
 from graphkit.signatures import typed
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.data.images.preprocess import Preprocess
@@ -217,7 +217,8 @@ class Dataset:
             by: "name" or "position" (default: by name, if the samples have names). By name, a sample stays in its part
                 when others are added or removed. (Exception: a class for which the hash would leave a part empty.) The
                 share is then `test_fraction` on average, and more for small classes: see `order.split_by_name`. By
-                position, the test part has exactly round(test_fraction * n) samples.
+                position, samples are chosen at random by their numbers, and the test part has exactly
+                round(test_fraction * n) samples.
         """
         labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None
@@ -254,7 +255,7 @@ class Dataset:
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)
-        yield f"{len(self)} samples"
+        yield quantity(len(self), "sample")
         for label, array in self._labelled():
             yield f"{label} {array.dtype}{list(array.shape)}"
 

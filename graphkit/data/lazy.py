@@ -18,7 +18,7 @@ from graphkit.errors import DamagedSample, GraphkitWarning, InputError, UsageErr
 from graphkit.former_names import share_former_names
 from graphkit.ir.arrays import array_of
 from graphkit.signatures import typed_constructor
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.data.workers.pool import Workers
@@ -235,7 +235,7 @@ class LazyDataset(Dataset):
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)
-        yield f"{len(self)} samples"
+        yield quantity(len(self), "sample")
 
 
 class _Pools(dict[int, "Workers"]):

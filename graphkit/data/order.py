@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphkit.errors import InputError, UsageError
+from graphkit.text import quantity
 
 # The second half of the key for splitting: no epoch has this number.
 _SPLIT = (1 << 64) - 1
@@ -128,5 +129,7 @@ def hold_out(
         train, test = split_by_name(names, test_fraction, seed, classes)
     if not train.size or not test.size:
         hint = "" if names is None else "; split='position' divides by the positions of samples instead of their names"
-        raise InputError(f"{source}: {count} samples cannot be split with test_fraction={test_fraction}{hint}")
+        raise InputError(
+            f"{source}: {quantity(count, 'sample')} cannot be split with test_fraction={test_fraction}{hint}"
+        )
     return train, test

@@ -82,10 +82,10 @@ def load(
       test.
     - "mnist:FOLDER", or the folder: train-images-idx3-ubyte and so on, also .gz; float32 [1, H, W] in [0, 1]. Options:
       augment (random changes of the training part).
-    - A folder with train and test as .npz or .csv.
+    - A folder with train.EXT and test.EXT, where EXT is npz, csv, tsv, parquet or rec.
     - file.npz: `x` and `y` (or `targets`, `labels`). Other arrays are inputs of those names, except `classes`, the list
-      of class names. x_train, y_train, x_test, y_test are two parts. float64 becomes float32; everything else stays as
-      it is.
+      of class names. x_train, y_train, x_test and y_test define the two parts. float64 becomes float32; everything else
+      stays as it is.
     - file.csv, file.tsv, file.parquet, or "table:FILE": one sample per row. In text files, the first line is a header
       if it is not numeric. The target is the column called y, target, label or class, else the last. Targets that are
       whole numbers become int64; texts become class numbers, with the classes in sorted order. The other columns are
@@ -117,9 +117,9 @@ def load(
         seed: Chooses the samples of the test part.
         axes: Input name to the axis that counts the samples, for inputs where it is not the first (see Dataset).
         split: How data without a test part are divided. "name": by a hash of the file name of each sample, so that a
-            sample stays in its part if others are added or removed. "position": at random by `seed`; the test
-            part then has exactly round(test_fraction * N) samples. The default is "name" if samples are files, else
-            "position".
+            sample stays in its part if others are added or removed. "position": at random, by the number of each
+            sample and `seed`; the test part then has exactly round(test_fraction * N) samples. The default is "name" if
+            samples are files, else "position".
         options: Options of the source, listed above.
 
     Returns:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from graphkit.errors import InputError, UsageError
+from graphkit.text import quantity
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -56,7 +57,7 @@ def keys_of(key: Any, call: str | None = None) -> list[Key]:
     return found
 
 
-def pairs_of(key: Any, value: Any, call: str, what: str = "values") -> list[tuple[Key, Any]]:
+def pairs_of(key: Any, value: Any, call: str, what: str = "value") -> list[tuple[Key, Any]]:
     """Return each key of a call with its value. Raises UsageError if there are not as many values as keys."""
     keys = keys_of(key, call)
     return list(zip(keys, [value] if is_one(key) else matched(keys, value, what), strict=True))
@@ -64,11 +65,11 @@ def pairs_of(key: Any, value: Any, call: str, what: str = "values") -> list[tupl
 
 def matched(keys: Sequence[Key], given: Any, what: str) -> Sequence[Any]:
     """Return what is given for a list of keys. Raises UsageError if it is not a list of one entry for each key."""
-    many = "1 key needs" if len(keys) == 1 else f"{len(keys)} keys need"
+    many = f"{quantity(len(keys), 'key')} ({shown(keys)})"
     if not isinstance(given, (list, tuple)):
-        raise UsageError(f"{many} as many {what}, in a list or a tuple, not {described(given)} (keys {shown(keys)})")
+        raise UsageError(f"{many} and {described(given)}: give a list or a tuple with one {what} per key")
     if len(given) != len(keys):
-        raise UsageError(f"{many} as many {what}, not {len(given)} (keys {shown(keys)})")
+        raise UsageError(f"{many} and {quantity(len(given), what)}: give one {what} per key")
     return given
 
 
@@ -98,7 +99,7 @@ class Outs:
         keys = keys_of(key)
         outs: Sequence[Any] = [None] * len(keys)
         if out is not None:
-            outs = matched(keys, out, "arrays to write to") if self._several else [out]
+            outs = matched(keys, out, "array") if self._several else [out]
         self._by_key = [(k, _arrays_of(k, o)) for k, o in zip(keys, outs, strict=True)]
 
     def check(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

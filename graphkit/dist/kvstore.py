@@ -57,7 +57,9 @@ def create(
     the process; no code after the call runs there. A job can have only one store with servers.
 
     Args:
-        type: One of TYPES, or a name of MXNet.
+        type: "local" (one process), "dist_sync" (all-reduce), or with parameter servers "dist_async" (asynchronous),
+            "dist_bounded" (bounded staleness) or "elastic" (elastic averaging). Names of MXNet such as "device" or
+            "dist" are also known.
         timeout: Seconds without a heartbeat from a process after which the job ends. The job also ends if a process
             does not call `create` within this time; for this, at least 10 seconds are allowed. Default:
             GRAPHKIT_RANK_TIMEOUT, 60.
@@ -69,8 +71,9 @@ def create(
         staleness: For `dist_bounded`: how many steps a worker may be ahead of the slowest one (default: 3).
         period: For `elastic`: updates between two exchanges of a worker with the centre variable (default: 10); tau of
             Zhang, Choromanska and LeCun (NIPS 2015).
-        strength: For `elastic`: how far worker and centre move towards each other in an exchange, in (0, 1], over all
-            workers (default: 0.9); beta of the same paper.
+        strength: For `elastic`: moving rate, above 0 and up to 1 (default: 0.9); beta of the same paper. In an
+            exchange, a worker and the centre variable move towards each other by this rate times their difference,
+            divided by the number of workers.
         replicate: Keep a second copy of each server's state on another server, so that training survives the loss of
             one server. Needs at least two servers, and an MPI launcher that does not end the job when a process dies
             (see docs/processes.md). Update functions that run on servers must be deterministic, because both copies

@@ -47,7 +47,7 @@ from graphkit.dist.updaters import (
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
-from graphkit.text import human, short_repr
+from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.dist.sums.joined import Cards
@@ -141,8 +141,8 @@ class KVStore:
 
         Args:
             key: One key, or a list of keys.
-            out: The array that the value is written to, or a list of arrays that all get it. For a list of keys, a list
-                with one of these for each key. It is then returned.
+            out: The array that the value is written to, or a list of arrays that all get it. For a list of keys: a list
+                with one such entry per key. If given, `pull` returns it.
 
         Raises:
             UsageError: A key is not initialised, or the numbers of keys and arrays differ.
@@ -188,7 +188,7 @@ class KVStore:
 
     def _row_ids(self, key: Key | Sequence[Key], keys: Sequence[Key], given: Any) -> list[np.ndarray]:
         """The requested rows of each key, each once, ascending. Raises InputError for rows that a key does not have."""
-        vectors = [given] if is_one(key) else matched(keys, given, "vectors of row indices")
+        vectors = [given] if is_one(key) else matched(keys, given, "index vector")
         return [wanted_rows(f"key {k!r}", self._stored(k).shape, v) for k, v in zip(keys, vectors, strict=True)]
 
     def _rows_of(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
@@ -611,7 +611,7 @@ class KVStore:
         yield repr(self.type)
         yield f"rank {self.rank} of {self.num_workers}"
         values = list(self._values.values())
-        yield f"{len(values)} keys, {human(sum(value.nbytes for value in values))}"
+        yield f"{quantity(len(values), 'key')}, {human(sum(value.nbytes for value in values))}"
         if self._updater is not None:
             yield f"updater {type(self._updater).__name__}"
         if self._compressed is not None:

@@ -46,8 +46,10 @@ def count(given: int | Value, name: str, what: str) -> Value:
     return value if value.dtype is DType.INT64 else F.cast(value, to=DType.INT64)
 
 
-def changed_state(name: str, path: str, before: Type, after: Type) -> TypeMismatch:
-    return TypeMismatch(f"{name}: state{path} is {before} before and {after} after one iteration")
+def changed_state(name: str, noun: str, path: str, before: Type, after: Type) -> TypeMismatch:
+    """noun: what the loop's function takes and returns: "state" of a while_loop, "carry" of a scan."""
+    step = "element" if noun == "carry" else "iteration"
+    return TypeMismatch(f"{name}: {noun}{path} is {before} before and {after} after one {step}")
 
 
 def same_kind(a: Type, b: Type) -> bool:
@@ -56,18 +58,19 @@ def same_kind(a: Type, b: Type) -> bool:
     return type(a) is type(b)
 
 
-def same_tree(name: str, what: str, shape: tree.Skeleton, result: Any, like: Sequence[Value]) -> list[Value]:
+def same_tree(name: str, noun: str, what: str, shape: tree.Skeleton, result: Any, like: Sequence[Value]) -> list[Value]:
     """The leaves of `result`, which must have the nesting `shape` and the element types of `like`.
 
-    what: subject and verb for a message, before a description of the result.
+    noun: what messages call the leaves, "state" or "carry". what: subject and verb for a message, before a description
+    of the result.
     """
     found = tree.skeleton(result)
     if found != shape:
-        raise TypeMismatch(f"{name}: {what} {tree.described(found)}, but the state is {tree.described(shape)}")
+        raise TypeMismatch(f"{name}: {what} {tree.described(found)}, but the {noun} is {tree.described(shape)}")
     values = [leaf(item, before) for item, before in zip(tree.leaves(result), like, strict=True)]
     for path, before, after in zip(tree.paths(result), like, values, strict=True):
         if not same_kind(before.type, after.type):
-            raise changed_state(name, path, before.type, after.type)
+            raise changed_state(name, noun, path, before.type, after.type)
     return values
 
 

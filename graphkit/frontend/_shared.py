@@ -68,9 +68,14 @@ def first(result: Any) -> Value:
     return value
 
 
+def named(layer: str, name: str) -> str:
+    """`layer 'fc' (linear)`, or `layer dropout` if it has no name, for errors."""
+    return f"layer {name!r} ({layer})" if name else f"layer {layer}"
+
+
 def describe(layer: str, name: str, x: Value) -> str:
     """`layer 'block1/fc' (linear) of x: float32[N, ...]`, for errors."""
-    return f"layer {context.current().qualify(name)!r} ({layer}) of {x}"
+    return f"{named(layer, context.current().qualify(name) if name else name)} of {x}"
 
 
 def known_size(layer: str, name: str, x: Value, axis: int, given: int | None, option: str) -> int:
@@ -107,7 +112,7 @@ def checked_rank(layer: str, name: str, x: Value, rank: int, axes: str) -> None:
 
 def positive(layer: str, name: str, option: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"layer {name!r} ({layer}): {option} must be a positive integer, not {value!r}")
+        raise UsageError(f"{named(layer, name)}: {option} must be a positive integer, not {value!r}")
     return value
 
 
@@ -118,8 +123,7 @@ def per_axis(
     values = (value,) * count if isinstance(value, int) else tuple(value)
     if len(values) != count or any(not isinstance(v, int) or isinstance(v, bool) or v < lowest for v in values):
         raise UsageError(
-            f"layer {name!r} ({layer}): {option} must be an integer or {count} integers, at least {lowest}, not "
-            f"{value!r}"
+            f"{named(layer, name)}: {option} must be an integer or {count} integers, at least {lowest}, not {value!r}"
         )
     return values
 

@@ -131,11 +131,11 @@ def while_loop(
             are then unknown in the result.
         state: The initial state: a graph value, or nested tuples, lists and dicts of graph values. Both functions get
             it as one argument.
-        maximum_iterations: An integer, or a graph value, int64 []. With recompute="sqrt", the number
-            must be known before the run.
-        parallel_iterations: See docs/control_flow.md, also for the next two.
-        recompute: Number of iterations per block whose values are computed again in the backward pass, or "sqrt".
-        swap_memory: On a GPU, values for the backward pass may move to host memory.
+        maximum_iterations: An integer, or a graph value, int64 []. recompute="sqrt" needs a value known before the run.
+        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
+        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
+            for the backward pass, which computes the other values again. Default: all values are kept.
+        swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
         name: Name of the node, also in messages.
 
     Returns:
@@ -150,12 +150,12 @@ def while_loop(
     if not start:
         raise UsageError(f"{name}: the state contains no value")
     paths = list(tree.paths(state))
-    states = StableStates([v.type for v in start], refusal=lambda i, a, b: changed_state(name, paths[i], a, b))
+    states = StableStates([v.type for v in start], refusal=lambda i, a, b: changed_state(name, "state", paths[i], a, b))
     while True:
         iteration, going = Value(TensorType(DType.INT64, ()), "iteration"), Value(TensorType(DType.BOOL, ()), "going")
         inside = [Value(t, v.name or hint("state", p)) for t, v, p in zip(states.types, start, paths, strict=True)]
         mark = checkpoint()
-        following = same_tree(name, "body_fn returned", shape, body_fn(tree.unflatten(shape, inside)), inside)
+        following = same_tree(name, "state", "body_fn returned", shape, body_fn(tree.unflatten(shape, inside)), inside)
         if states.hold([v.type for v in following]):
             break
 
@@ -201,9 +201,10 @@ def scan(
         axis: Axis of xs along which slices are taken: one integer for all values, or nested like xs.
         out_axis: Axis along which the ys are stacked: one integer for all values, or nested like y.
         length: Number of calls if xs is None.
-        parallel_iterations: See docs/control_flow.md, also for the next two.
-        recompute: Number of iterations per block whose values are computed again in the backward pass, or "sqrt".
-        swap_memory: On a GPU, values for the backward pass may move to host memory.
+        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
+        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
+            for the backward pass, which computes the other values again. Default: all values are kept.
+        swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
         name: Name of the node, also in messages.
 
     Returns:
@@ -274,10 +275,12 @@ def _following(name: str, init: Any, inside: Sequence[Value], result: Any) -> li
         raise UsageError(
             f"{name}: the function must return a tuple (carry, y); it returned {tree.described(tree.skeleton(result))}"
         )
-    following = same_tree(name, "the function returned a carry that is", tree.skeleton(init), result[0], inside)
+    following = same_tree(
+        name, "carry", "the function returned a carry that is", tree.skeleton(init), result[0], inside
+    )
     for path, before, after in zip(tree.paths(init), inside, following, strict=True):
         if not may_keep(before.type, after.type):
-            raise TypeMismatch(f"{name}: carry{path} is {before.type} before and {after.type} after one element")
+            raise changed_state(name, "carry", path, before.type, after.type)
     return list(following)
 
 

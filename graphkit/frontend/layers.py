@@ -18,6 +18,7 @@ from graphkit.frontend._shared import (
     float_operand,
     known_size,
     layer,
+    named,
     per_axis,
     positive,
     weight_and_bias,
@@ -132,7 +133,7 @@ def _padding(
     count = len(kernel)
     if isinstance(pad, str):
         if pad not in ("same", "valid"):
-            raise UsageError(f"layer {name!r} ({layer}): pad must be integers, 'same' or 'valid', not {pad!r}")
+            raise UsageError(f"{named(layer, name)}: pad must be integers, 'same' or 'valid', not {pad!r}")
         if pad == "valid":
             return {"pads": (0,) * 2 * count}
         if any(s != 1 for s in stride):
@@ -283,7 +284,7 @@ def conv_transpose2d(
     strides = per_axis(layer, name, "stride", stride, 2, 1)
     dilations = per_axis(layer, name, "dilation", dilation, 2, 1)
     if isinstance(pad, str):
-        raise UsageError(f"layer {name!r} ({layer}): pad must be integers, not {pad!r}")
+        raise UsageError(f"{named(layer, name)}: pad must be integers, not {pad!r}")
     inputs = known_size(layer, name, x, 1, in_channels, "in_channels")
     if inputs % groups or channels % groups:
         raise TypeMismatch(
@@ -390,7 +391,7 @@ def dropout(x: Value, ratio: float = 0.5, *, name: str = "") -> Value:
     """
     float_operand("dropout", name, x)
     if not 0.0 <= ratio < 1.0:
-        raise UsageError(f"layer {name!r} (dropout): ratio must be in [0, 1), not {ratio!r}")
+        raise UsageError(f"{named('dropout', name)}: ratio must be in [0, 1), not {ratio!r}")
     return first(F.dropout(x, float(ratio), name=name))
 
 

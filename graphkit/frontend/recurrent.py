@@ -60,9 +60,27 @@ def gru(
 ) -> tuple[Value, Value]:  # fmt: skip
     """Gated recurrent unit (Cho et al., 2014), with PyTorch's formula: linear_before_reset=1 of ONNX's GRU.
 
-    Arguments, results and errors are those of `rnn`. The parameters `<name>_weight` [D, 3 * units, in_features],
-    `<name>_recurrent` [D, 3 * units, units] and `<name>_bias` [D, 6 * units] contain the gates in ONNX's order:
-    update, reset, new.
+    The number of directions D is 2 for "bidirectional", else 1. The parameters `<name>_weight` [D, 3 * units,
+    in_features], `<name>_recurrent` [D, 3 * units, units] and `<name>_bias` [D, 6 * units] contain the gates in ONNX's
+    order: update, reset, new.
+
+    Args:
+        x: float [T, N, in_features]: T steps of N sequences.
+        units: Number of hidden units.
+        lengths: Integers [N], the number of steps of each sequence (default: T). After them y is 0, and the state does
+            not change.
+        initial: [D, N, units], the state before the first step (default: 0).
+        direction: "forward", "reverse" (from the last step to the first) or "bidirectional" (both).
+        bias: False leaves out the bias.
+        init: Initialiser of all parameters (default: uniform in +-1 / sqrt(units), as in PyTorch).
+        in_features: Size of the last axis of x; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
+
+    Returns:
+        y, [T, N, D * units]: h after every step, the directions side by side; and the last h, [D, N, units].
+
+    Raises:
+        UsageError: An argument is wrong, or `in_features` is needed and not given.
     """
     y, h = _layer("gru", 3, x, units, lengths, [initial], direction, bias, init, in_features, name,
                   linear_before_reset=True)  # fmt: skip
@@ -77,12 +95,27 @@ def lstm(
 ) -> tuple[Value, tuple[Value, Value]]:  # fmt: skip
     """Long short-term memory (Hochreiter and Schmidhuber, 1997), without peepholes.
 
-    Arguments and errors are those of `rnn`; `initial` is a pair (h, c). The parameters `<name>_weight` [D, 4 * units,
+    The number of directions D is 2 for "bidirectional", else 1. The parameters `<name>_weight` [D, 4 * units,
     in_features], `<name>_recurrent` [D, 4 * units, units] and `<name>_bias` [D, 8 * units] contain the gates in ONNX's
     order: input, output, forget, cell.
 
+    Args:
+        x: float [T, N, in_features]: T steps of N sequences.
+        units: Number of hidden units.
+        lengths: Integers [N], the number of steps of each sequence (default: T). After them y is 0, and the state does
+            not change.
+        initial: A pair (h, c), each [D, N, units]: the states before the first step (default: 0).
+        direction: "forward", "reverse" (from the last step to the first) or "bidirectional" (both).
+        bias: False leaves out the bias.
+        init: Initialiser of all parameters (default: uniform in +-1 / sqrt(units), as in PyTorch).
+        in_features: Size of the last axis of x; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
+
     Returns:
-        y, [T, N, D * units]: h after every step; and the last (h, c), each [D, N, units].
+        y, [T, N, D * units]: h after every step, the directions side by side; and the last (h, c), each [D, N, units].
+
+    Raises:
+        UsageError: An argument is wrong, or `in_features` is needed and not given.
     """
     states: list[Value | None] = [None, None] if initial is None else [*initial]
     y, h, c = _layer("lstm", 4, x, units, lengths, states, direction, bias, init, in_features, name)
@@ -97,7 +130,9 @@ def _layer(
     checked_rank(kind, name, x, 3, "[T, N, C]")
     positive(kind, name, "units", units)
     if direction not in _DIRECTIONS:
-        raise UsageError(f"layer {name!r} ({kind}): direction must be {', '.join(_DIRECTIONS)}, not {direction!r}")
+        raise UsageError(
+            f"layer {name!r} ({kind}): direction must be forward, reverse or bidirectional, not {direction!r}"
+        )
     features = known_size(kind, name, x, 2, in_features, "in_features")
     directions, columns = (2 if direction == "bidirectional" else 1), gates * units
     start = FanInUniform(units) if init is None else init

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from graphkit.text import quantity
+
 
 class _Leaf:
     __slots__ = ()
@@ -78,8 +80,7 @@ def described(shape: Skeleton) -> str:
         return "None"
     items = _children(shape)
     if isinstance(shape, (tuple, list)) and items is not None and all(item is LEAF for item in items):
-        count = "1 value" if len(items) == 1 else f"{len(items)} values"
-        return f"a {type(shape).__name__} of {count}"
+        return f"a {type(shape).__name__} of {quantity(len(items), 'value')}"
     return f"the nesting {shape}, where * is a value"
 
 

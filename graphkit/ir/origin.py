@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.text import listed
+from graphkit.text import listed, quantity
 
 if TYPE_CHECKING:
     from graphkit.ir.graph import Graph, Node, Value
@@ -63,9 +63,9 @@ def titled(graph: Graph, kind: str = "graph") -> str:
 def graph_facts(graph: Graph) -> Iterator[str]:
     """What the `repr` of a graph says: name, numbers, signature. Asks for no names, which takes as long as a graph."""
     yield repr(graph.name) if graph.name else ""
-    yield f"{len(graph.inputs)} inputs"
-    yield f"{len(graph.nodes)} nodes"
-    yield f"{len(graph.outputs)} outputs"
+    yield quantity(len(graph.inputs), "input")
+    yield quantity(len(graph.nodes), "node")
+    yield quantity(len(graph.outputs), "output")
     yield signature(graph)
 
 

@@ -17,6 +17,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.ops._fields import COERCE, REQUIRED, Field
+from graphkit.text import quantity
 
 DOMAIN = "ai.graphkit"
 
@@ -272,7 +273,7 @@ class Op:
     def _check_operands(self, inputs: Sequence[Type | None]) -> None:
         formals, given = self.formals, len(inputs)
         if given > len(formals) and not (formals and formals[-1].variadic):
-            raise TypeMismatch(f"takes at most {len(formals)} operands, but {given} are given")
+            raise TypeMismatch(f"takes at most {quantity(len(formals), 'operand')}, but {given} are given")
         seen: dict[str, DType] = {}
         for position, (name, optional, variadic) in enumerate(formals):
             if not optional and not variadic and (position >= given or inputs[position] is None):
@@ -297,7 +298,7 @@ class Op:
                     wanted = (
                         f"{same_as}, as {allowed!r}"
                         if isinstance(allowed, str)
-                        else "one of " + ", ".join(sorted(map(str, allowed)))
+                        else ("one of " if len(allowed) > 1 else "") + ", ".join(sorted(map(str, allowed)))
                     )
                     raise TypeMismatch(f"operand {name!r} is {dtype}; expected {wanted}")
                 seen.setdefault(name, dtype)

@@ -16,6 +16,7 @@ from graphkit.ir.origin import titled
 from graphkit.ir.types import HALVES, TensorType, Type, type_of_array
 from graphkit.ops._base import Op, operator
 from graphkit.ops.xp import Namespace, numpy_xp
+from graphkit.text import quantity
 
 
 class Observer(Protocol):
@@ -49,7 +50,7 @@ def evaluate(graph: Graph, inputs: Sequence[Any], xp: Namespace = numpy_xp) -> l
 def evaluate_with_updates(graph: Graph, inputs: Sequence[Any], xp: Namespace = numpy_xp) -> tuple[list[Any], list[Any]]:
     """Return the outputs and, in the order of `graph.updates`, the new values of states."""
     if len(inputs) != len(graph.inputs):
-        raise RuntimeFailure(f"{titled(graph)} takes {len(graph.inputs)} inputs, {len(inputs)} given")
+        raise RuntimeFailure(f"{titled(graph)} takes {quantity(len(graph.inputs), 'input')}, {len(inputs)} given")
     table: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     observer = _observer.get()
     if observer is not None:

@@ -221,7 +221,9 @@ class AdversarialTrainer:
         folder: str | Path | None = None,
         overwrite: bool = False,
     ) -> list[Losses]:
-        """Train for `epochs` more epochs, also after `resume`, on the inputs of a data set; targets are ignored.
+        """Train on the inputs of a data set for `epochs` epochs. Targets are ignored.
+
+        After `resume`, too, `epochs` is the number of further epochs.
 
         A last, smaller batch is left out, because its statistics would differ. With a folder, a checkpoint is written
         after each epoch; `resume` continues from it bit for bit. A folder belongs to one run: if it contains another

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.signatures import typed_constructor
-from graphkit.text import settings, short_repr
+from graphkit.text import quantity, settings, short_repr
 from graphkit.train import defaults
 from graphkit.train.arguments import FRACTION, NOT_NEGATIVE, Range, integer, real
 from graphkit.train.run_folder import BEST
@@ -192,7 +192,7 @@ class EarlyStopping(_Patient):
 
     Args:
         patience: Number of epochs without improvement after which training ends; at least 1.
-        monitor: Name of the number, as the records of `fit` have it: "valid_loss", "valid_accuracy", "loss", ...
+        monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".
         mode: "min" if smaller is better, "max" if larger is better. The default is "min" for loss, mse, rmse, mae,
             perplexity and skipped, also with the prefix valid_, and "max" for all other names.
         min_delta: A number improves only if it is better than the best one so far by more than this.
@@ -207,8 +207,7 @@ class EarlyStopping(_Patient):
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
         if self.runs_out(numbers):
             best = "was never finite" if self.best is None else f"was best in epoch {self.best_epoch}, {self.best:.5g}"
-            epochs = "an epoch" if self.wait == 1 else f"{self.wait} epochs"
-            trainer.stop(f"{self.monitor} has not improved for {epochs}; it {best}")
+            trainer.stop(f"{self.monitor} has not improved for {quantity(self.wait, 'epoch')}; it {best}")
 
 
 @typed_constructor("gk.callbacks")

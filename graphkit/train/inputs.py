@@ -12,6 +12,7 @@ from graphkit.errors import InputError, did_you_mean
 from graphkit.executor.run.feeds import convert
 from graphkit.ir.arrays import holds_arrays
 from graphkit.ir.types import TensorType, Type
+from graphkit.text import quantity
 
 
 class Inputs:
@@ -69,7 +70,7 @@ def by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
         return dict(given)
     arrays = given if isinstance(given, tuple) else (given,)
     if len(arrays) != len(names):
-        raise InputError(f"expected {len(names)} {what} ({', '.join(names)}), got {len(arrays)}")
+        raise InputError(f"expected {quantity(len(names), what)} ({', '.join(names)}), got {len(arrays)}")
     return dict(zip(names, arrays, strict=True))
 
 

@@ -56,8 +56,10 @@ class Loss:
         given = {name: value for name, value in options.items() if value is not None}
         for name in given:
             if name not in self.takes:
-                others = ", ".join(loss.name for loss in _LOSSES.values() if name in loss.takes)
-                raise UsageError(f"loss {self.name!r} has no option {name!r}" + (f"; {others} have" if others else ""))
+                others = " and ".join(loss.name for loss in _LOSSES.values() if name in loss.takes)
+                both = f"{name}= and --{name.replace('_', '-')}"
+                only = f": {both} only work with {others}" if others else ""
+                raise UsageError(f"loss {self.name!r} has no option {name!r}{only}")
         if "label_smoothing" in given:
             given["label_smoothing"] = real(self.name, "label_smoothing", given["label_smoothing"], BELOW_ONE)
         if "class_weights" in given:

@@ -112,7 +112,7 @@ class SGD(Optimizer):
         lr: Learning rate, or a Schedule.
         momentum: Factor of the velocity v, from 0 to 1.
         nesterov: Use Nesterov's momentum; needs a momentum above 0.
-        weight_decay: Factor of the weight that is added to the gradient.
+        weight_decay: L2 penalty: weight_decay * w is added to the gradient.
     """
 
     momentum: float = 0.0
@@ -149,7 +149,7 @@ class Adam(Optimizer):
         beta1: Decay of the mean of the gradients.
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root of the mean square.
-        weight_decay: Factor of the weight that is added to the gradient.
+        weight_decay: L2 penalty: weight_decay * w is added to the gradient.
     """
 
     lr: float | Schedule = 1e-3
@@ -182,7 +182,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: w -= lr * weight_decay * w (Loshchilov and Hutter, 2019).
 
-    Arguments as for Adam, except that `weight_decay` (default: 0.01) does not change the gradient.
+    Arguments as for Adam, except that `weight_decay` (default: 0.01) is the factor above: the gradient stays unchanged.
     """
 
     weight_decay: float = 0.01
@@ -204,7 +204,7 @@ class RMSProp(Optimizer):
         epsilon: Added to the root.
         momentum: Factor of a velocity that sums the quotients.
         centered: Subtract the square of the mean gradient from the mean of g^2 (Graves, 2013).
-        weight_decay: Factor of the weight that is added to the gradient.
+        weight_decay: L2 penalty: weight_decay * w is added to the gradient.
     """
 
     lr: float | Schedule = 1e-2
@@ -242,7 +242,7 @@ class Adagrad(Optimizer):
         lr_decay: Decay of the learning rate.
         initial: Initial value of s.
         epsilon: Added to the root.
-        weight_decay: Factor of the weight that is added to the gradient.
+        weight_decay: L2 penalty: weight_decay * w is added to the gradient.
     """
 
     lr: float | Schedule = 1e-2
@@ -278,7 +278,7 @@ class Adadelta(Optimizer):
         lr: Learning rate, or a Schedule.
         rho: Decay of the means of squared gradients and squared changes.
         epsilon: Added to these means.
-        weight_decay: Factor of the weight that is added to the gradient.
+        weight_decay: L2 penalty: weight_decay * w is added to the gradient.
     """
 
     lr: float | Schedule = 1.0
@@ -342,7 +342,7 @@ class LARS(Optimizer):
         momentum: Factor of the velocity, from 0 to 1.
         trust: Factor of the quotient of norms (the trust coefficient).
         epsilon: Added to the denominator.
-        weight_decay: Factor of the weight that is added to the gradient.
+        weight_decay: L2 penalty: weight_decay * w is added to the gradient.
         vectors: If False, parameters of rank 0 and 1 (biases, scales of normalisations) have the rate lr and no
             weight decay.
     """
@@ -383,7 +383,7 @@ class Lamb(Optimizer):
         beta1: Decay of the mean of the gradients.
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root of the mean square.
-        weight_decay: Factor of the weight in the step.
+        weight_decay: Decoupled weight decay: weight_decay * w is added to Adam's step, before it is scaled.
         vectors: If False, parameters of rank 0 and 1 (biases, scales of normalisations) have Adam's step and no weight
             decay.
     """

@@ -97,16 +97,17 @@ def create(
     if not groups:
         if micro_batches != 1:
             raise UsageError(
-                "Trainer: micro_batches= (--micro-batches) needs a pipeline: groups= (--place). Without "
-                "one, use accumulate= (--accumulate)"
+                "Trainer: micro_batches= needs groups=, which make a pipeline; on the command line: add --place to "
+                "--micro-batches. Without a pipeline, use accumulate= or --accumulate"
             )
         return None
     if store is None or store.num_workers == 1:
         raise UsageError(
-            "Trainer: groups= (--place) needs several processes: kvstore= (--processes, --kvstore dist_sync)"
+            'Trainer: groups= needs several processes and kvstore="dist_sync"; on the command line: add --processes N '
+            "--kvstore dist_sync to --place"
         )
     if store.is_remote:
-        raise UsageError(f"Trainer: groups= (--place) needs the kvstore 'dist_sync', not {store.type!r}")
+        raise UsageError(f"Trainer: groups= and --place need the kvstore 'dist_sync', not {store.type!r}")
     if given := [name for name, there in refused.items() if there]:
-        raise UsageError(f"Trainer: groups= (--place) cannot be combined with {', '.join(given)}")
+        raise UsageError(f"Trainer: groups= and --place cannot be combined with {', '.join(given)}")
     return Pipeline(groups, micro_batches, axes or {}, store, inputs)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import UsageError
+from graphkit.text import quantity
 from graphkit.train import defaults
 
 # What `epochs` is for a run that goes on, in every message and help text.
@@ -84,7 +85,7 @@ class Position:
         self.until = until
         if self.finished:
             done = self.until - self.start
-            why = f"has its {done} epochs" if self.stopped is None else f"was ended {self}: {self.stopped}"
+            why = f"has its {quantity(done, 'epoch')}" if self.stopped is None else f"was ended {self}: {self.stopped}"
             warnings.warn(
                 f"nothing is left to train: the run {why}. After resume, {WHOLE_RUN}: epochs={done + 1} continues it. "
                 "The next fit of this trainer starts another run, where epochs is the number of further epochs",

@@ -12,6 +12,7 @@ from graphkit.ir.dims import evaluate
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.core.bind import match_shapes
+from graphkit.text import quantity
 
 _SUFFIX = "/carried"
 
@@ -54,7 +55,8 @@ class RecurrentState:
             return dict(inputs)
         arrays = inputs if isinstance(inputs, tuple) else (inputs,)
         if len(arrays) != len(self._given):
-            expected = f"{len(self._given)} inputs ({', '.join(self._given)})" if self._given else "no input"
+            several = f"{quantity(len(self._given), 'input')} ({', '.join(self._given)})"
+            expected = several if self._given else "no input"
             raise InputError(
                 f"expected {expected}, got {len(arrays)}; give an array for each input, by name (in an .npz file), "
                 "except for recurrent states (carry=, --recurrent-state)"

@@ -167,9 +167,9 @@ class _Target:
             return ""
         if self._loss.name == "softmax_cross_entropy":
             if _is_one_hot(array) and array.shape[-1:] == self._shape[-1:]:
-                return ": one row of 0 and 1 per sample; give the numbers of the classes, targets.argmax(-1)"
+                return ": these are one-hot rows; give the numbers of the classes, targets.argmax(-1)"
             if array.dtype.kind == "f" and aligned(array, self._shape) is not None:
-                return ': they look like a regression; use loss="mse" (--loss mse)'
+                return ': these look like regression targets; use loss="mse" (--loss mse)'
             if array.size and array.dtype.kind in "iu" and array.min() == 1 and array.max() - 1 == self.largest:
                 return ": classes count from 0; subtract 1"
             if array.dtype.kind == "f":
@@ -179,9 +179,12 @@ class _Target:
                 )
             return ""
         if array.dtype.kind in "biu" and aligned(array, self._shape[:-1]) is not None:
-            return ': whole numbers, one per sample; for classes use loss="softmax_cross_entropy" (the default)'
+            return (
+                ': these are whole numbers, one per sample; for class numbers use loss="softmax_cross_entropy" '
+                "(the default)"
+            )
         if self._loss.name == "sigmoid_binary_cross_entropy":
-            return ': if they are not probabilities, use loss="mse" (--loss mse)'
+            return ': if these targets are not probabilities, use loss="mse" (--loss mse)'
         return ""
 
 

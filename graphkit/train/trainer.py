@@ -31,7 +31,7 @@ from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.signatures import typed
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
@@ -67,7 +67,7 @@ class Trainer:
 
     If a loss is not finite and `on_nonfinite` is "raise" or "skip", parameters, optimizer states and running statistics
     keep their exact values from before the step. With `accumulate`, "skip" drops the gradients of all batches that were
-    accumulated for this update. All processes take the same decision. If a gradient is not finite although the loss is,
+    accumulated for this update. All processes make the same decision. If a gradient is not finite although the loss is,
     "raise" only notices it in the next step, when the loss is no longer finite.
 
     `groups` divides a model that is too large for one process: each process stores only the parameters of its own
@@ -107,7 +107,8 @@ class Trainer:
             loss given by name requires it; the metrics use the first output by default.
         loss_weights: Factors of the losses, by output, if `loss` is a dict.
         mixup: Mix pairs of samples and their losses, with shares from Beta(mixup, mixup) (see `graphkit.train.mixing`).
-        cutmix: Replace a box of each image by that of another image, with shares from Beta(cutmix, cutmix).
+        cutmix: Replace a box of each image by the same box of another image of the batch. The box's share of the area
+            is drawn from Beta(cutmix, cutmix).
         recompute: "sqrt" computes most activations again in the backward pass instead of keeping them. A number limits
             the bytes of activations and working memory of a step. None recomputes only nodes that were built in
             `gk.attr_scope(recompute=True)`.
@@ -116,8 +117,9 @@ class Trainer:
             effect on the CPU.
         seed: Seed of dropout, of mixing and of the data order.
         precision: "f32", "bf16", "f16", "tf32" or "fp8". "bf16" rounds operands and results of matrix products and
-            convolutions to bfloat16, also in the backward pass. Weight gradients of convolutions, depthwise
-            convolutions, parameters, optimizer states and everything else stay float32. The other three need a GPU.
+            convolutions to bfloat16, also in the backward pass. These stay float32: parameters, optimizer
+            states, weight gradients of convolutions, depthwise convolutions, and all other operators. The other three
+            precisions need a GPU.
             "f16" does the same with float16, and multiplies the loss by a scale during the backward pass (see
             `graphkit.train.loss_scale`). If gradients are not finite, the update is skipped and the scale is halved.
             At a scale of 1, on_nonfinite="raise" raises NotFinite instead. "tf32" keeps 11 significant bits of the
@@ -266,7 +268,8 @@ class Trainer:
                 "seed": self.seed if groups else None,
             },
         )  # fmt: skip
-        self._chosen = f"device {options['device']}, {config.num_threads(threads)} threads, precision {precision}"
+        many = quantity(config.num_threads(threads), "thread")
+        self._chosen = f"device {options['device']}, {many}, precision {precision}"
         self._stepper: Stepper | PipelineStepper | DistributedStepper
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
         self._inference: Executor | PipelineInference | DistributedInference
@@ -468,7 +471,7 @@ class Trainer:
         if self.kvstore is not None:
             self.kvstore.begin_step()
         compared = self._targets.fitted(targets)
-        feeds = by_name(inputs, self._inputs.names, "inputs")
+        feeds = by_name(inputs, self._inputs.names, "input")
         rate = self.learning_rate
         with self._working(), self._agreement.of_step(rate, self._stepper):
             if self._mixing is None:
@@ -526,11 +529,10 @@ class Trainer:
         callbacks: Callback | Sequence[Callback] = (),
         log_every: int = defaults.LOG_EVERY,
     ) -> list[dict[str, float]]:
-        """Train for `epochs` more epochs (default: one).
+        """Train on a data set for a number of epochs.
 
         After `resume`, and after a `fit` that was interrupted or failed, this call continues that run. The result is
-        bit-identical to a run without interruption. `epochs` is then the length of the whole run, counted from its
-        first epoch (default: the length that it had). If the run is already complete, you get a warning.
+        bit-identical to a run without interruption. If the run is already complete, you get a warning.
 
         With a folder, `fit` writes a checkpoint after every epoch, and logs to `log.jsonl`. Rank 0 writes the files and
         shows the progress.
@@ -543,13 +545,14 @@ class Trainer:
             train: Training data: a Dataset, a pair (inputs, targets) in the forms that `step` takes, an object with a
                 length and items, or an iterable of samples or batches (see `gk.data.as_dataset`).
             valid: Validation data, in the same forms.
-            epochs: Number of epochs; see above for a run that is continued.
+            epochs: In a new run: number of epochs to train (default: 1). If this call continues a run: the length of
+                the whole run, counted from its first epoch (default: the length that it had).
             batch_size: Samples per batch in one process.
             metrics: Metrics by name, or objects (see `gk.metrics.Metric`).
             folder: Where the run is written. One process at a time can use it, for one run. If it contains a model or
                 checkpoint of another run, or another process uses it, `fit` raises UsageError.
             overwrite: Remove the other run in the folder.
-            checkpoint_every: Also write a checkpoint every this number of updates, and before validation.
+            checkpoint_every: Also write a checkpoint every `checkpoint_every` updates, and before validation.
             progress: Show a progress bar on stderr (default: only on a terminal).
             prefetch: Number of batches that background threads load ahead. They also compute slow metrics. With 0,
                 nothing runs in the background.
@@ -718,7 +721,7 @@ class Trainer:
             yield "stopped in the middle of a step"
         yield self._chosen
         yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"
-        yield f"{self.net.num_parameters:,} parameters"
+        yield quantity(self.net.num_parameters, "parameter")
         if self.kvstore is not None:
             yield f"rank {self.kvstore.rank} of {self.kvstore.num_workers}, {self.kvstore.type}"
 

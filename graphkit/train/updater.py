@@ -13,7 +13,7 @@ from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 from graphkit.train import states
 from graphkit.train.average import AVERAGE, EMA
 
@@ -218,7 +218,7 @@ class OptimizerUpdater:
 
     def _facts(self) -> Iterator[str]:
         yield f"of {type(self.optimizer).__name__}"
-        yield f"{len(self._slots)} keys"
+        yield quantity(len(self._slots), "key")
 
 
 def _precise(stored: np.ndarray) -> np.dtype:

@@ -86,7 +86,7 @@ def test_seeds() -> None:
     x, seed = float64(3, name="x"), float64(3, name="seed")
     (dx,) = gradient([F.mul(x, x)], [x], [seed])
     np.testing.assert_allclose(run([x, seed], [dx], [X[0], X[1]])[0], 2 * X[0] * X[1])
-    with pytest.raises(UsageError, match="1 outputs but 2 seeds"):
+    with pytest.raises(UsageError, match="1 output but 2 seeds"):
         gradient([x], [x], [seed, seed])
 
 

@@ -620,3 +620,10 @@ def test_a_trace_of_training(call, folder, tmp_path):
     result = json.loads(out)
     assert sum(o["share"] for o in result["operators"]) == pytest.approx(1)
     assert len(result["history"]) == 1
+
+
+def test_help_of_build_lists_every_network_with_its_options(call):
+    out = " ".join(call("build", "--help")[1].split())
+    for name in gk.models.names():
+        assert f" {name} {gk.models.options(name)[0].name}=" in out
+    assert "lenet image=1x28x28, classes=10 " in out

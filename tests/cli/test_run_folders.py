@@ -162,7 +162,7 @@ def test_resume_divides_pictures_as_the_run_did(tmp_path: Path, capsys: pytest.C
             (run / "checkpoint.json").write_text(json.dumps(notes))
         assert invoke(["train", network(tmp_path, 2), "-o", str(run), "--resume", "--epochs", "2"]) == 0
         told = capsys.readouterr().err
-        assert f"{len(parts.test)} for validation, split by {'file name' if rule == 'name' else 'position'}" in told
+        assert f"{len(parts.test)} for validation, split {'by file name' if rule == 'name' else 'at random'}" in told
         assert len(losses(run)) == 2
 
 
@@ -178,7 +178,7 @@ def test_targets_that_are_no_numbers_of_classes_are_not_counted(
     np.savez(tmp_path / "data.npz", x=inputs, y=targets.reshape(5, -1), classes=np.array(["cat", "dog"]))
     data = ["--data", str(tmp_path / "data.npz"), "--loss", "mse", "--epochs", "1"]
     assert invoke(["train", str(tmp_path / "net.json"), *data, "-o", str(tmp_path / "run")]) == 0
-    assert "4 samples for training, 1 for validation, split by position; 2 classes\n" in capsys.readouterr().err
+    assert "4 samples for training, 1 for validation, split at random; 2 classes\n" in capsys.readouterr().err
 
 
 def test_pictures_are_counted_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +316,7 @@ def test_the_way_to_divide_is_an_option_of_the_data(tmp_path: Path, capsys: pyte
         ["train", network(tmp_path, 2), "--resume", "--epochs", "2"],
     ):
         assert invoke([*call, "-o", str(tmp_path / "run")]) == 0
-        assert "13 images for training, 3 for validation, split by position; " in capsys.readouterr().err
+        assert "13 images for training, 3 for validation, split at random; " in capsys.readouterr().err
     assert invoke([*train, "--data-option", "split=size", "-o", str(tmp_path / "a")]) == 2
     assert "by 'name' or 'position', not 'size'" in capsys.readouterr().err
     assert invoke([*train, "--data-option", "axes=1", "-o", str(tmp_path / "a")]) == 2

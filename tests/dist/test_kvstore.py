@@ -60,7 +60,11 @@ def test_updater_changes_the_stored_value():
         (lambda kv: kv.pull("weigth"), UsageError, "did you mean 'weight'"),
         (lambda kv: kv.push("weight", np.zeros(3)), InputError, "'weight' is float64[2]; pushed float64[3]"),
         (lambda kv: kv.init("weight", np.zeros(2)), UsageError, "already initialised"),
-        (lambda kv: kv.init(["a", "b"], [np.zeros(2)]), UsageError, "2 keys need as many values"),
+        (
+            lambda kv: kv.init(["a", "b"], [np.zeros(2)]),
+            UsageError,
+            "2 keys ('a', 'b') and 1 value: give one value per key",
+        ),
     ],
 )
 def test_wrong_calls_name_the_key(call, error, message):
@@ -244,5 +248,5 @@ def test_sums_are_written_where_they_are_wanted(jobs):
 
 
 def test_as_many_arrays_to_write_to_as_keys():
-    with pytest.raises(UsageError, match="2 keys need as many arrays to write to, not 1"):
+    with pytest.raises(UsageError, match="and 1 array: give one array per key"):
         kvstore.create().pushpull(["a", "b"], [np.ones(1), np.ones(1)], [np.ones(1)])

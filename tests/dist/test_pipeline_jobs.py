@@ -228,8 +228,8 @@ def test_inspect_shows_groups(network, capsys):
     ("options", "message"),
     [
         (["--place", "a=first"], "--place a=first: expected the rank of a process, from 0"),
-        (["--place", "a=0"], "groups= (--place) needs several processes"),
-        (["--micro-batches", "4"], "micro_batches= (--micro-batches) needs a pipeline"),
+        (["--place", "a=0"], "groups= needs several processes"),
+        (["--micro-batches", "4"], "micro_batches= needs groups="),
     ],
 )
 def test_places_that_do_not_fit(network, capsys, options, message):

@@ -26,5 +26,5 @@ def test_each_rank_prints_its_own_rank_without_waiting(jobs) -> None:
     for rank, text in enumerate((first, second)):
         store, trainer = text.splitlines()[:2]
         assert store.startswith(f"<KVStore 'dist_sync': rank {rank} of 2, ")
-        assert trainer.startswith("<Trainer 'net': update 0, epoch 0, device cpu, 1 threads, ")
+        assert trainer.startswith("<Trainer 'net': update 0, epoch 0, device cpu, 1 thread, ")
         assert trainer.endswith(f"rank {rank} of 2, dist_sync>")

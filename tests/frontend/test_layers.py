@@ -289,8 +289,10 @@ def test_average_over_padding():
 def test_dropout_is_the_identity_in_an_inference_graph():
     x, data = gk.input("x", ["N", 4]), normal(3, 4)
     np.testing.assert_array_equal(run(nn.dropout(x, 0.9), data)[0], data)
-    with pytest.raises(UsageError, match="ratio"):
+    with pytest.raises(UsageError, match=r"^layer dropout: ratio must be in \[0, 1\)"):
         nn.dropout(x, 1.0)
+    with pytest.raises(UsageError, match=r"^layer 'drop' \(dropout\): ratio"):
+        nn.dropout(x, 1.0, name="drop")
 
 
 # --- inputs -----------------------------------------------------------------------------------------

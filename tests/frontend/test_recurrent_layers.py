@@ -59,7 +59,7 @@ def test_options(x):
 
 
 def test_errors(x):
-    with pytest.raises(UsageError, match="direction must be forward, reverse, bidirectional, not 'both'"):
+    with pytest.raises(UsageError, match="direction must be forward, reverse or bidirectional, not 'both'"):
         gk.nn.lstm(x, 5, direction="both")
     with pytest.raises(UsageError, match="units must be a positive integer"):
         gk.nn.rnn(x, 0)

@@ -92,7 +92,11 @@ def test_balanced_weights():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("mse", {"label_smoothing": 0.1}, "loss 'mse' has no option 'label_smoothing'; softmax_cross_entropy"),
+        (
+            "mse",
+            {"label_smoothing": 0.1},
+            "label_smoothing= and --label-smoothing only work with softmax_cross",
+        ),
         ("softmax_cross_entropy", {"label_smoothing": 1.0}, r"finite number in \[0, 1\)"),
         ("softmax_cross_entropy", {"class_weights": [1.0, -1.0]}, "of at least 0"),
         ("softmax_cross_entropy", {"class_weights": [1.0, float("nan")]}, "finite"),

@@ -107,7 +107,7 @@ def test_other_batch_sizes_start_anew():
     assert not state.feeds(x[:, :2])["h"].any()
     state.reset()
     assert not state.feeds(x)["h"].any()
-    with pytest.raises(InputError, match=r"expected 1 inputs \(x\), got 2"):
+    with pytest.raises(InputError, match=r"expected 1 input \(x\), got 2"):
         state.feeds((x, x))
 
 

@@ -23,6 +23,7 @@ from graphkit.dist.job.mpi import MpiCommunicator, started
 from graphkit.dist.job.start import LEAST, checked_timeout, deadline, told_rank
 from graphkit.dist.rounds.announcement import ENDED
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
+from graphkit.text import quantity
 
 # How long processes that do not agree wait for each other's last words, in seconds.
 GRACE = 10.0
@@ -49,7 +50,9 @@ def join(servers: int = 0, timeout: float | None = None, replicated: bool = Fals
         kind = "replicated" if _joined.replicated else "not replicated"
         raise UsageError(f"the servers of this job are {kind}, as its first store set them")
     if servers and servers != _joined.servers:
-        raise UsageError(f"the job has {_joined.servers} servers, as its first store set them, not {servers}")
+        raise UsageError(
+            f"the job has {quantity(_joined.servers, 'server')}, as its first store set them, not {servers}"
+        )
     return _joined
 
 

@@ -35,7 +35,7 @@ from graphkit.dist.wire.mail import Mail
 from graphkit.dist.wire.transfers import Messages
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
@@ -397,7 +397,7 @@ class MpiCommunicator:
 
     def _facts(self) -> Iterator[str]:
         yield f"rank {self.rank} of {self.size}"
-        yield f"{self.servers} servers"
+        yield quantity(self.servers, "server")
 
 
 def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -34,7 +34,7 @@ from graphkit.dist.wire.packing import pack, pack_named, unpack
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
 from graphkit.ir.types import dtype_of
 from graphkit.ir.weights import read_arrays, write_arrays
-from graphkit.text import human
+from graphkit.text import human, quantity
 
 # Bytes that a worker pushes without an answer from the servers.
 WINDOW = 64 << 20
@@ -426,9 +426,9 @@ class RemoteStore(KVStore):
     def _facts(self) -> Iterator[str]:
         yield repr(self.type)
         yield f"rank {self.rank} of {self.num_workers}"
-        yield f"{self._servers.servers} servers"
+        yield quantity(self._servers.servers, "server")
         specs = list(self._specs.values())
-        yield f"{len(specs)} keys, {human(sum(spec.size * spec.dtype.itemsize for spec in specs))}"
+        yield f"{quantity(len(specs), 'key')}, {human(sum(spec.size * spec.dtype.itemsize for spec in specs))}"
         yield f"staleness {self.staleness}" + ("" if self._bound is None else f" of {self._bound}")
 
 

@@ -19,7 +19,7 @@ from graphkit.dist.sums import compression
 from graphkit.dist.sums.rows import RowSparse, rows_of
 from graphkit.dist.wire.packing import pack, pack_named, unpack, unpack_named
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 Key: TypeAlias = int | str
 
@@ -285,7 +285,7 @@ class Server:
 
     def _facts(self) -> Iterator[str]:
         yield f"of {self._workers} workers"
-        yield f"{len(self._held)} keys"
+        yield quantity(len(self._held), "key")
         if self.ended:
             yield "ended"
 

@@ -23,7 +23,7 @@ from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.limits import Limits
 from graphkit.ir.origin import signature
-from graphkit.text import human, short_repr
+from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -171,7 +171,7 @@ class BaseProgram(ABC):
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.graph.name)
-        yield f"{len(self.placement.steps)} steps"
+        yield quantity(len(self.placement.steps), "step")
         yield f"arena {human(self.arena_bytes)}"
 
 
@@ -283,7 +283,7 @@ class InstancedProgram(BaseProgram):
 
     def _facts(self) -> Iterator[str]:
         yield from super()._facts()
-        yield f"{self.threads} threads"
+        yield quantity(self.threads, "thread")
         yield signature(self.graph)
 
 

@@ -12,6 +12,7 @@ from graphkit.executor.devices.loading import native_module
 from graphkit.ir.arrays import array_of
 from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type, dtype_of
+from graphkit.text import quantity
 
 
 def convert(name: str, kind: Type, given: Any) -> Any:
@@ -62,7 +63,7 @@ def check_finite(name: str, array: Any) -> None:
         where = np.argwhere(~finite)
         first = [int(i) for i in where[0]]
         raise InputError(
-            f"input {name!r} contains {array[tuple(first)]} at {first} ({len(where)} values are not finite)"
+            f"input {name!r} contains {array[tuple(first)]} at {first} (not finite: {quantity(len(where), 'value')})"
         )
 
 

@@ -21,7 +21,7 @@ from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir.arrays import array_of
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
-from graphkit.text import human, short_repr
+from graphkit.text import human, quantity, short_repr
 
 # Of so many lists of names a joint store knows which are whose.
 _DIVIDED = 16
@@ -253,7 +253,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def _facts(self) -> Iterator[str]:
         yield ""
-        yield f"{len(self)} arrays"
+        yield quantity(len(self), "array")
         yield human(self.nbytes)
 
 

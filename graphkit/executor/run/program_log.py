@@ -11,6 +11,7 @@ from graphkit.executor.run.executable import DeviceProgram
 from graphkit.executor.run.keys import Key, size_text
 from graphkit.executor.run.selection import Selection
 from graphkit.ir.origin import titled
+from graphkit.text import quantity
 
 
 def of(settings: Settings) -> ProgramLog | None:
@@ -24,7 +25,7 @@ class ProgramLog:
 
     def __init__(self, settings: Settings, level: int):
         where = settings.device if settings.device == "cpu" else f"{settings.device}:{settings.number}"
-        self._where = f"{where}, {settings.threads} threads" if settings.device == "cpu" else where
+        self._where = f"{where}, {quantity(settings.threads, 'thread')}" if settings.device == "cpu" else where
         self._level = level
         # The latest key of each group of programs that differ in shapes alone, and why programs were dropped.
         self._latest: dict[tuple[int, tuple[int, ...]], Key] = {}

@@ -48,7 +48,7 @@ from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.distribution.places import groups_of
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.signatures import check_argument, typed
-from graphkit.text import human, short_repr
+from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -124,7 +124,7 @@ class Executor:
     ):
         self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
-        self._chosen = f"device {device}, {threads} threads, precision {precision}"
+        self._chosen = f"device {device}, {quantity(threads, 'thread')}, precision {precision}"
         device = grouped(device, groups_of(graph))
         self._declared = Declared(graph, declared) if declared else None
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
@@ -179,8 +179,8 @@ class Executor:
     def _facts(self) -> Iterator[str]:
         yield repr(self._graph.name)
         yield self._chosen
-        yield f"{len(self._graph.nodes)} nodes"
-        yield f"{len(self._programs)} programs"
+        yield quantity(len(self._graph.nodes), "node")
+        yield quantity(len(self._programs), "program")
         yield f"parameters {human(self.params.nbytes)}"
         yield signature(self._graph)
 
@@ -203,15 +203,15 @@ class Executor:
     ) -> dict[str, np.ndarray]:
         """Compute outputs for the fed inputs.
 
-        The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps. A run
-        that has begun to write states first completes.
+        The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps. After a
+        run has begun to write states, it is not interrupted.
 
         Args:
             feeds: Arrays by input name.
             outputs: Names of the outputs to compute (default: all).
             out: Arrays for outputs, by name. They must have the dtype and shape of the output, be writable, and not
-                share memory with each other. They may be fed arrays.
-            timeout: Seconds.
+                share memory with each other. You may pass an array of `feeds` here.
+            timeout: Time limit in seconds (default: that of the Executor).
             discard: Names of outputs that you do not need. On a GPU they are not copied to host memory, and their
                 values in the result are None. On the CPU it has no effect.
             unread: Former name of `discard`.
@@ -278,7 +278,7 @@ class Executor:
         """Run on the data inputs by position; return the outputs as a tuple."""
         names = [n for n, v in zip(self._input_names, self._graph.inputs, strict=True) if v.role == "data"]
         if len(arrays) != len(names):
-            raise InputError(f"expected {len(names)} inputs ({', '.join(names)}), got {len(arrays)}")
+            raise InputError(f"expected {quantity(len(names), 'input')} ({', '.join(names)}), got {len(arrays)}")
         results = self.run(dict(zip(names, arrays, strict=True)))
         return tuple(results.values())
 

@@ -14,6 +14,7 @@ from graphkit.ir.origin import titled
 from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import normal_axis
+from graphkit.text import quantity
 
 
 def output_types(graph: Graph, inputs: Sequence[Type]) -> tuple[Type, ...]:
@@ -77,7 +78,7 @@ def _inferred(graph: Graph, inputs: Sequence[Type], work: _Work) -> tuple[Type, 
 def check_operands(graph: Graph, inputs: Sequence[Type]) -> None:
     """Raises TypeMismatch for another number of operands, or other kinds and element types, than the graph takes."""
     if len(inputs) != len(graph.inputs):
-        raise TypeMismatch(f"{titled(graph)} takes {len(graph.inputs)} operands, {len(inputs)} given")
+        raise TypeMismatch(f"{titled(graph)} takes {quantity(len(graph.inputs), 'operand')}, {len(inputs)} given")
     for value, given in zip(graph.inputs, inputs, strict=True):
         if not _compatible(value.type, given):
             raise TypeMismatch(f"operand {given} does not fit the subgraph's input {value}")

@@ -336,9 +336,28 @@ def _resize_samples() -> tuple[Sample, ...]:
 class Resize(Resizing):
     """Resample x along `axes` (default: all) to `sizes`, or to floor(size * scales).
 
-    Exactly one of `scales` (floats) and `sizes` (integers) is given, with one entry for each of `axes`. mode="nearest"
-    takes any element type; "linear" and "cubic" need a numeric type. roi: [starts..., ends...] as fractions of the
-    sizes of x, is read only with coordinate_transformation_mode="tf_crop_and_resize".
+    Give exactly one of `scales` and `sizes`.
+
+    Args:
+        x: Values of any rank. mode="nearest" takes any element type; "linear" and "cubic" need a numeric type.
+        roi: Region of x that is resampled: [starts..., ends...], one entry for each of `axes`, as fractions of the
+            sizes of x. It is used only if coordinate_transformation_mode="tf_crop_and_resize".
+        scales: Floats, one for each of `axes`: size of the result over size of x.
+        sizes: Integers, one for each of `axes`: size of the result.
+        antialias: When an axis shrinks, widen the kernel of "linear" or "cubic", so that every element of x counts.
+        axes: The axes to resample. The others keep their size.
+        coordinate_transformation_mode: How positions of the result map to positions of x: "half_pixel" (default),
+            "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn" or
+            "tf_crop_and_resize", with the formulas of ONNX.
+        cubic_coeff_a: The coefficient a of the cubic kernel (Keys, 1981).
+        exclude_outside: Ignore positions outside of x, and divide by the sum of the other weights. By default, the
+            border of x is repeated there.
+        extrapolation_value: With "tf_crop_and_resize": value of elements whose position is outside of x.
+        keep_aspect_ratio_policy: With `sizes`: "stretch" (default) gives exactly these sizes. "not_larger" and
+            "not_smaller" use one scale for all axes, such that no size is larger, or smaller, than asked for.
+        mode: "nearest" (default), "linear" or "cubic" (interpolation along each axis).
+        nearest_mode: With "nearest": how a position is rounded: "round_prefer_floor" (default; halves round down),
+            "round_prefer_ceil", "floor" or "ceil".
     """
 
     inputs = ("x", "roi?", "scales?", "sizes?")

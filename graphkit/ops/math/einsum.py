@@ -14,6 +14,7 @@ from graphkit.ir.types import FLOATS, NUMERIC, SIGNED, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops.axes import fresh_shape, i64
 from graphkit.ops.pointwise import scalar_like
+from graphkit.text import quantity
 
 _PRODUCTS = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
 _ELLIPSIS = "..."
@@ -45,10 +46,14 @@ def _parsed(equation: str) -> _Equation:
         return _Equation(terms, ((_ELLIPSIS,) if broadcast else ()) + tuple(once))
     result = _term(right, equation)
     unknown = [c for c in result if c != _ELLIPSIS and c not in letters]
-    if unknown or len(set(result)) != len(result) or (_ELLIPSIS in result) is not broadcast:
-        raise UsageError(
-            f"the result of {equation!r} names letters of the operands, each once, and '...' when an operand has it"
-        )
+    twice = [c for c in dict.fromkeys(result) if result.count(c) > 1]
+    if unknown:
+        raise UsageError(f"equation {equation!r}: {unknown[0]!r} in the result is not in any operand")
+    if twice:
+        raise UsageError(f"equation {equation!r}: {twice[0]!r} is in the result twice; write it once")
+    if (_ELLIPSIS in result) is not broadcast:
+        there, missing = ("an operand", "the result") if broadcast else ("the result", "an operand")
+        raise UsageError(f"equation {equation!r}: '...' is in {there}, but not in {missing}")
     return _Equation(terms, result)
 
 
@@ -74,8 +79,8 @@ class Einsum(Op):
 
     Letters that the result lacks are summed over; a letter repeated in one term takes the diagonal. An axis of size 1
     broadcasts against axes with the same letter in other operands. "..." means any number of axes that broadcast.
-    Without "->" the result has those axes, then the letters that occur once, in alphabetical order. If a product or sum
-    of integers is too large for the element type, it wraps around.
+    Without "->", the result has the axes of "...", then the letters that occur once, in alphabetical order. If a
+    product or sum of integers is too large for the element type, it wraps around.
     """
 
     equation: str
@@ -146,7 +151,9 @@ class Einsum(Op):
         """The size of each label's axes; None when a rank is unknown that "..." hides. Raises TypeMismatch."""
         terms, _ = _parsed(self.equation)
         if len(terms) != len(xs):
-            raise TypeMismatch(f"{self.equation!r} has {len(terms)} terms for {len(xs)} operands")
+            raise TypeMismatch(
+                f"{self.equation!r} has {quantity(len(terms), 'term')} for {quantity(len(xs), 'operand')}"
+            )
         if any(x.dtype is not xs[0].dtype for x in xs):
             raise TypeMismatch(f"the operands differ in element type: {', '.join(map(str, xs))}")
         sizes: dict[str, Dim] = {}

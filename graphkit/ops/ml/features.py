@@ -16,6 +16,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, constant, op
 from graphkit.ops.kept import kept
 from graphkit.ops.ml.matrix import ML, NUMBERS
+from graphkit.text import quantity
 
 
 @op
@@ -91,7 +92,8 @@ class FeatureVectorizer(Op):
 
     def infer(self, *xs: TensorType) -> TensorType:
         if len(xs) != len(self.inputdimensions):
-            raise UsageError(f"{len(xs)} operands, but inputdimensions has {len(self.inputdimensions)} entries")
+            entries = len(self.inputdimensions)
+            raise UsageError(f"{quantity(len(xs), 'operand')}, but len(inputdimensions) is {entries}")
         if not xs or any(size < 0 for size in self.inputdimensions):
             raise UsageError(f"inputdimensions={list(self.inputdimensions)}")
         count, *others = map(_rows, xs)

@@ -134,7 +134,8 @@ class Attention(Op):
     Query i has the position i + offset among the keys. offset is the length of past_key if it is given,
     nonpad_kv_seqlen - L if that is given, else 0. is_causal: a query ignores keys after its position. left_window_size,
     right_window_size: the largest number of keys before and after its position (-1: all). softcap c > 0: replace scores
-    by c * tanh(scores / c). A query that may attend to no key gives 0.
+    by c * tanh(scores / c). A query that may attend to no key gives 0. scale: the factor, not negative (default:
+    1 / sqrt(D)). softmax_precision: element type in which the softmax is computed (default: that of q).
 
     Outputs: y, shaped like q but with E instead of D; present_key [B, G, T, D] and present_value [B, G, T, E], the past
     and k or v joined; qk_matmul_output [B, H, L, T]: with qk_matmul_output_mode 0 the scores, 1 after softcap, 2 with

@@ -89,7 +89,7 @@ class Convolution(Sliding):
             raise TypeMismatch(f"{x} and weights {w} differ in rank")
         if not dims.may_equal(x.shape[1], w.shape[1] * self.group):
             taken = w.shape[1] * self.group
-            raise TypeMismatch(f"{x} has {x.shape[1]} channels; weights {w} in {self.group} groups take {taken}")
+            raise TypeMismatch(f"{x} has {x.shape[1]} channels; weights {w} with group={self.group} take {taken}")
         _check_groups(w, self.group)
         window = self.window(x.shape[2:], self._kernel(w.shape))
         return (x.shape[0], w.shape[0], *self.positions(x.shape[2:], window))
@@ -113,7 +113,7 @@ def check_not_empty(y: Value) -> Value:
 def _check_groups(w: TensorType, group: int) -> None:
     first = w.known_shape[0]
     if group < 1 or not dims.may_equal(dims.mod(first, group), 0):
-        raise TypeMismatch(f"{first} channels of weights {w} cannot be divided into {group} groups")
+        raise TypeMismatch(f"{first} channels of weights {w} cannot be divided into group={group} groups")
 
 
 def _check_bias(bias: TensorType | None, channels: Dim) -> None:
@@ -242,6 +242,21 @@ class Conv(Convolution):
     """Convolution (cross-correlation) over any number of spatial axes.
 
     x: [N, C, *spatial], w: [M, C / group, *kernel], b: [M] -> [N, M, *positions].
+
+    Args:
+        x: Floats of N samples with C channels.
+        w: The filters, for M output channels.
+        b: The bias (default: none).
+        auto_pad: "NOTSET" (default) pads as `pads` says. "VALID" does not pad. "SAME_UPPER" and "SAME_LOWER" pad so
+            that positions = ceil(spatial / strides). If that padding is odd, the larger part is at the end with
+            "SAME_UPPER", at the beginning with "SAME_LOWER".
+        dilations: Distance between the elements of a filter, one number per spatial axis (default: 1).
+        group: Number of groups that the channels of x and of the result are divided into. Each group of the result
+            reads only its group of x. With group = C, each channel has its own filters (depthwise).
+        kernel_shape: Sizes of the kernel (default: those of w). If given, they must be those of w.
+        pads: Number of zeros before and after x: the beginnings of all spatial axes, then the ends (default: 0). In two
+            dimensions: [top, left, bottom, right].
+        strides: Distance between two positions of the filter, one number per spatial axis (default: 1).
     """
 
     per_example = ("x",)
@@ -398,7 +413,7 @@ class ConvTranspose(Convolution):
 
     Along an axis, spatial = stride * (positions - 1) + output_padding + span - begin - end, where span is the size of
     the dilated kernel and begin, end are the padding. `output_shape` gives the size instead, and the padding follows
-    from it; auto_pad=SAME_* does the same for the size stride * positions.
+    from it; auto_pad=SAME_* does the same for the size stride * positions. The other attributes are those of Conv.
     """
 
     output_padding: tuple[int, ...] | None = None

@@ -98,6 +98,9 @@ class MaxPool(Pooling):
     If several elements are equal to the maximum, the position is that of the first one. With storage_order=0, positions
     are counted as in memory, with the last spatial axis fastest. With storage_order=1, the first spatial axis is
     fastest (column-major within each channel).
+
+    x: [N, C, *spatial] -> [N, C, *positions]. kernel_shape: size of the window on each spatial axis. ceil_mode=True
+    admits a last window that runs over the end of x. auto_pad, dilations, pads and strides are those of Conv.
     """
 
     storage_order: int = 0
@@ -285,7 +288,10 @@ class AveragePooling(Pooling):
 
 @op
 class AveragePool(AveragePooling):
-    """Mean of each window; padding counts only with `count_include_pad`."""
+    """Mean of each window; padding counts only with `count_include_pad`.
+
+    x: [N, C, *spatial] -> [N, C, *positions]. The other attributes are those of MaxPool.
+    """
 
     per_example = ("x",)
     inputs = ("x",)
@@ -365,7 +371,10 @@ def _pooled_shape(shape: tuple[int, ...], attrs: dict[str, Any]) -> tuple[int, .
 
 @op
 class LpPool(Pooling):
-    """(sum |x| ** p) ** (1 / p) of each window; padding adds nothing."""
+    """(sum |x| ** p) ** (1 / p) of each window; padding adds nothing.
+
+    x: [N, C, *spatial] -> [N, C, *positions]. The other attributes are those of MaxPool.
+    """
 
     p: int = 2
     per_example = ("x",)

@@ -90,8 +90,14 @@ class GRU(Recurrence):
     The gates are z = act1(Wz x + Wbz + Rz h + Rbz), and r likewise; n = act2(Wn x + Wbn + Rn (r h) + Rbn), or with
     linear_before_reset n = act2(Wn x + Wbn + r (Rn h + Rbn)). `activations` names act1 and act2 for each direction
     (Sigmoid, Tanh by default); `clip` limits their arguments to [-clip, clip]. w: [D, 3 * H, I] and r: [D, 3 * H, H]
-    contain the gates in the order z, r, n; b: [D, 6 * H] the biases Wb, then Rb. The other operands and the results are
-    those of RNN.
+    contain the gates in the order z, r, n; b: [D, 6 * H] the biases Wb, then Rb.
+
+    There are H hidden units and D directions: 2 with direction="bidirectional", else 1. x: [T, N, I], T steps of N
+    sequences ([N, T, I] with layout=1). sequence_lens: int32 [N], the steps of each sequence; after them y is 0, and
+    the state does not change. initial_h: [D, N, H] ([N, D, H] with layout=1), 0 by default.
+
+    Returns y, h after every step: [T, D, N, H] ([N, T, D, H] with layout=1); and y_h, the last h, shaped like
+    initial_h.
     """
 
     linear_before_reset: bool = False
@@ -179,8 +185,14 @@ class LSTM(Recurrence):
     (Sigmoid, Tanh, Tanh by default). `clip` limits the arguments of act1 and act2, not of act3, to [-clip, clip].
 
     w: [D, 4 * H, I] and r: [D, 4 * H, H] contain the gates in the order i, o, f, g; b: [D, 8 * H] the biases Wb, then
-    Rb; p: [D, 3 * H] the peepholes Pi, Po, Pf (0 by default). initial_c is shaped like initial_h. The other operands
-    are those of RNN. Returns y and y_h as RNN does, and y_c, the last c.
+    Rb; p: [D, 3 * H] the peepholes Pi, Po, Pf (0 by default).
+
+    There are H hidden units and D directions: 2 with direction="bidirectional", else 1. x: [T, N, I], T steps of N
+    sequences ([N, T, I] with layout=1). sequence_lens: int32 [N], the steps of each sequence; after them y is 0, and
+    the states do not change. initial_h and initial_c: [D, N, H] ([N, D, H] with layout=1), 0 by default.
+
+    Returns y, h after every step: [T, D, N, H] ([N, T, D, H] with layout=1); y_h, the last h, and y_c, the last c,
+    shaped like initial_h.
     """
 
     input_forget: bool = False

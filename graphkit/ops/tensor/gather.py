@@ -216,8 +216,8 @@ def nd_pair(xp: Any, x: Any, indices: Any, batch_dims: int = 0) -> tuple[Any, An
 class GatherND(Op):
     """Slices of x at index tuples.
 
-    x: [*batch, *a, *b]; indices: [*batch, *c, len(a)]; the result is [*batch, *c, *b]. The first `batch_dims` axes are
-    shared.
+    x: [*batch, *a, *b]; indices: int64 [*batch, *c, len(a)]: each row of the last axis is one index tuple. The result
+    is [*batch, *c, *b]. The first `batch_dims` axes are shared.
     """
 
     batch_dims: int = 0

@@ -157,9 +157,9 @@ class ScatterElements(_Scatter):
 class ScatterND(_Scatter):
     """Return x with the slices at some index tuples replaced: y[indices[i]] = updates[i] for each i.
 
-    x: [*a, *b]; indices: int64 [*c, len(a)], each last axis one index tuple; updates: [*c, *b]. Negative indices count
-    from the end. With `reduction` "add", "mul", "max" or "min", an update is combined with the slice instead; "none"
-    replaces it.
+    x: [*a, *b]; indices: int64 [*c, len(a)]: each row of the last axis is one index tuple; updates: [*c, *b]. Negative
+    indices count from the end. With `reduction` "add", "mul", "max" or "min", an update is combined with the slice
+    instead; "none" replaces it.
     """
 
     types = {"x": ANY, "indices": INT64, "updates": "x"}

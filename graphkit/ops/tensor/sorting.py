@@ -84,7 +84,7 @@ class ArgMin(ArgExtreme):
 class TopK(Op):
     """The k largest (or smallest) elements along `axis`, and their int64 indices.
 
-    k: int64 vector of one element. Results are sorted; equal elements are in the order of their indices. This holds
+    k: an integer, or int64 [] or [1]. Results are sorted; equal elements are in the order of their indices. This holds
     also with sorted=False, where the standard leaves the order open.
     """
 

@@ -112,7 +112,7 @@ def test_finite_check_is_opt_in() -> None:
     bad = IMAGE.copy()
     bad[1, 0] = np.nan
     assert np.isnan(executor()(bad, MASK)[0][1, 0])
-    with pytest.raises(InputError, match=r"'image' contains nan at \[1, 0\] \(1 values"):
+    with pytest.raises(InputError, match=r"'image' contains nan at \[1, 0\] \(not finite: 1 value\)"):
         executor(check_finite=True)(bad, MASK)
 
 

@@ -111,7 +111,7 @@ def test_if_refuses_misfits() -> None:
     one, two = sub([VECTOR], lambda a: [a]), sub([VECTOR], lambda a: [a, a])
     with pytest.raises(TypeMismatch, match="1 and 2 outputs"):
         F.if_(cond, x, then_branch=one, else_branch=two)
-    with pytest.raises(TypeMismatch, match="1 operands, 0 given"):
+    with pytest.raises(TypeMismatch, match="1 operand, 0 given"):
         F.if_(cond, then_branch=one, else_branch=one)
     with pytest.raises(TypeMismatch, match="does not fit"):
         F.if_(cond, Value(TensorType("int64", (3,))), then_branch=one, else_branch=one)

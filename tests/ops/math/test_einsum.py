@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -84,3 +86,18 @@ def test_letters_summed_together_need_sizes_that_fit_at_run_time(shapes):
 def test_letters_summed_together_broadcast_at_run_time(shapes):
     net, feeds = network("ij,ij->", shapes, names=True), arrays(shapes)
     np.testing.assert_allclose(net.run(feeds)["y"], np.einsum("ij,ij->", *feeds.values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("equation", "message"),
+    [
+        ("ij->iz", "'z' in the result is not in any operand"),
+        ("ij->ii", "'i' is in the result twice"),
+        ("...j->j", "'...' is in an operand, but not in the result"),
+        ("ij->...i", "'...' is in the result, but not in an operand"),
+        ("ij,jk", "has 2 terms for 1 operand"),
+    ],
+)
+def test_wrong_equations_name_the_letter(equation, message):
+    with pytest.raises(GraphkitError, match=re.escape(message)):
+        network(equation, [(3, 3)])

@@ -251,7 +251,7 @@ def test_probabilities_of_many_rows_do_not_depend_on_each_other() -> None:
         (lambda x: gk.svm_regressor(x, coefficients=[1.0] * 3, rho=[0.0], kernel_params=[1.0]), "kernel_params"),
         (lambda x: gk.zip_map(x, classlabels_int64s=[1, 2]), "2 labels for 3 columns"),
         (lambda x: gk.array_feature_extractor(x, np.array([3])), "outside of 3 features"),
-        (lambda x: gk.feature_vectorizer(x, inputdimensions=[1, 2]), "1 operands"),
+        (lambda x: gk.feature_vectorizer(x, inputdimensions=[1, 2]), "1 operand, but len"),
         (lambda x: gk.one_hot_encoder(x), "one of cats_strings and cats_int64s"),
         (lambda x: gk.label_encoder(x, keys_floats=[1.0], values_int64s=[1, 2]), "keys has 1 entries"),
         (lambda x: gk.label_encoder(x, keys_int64s=[1], values_int64s=[1]), "keys are int64"),

@@ -33,7 +33,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import signature
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from graphkit.ops.sequence.elements import holds_maps
-from graphkit.text import human, short_repr
+from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -147,7 +147,7 @@ class ArrayProgram:
     def _facts(self) -> Iterator[str]:
         yield repr(self.graph.name)
         yield f"device {self.device.name}"
-        yield f"{len(self.placement.steps)} steps"
+        yield quantity(len(self.placement.steps), "step")
         yield f"arena {human(self.lowered.memory.layout.arena_bytes)}"
         yield signature(self.graph)
 

@@ -22,7 +22,7 @@ from graphkit.executor.run.divided.run import DividedRun
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -117,7 +117,7 @@ class DividedProgram:
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.graph.name)
-        yield f"{len(self._division.parts)} parts"
+        yield quantity(len(self._division.parts), "part")
         yield signature(self.graph)
 
 
