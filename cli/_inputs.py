@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from graphkit.data.tables.reading import TABLES
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
+
+# Sizes that are separated by commas, or by "x" as in 8x8.
+_SIZES = re.compile(r"(\d+\s*([,x]\s*\d+\s*)*,?)?", re.ASCII)
 
 # A placeholder for any tensor type: the element type is checked when the model runs.
 _TENSOR = TensorType("float32")
@@ -93,6 +97,8 @@ def parse_inputs(
 
     for name, paths in picture_files(inputs, texts).items():
         first[name] = str(paths[0])
+        if missing := next((path for path in paths if not path.exists()), None):
+            raise InputError(f"{missing}: no such file")
         read = reading(paths, name, inputs[name], preprocessing_of(meta), images)
         log(f"read {read}")
         given[name] = read.arrays()
@@ -121,6 +127,7 @@ def parse_inputs(
                 )
         else:
             name, shape = _shape(text)
+            _check_name(text, name, inputs)
             once(name, text)
             shapes[name] = shape
     return given, shapes
@@ -190,13 +197,19 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
         raise UsageError(
             f"input {text!r}: expected NAME:SHAPE (x:1,3,224,224), NAME=FILE, FILE.npz, a table or an image"
         )
-    try:
-        shape = tuple(int(part) for part in sizes.strip("[]() ").replace("x", ",").split(",") if part.strip())
-    except ValueError:
-        shape = (-1,)
-    if any(size < 0 for size in shape):
+    if not _SIZES.fullmatch(inner := sizes.strip("[]() ")):
         raise UsageError(f"input {text!r}: {sizes!r} is not a shape such as 1,3,224,224")
-    return name, shape
+    return name, tuple(map(int, re.findall(r"\d+", inner)))
+
+
+def _check_name(text: str, name: str, inputs: Iterable[str]) -> None:
+    """Raise an error if the name in `text`, which gives a shape, is not an input. Names may contain colons."""
+    if name in inputs:
+        return
+    known, _, sizes = text.partition(":")
+    if known in inputs:
+        raise UsageError(f"input {text!r}: {sizes!r} is not a shape such as 1,3,224,224")
+    raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
 
 
 def _array(path: Path, name: str) -> np.ndarray:
@@ -225,6 +238,10 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         return read_arrays(path)
     except InputError as error:
-        if not path.exists():
+        if not path.exists() or path.suffix in (".npy", ".npz"):
             raise
+        if path.suffix in TABLES:
+            raise InputError(
+                f"{path}: to give a table, leave out the name of the input and write only {path}"
+            ) from None
         raise InputError(f"{error} (its suffix is not that of an image either)") from None

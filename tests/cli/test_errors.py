@@ -206,7 +206,10 @@ def test_a_full_disk_leaves_nothing_half_written(call, net, tmp_path, monkeypatc
         (["train", "{net}", "--data", "digits", "--loss", "mze"], "did you mean 'mse'"),
         (["train", "{net}", "--data", "digits", "--optimizer", "adan"], "did you mean 'adam'"),
         (["train", "{net}", "--data", "digits", "--kvstore", "dist_sinc"], "did you mean 'dist_sync'"),
-        (["train", "{net}", "--data", "digits", "--compression", "2bit"], "a local store sends nothing"),
+        (
+            ["train", "{net}", "--data", "digits", "--compression", "2bit"],
+            "--compression only works with --kvstore dist_sync or ",
+        ),
         (["train", "{net}", "--data", "digits", "--processes", "2"], "--kvstore dist_sync"),
         (
             [
@@ -229,7 +232,24 @@ def test_a_full_disk_leaves_nothing_half_written(call, net, tmp_path, monkeypatc
         ),
         (["train", "{net}", "--data", "digits", "--elastic-strength", "1.5"], "0<x<=1"),
         (["train", "{net}", "--data", "digits", "--resume"], "-o"),
+        (
+            ["train", "{net}", "--data", "digits", "--compression", "3bit"],
+            "unknown compression '3bit'; did you mean '2bit'?",
+        ),
+        (
+            ["train", "{net}", "--data", "digits", "--staleness", "3"],
+            "--staleness only works with --kvstore dist_bounded",
+        ),
+        (["train", "{net}", "--data", "digits", "--lr-mult", "foo"], "expected PATTERN=X, such as fc*=0.1"),
+        (["train", "{net}", "--data", "digits", "--lr-mult", "fc*=x"], "--lr-mult fc*=x: 'x' is not a number"),
+        (
+            ["train", "{net}", "--data", "digits", "--optimizer-option", "weight_decay=x"],
+            "--optimizer-option weight_decay=x: 'x' is not a number",
+        ),
+        (["train", "{net}", "--data", "digits", "--kvstore", "dist_foo"], "The types are local, dist_sync, dist_async"),
         (["run", "{net}", "x:2,six"], "not a shape"),
+        (["run", "{net}", "x:1:8"], "'1:8' is not a shape"),
+        (["run", "{net}", "x:1,x,8,8"], "'1,x,8,8' is not a shape"),
         (["run", "{net}", "--output-name", "logit"], "did you mean 'logits'"),
         (["run", "{net}", "--device", "cuba"], "did you mean 'cuda'"),
         (["grad", "{net}", "--check", "--wrt", "wait"], "wait"),
