@@ -130,6 +130,13 @@ def parse_inputs(
             _check_name(text, name, inputs)
             once(name, text)
             shapes[name] = shape
+    for name, array in given.items():
+        kind = inputs.get(name)
+        if isinstance(kind, TensorType) and kind.rank not in (None, np.ndim(array)):
+            shape = list(np.shape(array))
+            raise InputError(
+                f"{first[name]}: the array for input {name!r} has shape {shape}, but the model needs {kind}"
+            )
     return given, shapes
 
 

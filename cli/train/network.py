@@ -44,7 +44,7 @@ def with_head(net: Model, texts: tuple[str, ...], at: str | None, output: str | 
     """Replace the last layer as `--head classes=N` and `--head-at` say."""
     from graphkit.train.head import POOLS, replace_head
 
-    fields = key_values(texts, "--head")
+    fields = key_values(texts, "--head", "classes=N or pool=VALUE")
     if not fields and at is not None:
         raise UsageError("--head-at also needs the number of classes: --head classes=N")
     if not fields:

@@ -164,9 +164,8 @@ def _numbers(texts: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def multipliers(texts: tuple[str, ...], option: str) -> dict[str, float]:
-    """Return the factors of `NAME=X` texts by name."""
-    form = "PATTERN=X, such as fc*=0.1"
+def multipliers(texts: tuple[str, ...], option: str, form: str = "PATTERN=X, such as fc*=0.1") -> dict[str, float]:
+    """Return the factors of `NAME=X` texts by name. form: of these texts, for the error."""
     found: dict[str, float] = {}
     for pattern, text in key_values(texts, option, form).items():
         try:

@@ -98,7 +98,7 @@ def test_wrong_input_name_suggests_the_right_one(call, net):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((2, 6, 1), np.float32), "rank"),
+        (np.zeros((2, 6, 1), np.float32), "x.npy: the array for input 'x' has shape [2, 6, 1]"),
         (np.zeros((2, 7), np.float32), "7"),
         (np.zeros((2, 6), np.float64), "float64"),
         (np.zeros((2, 6), np.int64), "int64"),
@@ -248,6 +248,13 @@ def test_a_full_disk_leaves_nothing_half_written(call, net, tmp_path, monkeypatc
         ),
         (["train", "{net}", "--data", "digits", "--kvstore", "dist_foo"], "The types are local, dist_sync, dist_async"),
         (["run", "{net}", "x:2,six"], "not a shape"),
+        (["train", "{net}", "--data", "digits", "--loss", "a=mse", "--loss-weight", "a"], "expected OUTPUT=X"),
+        (
+            ["train", "{net}", "--data", "digits", "--head", "pool=max"],
+            "must be mean, first or none; also give --head cl",
+        ),
+        (["train", "{net}", "--data", "digits", "--data-option", "size=3"], "digits has no options"),
+        (["run", "."], "'.' is not a run folder: it contains no model.json"),
         (["run", "{net}", "x:1:8"], "'1:8' is not a shape"),
         (["run", "{net}", "x:1,x,8,8"], "'1,x,8,8' is not a shape"),
         (["run", "{net}", "--output-name", "logit"], "did you mean 'logits'"),
