@@ -97,8 +97,6 @@ def parse_inputs(
 
     for name, paths in picture_files(inputs, texts).items():
         first[name] = str(paths[0])
-        if missing := next((path for path in paths if not path.exists()), None):
-            raise InputError(f"{missing}: no such file")
         read = reading(paths, name, inputs[name], preprocessing_of(meta), images)
         log(f"read {read}")
         given[name] = read.arrays()
@@ -131,13 +129,15 @@ def parse_inputs(
             once(name, text)
             shapes[name] = shape
     for name, array in given.items():
-        kind = inputs.get(name)
-        if isinstance(kind, TensorType) and kind.rank not in (None, np.ndim(array)):
-            shape = list(np.shape(array))
-            raise InputError(
-                f"{first[name]}: the array for input {name!r} has shape {shape}, but the model needs {kind}"
-            )
+        _check_rank(first[name], name, inputs[name], array)
     return given, shapes
+
+
+def _check_rank(text: str, name: str, kind: Type, array: Any) -> None:
+    """Raise InputError if the array of an argument has another rank than its input."""
+    if isinstance(kind, TensorType) and kind.rank not in (None, np.ndim(array)):
+        shape = list(np.shape(array))
+        raise InputError(f"{text}: the array for input {name!r} has shape {shape}, but the model needs {kind}")
 
 
 def picture_files(inputs: Mapping[str, Type], texts: tuple[str, ...]) -> dict[str, list[Path]]:
@@ -154,6 +154,8 @@ def picture_files(inputs: Mapping[str, Type], texts: tuple[str, ...]) -> dict[st
         if name is not None and name in found:
             raise UsageError(f"input {name!r} is given twice, by {found[name][0]} and by {path}; give it once")
         name = picture_input(inputs) if name is None else name
+        if not path.exists():
+            raise InputError(f"{path}: no such file")
         found.setdefault(name, []).extend(_below(path) if path.is_dir() else [path])
     return found
 
