@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from graphkit.data.tables.reading import TABLES
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
+
+# Sizes that are separated by commas, or by "x" as in 8x8.
+_SIZES = re.compile(r"(\d+\s*([,x]\s*\d+\s*)*,?)?", re.ASCII)
 
 # A placeholder for any tensor type: the element type is checked when the model runs.
 _TENSOR = TensorType("float32")
@@ -121,9 +125,19 @@ def parse_inputs(
                 )
         else:
             name, shape = _shape(text)
+            _check_name(text, name, inputs)
             once(name, text)
             shapes[name] = shape
+    for name, array in given.items():
+        _check_rank(first[name], name, inputs[name], array)
     return given, shapes
+
+
+def _check_rank(text: str, name: str, kind: Type, array: Any) -> None:
+    """Raise InputError if the array of an argument has another rank than its input."""
+    if isinstance(kind, TensorType) and kind.rank not in (None, np.ndim(array)):
+        shape = list(np.shape(array))
+        raise InputError(f"{text}: the array for input {name!r} has shape {shape}, but the model needs {kind}")
 
 
 def picture_files(inputs: Mapping[str, Type], texts: tuple[str, ...]) -> dict[str, list[Path]]:
@@ -140,6 +154,8 @@ def picture_files(inputs: Mapping[str, Type], texts: tuple[str, ...]) -> dict[st
         if name is not None and name in found:
             raise UsageError(f"input {name!r} is given twice, by {found[name][0]} and by {path}; give it once")
         name = picture_input(inputs) if name is None else name
+        if not path.exists():
+            raise InputError(f"{path}: no such file")
         found.setdefault(name, []).extend(_below(path) if path.is_dir() else [path])
     return found
 
@@ -190,13 +206,19 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
         raise UsageError(
             f"input {text!r}: expected NAME:SHAPE (x:1,3,224,224), NAME=FILE, FILE.npz, a table or an image"
         )
-    try:
-        shape = tuple(int(part) for part in sizes.strip("[]() ").replace("x", ",").split(",") if part.strip())
-    except ValueError:
-        shape = (-1,)
-    if any(size < 0 for size in shape):
+    if not _SIZES.fullmatch(inner := sizes.strip("[]() ")):
         raise UsageError(f"input {text!r}: {sizes!r} is not a shape such as 1,3,224,224")
-    return name, shape
+    return name, tuple(map(int, re.findall(r"\d+", inner)))
+
+
+def _check_name(text: str, name: str, inputs: Iterable[str]) -> None:
+    """Raise an error if the name in `text`, which gives a shape, is not an input. Names may contain colons."""
+    if name in inputs:
+        return
+    known, _, sizes = text.partition(":")
+    if known in inputs:
+        raise UsageError(f"input {text!r}: {sizes!r} is not a shape such as 1,3,224,224")
+    raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
 
 
 def _array(path: Path, name: str) -> np.ndarray:
@@ -225,6 +247,10 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         return read_arrays(path)
     except InputError as error:
-        if not path.exists():
+        if not path.exists() or path.suffix in (".npy", ".npz"):
             raise
+        if path.suffix in TABLES:
+            raise InputError(
+                f"{path}: to give a table, leave out the name of the input and write only {path}"
+            ) from None
         raise InputError(f"{error} (its suffix is not that of an image either)") from None

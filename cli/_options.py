@@ -206,13 +206,16 @@ def _number(text: str) -> int | float | str:
     return float(text) if re.fullmatch(r"\d+\.\d*|\.\d+", text) else text
 
 
-def key_values(pairs: tuple[str, ...], option: str) -> dict[str, str]:
-    """Return `name=value` texts as a dict. Raises UsageError for other texts, and for a name that is given twice."""
+def key_values(pairs: tuple[str, ...], option: str, form: str = "NAME=VALUE") -> dict[str, str]:
+    """Return `name=value` texts as a dict. Raises UsageError for other texts, and for a name that is given twice.
+
+    form: of these texts, for the error.
+    """
     table: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
-            raise UsageError(f"{option} {pair!r}: expected NAME=VALUE")
+            raise UsageError(f"{option} {pair!r}: expected {form}")
         if name in table:
             raise UsageError(f"{option} {name} is given twice, as {table[name]} and as {value}; give it once")
         table[name] = value

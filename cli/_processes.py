@@ -12,8 +12,9 @@ from graphkit import config
 from graphkit.cli._groups import PROCESSES, option
 from graphkit.cli._output import log
 from graphkit.dist.job import launch
-from graphkit.dist.kvstore import REMOTE
+from graphkit.dist.kvstore import ALIASES, REMOTE, TYPES
 from graphkit.dist.rounds.channel import OVERLAPS
+from graphkit.dist.sums import compression as compressions
 from graphkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,10 +123,18 @@ class Job(NamedTuple):
                 f"--servers {job.servers}: --kvstore {job.kvstore} has no parameter servers. Use --kvstore "
                 f"{' or '.join(REMOTE)}, or leave out --servers"
             )
-        for name, given in (("period", job.elastic_period), ("strength", job.elastic_strength)):
-            if given is not None and job.kvstore != "elastic":
+        if job.compression is not None:
+            compressions.create(job.compression)
+        for name, given, types in (
+            ("--elastic-period", job.elastic_period, ("elastic",)),
+            ("--elastic-strength", job.elastic_strength, ("elastic",)),
+            ("--staleness", job.staleness, ("dist_bounded",)),
+            ("--compression", job.compression, tuple(t for t in TYPES if t != "local")),
+        ):
+            store = ALIASES.get(job.kvstore, job.kvstore)
+            if given is not None and store in TYPES and store not in types:
                 raise UsageError(
-                    f"--elastic-{name} only works with --kvstore elastic, not with --kvstore {job.kvstore}"
+                    f"{name} only works with --kvstore {' or '.join(types)}, not with --kvstore {job.kvstore}"
                 )
         if job.replicate_servers and (job.kvstore not in REMOTE or job.server_count < 2):
             raise UsageError(f"--replicate-servers needs --servers 2 or more, and --kvstore {' or '.join(REMOTE)}")

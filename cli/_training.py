@@ -29,7 +29,7 @@ def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: d
     """Return an optimizer by name. None: the optimizer's default (see `optim.get`). texts: further options."""
     from graphkit.train import optim
 
-    fields: dict[str, Any] = {k: _number(v) for k, v in texts.items()}
+    fields: dict[str, Any] = {k: _number(k, v) for k, v in texts.items()}
     if lr is not None:
         fields["lr"] = lr
     if momentum is not None:
@@ -39,13 +39,13 @@ def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: d
     return optim.get(name, **fields)
 
 
-def _number(text: str) -> Any:
+def _number(name: str, text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"--optimizer-option: {text!r} is not a number, true or false") from None
+        raise UsageError(f"--optimizer-option {name}={text}: {text!r} is not a number, true or false") from None
 
 
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from graphkit.cli._limits import limit_options
 from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options, trust_option
 from graphkit.cli._output import log, print_json
 from graphkit.data.tables.encoding import CODES, NUMBERS
-from graphkit.errors import UsageError, did_you_mean
+from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.model import Model
 from graphkit.user_code import function_of, running
 
@@ -89,7 +89,7 @@ def command(
     train = None if dataset is None else data.load(dataset, **source_options(data_options)).train
     built = build_model(model, key_values(options, "--option"), train, seed)
     if weights is not None:
-        built = with_weights(built, read_model(weights))
+        built = with_weights(built, read_model(weights), weights)
     built.save(Path(output))
     if as_json:
         print_json(
@@ -167,19 +167,22 @@ def _kind(parameter: inspect.Parameter) -> str:
     return kind if isinstance(kind, str) else inspect.formatannotation(kind)
 
 
-def with_weights(model: Model, source: Model) -> Model:
-    """Return the model with the parameters of the same names in `source`, and its metadata.
+def with_weights(model: Model, source: Model, path: str) -> Model:
+    """Return the model with the parameters of the same names in `source`, read from `path`, and its metadata.
 
     Raises InputError for shapes that differ, UsageError if no name is the same.
     """
     shared = [name for name in model.params if name in source.params]
     if not shared:
         raise UsageError(
-            f"--weights: {source.name} and {model.name} have no parameter name in common; {model.name} has "
+            f"--weights {path}: {source.name} and {model.name} have no parameter name in common; {model.name} has "
             f"{', '.join(list(model.params)[:5])}, ..."
         )
     for name in shared:
-        model.params[name] = source.params.entry(name)
+        try:
+            model.params[name] = source.params.entry(name)
+        except InputError as error:
+            raise InputError(f"--weights {path}: {error}; build {model.name} with the same options") from None
     if missing := [name for name in model.params if name not in source.params]:
         log(f"not in {source.name}, so these parameters keep their initial values: {', '.join(missing)}")
     return Model.from_graph(model.graph, model.params.entries(), meta={**source.meta, **model.meta})

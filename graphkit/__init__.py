@@ -119,7 +119,10 @@ def _hint(name: str) -> str:
         return f"; write {' or '.join(f'gk.{module}.{name}' for module in inside)}"
     own = [*_PUBLIC, *_MODULES, *(n for n in registry.function_names() if not n.endswith("_grad"))]
     others = [n for n in other_names() if len(n) > 3 and n not in own]  # shorter ones are like too many words
-    hint = did_you_mean(name, [*own, *others], alike=0.7)
+    layers = [n for n in _names_of("nn") if n not in own]
+    hint = did_you_mean(name, [*own, *layers, *others], alike=0.7)
+    if near := next((n for n in layers if f"did you mean {n!r}" in hint), None):
+        return f"; did you mean gk.nn.{near}?"
     near = next((n for n in others if f"did you mean {n!r}" in hint), None)
     return hint if near is None else f"; write {elsewhere(near)}"
 

@@ -483,6 +483,8 @@ def _read(source: Any, external_root: str | Path | None) -> Model:
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if path.is_dir():
+            if not (path / "model.json").exists():
+                raise UsageError(f"{str(path)!r} is not a run folder: it contains no model.json")
             path = path / "model.json"
         if path.suffix == ".json":
             from graphkit.ir import serialize
@@ -565,9 +567,19 @@ def grad(
     else:
         names = [wrt] if isinstance(wrt, str) else list(wrt)
     wanted = [source.find(n, inputs_first=True) for n in names]
+    _check_differentiable(targets, values, "choose float tensors with of= (--of)")
+    _check_differentiable(names, wanted, "choose float tensors with wrt= (--wrt)")
     outputs = _with_gradients(kept, names, gradient(values, wanted, allow_unused=allow_unused or wrt is None), suffix)
     graph = Graph(source.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta)
     return Model.from_graph(prune_control(merge_control(graph)), model.params.entries())
+
+
+def _check_differentiable(names: Sequence[str], values: Sequence[Value], advice: str) -> None:
+    from graphkit.autodiff.subgraphs import differentiable
+
+    for name, value in zip(names, values, strict=True):
+        if not differentiable(value):
+            raise UsageError(f"{name!r} ({value.type}) is not a float tensor and has no gradient; {advice}")
 
 
 def _with_gradients(

@@ -174,6 +174,8 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         text = repr(value)
         return text if len(text) <= 60 else f"{text[:60]}..."
+    if inspect.isroutine(value):
+        return "a function"
     if isinstance(value, (list, tuple)) and len(value) <= 8 and all(isinstance(v, (int, float, str)) for v in value):
         return repr(value)
     kind = type(value).__name__
@@ -325,6 +327,8 @@ def _described(kind: _Kind) -> str:
         return _CLASSES[kind.name]
     if kind.name in _WORDS:
         return _WORDS[kind.name]
-    several = [" or ".join(_MANY.get(k.name, _described(k)) for k in kinds) for kinds in kind.inner if kinds]
-    what = "a dict" if kind.name in ("Mapping", "dict") else "a list"
-    return f"{what} of {several[-1]}" if several else what
+    several = [" or ".join(_MANY.get(k.name, _described(k)) for k in kinds) if kinds else "" for kinds in kind.inner]
+    if kind.name in ("Mapping", "dict"):
+        keys, contents = several if len(several) == 2 else ("", "")
+        return "a dict" + (f" of {contents}" if contents else f" with {keys} as keys" if keys else "")
+    return f"a list of {several[-1]}" if several and several[-1] else "a list"

@@ -250,9 +250,19 @@ def test_whole_numbers_in_lists_become_the_type_of_the_input():
     assert trainer().fit(([[1, 2, 3, 4], [5, 6, 7, 8]], [0, 1]))[0]["loss"] > 0
 
 
+def test_splits_are_not_one_data_set():
+    splits = gk.data.Splits(gk.data.Dataset(X, LABELS), gk.data.Dataset(X, LABELS))
+    with pytest.raises(UsageError, match=r"not Splits \(train, test\): train on its .train; .* or pass it as valid="):
+        trainer().fit(splits)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (
+            gk.data.Dataset(X[:, :3], LABELS, name="rows"),
+            r"rows: the array for input 'x' has shape \[8, 3\], but the model needs",
+        ),
         (X, "one pair .inputs, targets., or a data set, not ndarray of float32"),
         ((None, LABELS), "an input must be an array or nested lists of numbers, not None"),
         (((i for i in X), LABELS), r"an array, not a generator; use np.array\(list"),

@@ -46,6 +46,7 @@ def test_what_fits(annotation: str, values: list[Any]) -> None:
         ("Sequence[str]", "abc", "x must be a list of strings, not 'abc'"),
         ("Sequence[str]", (i for i in "a"), "x must be a list of strings, not a generator"),
         ("Mapping[str, float]", {"a": None}, "x must be a dict of numbers, not a dict with 'a': None"),
+        ("Mapping[str, Any]", [1], r"x must be a dict with strings as keys, not \[1\]"),
         ("str", np.ones((2, 3)), r"x must be a string, not ndarray of float64\[2, 3\]"),
         ("tuple[int, int]", (1, None), "x must be a list of integers, not"),
         ("Callable[[int], int]", 3, "x must be a function, not 3"),

@@ -162,7 +162,7 @@ def _few(names: tuple[str, ...]) -> str:
 def axis_options(texts: tuple[str, ...]) -> dict[str, int | None]:
     """Return the axes of `INPUT=AXIS` texts by input; `none` becomes None."""
     axes: dict[str, int | None] = {}
-    for name, text in key_values(texts, "--batch-axis").items():
+    for name, text in key_values(texts, "--batch-axis", "INPUT=AXIS").items():
         if text != "none" and not text.isdecimal():
             raise UsageError(f"--batch-axis {name}={text}: expected the number of an axis, from 0, or none")
         axes[name] = None if text == "none" else int(text)

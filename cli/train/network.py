@@ -42,13 +42,20 @@ def network(source: Network, train: Dataset | None, axes: Mapping[str, int | Non
 
 def with_head(net: Model, texts: tuple[str, ...], at: str | None, output: str | None, seed: int | None) -> Model:
     """Replace the last layer as `--head classes=N` and `--head-at` say."""
-    from graphkit.train.head import replace_head
+    from graphkit.train.head import POOLS, replace_head
 
-    fields = key_values(texts, "--head")
+    fields = key_values(texts, "--head", "classes=N or pool=VALUE")
     if not fields and at is not None:
         raise UsageError("--head-at also needs the number of classes: --head classes=N")
     if not fields:
         return net
-    if not {"classes"} <= set(fields) <= {"classes", "pool"} or not fields["classes"].isdecimal():
-        raise UsageError(f"--head {' '.join(texts)}: expected classes=N, and optionally a second --head pool=VALUE")
+    if unknown := next((name for name in fields if name not in ("classes", "pool")), None):
+        raise UsageError(f"--head {unknown}={fields[unknown]}: expected classes=N or pool=VALUE")
+    also = "" if "classes" in fields else "; also give --head classes=N"
+    if (pool := fields.get("pool", POOLS[0])) not in POOLS:
+        raise UsageError(f"--head pool={pool}: pool must be {', '.join(POOLS[:-1])} or {POOLS[-1]}{also}")
+    if also:
+        raise UsageError(f"--head {' '.join(texts)}: also give --head classes=N")
+    if not fields["classes"].isdecimal():
+        raise UsageError(f"--head classes={fields['classes']}: the number of classes must be an integer")
     return replace_head(net, int(fields["classes"]), seed=seed, output=output, at=at, pool=fields.get("pool"))

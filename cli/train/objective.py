@@ -164,12 +164,15 @@ def _numbers(texts: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def multipliers(texts: tuple[str, ...], option: str) -> dict[str, float]:
-    """Return the factors of `NAME=X` texts by name."""
-    try:
-        return {pattern: float(text) for pattern, text in key_values(texts, option).items()}
-    except ValueError as error:
-        raise UsageError(f"{option}: expected PATTERN=NUMBER: {error}") from None
+def multipliers(texts: tuple[str, ...], option: str, form: str = "PATTERN=X, such as fc*=0.1") -> dict[str, float]:
+    """Return the factors of `NAME=X` texts by name. form: of these texts, for the error."""
+    found: dict[str, float] = {}
+    for pattern, text in key_values(texts, option, form).items():
+        try:
+            found[pattern] = float(text)
+        except ValueError:
+            raise UsageError(f"{option} {pattern}={text}: {text!r} is not a number; expected {form}") from None
+    return found
 
 
 # --- callbacks --------------------------------------------------------------------------------------

@@ -154,9 +154,10 @@ def _trainer(net: Any, loss: Any, optimizer: Any, store: KVStore, o: Mapping[str
         output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
         lr_mult=objective.multipliers(o["lr_mults"], "--lr-mult"),
         wd_mult=objective.multipliers(o["wd_mults"], "--wd-mult"),
-        loss_weights=objective.multipliers(o["loss_weights"], "--loss-weight"),
+        loss_weights=objective.multipliers(o["loss_weights"], "--loss-weight", "OUTPUT=X"),
         mixup=o["mixup"], cutmix=o["cutmix"],
-        carry=key_values(o["carries"], "--recurrent-state"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
+        carry=key_values(o["carries"], "--recurrent-state", "INPUT=OUTPUT"),
+        clip_norm=o["clip_norm"], accumulate=o["accumulate"],
         seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"],
         swap_memory=o["swap_memory"], precision=o["precision"],
         on_nonfinite=o["on_nonfinite"], shard_optimizer=o["shard_optimizer"], sync_batch_norm=o["sync_batch_norm"],
@@ -242,7 +243,7 @@ def _done(trainer: Trainer) -> str:
 
 def placed(texts: tuple[str, ...]) -> dict[str, int] | None:
     """Return the ranks of `GROUP=RANK` texts by group; None without any."""
-    found = key_values(texts, "--place")
+    found = key_values(texts, "--place", "GROUP=RANK")
     for name, text in found.items():
         if not text.isdecimal():
             raise UsageError(f"--place {name}={text}: expected the rank of a process, from 0")

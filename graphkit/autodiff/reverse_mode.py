@@ -77,9 +77,9 @@ def _without_gradient(outputs: Sequence[Value], unused: Sequence[Value]) -> str:
     if stopped:
         reasons.append(
             f"no gradient reaches {', '.join(stopped)}: each path has an operator whose gradient is zero, such as "
-            "Floor or StopGradient; with allow_unused=True you get zeros"
+            "Floor or StopGradient"
         )
-    return "; ".join(reasons)
+    return "; ".join([*reasons, "with allow_unused=True you get zeros"])
 
 
 def reached(outputs: Iterable[Value]) -> set[Value]:
@@ -248,7 +248,11 @@ def _missing_message(nodes: Sequence[Node]) -> str:
         domain = f"{node.op.domain}." if node.op.domain else ""
         by_operator.setdefault(domain + node.op.name, []).append(label(node))
     lines = [f"  {operator}: node {', '.join(names)}" for operator, names in by_operator.items()]
-    return "no gradient rule for\n" + "\n".join(lines)
+    advice = (
+        "If you need no gradient through these nodes, put gk.stop_gradient behind them. An operator of your own needs "
+        "a method grad or expand (docs/operators.md)"
+    )
+    return "\n".join(["no gradient rule for", *lines, advice])
 
 
 def _in_form_of(value: Value, gradient_value: Value) -> Value:

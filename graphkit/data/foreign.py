@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.data.batches import Batch
-from graphkit.data.dataset import Dataset
+from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.lazy import LazyDataset
 from graphkit.data.stacking import arrays, leaves, stacked
 from graphkit.errors import InputError, UsageError
@@ -36,6 +36,11 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterable
     """
     if isinstance(data, (Dataset, IterableDataset)):
         return data
+    if isinstance(data, Splits):
+        raise UsageError(
+            "the data must be one data set, not Splits (train, test): train on its .train; evaluate on its .test, or "
+            "pass it as valid="
+        )
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return Dataset(*data)
     if isinstance(data, (np.ndarray, Mapping, str, bytes)) or hasattr(data, "__array__"):

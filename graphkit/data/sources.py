@@ -212,7 +212,10 @@ def _loader(spec: str, axes: Axes | None, options: dict[str, Any]) -> Callable[.
     known = inspect.signature(found).parameters
     for name in options:
         if name not in known or name in _GIVEN:
-            hint = did_you_mean(name, [n for n in known if n not in _GIVEN])
+            options_of = [n for n in known if n not in _GIVEN and n != "path"]
+            if not options_of:
+                raise UsageError(f"{spec} has no options (--data-option), so leave out {name}")
+            hint = did_you_mean(name, options_of)
             raise UsageError(f"{spec}: there is no option {name!r}{hint}")
     if axes and "axes" not in known:
         raise InputError(f"{spec}: axes= (--batch-axis) is only for .npz files")

@@ -29,7 +29,7 @@ __all__ = ["REMOTE", "TYPES", "KVStore", "RowSparse", "create"]
 REMOTE = ("dist_async", "dist_bounded", "elastic")
 TYPES = ("local", "dist_sync", *REMOTE)
 # What MXNet calls them, and the store that is meant here.
-_ALIASES = {
+ALIASES = {
     "device": "local", "dist": "dist_sync", "dist_device_sync": "dist_sync", "dist_sync_device": "dist_sync",
     "dist_device_async": "dist_async", "dist_async_device": "dist_async",
 }  # fmt: skip
@@ -88,9 +88,11 @@ def create(
         MissingDependency: MPI is needed and not installed. The message says what to install.
     """
     check_argument("gk.kvstore.create", "type", "str", type)
-    type = _ALIASES.get(type, type)
+    type = ALIASES.get(type, type)
     if type not in TYPES:
-        raise UsageError(f"unknown kvstore {type!r}{did_you_mean(type, TYPES)}")
+        near = did_you_mean(type, TYPES, alike=0.8)
+        near = near if "did you mean" in near else ""  # otherwise it lists all, as this message does
+        raise UsageError(f"unknown kvstore {type!r}{near or '.'} The types are {', '.join(TYPES)}")
     if overlap not in OVERLAPS:
         raise UsageError(f"unknown overlap {overlap!r}{did_you_mean(str(overlap), OVERLAPS)}")
     checked_timeout(timeout)

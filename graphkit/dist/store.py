@@ -469,9 +469,11 @@ class KVStore:
         Raises:
             UsageError: Other options, or a local store.
         """
-        if self.type == "local":
-            raise UsageError("a local store sends nothing: compression is for 'dist_sync'")
         made = compression.create(options)
+        if self.type == "local":
+            raise UsageError(
+                "a store of type 'local' sends nothing, so it has no compression; create a store of type 'dist_sync'"
+            )
         self.wait()
         self._communicator.perform(f"set_gradient_compression({options!r})")
         self._compressed = CompressedSums(made, self._communicator)
@@ -513,7 +515,8 @@ class KVStore:
 
     def _stored(self, key: Key) -> np.ndarray:
         if key not in self._values:
-            raise UsageError(f"key {key!r} is not initialised{did_you_mean(str(key), [str(k) for k in self._values])}")
+            hint = did_you_mean(str(key), [str(k) for k in self._values])
+            raise UsageError(f"key {key!r} is not initialised; call init({key!r}, value) first{hint}")
         return self._values[key]
 
     def _given(self, key: Key | Sequence[Key], value: Any, call: str, known: bool) -> list[tuple[Key, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import DType, TensorType
 
@@ -50,7 +51,14 @@ def close_over(
             return captures[value]
         return replaced.get(value, value)
 
-    for node in _region_nodes(outputs, boundary):
+    nodes = _region_nodes(outputs, boundary)
+    for value in (*outputs, *(v for node in nodes for v in node.inputs)):
+        if value is not None and value.is_input and value not in own and not boundary(value):
+            raise UsageError(
+                f"the input {value} is created inside a function of cond, while_loop, scan or map; create it before "
+                "the call, outside of the function"
+            )
+    for node in nodes:
         rebuilt = node.rebuilt([resolve(v) for v in node.inputs])
         if rebuilt is not node:
             replaced.update(zip(node.outputs, rebuilt.outputs, strict=True))

@@ -149,6 +149,7 @@ def _getitem(self: Value, key: Any) -> Value:
             out += 1
             continue
         if isinstance(k, (int, np.integer)):
+            _check_index(self, int(k), axis)
             starts.append(int(k))
             ends.append(int(k) + 1 if k != -1 else np.iinfo(np.int64).max)
             axes.append(axis)
@@ -174,6 +175,12 @@ def _getitem(self: Value, key: Any) -> Value:
     if add:
         result = F.unsqueeze(result, np.asarray(add, np.int64))
     return result
+
+
+def _check_index(x: Value, index: int, axis: int) -> None:
+    size = x.tensor.known_shape[axis]
+    if isinstance(size, int) and not -size <= index < size:
+        raise UsageError(f"index {index} is out of range for axis {axis}, which has size {size}: {x}")
 
 
 def _no_attribute(self: Value, name: str) -> Any:

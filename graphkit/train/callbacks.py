@@ -128,6 +128,11 @@ class _Monitor(Callback):
         return float(numbers[self.monitor])
 
     def _lacking(self, numbers: Iterable[str]) -> UsageError:
+        if self.monitor.startswith("valid_") and (other := self.monitor.removeprefix("valid_")) in numbers:
+            return UsageError(
+                f"{type(self).__name__}: the monitor {self.monitor!r} needs validation data: pass valid= to fit "
+                f"(--valid), or monitor={other!r} (--monitor)"
+            )
         missing = "" if not self.monitor.startswith("valid_") else " (valid_... only with validation data)"
         known = [name for name in numbers if name not in _NO_SCORES]
         near = did_you_mean(self.monitor, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import UsageError
-from graphkit.signatures import check_argument
+from graphkit.signatures import shown
 from graphkit.train.callbacks import Callback, Numbers
 from graphkit.train.gather import gather
 
@@ -28,10 +29,10 @@ class Calls:
     """
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]):
-        check_argument("fit", "callbacks", "Sequence", callbacks)
-        for given in callbacks:
+        for given in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
             if not isinstance(given, Callback):
-                raise UsageError(f"callbacks must be objects of subclasses of gk.Callback, not {given!r}")
+                hint = "; on_epoch= calls a function after each epoch" if inspect.isroutine(given) else ""
+                raise UsageError(f"fit: callbacks must be a gk.Callback or a list of them, not {shown(given)}{hint}")
         names = [c.name for c in callbacks]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise UsageError(f"two callbacks are called {twice[0]!r}: give one of them another `name`")

@@ -30,6 +30,24 @@ class Inputs:
                     f"{data.name}: the array {name!r} is not an input of the model{did_you_mean(name, self.names)}"
                 )
 
+    def check_shapes(self, data: Dataset) -> None:
+        """Raise InputError if samples in memory have another rank or other fixed sizes than an input of the model."""
+        if type(data) is not Dataset:  # batches of others may have other shapes
+            return
+        for name, (label, array) in zip(data.given_names or self.names[:1], data.arrays.items(), strict=False):
+            kind = self.types.get(name)
+            if not isinstance(kind, TensorType) or kind.shape is None:
+                continue
+            axis = data.axes.get(label, 0)
+            sizes = [
+                (want, has) for i, (want, has) in enumerate(zip(kind.shape, array.shape, strict=False)) if i != axis
+            ]
+            if kind.rank != array.ndim or any(isinstance(want, int) and want != has for want, has in sizes):
+                raise InputError(
+                    f"{data.name}: the array for input {name!r} has shape {list(array.shape)}, but the model needs "
+                    f"{kind}"
+                )
+
     def converted(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a batch in the types of these inputs, without a copy where that can be; others as they are.
 

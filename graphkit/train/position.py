@@ -15,6 +15,7 @@ from graphkit.train import defaults
 
 # What `epochs` is for a run that goes on, in every message and help text.
 WHOLE_RUN = "epochs is the length of the whole run"
+_NOTHING = "epochs=0: this fit trains nothing; give at least epochs=1"
 
 # By the name of a metric, what its `state` gave.
 MetricStates = dict[str, dict[str, np.ndarray]]
@@ -74,6 +75,8 @@ class Position:
         if self.finished and not resumed:
             self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)
             self.stopped, self.first_update = None, updates
+            if epochs == 0:
+                warnings.warn(_NOTHING, stacklevel=3)
             return
         until = self._end(epochs)
         if until < self.epoch + self.within:
@@ -85,6 +88,9 @@ class Position:
         self.until = until
         if self.finished:
             done = self.until - self.start
+            if not done:
+                warnings.warn(_NOTHING, stacklevel=3)
+                return
             why = f"has its {quantity(done, 'epoch')}" if self.stopped is None else f"was ended {self}: {self.stopped}"
             warnings.warn(
                 f"nothing is left to train: the run {why}. After resume, {WHOLE_RUN}: epochs={done + 1} continues it. "

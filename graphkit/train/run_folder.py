@@ -145,8 +145,8 @@ class RunFolder:
         """Raise UsageError when it has a model or a checkpoint that is not of this run, of which None has none."""
         if held := self._others(run):
             raise UsageError(
-                f"{self.path} contains another run ({', '.join(held)}): continue it with resume() (--resume), replace "
-                "it with overwrite=True (--overwrite), or use another folder"
+                f"{self.path} already contains a run ({', '.join(held)}): continue it with --resume (Trainer.resume), "
+                "replace it with --overwrite (overwrite=True), or use another folder"
             )
 
     def claim(self, run: str, *, overwrite: bool = False) -> None:

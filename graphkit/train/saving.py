@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Between the name of a metric and that of an array of its state, in checkpoints.
 _METRIC = "/metric/"
+# The advice if a checkpoint does not fit.
+_OWN_FOLDER = "Use the folder of a run of this model, or start a new run in another folder"
 
 # How long `save` waits, in seconds, for another process that saves into the folder.
 _PATIENCE = 30.0
@@ -150,7 +152,9 @@ def _check_names(stored: set[str], expected: set[str], folder: str | Path) -> No
     parts = [f"the checkpoint has no {listed(missing, len(missing), 5)}"] if missing else []
     parts += [f"the model and optimizer have no {listed(surplus, len(surplus), 5)}"] if surplus else []
     if parts:
-        raise InvalidModel(f"the checkpoint in {folder} does not fit this model and optimizer: {'; '.join(parts)}")
+        raise InvalidModel(
+            f"the checkpoint in {folder} does not fit this model and optimizer: {'; '.join(parts)}. {_OWN_FOLDER}"
+        )
 
 
 def resume(trainer: Trainer, folder: str | Path, trusted: bool = False) -> None:
@@ -170,7 +174,7 @@ def resume(trainer: Trainer, folder: str | Path, trusted: bool = False) -> None:
     try:
         arrays = {name: stepper.store.fitting(name, array) for name, array in arrays.items()}
     except InputError as error:
-        raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}") from None
+        raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}. {_OWN_FOLDER}") from None
     with uninterrupted:
         for name, array in arrays.items():
             stepper.store.commit(name, array)

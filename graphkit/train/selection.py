@@ -84,7 +84,8 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
     ]  # fmt: skip
     if not chosen:
         raise UsageError(
-            "nothing to train: all parameters are frozen, or the loss uses none"
+            "nothing to train: all parameters are frozen (freeze=, --freeze), not in train= (--train), or marked "
+            "trainable=False, or the loss uses none"
             + (
                 ""
                 if names

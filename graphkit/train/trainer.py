@@ -616,6 +616,7 @@ class Trainer:
         for part in parts:
             if isinstance(part, Dataset):
                 self._inputs.check_names(part)
+                self._inputs.check_shapes(part)
                 self._targets.check_classes(part, self.net.name)
 
     def _prepared(self, batch: Batch) -> Batch:

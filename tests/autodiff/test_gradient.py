@@ -191,6 +191,9 @@ def test_operators_without_a_rule_are_listed_together() -> None:
     text = str(caught.value)
     assert "'first'" in text
     assert "'second'" in text
+    assert "put gk.stop_gradient behind them" in text
+    (dx,) = gradient([F.add(F.stop_gradient(missing_rule(x, "third")), x)], [x])
+    assert dx.type == x.type
     assert caught.value.exit_code == 3
 
 

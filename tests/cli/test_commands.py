@@ -543,12 +543,14 @@ def test_two_processes_train_like_one(call, folder, tmp_path, launcher):
 
 def test_the_store_of_a_run_gets_its_compression(call, folder, monkeypatch):
     class Store:
+        num_workers = 2
+
         def set_gradient_compression(self, value):
             raise UsageError(f"the store was given {value}")  # before a trainer is made
 
     monkeypatch.setattr("graphkit.dist.kvstore.create", lambda *_, **__: Store())
     code, _, err = call(
-        "train", folder / "net.json", "--data", "digits", "--kvstore", "local", "--compression", "top_k:0.05"
+        "train", folder / "net.json", "--data", "digits", "--kvstore", "dist_sync", "--compression", "top_k:0.05"
     )  # fmt: skip
     assert code == 2
     assert "the store was given top_k:0.05" in err

@@ -98,7 +98,7 @@ def test_wrong_input_name_suggests_the_right_one(call, net):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((2, 6, 1), np.float32), "rank"),
+        (np.zeros((2, 6, 1), np.float32), "x.npy: the array for input 'x' has shape [2, 6, 1]"),
         (np.zeros((2, 7), np.float32), "7"),
         (np.zeros((2, 6), np.float64), "float64"),
         (np.zeros((2, 6), np.int64), "int64"),
@@ -206,7 +206,10 @@ def test_a_full_disk_leaves_nothing_half_written(call, net, tmp_path, monkeypatc
         (["train", "{net}", "--data", "digits", "--loss", "mze"], "did you mean 'mse'"),
         (["train", "{net}", "--data", "digits", "--optimizer", "adan"], "did you mean 'adam'"),
         (["train", "{net}", "--data", "digits", "--kvstore", "dist_sinc"], "did you mean 'dist_sync'"),
-        (["train", "{net}", "--data", "digits", "--compression", "2bit"], "a local store sends nothing"),
+        (
+            ["train", "{net}", "--data", "digits", "--compression", "2bit"],
+            "--compression only works with --kvstore dist_sync or ",
+        ),
         (["train", "{net}", "--data", "digits", "--processes", "2"], "--kvstore dist_sync"),
         (
             [
@@ -229,7 +232,31 @@ def test_a_full_disk_leaves_nothing_half_written(call, net, tmp_path, monkeypatc
         ),
         (["train", "{net}", "--data", "digits", "--elastic-strength", "1.5"], "0<x<=1"),
         (["train", "{net}", "--data", "digits", "--resume"], "-o"),
+        (
+            ["train", "{net}", "--data", "digits", "--compression", "3bit"],
+            "unknown compression '3bit'; did you mean '2bit'?",
+        ),
+        (
+            ["train", "{net}", "--data", "digits", "--staleness", "3"],
+            "--staleness only works with --kvstore dist_bounded",
+        ),
+        (["train", "{net}", "--data", "digits", "--lr-mult", "foo"], "expected PATTERN=X, such as fc*=0.1"),
+        (["train", "{net}", "--data", "digits", "--lr-mult", "fc*=x"], "--lr-mult fc*=x: 'x' is not a number"),
+        (
+            ["train", "{net}", "--data", "digits", "--optimizer-option", "weight_decay=x"],
+            "--optimizer-option weight_decay=x: 'x' is not a number",
+        ),
+        (["train", "{net}", "--data", "digits", "--kvstore", "dist_foo"], "The types are local, dist_sync, dist_async"),
         (["run", "{net}", "x:2,six"], "not a shape"),
+        (["train", "{net}", "--data", "digits", "--loss", "a=mse", "--loss-weight", "a"], "expected OUTPUT=X"),
+        (
+            ["train", "{net}", "--data", "digits", "--head", "pool=max"],
+            "must be mean, first or none; also give --head cl",
+        ),
+        (["train", "{net}", "--data", "digits", "--data-option", "size=3"], "digits has no options"),
+        (["run", "."], "'.' is not a run folder: it contains no model.json"),
+        (["run", "{net}", "x:1:8"], "'1:8' is not a shape"),
+        (["run", "{net}", "x:1,x,8,8"], "'1,x,8,8' is not a shape"),
         (["run", "{net}", "--output-name", "logit"], "did you mean 'logits'"),
         (["run", "{net}", "--device", "cuba"], "did you mean 'cuda'"),
         (["grad", "{net}", "--check", "--wrt", "wait"], "wait"),

@@ -154,10 +154,16 @@ def test_files_that_are_no_picture(call, tmp_path):
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:300])
     (tmp_path / "text.png").write_text("no image")
     Image.fromarray(PIXELS[..., 0].astype(np.uint16)).save(tmp_path / "deep.png")
-    for name, message in (("cut.jpg", "image"), ("text.png", "image"), ("none.png", "none.png"), ("deep.png", "8")):
+    for name, message in (
+        ("cut.jpg", "image"),
+        ("text.png", "image"),
+        ("none.png", "none.png: no such file"),
+        ("deep.png", "8"),
+    ):
         code, out, err = call("run", tmp_path / "net.json", f"x={tmp_path / name}", "--json")
         assert code == 2, name
         assert message in err
+        assert ("read 1 image" in err) == (name != "none.png")
         assert json.loads(out)["kind"] == "InputError"
     code, _, err = call("run", tmp_path / "net.json", f"xx={tmp_path / 'text.png'}")
     assert code == 2

@@ -154,7 +154,7 @@ def test_pairs_of_sequences(call, tmp_path):
         (["text:"], "text does not come with the package and needs a path"),
         (["text:book.txt", "--data-option", "lenght=3"], "did you mean 'length'"),
         (["text:book.txt", "--data-option", "length"], "expected NAME=VALUE"),
-        (["digits", "--data-option", "length=3"], "there is no option 'length'"),
+        (["digits", "--data-option", "length=3"], "digits has no options (--data-option), so leave out length"),
     ],
 )
 def test_errors(call, tmp_path, monkeypatch, data, message):

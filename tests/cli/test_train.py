@@ -62,7 +62,7 @@ def test_another_run_is_neither_replaced_nor_mixed(call, task, tmp_path):
     before = contents(run)
     code, _, err = call(*options(task, run))
     assert code == USAGE
-    assert "contains another run" in err
+    assert "already contains a run" in err
     assert "--resume" in err
     assert "--overwrite" in err
     assert contents(run) == before

@@ -126,7 +126,7 @@ def test_bad_npz(tmp_path):
     path = tmp_path / "set.npz"
     for content, message in (
         (b"", "not a readable"),
-        (b"<html></html>", "not a readable"),
+        (b"<html></html>", "not a readable .npy or .npz file: its content is empty or another format"),
         (b"PK\x03\x04junk", "not a readable"),
     ):
         path.write_bytes(content)
@@ -184,7 +184,7 @@ def test_csv(tmp_path):
         ("<html>\n", "there is a header, but no sample"),
         ("a,b\n", "there is a header, but no sample"),
         ("1,2,0\n3,x,1\n", "set.csv: line 2: 'x' in column '1' is not a number, but '2' in line 1 is"),
-        ("1,2,0\n3,1\n", r"set.csv: line 2 has 2 columns \('3,1'\); the first line has 3"),
+        ("1,2,0\n3,1\n5,6,1\n", r"set.csv: line 2 has 2 columns \('3,1'\); the first line has 3"),
         ("1,2,0\n3,nan,1\n", "set.csv: column '1' has no value in 1 of 2 rows, first in line 2"),
         ("1,2,0\n3,4,nan\n", "set.csv: the target '2' has no value in 1 of 2 rows, first in line 2"),
         ("1,2,0\n3,inf,1\n", "set.csv.*: x holds infinity in 1 of 2 samples, first in sample 1"),

@@ -200,7 +200,7 @@ def test_errors_name_the_file(reviews, book, tmp_path):
     (empty / "a.pos").write_text("one\n")
     fails("1 sample cannot be split", f"sentences:{empty}")
     fails("no option 'lenght'; did you mean 'length'", f"text:{book}", UsageError, lenght=3)
-    fails("there is no option 'length'", "digits", UsageError, length=3)
+    fails("digits has no options", "digits", UsageError, length=3)
     fails("length must be positive", f"text:{book}", UsageError, length=0)
     fails("length and bucket must be positive", f"sentences:{reviews}", UsageError, bucket=0)
     fails("level of a vocabulary must be word or char", f"text:{book}", UsageError, level="line")

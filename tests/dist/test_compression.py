@@ -313,7 +313,7 @@ def test_a_text_says_type_and_number():
 
 
 def test_a_local_store_sends_nothing():
-    with pytest.raises(UsageError, match="local store sends nothing"):
+    with pytest.raises(UsageError, match="store of type 'local' sends nothing"):
         gk.kvstore.create("local").set_gradient_compression("2bit")
 
 

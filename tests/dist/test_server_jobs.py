@@ -298,7 +298,7 @@ def test_servers_that_leave_no_worker():
         start(2, 'import graphkit as gk\ngk.kvstore.create("dist_async", servers=2)', before=""), 30
     )
     assert status != 0
-    assert "2 servers leave no worker among 2 processes" in errors
+    assert "2 processes and 2 servers: no worker is left; start at least 3 processes" in errors
 
 
 @pytest.mark.full

@@ -279,6 +279,7 @@ def test_elastic_averaging_keeps_what_it_moves():
         ({"type": "elastic", "strength": 0}, "strength must be a number above 0 and at most 1, not 0"),
         ({"type": "elastic", "strength": 1.5}, "strength must be a number above 0 and at most 1, not 1.5"),
         ({"type": "elastic", "strength": float("nan")}, "strength must be a number above 0 and at most 1, not nan"),
+        ({"type": "dist_foo"}, "unknown kvstore 'dist_foo'. The types are local, dist_sync, dist_async, dist_bounded"),
         ({"type": "dist_asink"}, "unknown kvstore 'dist_asink'.*did you mean 'dist_async'"),
     ],
 )

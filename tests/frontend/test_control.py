@@ -185,6 +185,12 @@ def test_while_loop_errors():
         gk.while_loop(keep, lambda s: s, x, 2.5)
 
 
+def test_an_input_made_in_a_branch_is_refused():
+    x = gk.input("x", [3])
+    with pytest.raises(UsageError, match=r"the input made: .* is created inside a function of cond.* create it before"):
+        gk.cond(gk.reduce_sum(x, keepdims=False) > 0.0, lambda: x, lambda: gk.input("made", [3]))
+
+
 def test_a_value_of_a_region_does_not_leave_it():
     x, kept = gk.input("x", [3]), []
     gk.map(lambda row: kept.append(row * 2.0) or row, x)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import UsageError
+from graphkit.errors import TypeMismatch, UsageError
 
 X = gk.input("x", ["N", 4, 6])
 A, B = gk.input("a", [2, 3]), gk.input("b", [2, 3])
@@ -101,6 +101,8 @@ def test_the_answer_is_the_right_form(call, form):
         (lambda: gk.nn.Linear(3, 4), "gk.nn.linear(x, units)"),
         (lambda: gk.nn.relu(A), "gk.relu"),
         (lambda: gk.nn.linaer(A), "did you mean 'linear'"),
+        (lambda: gk.conv2d(A), "gk.nn.conv2d(x, channels, kernel=...)"),
+        (lambda: gk.conv3dd(A), "did you mean gk.nn.conv3d?"),
         (lambda: gk.optim.adam(1e-3), "did you mean 'Adam'"),
     ],
 )
@@ -108,6 +110,36 @@ def test_names_that_others_use(get, form):
     with pytest.raises(AttributeError) as caught:
         get()
     assert form in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: x[:, 7], "index 7 is out of range for axis 1, which has size 3: x: float32[N, 3, 8]"),
+        (lambda x: x[:, -4], "index -4 is out of range for axis 1"),
+        (lambda x: gk.top_k(x, 9, axis=1), "k = 9 is larger than axis 1, which has size 3"),
+        (lambda x: gk.gather_nd(x, np.zeros((2, 4), np.int64)), "index tuples of length 4 are too long for x of shape"),
+        (
+            lambda x: gk.resize(x, sizes=np.array([6, 16])),
+            "sizes has 2 elements, but x has 3 axes; for the last ones, add axes=[1, 2]",
+        ),
+        (lambda x: gk.resize(x, sizes=np.array([6, 16]), axes=[2]), "sizes has 2 elements, but axes=[2] has 1"),
+        (lambda x: gk.concat([x, gk.input("y", ["N", 3])], axis=1), "shapes [N, 3, 8] and [N, 3] have different ranks"),
+        (
+            lambda x: gk.quantize_linear(x, np.float32(1), output_dtype="float32"),
+            "output_dtype=float32 is not one of float4_e2m1fn, float8_e4m3fn",
+        ),
+        (
+            lambda x: gk.grad(gk.Model({"y": gk.arg_max(x)}), wrt="x"),
+            "'y' (int64[1, 3, 8]) is not a float tensor and has no gradient; choose float tensors with of=",
+        ),
+    ],
+)  # fmt: skip
+def test_errors_of_calls_show_sizes(call, message):
+    with pytest.raises((TypeMismatch, UsageError)) as caught:
+        call(gk.input("x", ["N", 3, 8]))
+    assert message in str(caught.value)
+    assert len(gk.Model(gk.input("x", ["N", 3, 8])[:, -3]).outputs) == 1
 
 
 def test_what_is_asked_of_a_value_by_protocols_is_missing_as_ever():

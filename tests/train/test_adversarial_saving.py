@@ -129,7 +129,7 @@ def test_a_killed_run_goes_on(tmp_path, whole, moments):
 def test_a_folder_of_another_run_is_refused(tmp_path):
     trainer().fit(images(), batch_size=8, folder=tmp_path)
     other = trainer()
-    with pytest.raises(UsageError, match="contains another run"):
+    with pytest.raises(UsageError, match="already contains a run"):
         other.fit(images(), batch_size=8, folder=tmp_path)
     other.fit(images(), batch_size=8, folder=tmp_path, overwrite=True)
     again = trainer()

@@ -162,7 +162,8 @@ def test_an_error_in_a_callback_ends_training_and_says_where(tmp_path, method):
 
 def test_what_is_no_callback_is_refused():
     for given, message in [
-        ([print], "objects of subclasses of gk.Callback"), ([Recorder], "objects of subclasses of gk.Callback"),
+        (print, "must be a gk.Callback or a list of them, not a function; on_epoch= calls a function"),
+        ([print], "must be a gk.Callback or a list of them"), ([Recorder], "a list of them, not a class, Recorder"),
         ([Recorder(), Recorder()], "two callbacks are called 'Recorder'"),
     ]:  # fmt: skip
         with pytest.raises(UsageError, match=message):

@@ -539,7 +539,7 @@ def test_an_output_without_a_gradient_is_named_with_the_value_before_it() -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--head", "classes=many"), "classes=N"),
+        (("--head", "classes=many"), "the number of classes must be an integer"),
         (("--head", "units=3"), "classes=N"),
         (("--train", "conv9*"), "matches no parameter"),
         (("--lr-mult", "fc.w=fast"), "--lr-mult"),

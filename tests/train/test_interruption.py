@@ -222,7 +222,7 @@ def test_a_model_put_where_a_first_save_was_killed_is_kept(tmp_path, monkeypatch
     other.params["fc1_bias"] = other.params["fc1_bias"] + 1
     other.save(tmp_path / "model.json")
     before = (tmp_path / "model.json").read_bytes()
-    with pytest.raises(UsageError, match=r"contains another run \(model.json\)"):
+    with pytest.raises(UsageError, match=r"already contains a run \(model.json\)"):
         trainer().fit(data(), batch_size=32, folder=tmp_path)
     assert (tmp_path / "model.json").read_bytes() == before
     trainer().fit(data(), batch_size=32, folder=tmp_path, overwrite=True)
@@ -375,7 +375,9 @@ def test_progress_shows_each_epoch(tmp_path, capsys):
 
 def test_epochs_are_those_of_a_call():
     found = trainer()
-    assert [len(found.fit(data(), epochs=n, batch_size=46)) for n in (1, 1, 2, 0)] == [1, 1, 2, 0]
+    assert [len(found.fit(data(), epochs=n, batch_size=46)) for n in (1, 1, 2)] == [1, 1, 2]
+    with pytest.warns(UserWarning, match="epochs=0: this fit trains nothing"):
+        assert found.fit(data(), epochs=0, batch_size=46) == []
     assert (found.epoch, found.updates) == (4, 8)
     with pytest.raises(UsageError, match="epochs must be an integer of at least 0"):
         found.fit(data(), epochs=-1)

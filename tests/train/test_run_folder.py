@@ -132,7 +132,7 @@ def test_another_run_is_refused(tmp_path, held):
     if held == "damaged":
         (tmp_path / "checkpoint.json").write_text("{")
     before = contents(tmp_path)
-    with pytest.raises(UsageError, match=r"contains another run .*--resume.*--overwrite"):
+    with pytest.raises(UsageError, match=r"already contains a run .*--resume.*--overwrite"):
         trainer().fit(data(), folder=tmp_path)
     assert contents(tmp_path) == before
     other = trainer()

@@ -25,6 +25,9 @@ _DAMAGED = (
 )  # fmt: skip
 
 
+# The first bytes of .npy files, and of .npz files with and without members.
+_STARTS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")
+
 # Characters that no name of a member has: those that some system takes for a separator, and those that none shows.
 _UNSAFE = re.compile(r"[%\\\x00-\x1f\x7f]|^/|(?<=/)/|/$|^[A-Za-z]:|\.npy$", re.ASCII)
 
@@ -69,6 +72,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         # np.load leaves a file open that it opened itself and finds damaged.
         with path.open("rb") as file:
             require_memory(os.fstat(file.fileno()).st_size, f"the arrays of {path}")
+            if not file.read(len(_STARTS[0])).startswith(_STARTS):
+                raise InputError(f"{path}: not a readable .npy or .npz file: its content is empty or another format")
+            file.seek(0)
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return {"": loaded}
@@ -76,7 +82,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 members = zipfile.ZipFile(file).infolist()
                 require_memory(sum(member.file_size for member in members), f"the arrays of {path}")
                 arrays = {_array_name(name): loaded[name] for name in loaded.files}
-    except OutOfMemory:
+    except (OutOfMemory, InputError):
         raise
     except (MemoryError, *_DAMAGED) as error:
         if lacks_memory(error):

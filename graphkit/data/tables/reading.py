@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import csv
 import itertools
 from collections.abc import Collection, Iterator, Sequence
@@ -26,11 +27,15 @@ _UNIT = "\x1f"
 
 
 class Table(NamedTuple):
-    """Columns of equal length. `first_line`: line of the file with the first row; 0 if rows are not lines."""
+    """Columns of equal length.
+
+    lines: (row, line of the file) of the first row, and of each row that does not begin one line after the row before;
+    empty if rows are not lines.
+    """
 
     path: Path
     columns: dict[str, Column]
-    first_line: int
+    lines: Sequence[tuple[int, int]]
 
     @property
     def rows(self) -> int:
@@ -39,7 +44,13 @@ class Table(NamedTuple):
 
     def row(self, number: int) -> str:
         """Name a row, counted from 0, for an error."""
-        return f"line {self.first_line + number}" if self.first_line else f"row {number}"
+        return f"line {_line(self.lines, number)}" if self.lines else f"row {number}"
+
+
+def _line(lines: Sequence[tuple[int, int]], number: int) -> int:
+    """The line of a row, counted from 0; `lines` as in Table."""
+    row, line = lines[bisect.bisect_right(lines, number, key=lambda entry: entry[0]) - 1]
+    return line + number - row
 
 
 class Choice(NamedTuple):
@@ -88,45 +99,60 @@ def read_table(path: Path, choice: Choice = ALL, *, header: bool | None = None, 
 def _csv(path: Path, lines: Any, choice: Choice, header: bool | None) -> Table:
     first: list[str] = next(lines, [])
     if not any(cell.strip() for cell in first):
-        raise InputError(f"{path}: expected lines of comma-separated cells, inputs and a target")
+        if not first and next(lines, None) is None:
+            raise InputError(f"{path}: the file is empty; expected one line of comma-separated cells per sample")
+        raise InputError(f"{path}: the first line is empty; expected comma-separated names or numbers in it")
     if header is None:
         header = not any(is_number(cell) for cell in first)
     names = [cell.strip() or str(i) for i, cell in enumerate(first)] if header else list(map(str, range(len(first))))
     chosen = choice.of(path, names)
     readers = {name: TextReader(name, name in choice.categorical) for name in chosen}
     places = {name: names.index(name) for name in chosen}
-    body = lines if header else itertools.chain([first], lines)
-    first_line = 2 if header else 1
+    found: list[tuple[int, int]] = []
     rows = 0
     try:
-        for part in _parts(path, body, len(names), lines):
+        for part in _parts(path, lines, None if header else first, len(names), found):
             for name, reader in readers.items():
                 reader.add([row[places[name]] for row in part])
             rows += len(part)
     except Mixed as error:
-        line, cell = error.text
+        row, cell = error.text
         raise InputError(
-            f"{path}: line {first_line + line}: {cell!r} in column {error.column!r} is not a number, but "
-            f"{error.number[1]!r} in line {first_line + error.number[0]} is; categorical={error.column} reads all "
+            f"{path}: line {_line(found, row)}: {cell!r} in column {error.column!r} is not a number, but "
+            f"{error.number[1]!r} in line {_line(found, error.number[0])} is; categorical={error.column} reads all "
             "cells as names"
         ) from None
     if not rows:
         raise InputError(f"{path}: there is a header, but no sample below it")
-    return Table(path, {name: reader.column() for name, reader in readers.items()}, first_line)
+    return Table(path, {name: reader.column() for name, reader in readers.items()}, found)
 
 
-def _parts(path: Path, body: Iterator[list[str]], width: int, lines: Any) -> Iterator[list[list[str]]]:
-    """The rows in parts, without empty lines."""
-    while part := list(itertools.islice(body, _ROWS)):
-        for row in part:
-            if row and len(row) != width:
-                where = "the row that ends in line" if any("\n" in cell for cell in row) else "line"
+def _parts(
+    path: Path, reader: Any, first: list[str] | None, width: int, found: list[tuple[int, int]]
+) -> Iterator[list[list[str]]]:
+    """The rows in parts, without empty lines. first: a row that `reader` has already read. Appends to `found` (see
+    `Table.lines`).
+    """
+    part: list[list[str]] = []
+    rows, line, expected = 0, 1 if first else reader.line_num + 1, 0
+    for row in reader if first is None else itertools.chain([first], reader):
+        if row:
+            if len(row) != width:
                 raise InputError(
-                    f"{path}: {where} {lines.line_num} has {len(row)} column{'s' * (len(row) != 1)} "
+                    f"{path}: line {line} has {len(row)} column{'s' * (len(row) != 1)} "
                     f"({','.join(row)[:40]!r}); the first line has {width}"
                 )
-        if whole := [row for row in part if row]:
-            yield whole
+            if line != expected:
+                found.append((rows, line))
+            expected = line + 1
+            part.append(row)
+            rows += 1
+            if len(part) == _ROWS:
+                yield part
+                part = []
+        line = reader.line_num + 1
+    if part:
+        yield part
 
 
 # --- Parquet ----------------------------------------------------------------------------------------
@@ -148,7 +174,9 @@ def _parquet(path: Path, choice: Choice) -> Table:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from None
     if not table.num_rows:
         raise InputError(f"{path}: the table has no rows")
-    return Table(path, {name: _arrow(path, name, table.column(name), name in choice.categorical) for name in chosen}, 0)
+    return Table(
+        path, {name: _arrow(path, name, table.column(name), name in choice.categorical) for name in chosen}, ()
+    )
 
 
 def _arrow(path: Path, name: str, chunks: Any, categorical: bool) -> Column:

@@ -129,7 +129,11 @@ class MpiCommunicator:
             # Whether there is a store whose keys are on the servers.
             self.stores = False
             if not 0 <= servers < self.processes:
-                raise UsageError(f"{servers} servers leave no worker among {self.processes} processes")
+                raise UsageError(
+                    f"{self.processes} process{'es' * (self.processes != 1)} and {servers} "
+                    f"server{'s' * (servers != 1)}: no worker is left; start at least {servers + 1} processes, such as "
+                    f"mpiexec -n {servers + 1} ..."
+                )
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
             apart = config.RANKS_PER_HOST.get()
             self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._done, apart)

@@ -146,7 +146,9 @@ class RemoteStore(KVStore):
     def _spec(self, key: Key) -> _Spec:
         if key not in self._specs:
             known = [str(k) for k in self._specs]
-            raise UsageError(f"key {key!r} is not initialised{errors.did_you_mean(str(key), known)}")
+            raise UsageError(
+                f"key {key!r} is not initialised; call init({key!r}, value) first{errors.did_you_mean(str(key), known)}"
+            )
         return self._specs[key]
 
     # --- values -----------------------------------------------------------------------------------

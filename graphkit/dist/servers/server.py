@@ -145,7 +145,7 @@ class Server:
     def _part(self, worker: int, number: int) -> Held:
         key = self._named[worker][number]
         if key not in self._held:
-            raise UsageError(f"key {key!r} is not initialised")
+            raise UsageError(f"key {key!r} is not initialised; call init({key!r}, value) first")
         return self._held[key]
 
     # --- calls ------------------------------------------------------------------------------------

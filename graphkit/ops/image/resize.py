@@ -90,6 +90,15 @@ class Resizing(Op):
             raise TypeMismatch(f"axes {self.axes} are out of range for rank {rank}")
         return tuple(a % rank for a in self.axes)
 
+    def _wrong_length(self, name: str, given: TensorType, rank: int) -> str:
+        count = None if given.shape is None or len(given.shape) != 1 else given.shape[0]
+        if not isinstance(count, int):
+            return f"{name} is {given}; expected a vector with one element per resized axis"
+        if self.axes is not None:
+            return f"{name} has {count} elements, but axes={list(self.axes)} has {len(self.axes)}"
+        advice = f"; for the last ones, add axes={list(range(rank - count, rank))}" if 0 < count < rank else ""
+        return f"{name} has {count} elements, but x has {rank} axes{advice}"
+
     def resized_shape(
         self,
         x: TensorType,
@@ -110,7 +119,7 @@ class Resizing(Op):
         given = scales if scales is not None else sizes
         assert given is not None
         if not fits(given.shape, (len(axes),)):
-            raise TypeMismatch(f"{given} does not have one element for each of {len(axes)} axes")
+            raise TypeMismatch(self._wrong_length("sizes" if scales is None else "scales", given, len(x.shape)))
         inputs = [x.shape[a] for a in axes]
         if scales is not None:
             known: Sequence[Dim] = (

@@ -174,7 +174,7 @@ class QuantizeLinear(_Linear):
             raise TypeMismatch(f"the zero point is {named}, but output_dtype is {self.output_dtype}")
         target = named or self.output_dtype or DType.UINT8
         if target not in _TARGETS:
-            raise TypeMismatch(f"output_dtype={target} is not a quantised type")
+            raise TypeMismatch(f"output_dtype={target} is not one of {', '.join(sorted(map(str, _TARGETS)))}")
         return target
 
     def reference(self, xp: Any, x: Any, y_scale: Any, y_zero_point: Any = None) -> Any:

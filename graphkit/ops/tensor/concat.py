@@ -59,6 +59,8 @@ class Concat(Op):
         axis = normal_axis(self.axis, rank)
         joint = list(shapes[0])
         for shape in shapes[1:]:
+            if len(shape) != rank:
+                raise TypeMismatch(f"shapes {' and '.join(map(shape_text, shapes))} have different ranks")
             extended = _extended(joint, shape, axis)
             if extended is None:
                 raise TypeMismatch(

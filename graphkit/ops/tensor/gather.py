@@ -251,7 +251,11 @@ class GatherND(Op):
             return TensorType(x.dtype, None)
         start = self.batch_dims + depth
         if start > len(x.shape):
-            raise TypeMismatch(f"{depth} indices into {shape_text(x.shape)} after {self.batch_dims} batch axes")
+            batch = f", of which {self.batch_dims} are batch axes" if self.batch_dims else ""
+            raise TypeMismatch(
+                f"index tuples of length {depth} are too long for x of shape {shape_text(x.shape)}: it has "
+                f"{len(x.shape)} axes{batch}"
+            )
         for a, b in zip(x.shape[: self.batch_dims], indices.shape, strict=False):
             if not dims.may_equal(a, b):
                 raise TypeMismatch(f"batch axes of x {shape_text(x.shape)} and indices {indices} differ")

@@ -12,7 +12,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import BOOLS, HALVES, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops.axes import INT64, contiguous, i64, normal_axis, reshape_like, shape_text, zeros_like
+from graphkit.ops.axes import INT64, contiguous, i64, normal_axis, reshape_like, zeros_like
 
 _TIES = np.array([[2.0, 1.0, 2.0], [-1.0, -1.0, -3.0]], np.float32)
 
@@ -80,6 +80,12 @@ class ArgMin(ArgExtreme):
         return xp.argmin(x, axis=-1)
 
 
+def _too_many(k: Any, axis: int, size: Any) -> str:
+    if k < 0:
+        return f"k = {k} must not be negative"
+    return f"k = {k} is larger than axis {axis}, which has size {size}"
+
+
 @op
 class TopK(Op):
     """The k largest (or smallest) elements along `axis`, and their int64 indices.
@@ -114,7 +120,7 @@ class TopK(Op):
         count = dims.fresh() if k.value is None else k.value[0]
         size = x.shape[axis]
         if dims.is_static(count) and (count < 0 or (dims.is_static(size) and count > size)):
-            raise TypeMismatch(f"k = {count} for axis {axis} of {shape_text(x.shape)}")
+            raise TypeMismatch(_too_many(count, axis, size))
         shape = [*x.shape[:axis], count, *x.shape[axis + 1 :]]
         return TensorType(x.dtype, shape), TensorType(DType.INT64, shape)
 
@@ -123,7 +129,7 @@ class TopK(Op):
         rows = xp.moveaxis(x, self.axis, -1)
         size = rows.shape[-1]
         if count > size:
-            raise TypeMismatch(f"k = {count} for axis {self.axis} of {list(x.shape)}")
+            raise TypeMismatch(_too_many(count, self.axis % x.ndim, size))
         if self.largest:
             # Sorting the reversed row and reversing the result keeps equal elements in their order.
             order = size - 1 - xp.flip(xp.argsort(xp.flip(rows, axis=-1), axis=-1, kind="stable"), axis=-1)

@@ -177,9 +177,17 @@ def test_other_tables_of_a_model(tmp_path, path):
         (
             'a,y\n"1,0\n2,1\n',
             {},
-            r"there is a header, but no sample|the row that ends in line 3 has 1 column",
+            r"line 2 has 1 column",
             InputError,
         ),
+        ("a,y\n1,0\n\n2\n3,1\n4,0\n", {}, r"line 4 has 1 column \('2'\)", InputError),
+        (
+            'a,b,y\n"u\nv",1,0\n\nw,x,1\n',
+            {},
+            "line 5: 'x' in column 'b' is not a number, but '1' in line 2 is",
+            InputError,
+        ),
+        ("", {}, "the file is empty", InputError),
     ],
 )
 def test_what_cannot_be_read(tmp_path, text, options, message, error):
