@@ -61,7 +61,7 @@ PUBLISHED = [
     ("ssd", {"classes": 91}, 35_641_826),
     ("vit", {}, 86_567_656),
     ("vit", {"patch": 32}, 88_224_232),
-    ("vit", {"size": "large"}, 304_326_632),
+    pytest.param("vit", {"size": "large"}, 304_326_632, marks=pytest.mark.full),  # 1.2 GB
     # timm's table of results, deit_tiny_patch16_224 and deit_small_patch16_224: 5.72 and 22.05 million
     ("vit", {"size": "tiny"}, 5_717_416),
     ("vit", {"size": "small"}, 22_050_664),
