@@ -65,7 +65,7 @@ class Executable(Protocol):
             inputs: One array per graph input; None for those that are not needed.
             buffers: C-contiguous host memory for results, by position, if the result is `owned`: the memory of the old
                 value if `donated` allows it, else memory that no input uses.
-            discard: Positions of results that nobody reads. Devices with arrays of their own give None for them.
+            discard: Positions of results that are not needed. A device with its own memory returns None for them.
 
         Returns:
             The new values of states, then the outputs, each in its own memory.

@@ -226,7 +226,8 @@ class Executor:
             LimitReached: The run took longer than `timeout`, or a loop too many iterations.
             RuntimeFailure: A kernel failed.
         """
-        discard = discard or unread
+        if unread:
+            discard = [*discard, *unread]
         if timeout is None and self._bounds is None:
             return self._within_limits(feeds, outputs, out, discard)
         memory, iterations, usual = self._bounds or limits.Bounds()

@@ -8,11 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.subgraph import inline
-from graphkit.ir.types import DType, TensorType, Type
-from graphkit.ops._base import DOMAIN, F, Op, Sample, constant, op, operator
-from graphkit.ops.control.loop_state import output_types
-from graphkit.ops.evaluate import evaluate
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import F, Sample, constant, op, operator
+from graphkit.ops.internal.region import Region
 from graphkit.ops.ml.features import OneHotEncoder
 from graphkit.ops.ml.labels import LabelEncoder
 from graphkit.ops.tensor.gather import Gather
@@ -47,33 +45,27 @@ def _samples() -> tuple[Sample, ...]:
 
 
 @op
-class EncodedColumns(Op):
+class EncodedColumns(Region):
     """The columns of some matrices of strings, each encoded by an operator of its own, side by side.
 
     xs: [N, C]. `body` selects columns (Gather along axis 1), encodes each (OneHotEncoder, or LabelEncoder to numbers)
     and concatenates the results along the last axis.
     """
 
-    body: Graph
-    domain = DOMAIN
     inputs = ("xs*",)
     types: ClassVar[Any] = {"xs": frozenset({DType.STRING})}
     samples = staticmethod(_samples)
 
-    def infer(self, *xs: Type) -> Type:
-        (y,) = output_types(self.body, xs)
-        return y
-
-    def reference(self, xp: Any, *xs: Any) -> Any:
-        (y,) = evaluate(self.body, xs, xp)
-        return y
-
-    def expand(self, *xs: Any) -> Any:
-        (y,) = inline(self.body, xs)
-        return y
+    def widths(self) -> Iterator[int]:
+        """The number of columns of each operand."""
+        for x in self.body.inputs:
+            width = (x.shape or ())[-1]
+            assert isinstance(width, int)
+            yield width
 
     def columns(self) -> Iterator[Column]:
         """The columns in the order of their results."""
+        positions = {x: position for position, x in enumerate(self.body.inputs)}
         concat = self.body.outputs[0].node
         assert concat is not None
         for encoded in concat.operands:
@@ -82,7 +74,7 @@ class EncodedColumns(Op):
             assert isinstance(node.op, (OneHotEncoder, LabelEncoder))
             selected = selected_column(node.operands[0])
             assert selected is not None
-            yield Column(node.op, self.body.inputs.index(selected[0]), selected[1])
+            yield Column(node.op, positions[selected[0]], selected[1])
 
 
 def selected_column(value: Value) -> tuple[Value, int] | None:

@@ -16,12 +16,10 @@ from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.subgraph import inline
 from graphkit.ir.types import BOOLS, FLOATS, DType, TensorType, Type, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, examples_align, op
 from graphkit.ops._checks import fits
-from graphkit.ops.control.loop_state import output_types
-from graphkit.ops.evaluate import evaluate
+from graphkit.ops.internal.region import Region
 from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, LeakyRelu, Relu, Sigmoid, Swish, Tanh
 from graphkit.ops.nn.conv import Conv, Convolution
 from graphkit.ops.nn.heads import shared_product
@@ -379,7 +377,7 @@ def _fused_samples() -> tuple[Sample, ...]:
 
 
 @op
-class Fused(Op):
+class Fused(Region):
     """A region of pointwise operators that run in one pass over memory.
 
     The operands broadcast against each other. `body` has one input for each, and one or more outputs, all of the shape
@@ -387,8 +385,6 @@ class Fused(Op):
     operand's memory depends on the body; the kernel decides.
     """
 
-    body: Graph
-    domain = DOMAIN
     inputs = ("xs*",)
     outputs = ("ys*",)
     symbolic_inference = True
@@ -402,10 +398,4 @@ class Fused(Op):
             constant = node.op.name == "Constant" and all(v.tensor.static_shape == () for v in node.outputs)
             if not constant and not getattr(node.op, "pointwise", False):
                 raise TypeMismatch(f"{node.describe()} in a fused region is not pointwise")
-        return output_types(self.body, xs)
-
-    def reference(self, xp: Any, *xs: Any) -> Any:
-        return tuple(evaluate(self.body, xs, xp))
-
-    def expand(self, *xs: Any) -> Any:
-        return tuple(inline(self.body, xs))
+        return super().infer(*xs)

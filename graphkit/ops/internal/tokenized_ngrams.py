@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.subgraph import inline
-from graphkit.ir.types import DType, TensorType, Type
-from graphkit.ops._base import DOMAIN, F, Op, Sample, op
-from graphkit.ops.control.loop_state import output_types
-from graphkit.ops.evaluate import evaluate
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import F, Sample, op
+from graphkit.ops.internal.region import Region
 from graphkit.ops.text.strings import StringNormalizer, text
 from graphkit.ops.text.tfidf import TfIdfVectorizer
 from graphkit.ops.text.tokenizer import Tokenizer
-from graphkit.ops.xp import numpy_xp
 
 
 def _counts(words: Any, *pool: str, mode: str = "TF", longest: int = 1, **options: Any) -> Value:
@@ -56,30 +51,16 @@ def _samples() -> tuple[Sample, ...]:
 
 
 @op
-class TokenizedNgrams(Op):
+class TokenizedNgrams(Region):
     """The n-grams of the words of texts, counted for each text: float32 [N, places].
 
     x: strings; each is a text. `body`: a Reshape to a vector, a StringNormalizer without stop words, a Tokenizer, a
     Flatten and a TfIdfVectorizer; all but the Tokenizer and the TfIdfVectorizer may be missing.
     """
 
-    body: Graph
-    domain = DOMAIN
     inputs = ("x",)
     types: ClassVar[Any] = {"x": frozenset({DType.STRING})}
     samples = staticmethod(_samples)
-
-    def infer(self, x: Type) -> Type:
-        (y,) = output_types(self.body, (x,))
-        return y
-
-    def reference(self, xp: Any, x: Any) -> Any:
-        (y,) = evaluate(self.body, (x,), xp)
-        return y
-
-    def expand(self, x: Any) -> Any:
-        (y,) = inline(self.body, (x,))
-        return y
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -91,10 +72,7 @@ class TokenizedNgrams(Op):
         """The operator that counts n-grams."""
         return next(node.op for node in self.body.nodes if isinstance(node.op, TfIdfVectorizer))
 
-    def normalised(self, x: np.ndarray) -> np.ndarray:
-        """The texts in the case in which they are split, as a vector."""
-        for node in self.body.nodes:
-            if isinstance(node.op, StringNormalizer):
-                changed: np.ndarray = node.op.reference(numpy_xp, x.reshape(-1))
-                return changed
-        return x.reshape(-1)
+    @property
+    def normalizer(self) -> StringNormalizer | None:
+        """The operator that changes the case of texts before, if there is one."""
+        return next((node.op for node in self.body.nodes if isinstance(node.op, StringNormalizer)), None)

@@ -24,6 +24,8 @@ def fuse_string_encoders(graph: Graph) -> Graph:
 
     Each encoder is read by the Concat alone. What selects its column may have other readers.
     """
+    if graph.operators.isdisjoint((OneHotEncoder.name, LabelEncoder.name)):
+        return graph
     counts = use_counts(graph)
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:

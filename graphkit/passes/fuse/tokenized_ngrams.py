@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
@@ -25,12 +25,12 @@ def fuse_tokenized_ngrams(graph: Graph) -> Graph:
     That is a Tokenizer; a Flatten behind it; a StringNormalizer before it; and what makes a vector of the texts. Nobody
     else reads what lies between.
     """
+    if TfIdfVectorizer.name not in graph.operators:
+        return graph
     counts = use_counts(graph)
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
-        chain = _chain(node) if isinstance(node.op, TfIdfVectorizer) else []
-        while chain and any(counts[step.output] != 1 for step in chain[:-1]):
-            chain = chain[1:] if _splits(chain[1:]) else []
+        chain = _chain(node, counts) if isinstance(node.op, TfIdfVectorizer) else []
         if not chain:
             return None
         source = operands[0]
@@ -50,28 +50,28 @@ def fuse_tokenized_ngrams(graph: Graph) -> Graph:
     return rewrite(graph, rule, at=("TfIdfVectorizer",))
 
 
-def _splits(chain: Sequence[Node]) -> bool:
-    """Whether a Tokenizer is among the nodes, on texts that are a vector or a column."""
-    tokenizer = next((node for node in chain if isinstance(node.op, Tokenizer)), None)
-    return tokenizer is not None and _is_one_column(tokenizer.operands[0])
-
-
-def _chain(counter: Node) -> list[Node]:
+def _chain(counter: Node, counts: Mapping[Value, int]) -> list[Node]:
     """The nodes from the texts to `counter`; empty if its rows are not texts."""
+
+    def before(node: Node) -> Node | None:
+        """What makes the first operand, if nobody else reads it."""
+        x = node.operands[0]
+        return x.node if counts[x] == 1 else None
+
     chain = [counter]
-    before = counter.operands[0].node
-    if before is not None and isinstance(before.op, Flatten) and operator(before, Flatten).axis in (1, 2):
-        chain.insert(0, before)
-        before = before.operands[0].node
-    if before is None or not isinstance(before.op, Tokenizer):
+    words = before(counter)
+    if words is not None and isinstance(words.op, Flatten) and operator(words, Flatten).axis in (1, 2):
+        chain.insert(0, words)
+        words = before(words)
+    if words is None or not isinstance(words.op, Tokenizer):
         return []
-    x = before.operands[0]
+    x = words.operands[0]
     # Of a column, a Flatten has to drop the axis; a vector has no further one.
     if not _is_one_column(x) or (x.rank == 2) != (len(chain) == 2):
         return []
-    chain.insert(0, before)
-    while (before := chain[0].operands[0].node) is not None and _keeps_texts(before):
-        chain.insert(0, before)
+    chain.insert(0, words)
+    while (texts := before(chain[0])) is not None and _keeps_texts(texts):
+        chain.insert(0, texts)
     return chain
 
 

@@ -64,12 +64,6 @@ for _name in ("Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"
     _of_strings(_name)(_moving)
 
 
-@_of_strings("StringNormalizer")
-def _string_normalizer(node: Node) -> Callable[..., Any]:
-    """What its reference calls for each string are native functions of Python."""
-    return partial(operator(node, Op).reference, numpy_xp)
-
-
 def _mapping(table_of: Callable[[Any], tuple[dict[str, int], np.ndarray]]) -> StringFunctionFactory:
     """For operators that map strings to values by a table of places and values, the default last."""
 
@@ -99,12 +93,16 @@ def _part(column: Column) -> tuple[Any, int, int, int, np.ndarray | None]:
     return native.StringTable(places, len(values) - 1), operand, index, values.itemsize, values
 
 
+@kept
+def _column_encoder(op: EncodedColumns) -> Any:
+    return native.ColumnEncoder([_part(column) for column in op.columns()], list(op.widths()))
+
+
 @_of_strings("EncodedColumns", DOMAIN)
 def _encoded_columns(node: Node) -> Callable[..., Any]:
-    widths = [last for x in node.operands if isinstance(last := (x.shape or ())[-1], int)]
-    encoder = native.ColumnEncoder([_part(column) for column in operator(node, EncodedColumns).columns()], widths)
+    encoder = _column_encoder(operator(node, EncodedColumns))
     shape, dtype = (node.output.shape or ())[1:], node.output.dtype.numpy
-    row = 8 * math.prod(shape)
+    row = dtype.itemsize * math.prod(shape)
 
     def encoded(*xs: np.ndarray) -> np.ndarray:
         rows = len(xs[0])
@@ -172,47 +170,57 @@ def _tokenizer(node: Node) -> Callable[..., Any] | None:
 
 
 @kept
-def _ngrams(op: TfIdfVectorizer) -> tuple[Callable[[np.ndarray], np.ndarray], Any]:
+def _words(op: TfIdfVectorizer) -> Callable[[np.ndarray], np.ndarray]:
+    return _Numbers(pool_of(op).words).of
+
+
+@kept
+def _ascii_words(op: TfIdfVectorizer) -> Any:
+    return native.WordTable({word: number for word, number in pool_of(op).words.items() if word.isascii()})
+
+
+@kept
+def _adding(op: TfIdfVectorizer) -> Callable[..., None]:
+    """The function that counts n-grams of numbers of words, as `TfIdfVectorizer.counted` calls it."""
     pool = pool_of(op)
-    numbers = _Numbers(pool.words).of
     levels = [(np.ascontiguousarray(level.keys), np.ascontiguousarray(level.grams)) for level in pool.levels]
-    return numbers, native.NgramTable(len(pool.words), pool.first, levels, pool.places, pool.weights)
+    ngrams = native.NgramTable(len(pool.words), pool.first, levels, pool.places, pool.weights)
+    assigns = op.mode == "IDF"
+
+    def add(words: np.ndarray, distance: int, shortest: int, result: np.ndarray) -> None:
+        ngrams.add(words, distance, shortest, assigns, result)
+
+    return add
 
 
 @_of_strings("TfIdfVectorizer")
 def _tfidf_vectorizer(node: Node) -> Callable[..., Any]:
     op = operator(node, TfIdfVectorizer)
-    numbers, ngrams = _ngrams(op)
-
-    def add(words: np.ndarray, distance: int, shortest: int, result: np.ndarray) -> None:
-        ngrams.add(words, distance, shortest, op.mode == "IDF", result)
-
+    numbers, add = _words(op), _adding(op)
     return lambda x: op.counted(x, numbers, add)
 
 
 @_of_strings("TokenizedNgrams", DOMAIN)
 def _tokenized_ngrams(node: Node) -> Callable[..., Any] | None:
-    whole = operator(node, TokenizedNgrams)
-    tokenizer, op = whole.tokenizer, whole.counter
+    """For the words that `_tokenizer` splits. The case of texts is changed by functions of Python's strings."""
+    region = operator(node, TokenizedNgrams)
+    tokenizer, op, normalizer = region.tokenizer, region.counter, region.normalizer
     characters = _characters_of_words(tokenizer)
     if characters is None:
         return None
-    _, ngrams = _ngrams(op)
-    number = pool_of(op).words
-    words = native.WordTable({word: at for word, at in number.items() if word.isascii()})
-    pad, first, last = (number.get(word, -1) for word in (tokenizer.pad_value, *MARKS))
-
-    def add(words: np.ndarray, distance: int, shortest: int, result: np.ndarray) -> None:
-        ngrams.add(words, distance, shortest, op.mode == "IDF", result)
+    table, add = _ascii_words(op), _adding(op)
+    pad, first, last = (pool_of(op).words.get(word, -1) for word in (tokenizer.pad_value, *MARKS))
 
     def counted(x: np.ndarray) -> np.ndarray:
-        texts = whole.normalised(np.ascontiguousarray(x))
+        texts = np.ascontiguousarray(x).reshape(-1)
+        if normalizer is not None:
+            texts = normalizer.reference(numpy_xp, texts)
         runs = native.CharacterRuns(texts, characters, tokenizer.mincharnum)
         marks = (first, last) if tokenizer.mark and runs.longest else None
-        width = runs.longest + (0 if marks is None else 2)
+        width = runs.longest + (0 if marks is None else len(marks))
         require_memory(8 * width * texts.size, f"{texts.size} lists, padded to {width} words")
         numbers = np.empty((texts.size, width), np.int64)
-        runs.number(words, numbers, pad, marks)
+        runs.number(table, numbers, pad, marks)
         return op.counted(numbers, lambda rows: rows, add)
 
     return counted

@@ -1,0 +1,28 @@
+"""Operators that are defined by a graph, and run as one kernel where a device has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.ir.graph import Graph
+from graphkit.ir.subgraph import inline
+from graphkit.ir.types import Type
+from graphkit.ops._base import DOMAIN, Op
+from graphkit.ops.control.loop_state import output_types
+from graphkit.ops.evaluate import evaluate
+
+
+class Region(Op):
+    """The operators of `body`, on operands in place of its inputs."""
+
+    body: Graph
+    domain = DOMAIN
+
+    def infer(self, *xs: Type) -> tuple[Type, ...]:
+        return output_types(self.body, xs)
+
+    def reference(self, xp: Any, *xs: Any) -> Any:
+        return tuple(evaluate(self.body, xs, xp))
+
+    def expand(self, *xs: Any) -> Any:
+        return tuple(inline(self.body, xs))
