@@ -108,7 +108,7 @@ def _operator(name: str) -> Any:
 
 def _hint(name: str) -> str:
     """What to write for a name that is not in this module: a name of a module in it, or the closest one."""
-    from graphkit.errors import did_you_mean
+    from graphkit.errors import closest, did_you_mean
     from graphkit.ops import registry
     from graphkit.ops._calls import elsewhere, other_names
 
@@ -120,11 +120,12 @@ def _hint(name: str) -> str:
     own = [*_PUBLIC, *_MODULES, *(n for n in registry.function_names() if not n.endswith("_grad"))]
     others = [n for n in other_names() if len(n) > 3 and n not in own]  # shorter ones are like too many words
     layers = [n for n in _names_of("nn") if n not in own]
-    hint = did_you_mean(name, [*own, *layers, *others], alike=0.7)
-    if near := next((n for n in layers if f"did you mean {n!r}" in hint), None):
+    near = closest(name, [*own, *layers, *others], alike=0.7)
+    if near in layers:
         return f"; did you mean gk.nn.{near}?"
-    near = next((n for n in others if f"did you mean {n!r}" in hint), None)
-    return hint if near is None else f"; write {elsewhere(near)}"
+    if near in others:
+        return f"; write {elsewhere(near)}"
+    return did_you_mean(name, own, alike=0.7)
 
 
 def _names_of(module: str) -> list[str]:

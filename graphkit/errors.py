@@ -7,7 +7,7 @@ runtime failure.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class GraphkitError(Exception):
@@ -164,18 +164,27 @@ _OTHER_NAMES = {
 }
 
 
-def did_you_mean(name: str, known: Iterable[str], alike: float = 0.6, most: int = 8) -> str:
-    """Return `"; did you mean 'x'?"` for the closest known name, or a short list of the known names.
+def closest(name: str, known: Sequence[str], alike: float = 0.6) -> str | None:
+    """Return the known name that is meant by another name of the field, or else the closest one; None if none is close.
 
     alike: How alike the names must be, 0 to 1. Two names of three letters with one difference have 0.67: above that,
-    fewer names of a long list are taken for others. most: how many known names are listed.
+    fewer names of a long list are taken for others.
+    """
+    if not isinstance(name, str):
+        return None
+    meant = [other for other in _OTHER_NAMES.get(name, ()) if other in known]
+    return next(iter(meant or difflib.get_close_matches(name, known, n=1, cutoff=alike)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], alike: float = 0.6, most: int = 8) -> str:
+    """Return `"; did you mean 'x'?"` for the closest known name, or a list of the known names.
+
+    alike: See `closest`. most: How many known names are listed.
     """
     known = list(dict.fromkeys(k for k in known if isinstance(k, str)))
-    close = [other for other in _OTHER_NAMES.get(name, ()) if other in known] if isinstance(name, str) else []
-    if not close and isinstance(name, str):
-        close = difflib.get_close_matches(name, known, n=1, cutoff=alike)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+    close = closest(name, known, alike)
+    if close is not None:
+        return f"; did you mean {close!r}?"
     if not known:
         return ""
     shown = ", ".join(repr(k) for k in known[:most])
