@@ -100,8 +100,8 @@ def worker(options: argparse.Namespace) -> dict[str, Any] | None:
     x, y = rng.random((options.batch, options.width), np.float32), rng.integers(0, 10, options.batch)
     both, alone = trainer(store, options), trainer(None, options)
     stepper = both._stepper
-    assert stepper.buckets is not None
-    groups = stepper.buckets.groups
+    assert stepper.exchange.buckets is not None
+    groups = stepper.exchange.buckets.groups
     buckets = [np.zeros(sum(both.net.params[stepper.trained[i]].size for i in g), np.float32) for g in groups]
     times: dict[str, list[float]] = {"step": [], "computation": [], "communication": [], "last": []}
     sent = 0
@@ -125,7 +125,7 @@ def worker(options: argparse.Namespace) -> dict[str, Any] | None:
         **{name: float(np.median(found[1:])) for name, found in times.items()},
         "buckets": len(groups),
         "sent": sent / (options.steps + 1),
-        "copied": stepper.collectives.copied_bytes,
+        "copied": stepper.exchange.collectives.copied_bytes,
     }
 
 

@@ -96,7 +96,7 @@ def training_step(net: Model, loss: str, optimizer: str, batch: Batch, **options
     The leading dimension of the first input counts the samples.
     """
     from graphkit.train import losses
-    from graphkit.train.step import LEARNING_RATE
+    from graphkit.train.programs.step import LEARNING_RATE
 
     trainer = trainer_of(net, loss, optimizer, **options)
     graph = trainer.graph

@@ -34,7 +34,7 @@ from graphkit.ops.cost import costs
 from graphkit.passes.control.specialise import specialise_subgraphs
 from graphkit.passes.core.bind import bind
 from graphkit.text import human, si
-from graphkit.train.step import LEARNING_RATE
+from graphkit.train.programs.step import LEARNING_RATE
 
 FOLDER = Path(__file__).resolve().parent / "models"
 TIMES = FOLDER / "times.json"

@@ -30,12 +30,13 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.to_training import to_training
 from graphkit.text import short_repr
-from graphkit.train import adversarial_saving, finite, states
+from graphkit.train import adversarial_saving, states
 from graphkit.train.losses import sigmoid_binary_cross_entropy
 from graphkit.train.optim import Adam, Optimizer
+from graphkit.train.programs import finite
+from graphkit.train.programs.step import STEP
 from graphkit.train.run_folder import RunFolder, check_links
 from graphkit.train.selection import ParameterSelection, TrainedParameter, select_parameters
-from graphkit.train.step import STEP
 
 REAL = "real"
 NOISE = "noise"

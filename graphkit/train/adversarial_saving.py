@@ -10,7 +10,7 @@ from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.params import JointStore
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train.position import Position
-from graphkit.train.step import STEP
+from graphkit.train.programs.step import STEP
 
 if TYPE_CHECKING:
     from graphkit.train.adversarial import AdversarialTrainer

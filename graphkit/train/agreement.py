@@ -20,7 +20,7 @@ from graphkit.dist.updaters import optimizer_facts
 from graphkit.distribution import version
 from graphkit.errors import RanksDiffer
 from graphkit.executor.run.params import ParamStore
-from graphkit.train import step as steps
+from graphkit.train.programs import step as steps
 from graphkit.train.selection import TrainedParameter
 
 # The learning rate, and four counts.

@@ -63,7 +63,7 @@ def ema(spec: float | EMA | Mapping[str, Any] | None) -> EMA | None:
 
 
 class Holder(Protocol):
-    """What has the slots of trained parameters. held: of which the model has the values in this process."""
+    """Stores the slots of trained parameters. held: the parameters whose values this process has."""
 
     @property
     def trained(self) -> Collection[str]: ...

@@ -13,7 +13,7 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.signatures import shown
 from graphkit.train.callbacks import Callback, Numbers
-from graphkit.train.gather import gather
+from graphkit.train.exchange.gather import gather
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore

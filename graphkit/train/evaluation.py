@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphkit.data import Dataset, IterableDataset
 from graphkit.errors import UsageError
-from graphkit.executor.run.session import Executor
 from graphkit.signatures import check_argument
 from graphkit.train import defaults, losses
 from graphkit.train.background import BackgroundWork, length_of
+from graphkit.train.exchange.local import LocalInference
+from graphkit.train.programs.weights import weight_in
 from graphkit.train.progress import ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
-from graphkit.train.weights import weight_in
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
@@ -46,12 +45,12 @@ class Evaluation:
 
     def __init__(self, options: dict[str, Any]):
         self._options = options
-        self._with_loss: Executor | None = None
+        self._with_loss: LocalInference | None = None
 
     @staticmethod
     def has_loss(trainer: Trainer) -> bool:
-        """Whether the loss can be among the metrics: a model over several ranks gives its outputs alone."""
-        return trainer._pipeline is None
+        """Whether the loss can be among the metrics. It cannot if the model is divided among ranks."""
+        return not trainer._exchange.divides_model
 
     def scores(
         self,
@@ -68,11 +67,10 @@ class Evaluation:
         if with_loss and not self.has_loss(trainer):
             raise UsageError("a model in groups computes its loss only in training: leave 'loss' out of the metrics")
         measured = trainer._metrics(specs)
-        program: Any = self._loss_program(trainer) if with_loss else trainer._inference
+        program = self._loss_program(trainer) if with_loss else trainer._inference
         state = RecurrentState(trainer.net, trainer._recurrent_state.names)
-        together = contextlib.nullcontext() if isinstance(program, Executor) else program.batches()
         total = weight = 0.0
-        with trainer._working(), trainer.averaged(), BackgroundWork(prefetch) as background, together:
+        with trainer._working(), trainer.averaged(), BackgroundWork(prefetch) as background, program.session():
             batches = data.batches(batch_size, shuffle=False)
             bar.start("validation", length_of(batches), passing=True)
             for batch in background.batches(map(trainer._prepared, batches)):
@@ -89,11 +87,11 @@ class Evaluation:
                     target = trainer._targets.measured(batch.targets, trainer._output)
                     background.measure(measured, results[trainer._output], target)
                 bar.advance()
-        values = trainer._stepper.values(measured)
+        values = trainer._exchange.values(measured)
         return {LOSS: total / weight if weight else float("nan"), **values} if with_loss else values
 
-    def _loss_program(self, trainer: Trainer) -> Executor:
+    def _loss_program(self, trainer: Trainer) -> LocalInference:
         if self._with_loss is None:
             graph = losses.attach(trainer._inference_graph, *trainer._criterion, weighted=True)
-            self._with_loss = Executor(graph, trainer.net.params, **self._options)
+            self._with_loss = LocalInference(graph, trainer.net.params, self._options)
         return self._with_loss

@@ -147,7 +147,7 @@ def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
     for batch in itertools.islice(batches, trainer.accumulate):
         given = trainer._prepared(batch)
         try:
-            trainer._stepper.read(bool(trainer._recurrent_state.names))
+            trainer._exchange.read(bool(trainer._recurrent_state.names))
             found, results = trainer._step(trainer._recurrent_state.feeds(given.inputs), given.targets, given.size)
         except NotFinite:
             return math.nan

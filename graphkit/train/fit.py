@@ -21,14 +21,14 @@ from graphkit.train.background import BackgroundWork, length_of
 from graphkit.train.callbacks import Callback
 from graphkit.train.calling import Calls
 from graphkit.train.evaluation import LOSS, listed
-from graphkit.train.gather import gather, reduced, reported_name
+from graphkit.train.exchange.gather import gather, reduced, reported_name
 from graphkit.train.metrics import Metric
 from graphkit.train.pace import Pace
 from graphkit.train.position import MetricStates
+from graphkit.train.programs.weights import weight_in
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.replaced import Replaced
 from graphkit.train.staleness import warn_of_staleness
-from graphkit.train.weights import weight_in
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
@@ -192,7 +192,7 @@ class Fit:
         count = length_of(batches)
         told = self.on_epoch is not None
         self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch, passing=told)
-        self._pace, self._logged = Pace(lambda: trainer._stepper.waited_seconds), {}
+        self._pace, self._logged = Pace(lambda: trainer._exchange.waited_seconds), {}
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background
             try:
@@ -241,7 +241,7 @@ class Fit:
         before = trainer.updates
         inputs = trainer._recurrent_state.feeds(batch.inputs) if batch.size else batch.inputs
         skipped = trainer.skipped
-        trainer._stepper.read(bool(measured or trainer._recurrent_state.names))
+        trainer._exchange.read(bool(measured or trainer._recurrent_state.names))
         with self._whole():
             found, results = trainer._step(inputs, batch.targets, batch.size)
         loss = float(found)
@@ -257,7 +257,7 @@ class Fit:
             position.seen += batch.global_size
             if batch.size and measured:
                 target = trainer._targets.of(trainer._output), trainer._targets.measured(batch.targets, trainer._output)
-                for pair in trainer._stepper.compared(results, trainer._output, target):
+                for pair in trainer._exchange.compared(results, trainer._output, target):
                     self._background.measure(measured, *pair)
         assert self._pace is not None, "an epoch is under way"
         self._pace.add(batch.global_size)
@@ -304,7 +304,7 @@ class Fit:
         position.skipped += trainer.skipped - skipped
         self._background.settle()
         if trainer.kvstore is None or self._ranks == 1:
-            values = trainer._stepper.values(measured)
+            values = trainer._exchange.values(measured)
         else:
             values = reduced(trainer.kvstore, measured)
         self._logged = self._paced()
@@ -359,13 +359,12 @@ class Fit:
         trainer = self.trainer
         trainer.position.seconds = self.log.seconds
         with trainer._working():
-            trainer._stepper.settle()
-            parts = saving.whole_parts(trainer)
+            parts = saving.epoch_states(trainer)
             if trainer.position.within and trainer.kvstore is not None and self._ranks > 1:
                 parts = gather(trainer.kvstore, parts[0])
-            with trainer._stepper.gathered():
-                if trainer._writes:
-                    saving.write(trainer, self.folder, parts)
+            with trainer._exchange.gathered() as gathered:
+                if gathered is not None:
+                    saving.write(trainer, self.folder, parts, gathered)
 
     def _stopped(self, interrupt: KeyboardInterrupt) -> None:
         """Save where a single process stands; ranks that were interrupted need not stand at the same batch."""

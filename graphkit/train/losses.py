@@ -22,8 +22,8 @@ from graphkit.signatures import typed
 from graphkit.text import short_repr
 from graphkit.train.arguments import BELOW_ONE, NOT_NEGATIVE, real
 from graphkit.train.probabilities import logits_of
-from graphkit.train.weights import BATCH_WEIGHT, Term, counted, quotient
-from graphkit.train.weights import mixed as mixed_terms
+from graphkit.train.programs.weights import BATCH_WEIGHT, Term, counted, quotient
+from graphkit.train.programs.weights import mixed as mixed_terms
 
 # Returns the mean over the batch, or a sum and the weight that it is to be divided by.
 LossFunction: TypeAlias = Callable[..., Value | tuple[Value, Value]]

@@ -30,7 +30,7 @@ from graphkit.text import short_repr
 from graphkit.train import states as slot_states
 from graphkit.train.losses import huber
 from graphkit.train.optim import Adam, Optimizer
-from graphkit.train.step import LEARNING_RATE, STEP
+from graphkit.train.programs.step import LEARNING_RATE, STEP
 
 EPSILON = "epsilon"
 UNIFORM = "uniform"

@@ -17,12 +17,12 @@ from graphkit.ir.types import DType
 from graphkit.model import Model
 from graphkit.text import listed
 from graphkit.train import checkpoint as checkpoints
-from graphkit.train import losses, residuals
-from graphkit.train.gather import gather
-from graphkit.train.placed_stepper import PlacedStepper
+from graphkit.train import losses
+from graphkit.train.exchange import residuals
+from graphkit.train.exchange.exchange import Gathered
 from graphkit.train.position import MetricStates, Position
+from graphkit.train.programs.step import fit_sums
 from graphkit.train.run_folder import MODEL, RunFolder, check_links, model_then_checkpoint
-from graphkit.train.step import fit_sums
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
@@ -46,44 +46,38 @@ def save(trainer: Trainer, folder: str | Path) -> None:
             f"{ranks} processes have accumulated gradients of {waiting} batches: call flush() in all of them before "
             "save()"
         )
-    trainer._stepper.settle()
-    if trainer._place[0] > 0:
-        return
     path, fit = Path(folder), trainer._fit
     within = fit is not None and fit.folder is not None and fit.folder.resolve() == path.resolve()
-    parts = whole_parts(trainer)
-    with trainer._stepper.gathered():
-        if trainer._pipeline is not None and not trainer._writes:
+    parts = epoch_states(trainer)
+    with trainer._exchange.gathered() as gathered:
+        if gathered is None:
             return
         with contextlib.nullcontext() if within else RunFolder(path, patience=_PATIENCE):
-            write(trainer, path, parts)
+            write(trainer, path, parts, gathered)
 
 
-def gathered(trainer: Trainer) -> dict[str, np.ndarray]:
-    """What this process alone knows of the epoch under way: the recurrent state, and that of metrics."""
+def epoch_states(trainer: Trainer) -> list[dict[str, np.ndarray]]:
+    """Return the states of an incomplete epoch for a checkpoint: those of recurrent layers and of metrics.
+
+    Collective if the model is divided among ranks.
+    """
     position = trainer.position
     if not position.within:
-        return {}
+        return [{}]
     states = position.metrics if trainer._fit is None else trainer._fit.metric_states()
     measured = {f"{m}{_METRIC}{key}": array for m, state in states.items() for key, array in state.items()}
-    return {**trainer._recurrent_state.arrays, **measured}
+    return trainer._exchange.epoch_states({**trainer._recurrent_state.arrays, **measured})
 
 
-def whole_parts(trainer: Trainer) -> list[dict[str, np.ndarray]]:
-    """What `gathered` gives; with groups, on every rank, what the rank gives that has measured."""
-    mine, stepper = gathered(trainer), trainer._stepper
-    if not isinstance(stepper, PlacedStepper) or not trainer.position.within:
-        return [mine]
-    return [gather(stepper.pipe.store, mine)[stepper.output_rank]]
+def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]], gathered: Gathered) -> None:
+    """Write model and checkpoint into a folder that this process has locked.
 
-
-def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Both files into a folder that this process has. parts: of every rank, what `gathered` gives."""
+    parts: the results of `epoch_states`, by rank. gathered: the states of all ranks.
+    """
     with model_then_checkpoint(folder) as before:
         with _inference_model(trainer) as net:
             net.save(folder / MODEL, before=before)
-        checkpoints.save(folder, _checkpoint(trainer, parts))
-    trainer._stepper.left_out = ()
+        checkpoints.save(folder, _checkpoint(trainer, parts, gathered))
 
 
 def save_model(trainer: Trainer, path: Path, meta: Mapping[str, str]) -> None:
@@ -96,13 +90,12 @@ def save_model(trainer: Trainer, path: Path, meta: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def whole_model(trainer: Trainer) -> Iterator[Model | None]:
-    """In rank 0 the model for inference, with all parameters, moving averages where there are any; None in others.
+    """Context with the model for inference and its moving averages, if any, in rank 0, and None in other ranks.
 
-    Every rank comes here where each has a part of it.
+    Collective: every rank must enter it.
     """
-    trainer._stepper.settle()
-    with trainer._stepper.gathered():
-        if not trainer._writes:
+    with trainer._exchange.gathered() as gathered:
+        if gathered is None:
             yield None
             return
         with _inference_model(trainer) as net:
@@ -111,7 +104,7 @@ def whole_model(trainer: Trainer) -> Iterator[Model | None]:
 
 @contextlib.contextmanager
 def _inference_model(trainer: Trainer) -> Iterator[Model]:
-    """The model for inference, with the moving averages where there are any."""
+    """Context with the model for inference and its moving averages, if any."""
     with trainer.averaged() as net:
         if trainer._inference_graph is net.graph:
             yield net
@@ -119,13 +112,15 @@ def _inference_model(trainer: Trainer) -> Iterator[Model]:
             yield Model.from_graph(trainer._inference_graph, net.params.entries(), meta=net.meta)
 
 
-def _checkpoint(trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]]) -> checkpoints.Checkpoint:
+def _checkpoint(
+    trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]], gathered: Gathered
+) -> checkpoints.Checkpoint:
     stepper = trainer._stepper
     seed, step = trainer.executor.rng
     return checkpoints.Checkpoint(
-        arrays={**trainer.net.params, **stepper.states()},
+        arrays={**trainer.net.params, **gathered.states},
         parts=parts,
-        residuals=stepper.left_out,
+        residuals=gathered.residuals,
         optimizer=trainer.optimizer.describe(),
         loss=losses.described(trainer.loss),
         rng=(int(seed), int(step)),
@@ -162,15 +157,15 @@ def resume(trainer: Trainer, folder: str | Path, trusted: bool = False) -> None:
     if not trusted:
         check_links(folder)
     saved = checkpoints.load(folder)
-    stepper = trainer._stepper
+    stepper, exchange = trainer._stepper, trainer._exchange
     waiting = int(saved.settings.get("waiting", 0))
-    arrays = stepper.own_states(saved.arrays)
+    arrays = exchange.own_states(saved.arrays)
     fit_sums(arrays, trainer.trained, stepper.slots, waiting, trainer._place[0])
     recurrent, metric_states = _mine(saved.parts, trainer._place, folder)
     left_out = _left_out(trainer, saved.residuals, folder)
     unknown = set(recurrent) - {*trainer._recurrent_state.keys}
     _check_names({*arrays, *unknown}, {*trainer.net.params, *stepper.slots}, folder)
-    arrays = {name: array for name, array in arrays.items() if stepper.keeps(name)}
+    arrays = {name: array for name, array in arrays.items() if exchange.keeps(name)}
     try:
         arrays = {name: stepper.store.fitting(name, array) for name, array in arrays.items()}
     except InputError as error:
@@ -185,11 +180,11 @@ def resume(trainer: Trainer, folder: str | Path, trusted: bool = False) -> None:
         trainer._callback_states = saved.callbacks
         trainer.run, trainer.seed = saved.run, saved.data_seed
         stepper.updates, stepper.skipped = saved.updates, int(saved.settings.get("skipped", 0))
-        stepper.spread()
+        exchange.publish()
         at = {"updates": saved.updates, "epoch": trainer.position.epoch, "batch": trainer.position.batch}
         trainer._agreement.resumed({"name": saved.run, **at})
         if left_out is not None:
-            stepper.put_residuals(left_out)
+            exchange.restore_residuals(left_out)
         # Where workers update by themselves, rank 0 alone has what waits.
         apart = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
         weight = 0.0 if apart else float(saved.settings.get("waiting_weight", 0.0))
@@ -223,7 +218,7 @@ def _mine(
 
 def _left_out(trainer: Trainer, saved: residuals.ByRank, folder: str | Path) -> dict[str, np.ndarray] | None:
     """What compression has left out, and this rank sends: of every parameter; None where it sends nothing."""
-    compressing = trainer._stepper.compressing
+    compressing = trainer._exchange.compressing
     if not compressing:
         if any(saved):
             warnings.warn(

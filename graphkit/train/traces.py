@@ -16,7 +16,7 @@ from graphkit.dist.rounds.announcement import digest_of
 from graphkit.dist.sums.buckets import Flight
 from graphkit.executor.run.profile import Profile
 from graphkit.ir.atomic import write_whole
-from graphkit.train.gather import gather
+from graphkit.train.exchange.gather import gather
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
@@ -35,7 +35,7 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
     """
     rank, origin = store.rank, _origin(store)
     events = profile.trace(rank, f"rank {rank} on {socket.gethostname()}", origin)["traceEvents"]
-    events += _exchanged(trainer._stepper.flights, profile.span, rank, origin)
+    events += _exchanged(trainer._exchange.flights, profile.span, rank, origin)
     data = np.frombuffer(json.dumps(events).encode(), np.uint8)
     parts = gather(store, {"events": data})
     if rank == 0:

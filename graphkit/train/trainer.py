@@ -32,28 +32,29 @@ from graphkit.model import Model
 from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
-from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
+from graphkit.train import defaults, devices, losses, metrics, saving
 from graphkit.train import optim as optimizers
-from graphkit.train import step as steps
 from graphkit.train.agreement import agreement_of, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
 from graphkit.train.average import EMA, Averages
 from graphkit.train.average import ema as moving_average
 from graphkit.train.callbacks import Callback
 from graphkit.train.calling import States
-from graphkit.train.distributed import DistributedInference, DistributedStepper
 from graphkit.train.evaluation import LOSS, Evaluation, listed, usual_metrics
+from graphkit.train.exchange.choice import exchange_of
+from graphkit.train.exchange.division import division_of
+from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.fit import Fit
 from graphkit.train.inputs import Inputs, by_name, with_types
 from graphkit.train.lazy_scalar import LazyScalar
 from graphkit.train.mixing import Mixing
-from graphkit.train.pipeline import PipelineInference, PipelineStepper
 from graphkit.train.position import Position
 from graphkit.train.probabilities import are_probabilities
+from graphkit.train.programs import finite, loss_scale, recomputation
+from graphkit.train.programs import step as steps
 from graphkit.train.progress import ProgressBar
 from graphkit.train.rates import Rates
 from graphkit.train.recurrent_state import RecurrentState
-from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
 from graphkit.train.selection import ParameterSelection, select_parameters
 from graphkit.train.stepper import Stepper
@@ -94,7 +95,7 @@ class Trainer:
         lr_mult: Factors on the learning rate, by parameter.
         wd_mult: Factors on the weight decay, by parameter.
         lazy: Embedding tables with row-sparse updates: a step updates only the rows that it reads, and their optimizer
-            state. The model must read these parameters only by Gather along axis 0 (see `graphkit.train.sparse`).
+            state. The model must read these parameters only by Gather along axis 0 (see docs/training.md).
         ema: The decay of a moving average of the parameters, or a `gk.optim.EMA`. Evaluation and the saved model use
             the averages.
         clip_norm: Upper limit of the global gradient norm.
@@ -120,11 +121,10 @@ class Trainer:
             convolutions to bfloat16, also in the backward pass. These stay float32: parameters, optimizer
             states, weight gradients of convolutions, depthwise convolutions, and all other operators. The other three
             precisions need a GPU.
-            "f16" does the same with float16, and multiplies the loss by a scale during the backward pass (see
-            `graphkit.train.loss_scale`). If gradients are not finite, the update is skipped and the scale is halved.
-            At a scale of 1, on_nonfinite="raise" raises NotFinite instead. "tf32" keeps 11 significant bits of the
-            float32 operands of matrix products and convolutions. "fp8" is "bf16" with 8-bit operands of matrix products
-            (see docs/gpu.md).
+            "f16" does the same with float16, and multiplies the loss by a scale during the backward pass. If gradients
+            are not finite, the update is skipped and the scale is halved. At a scale of 1, on_nonfinite="raise" raises
+            NotFinite instead. "tf32" keeps 11 significant bits of the float32 operands of matrix products and
+            convolutions. "fp8" is "bf16" with 8-bit operands of matrix products (see docs/gpu.md).
         deterministic: Make results bit-identical for any number of threads.
         straight_through: Let gradients pass through rounding: Round, Floor, Ceil, Sign, and casts to integers and back.
             They always pass through a quantisation followed by a dequantisation.
@@ -230,9 +230,9 @@ class Trainer:
             "gradient compression (--compression)": kvstore is not None and kvstore.compresses,
             "precision='f16' (--precision f16)": precision == "f16",
         }  # fmt: skip
-        self._pipeline = placed.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
+        self._division = division_of(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
         # Which part of the data this process takes, and of how many; stages of a pipeline take the same.
-        self._place = (0, 1) if kvstore is None or self._pipeline else (kvstore.rank, kvstore.num_workers)
+        self._place = (0, 1) if kvstore is None or self._division else (kvstore.rank, kvstore.num_workers)
         self._alone = kvstore is None or kvstore.num_workers == 1
         self._writes = kvstore is None or kvstore.rank == 0
         # Delays an interrupt until a block is complete. With several ranks it interrupts at once, because a rank might
@@ -270,41 +270,30 @@ class Trainer:
         )  # fmt: skip
         many = quantity(config.num_threads(threads), "thread")
         self._chosen = f"device {options['device']}, {many}, precision {precision}"
-        self._stepper: Stepper | PipelineStepper | DistributedStepper
-        self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
-        self._inference: Executor | PipelineInference | DistributedInference
-        if self._pipeline is not None:
-            found = graph.outputs[1 + net.outputs.index(self._output)]
-            given = (graph, trained, rule, net.params, self._pipeline, found, self._output, options)
-            for_inference = (self._inference_graph, net.params)
-            if self._pipeline.is_pipeline(graph):
-                self._stepper = PipelineStepper(*given)
-                self._inference = PipelineInference(*for_inference, self._stepper, self._output, options)
-            else:
-                self._stepper = DistributedStepper(*given)
-                self._inference = DistributedInference(*for_inference, self._stepper, self._output, options)
-        else:
-            self._stepper = stepper_for(kvstore)(
-                graph, trained, rule, net.params,
-                kvstore=kvstore, accumulate=accumulate, recompute=recompute, swap_memory=swap_memory,
-                options={**options, "rng_stride": self._place[1]}, shard=shard_optimizer,
-            )  # fmt: skip
+        spec = StepSpec(
+            graph, trained, rule, net.params, self._output, options,
+            accumulate=accumulate, recompute=recompute, swap_memory=swap_memory,
+        )  # fmt: skip
+        self._exchange = exchange_of(spec, kvstore, self._division, shard_optimizer)
+        self._stepper = Stepper(spec, self._exchange)
+        if self._division is None:
             self._draw_from((self.seed, 0))
-            self._inference = Executor(self._inference_graph, net.params, **options)
+        self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
+        self._inference = self._exchange.inference(self._inference_graph)
         self._evaluation = Evaluation(options)
         self.trained = self._stepper.trained
-        self._averages = Averages(net.params, self._stepper, self.ema is not None)
-        if self.optimizer.schedule.is_open and not self._stepper.sets_rates:
+        self._averages = Averages(net.params, self._exchange, self.ema is not None)
+        if self.optimizer.schedule.is_open and not self._exchange.sets_rates:
             raise UsageError(
                 "servers apply the learning rate and do not know the length of the run: pass steps= to the schedule"
             )
-        if kvstore is not None and not self._alone and self._pipeline is None:
+        if kvstore is not None and not self._alone and self._division is None:
             names = list(net.params)
             for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
                 net.params[name] = array
             self._averages.start()
-        self._stepper.spread()
-        self._agreement = agreement_of(kvstore, net.params, placed=self._pipeline is not None)
+        self._exchange.publish()
+        self._agreement = agreement_of(kvstore, net.params, placed=self._division is not None)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -349,7 +338,7 @@ class Trainer:
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
         """Return the memory plan of `graph` for the given shapes of inputs and targets."""
-        return self._stepper.plan(shapes)
+        return self._exchange.plan(shapes)
 
     @typed("Trainer.optimizer_state_bytes")
     def optimizer_state_bytes(self, processes: int = 1) -> int:
@@ -358,7 +347,7 @@ class Trainer:
         If `processes` ranks share it (`shard_optimizer`), return the largest number of bytes of one rank.
         """
         processes = integer("Trainer.optimizer_state_bytes", "processes", processes, 1)
-        return self._stepper.optimizer_state_bytes(processes)
+        return self._exchange.optimizer_state_bytes(processes)
 
     @property
     def epoch(self) -> int:
@@ -399,7 +388,7 @@ class Trainer:
 
     @rate_scale.setter
     def rate_scale(self, scale: float) -> None:
-        if not self._stepper.sets_rates:
+        if not self._exchange.sets_rates:
             raise UsageError(
                 "servers apply the learning rate, by the optimizer's schedule; rate_scale cannot change it"
             )
@@ -461,11 +450,11 @@ class Trainer:
                 raise it, and nothing changes.
         """
         with self._interrupts:
-            self._stepper.read(False)
+            self._exchange.read(False)
             return LazyScalar(self._step(inputs, targets)[0])
 
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """The loss, and the network's outputs as far as they are read, see `Stepper.read`."""
+        """The loss, and the network's outputs as far as they are read, see `Exchange.read`."""
         if self._averages.are_in_place:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
         if self.kvstore is not None:
@@ -607,8 +596,8 @@ class Trainer:
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
         found = as_dataset(with_types(given, kinds), ranks)
-        if self._pipeline is not None:
-            self._pipeline.follow(found)
+        if self._division is not None:
+            self._division.follow(found)
         return found
 
     def _check_data(self, *parts: Dataset | IterableDataset | None) -> None:
@@ -626,7 +615,7 @@ class Trainer:
             return replace(batch, inputs=inputs)
         inputs = self._inputs.converted(inputs)
         if self._mixing is None:
-            self._stepper.send_ahead(inputs)
+            self._exchange.send_ahead(inputs)
         return replace(batch, inputs=inputs)
 
     @typed("Trainer.evaluate")

@@ -18,9 +18,9 @@ from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import to_training
 from graphkit.train import losses
+from graphkit.train.programs.statistics import over_processes
+from graphkit.train.programs.step import NAMES
 from graphkit.train.selection import ParameterSelection
-from graphkit.train.statistics import over_processes
-from graphkit.train.step import NAMES
 from graphkit.train.targets import Targets, expected_targets
 
 

@@ -79,8 +79,9 @@ class OptimizerUpdater:
         self._averaging: dict[tuple[str, tuple[int, ...]], tuple[tuple[str, ...], Executor]] = {}
 
     def __call__(self, key: Key, gradient: np.ndarray | RowSparse, stored: np.ndarray) -> None:
-        """Change `stored` in place; of a RowSparse gradient only its rows, and those of the slots (the lazy update, see
-        `graphkit.train.sparse`); the average goes on in all rows. Raises UsageError then for an optimizer that takes
+        """Update `stored` and the slots in place. A RowSparse gradient updates only its rows of them.
+
+        The moving average is updated in all rows. Raises UsageError for a RowSparse gradient if the optimizer needs
         norms of whole parameters.
         """
         slots = self._slots_of(key, stored)

@@ -182,7 +182,7 @@ def test_another_learning_rate_of_a_step_is_named(on_ranks, options):
 def test_everything_that_a_step_writes_waits_for_the_loss(on_ranks, options, how):
     def work(store):
         stepper = trainer_of(store, on_nonfinite=how, **options)._stepper
-        for program in filter(None, (stepper.programs[0], stepper._idle)):
+        for program in filter(None, (stepper.programs[0], stepper.exchange.idle_program)):
             for state, new in program.updates:
                 waits = [node.op.keys for node in topological([new]) if isinstance(node.op, AllReduceWait)]
                 assert ("loss",) in waits, (program.name, program.name_of(state))

@@ -18,8 +18,8 @@ from graphkit import config
 from graphkit.cli import invoke
 from graphkit.errors import InputError, NotFinite, UsageError
 from graphkit.ops import F
-from graphkit.train.distributed import DistributedStepper
-from graphkit.train.pipeline import PipelineStepper
+from graphkit.train.exchange.placement import Placement
+from graphkit.train.exchange.stages import Stages
 
 AB = {"a": 0, "b": 1}
 
@@ -127,7 +127,7 @@ def test_ranks_train_what_one_process_does(on_ranks, model, groups):
     whole, losses = trained(None, model)
     held = []
     for trainer, seen in on_ranks(lambda store: trained(store, model, groups=groups)):
-        assert isinstance(trainer._stepper, DistributedStepper)
+        assert isinstance(trainer._exchange, Placement)
         np.testing.assert_allclose(seen, losses, rtol=1e-6)
         held += assert_same(trainer, whole)
         assert trainer.updates == 4
@@ -186,7 +186,7 @@ def test_other_batch_sizes(on_ranks):
 def test_each_rank_has_its_own_parameters_and_slots(on_ranks):
     for rank, (trainer, _) in enumerate(on_ranks(lambda store: trained(store, "cycle", steps=1))):
         own = ("a0_weight", "a0_bias", "a1_weight", "a1_bias") if rank == 0 else ("b_weight", "b_bias")
-        assert trainer._stepper.held == own
+        assert trainer._exchange.held == own
         slots = {name for name in trainer._stepper.slots if trainer._stepper.slots.holds(name)}
         assert slots == {f"{name}/momentum" for name in own} | {"optimizer_step"}
         assert trainer.optimizer_state_bytes() == sum(trainer.net.params[name].nbytes for name in own)
@@ -202,9 +202,9 @@ def test_a_pipeline_stays_one(on_ranks):
             h = gk.tanh(gk.nn.linear(x, 8, name="a"))
         with group("b"):
             h = gk.nn.linear(h, 3, name="b")
-        return gk.Trainer(gk.Model(h, seed=1), kvstore=store, groups=AB)._stepper
+        return gk.Trainer(gk.Model(h, seed=1), kvstore=store, groups=AB)._exchange
 
-    assert all(isinstance(stepper, PipelineStepper) for stepper in on_ranks(work))
+    assert all(isinstance(exchange, Stages) for exchange in on_ranks(work))
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_a_rank_that_ends_in_the_middle_of_a_loop_ends_the_job(monkeypatch, how)
     act, code, message = ACTS[how]
     ending = f"""
     for step in range(2): trainer.step(*batch(step))
-    channels = trainer._stepper.channels
+    channels = trainer._exchange.channels
     receive = channels.receive
     def failing(source, number, key, *given):
         failing.calls += "/body/" in key

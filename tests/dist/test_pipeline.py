@@ -161,7 +161,7 @@ def test_loops_that_say_inside_where_they_are(on_ranks):
 
     whole = trained(None)
     for rank, found in enumerate(on_ranks(trained)):
-        assert found._stepper.held == [("a_weight", "a_bias"), ("b_weight", "b_bias", "out_weight", "out_bias")][rank]
+        assert found._exchange.held == [("a_weight", "a_bias"), ("b_weight", "b_bias", "out_weight", "out_bias")][rank]
         assert_same(found, whole, 1e-6)
 
 
@@ -185,9 +185,9 @@ def test_recomputation_by_attributes(on_ranks):
         return trainer
 
     plain, marked = (on_ranks(lambda store, m=m: work(store, m), 2) for m in (False, True))
-    assert marked[0]._stepper.peak_saved_bytes < plain[0]._stepper.peak_saved_bytes / 2
+    assert marked[0]._exchange.peak_saved_bytes < plain[0]._exchange.peak_saved_bytes / 2
     for a, b in zip(plain, marked, strict=True):
-        for name in a._stepper.held:
+        for name in a._exchange.held:
             np.testing.assert_allclose(a.net.params[name], b.net.params[name], rtol=1e-6, atol=1e-7)
 
 
@@ -206,7 +206,7 @@ def test_what_is_kept_is_kept_once(on_ranks):
     def work(store):
         trainer = gk.Trainer(model(), "mse", "sgd", kvstore=store, groups=AB, micro_batches=4, threads=1)
         trainer.step(*vectors(16))
-        return trainer._stepper.peak_saved_bytes
+        return trainer._exchange.peak_saved_bytes
 
     first, second = on_ranks(work)
     assert first == 2 * (4 * 20) * 4  # tanh of two micro-batches of 4
@@ -224,19 +224,19 @@ def test_dropout_and_statistics_are_those_of_the_micro_batches(on_ranks):
 def test_each_rank_has_its_own_parameters_and_few_micro_batches(on_ranks):
     found = on_ranks(lambda store: piped(store, "mlp", micro=8)[0], 3)
     for rank, (trainer, own) in enumerate(zip(found, "abc", strict=True)):
-        assert trainer._stepper.held == (f"{own}_weight", f"{own}_bias")
+        assert trainer._exchange.held == (f"{own}_weight", f"{own}_bias")
         slots = {name for name in trainer._stepper.slots if trainer._stepper.slots.holds(name)}
         assert slots == {f"{own}_{part}/{slot}" for part in ("weight", "bias") for slot in ("mean", "variance")} | {
             "optimizer_step"
         }
-        assert trainer._stepper.peak_in_flight == 3 - rank
+        assert trainer._exchange.peak_in_flight == 3 - rank
         assert trainer.optimizer_state_bytes() == 2 * sum(
             trainer.net.params[f"{own}_{part}"].nbytes for part in ("weight", "bias")
         )
         (other,) = {"a", "b", "c"} - {own} - {"b" if own != "b" else "a"}
         with pytest.raises(InputError, match=rf"'{other}_weight' is held by rank {'abc'.index(other)}"):
             trainer.net.params[f"{other}_weight"]
-    bytes_of = [trainer._stepper.peak_saved_bytes for trainer in found]
+    bytes_of = [trainer._exchange.peak_saved_bytes for trainer in found]
     assert all(bytes_of), bytes_of
 
 

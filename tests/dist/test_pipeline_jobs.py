@@ -62,7 +62,7 @@ def test_a_pipeline_of_processes_computes_what_one_does(jobs, tmp_path, ranks, p
 
 CAUGHT = """
     for step in range(3): trainer.step(*batch(step))
-    runner = trainer._stepper._runner
+    runner = trainer._exchange._runner
     backward = runner.backward
     def failing(number, *given):
         if kv.rank == 1 and number == 1: raise MemoryError("too much")
@@ -136,7 +136,7 @@ def test_a_rank_that_ends_in_the_middle_of_a_pipeline_ends_the_job(monkeypatch, 
             JOB
             + f"""
     for step in range(3): trainer.step(*batch(step))
-    runner = trainer._stepper._runner
+    runner = trainer._exchange._runner
     backward = runner.backward
     def failing(number, *given):
         if kv.rank == 1 and number == 1:

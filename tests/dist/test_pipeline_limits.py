@@ -11,7 +11,7 @@ from graphkit.errors import InputError, UsageError
 from graphkit.ops import F
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
-from graphkit.train.partition import partition
+from graphkit.train.programs.partition import partition
 
 
 def graph_of(*order):

@@ -55,7 +55,7 @@ def waiting(trainers):
     """By parameter, the sum over the ranks of what waits."""
     found = {}
     for trainer in trainers:
-        for name, array in trainer._stepper._residuals().items():
+        for name, array in trainer._exchange.residuals().items():
             found[name] = found.get(name, 0) + array.astype(np.float64)
     return found
 
@@ -71,10 +71,10 @@ def test_a_run_goes_on_to_the_bit(on_ranks, tmp_path, monkeypatch, bucket, hosts
     for mine, expected in zip(found, whole, strict=True):
         for name, array in {**expected.net.params, **expected._stepper.slots}.items():
             np.testing.assert_array_equal({**mine.net.params, **mine._stepper.slots}[name], array)
-        left = expected._stepper._residuals()
-        assert list(mine._stepper._residuals()) == list(left)
+        left = expected._exchange.residuals()
+        assert list(mine._exchange.residuals()) == list(left)
         for name, array in left.items():
-            np.testing.assert_array_equal(mine._stepper._residuals()[name], array)
+            np.testing.assert_array_equal(mine._exchange.residuals()[name], array)
     saved = checkpoint.load(tmp_path).residuals
     assert [bool(part) for part in saved] == [not hosts or rank in [h[0] for h in hosts] for rank in range(4)]
     assert any(array.any() for part in saved for array in part.values())
@@ -130,7 +130,7 @@ def test_other_ranks_take_over_the_sum(on_ranks, tmp_path, monkeypatch, bucket, 
     assert found.keys() == expected.keys() == set(first[0].trained)
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-6 * np.abs(array).max())
-    shares = [{name: a.tobytes() for name, a in t._stepper._residuals().items()} for t in second]
+    shares = [{name: a.tobytes() for name, a in t._exchange.residuals().items()} for t in second]
     assert len({str(share) for share in shares if share}) == 1  # alike
     third = on_ranks(lambda store: trained(store, kind, range(4, 6), tmp_path), after[0], hosts=after[1])
     for name, array in third[0].net.params.items():
@@ -144,7 +144,7 @@ def test_a_checkpoint_before_the_first_step_and_one_right_after_a_resume(on_rank
         trained(store, "2bit:0.01", (), save=tmp_path / "start")
         trained(store, "2bit:0.01", range(3), save=tmp_path / "first")
         trained(store, "2bit:0.01", (), tmp_path / "first", save=tmp_path / "second")
-        return trained(store, "2bit:0.01", (), tmp_path / "start")._stepper._residuals()
+        return trained(store, "2bit:0.01", (), tmp_path / "start")._exchange.residuals()
 
     for left in on_ranks(work, 2):
         assert not any(array.any() for array in left.values())
@@ -214,7 +214,7 @@ def test_a_checkpoint_of_before_holds_none(on_ranks, tmp_path):
     assert manifest.pop("residuals") == []
     (tmp_path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     for trainer in on_ranks(lambda store: trained(store, "2bit:0.01", range(2, 3), tmp_path)):
-        assert any(array.any() for array in trainer._stepper._residuals().values())
+        assert any(array.any() for array in trainer._exchange.residuals().values())
 
 
 @pytest.mark.parametrize(("kind", "after"), covering(KINDS, [1, 3]))
@@ -229,12 +229,13 @@ def test_a_worker_of_servers_goes_on_to_the_bit(tmp_path, kind, after):
     run(1, range(3), save=tmp_path)
     found = run(after, range(3, 6), folder=tmp_path)
     for trainer in (whole, found):
-        trainer._stepper.settle()
+        with trainer._exchange.gathered():
+            pass
     for name, array in whole.net.params.items():
         np.testing.assert_array_equal(found.net.params[name], array)
-    left = whole._stepper._residuals()
+    left = whole._exchange.residuals()
     assert any(array.any() for array in left.values())
-    for name, array in found._stepper._residuals().items():
+    for name, array in found._exchange.residuals().items():
         np.testing.assert_array_equal(array, left[name])
 
 

@@ -13,7 +13,7 @@ import graphkit as gk
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.sums.slices import Slices
 from graphkit.errors import UsageError
-from graphkit.train.sharded import parts_of
+from graphkit.train.programs.sharded import parts_of
 
 BUCKETS = [1, 2000, 1 << 20]
 
@@ -128,7 +128,7 @@ def test_nothing_is_copied_to_lie_together(on_ranks, divide, bucket):
 
     def work(store):
         trainer, _ = trained(store, shard_optimizer=True)
-        return trainer._stepper.collectives.copied_bytes
+        return trainer._exchange.collectives.copied_bytes
 
     assert on_ranks(work) == [0, 0]
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_divided_is_refused(on_ranks):
 
 
 def test_every_element_has_one_owner():
-    from graphkit.train.shares import Buckets
+    from graphkit.train.programs.all_reduce import Buckets
 
     graph = net().graph
     values = [v for v in graph.inputs if v.role == "parameter"]

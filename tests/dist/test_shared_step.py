@@ -175,7 +175,7 @@ def test_gradients_of_a_bucket_lie_together(on_ranks, monkeypatch, limit):
     def work(store):
         trainer, _ = trained(store)
         stepper = trainer._stepper
-        groups = stepper.buckets.groups
+        groups = stepper.exchange.buckets.groups
         assert sorted(i for group in groups for i in group) == list(range(6))
         bytes_ = {name: trainer.net.params[name].nbytes for name in trainer.trained}
         held = [sum(bytes_[trainer.trained[i]] for i in group) for group in groups]
@@ -183,7 +183,7 @@ def test_gradients_of_a_bucket_lie_together(on_ranks, monkeypatch, limit):
         # What is left over is joined to the last one.
         assert all(total - size < limit for total, size in zip(held[:-1], last[:-1], strict=True))
         assert held[-1] >= min(limit / 2, sum(held))
-        return stepper.collectives.copied_bytes, stepper.collectives.waited_seconds, len(groups)
+        return stepper.exchange.collectives.copied_bytes, stepper.exchange.collectives.waited_seconds, len(groups)
 
     for copied, waited, count in on_ranks(work):
         assert copied == 0
@@ -198,7 +198,7 @@ def test_no_gradient_is_copied_in_networks_either(on_ranks, name):
     def work(store):
         trainer = gk.Trainer(build(), "softmax_cross_entropy", gk.optim.SGD(0.1), kvstore=store, threads=1)
         trainer.step(*data(4))
-        return trainer._stepper.collectives.copied_bytes
+        return trainer._exchange.collectives.copied_bytes
 
     assert on_ranks(work) == [0, 0]
 
@@ -286,7 +286,7 @@ JOB = """
     trainer = gk.Trainer(build(), "softmax_cross_entropy", gk.optim.SGD(0.05), kvstore=kv, threads=1, seed=0)
     for step in range({steps}):
         trainer.step(*(np.split(array, kv.num_workers, {axis})[kv.rank] for array in data(64, step)))
-    assert trainer._stepper.collectives.copied_bytes == 0
+    assert trainer._exchange.collectives.copied_bytes == 0
     if kv.rank == 0:
         np.savez({out!r}, **trainer.net.params)
 """

@@ -14,7 +14,7 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.passes.training.sync_batch_norm import chained, synchronise
-from graphkit.train.statistics import over_processes
+from graphkit.train.programs.statistics import over_processes
 
 
 def net(seed=1):
@@ -381,7 +381,7 @@ def test_a_network_of_residuals(on_ranks):
         np.testing.assert_allclose(seen, loss, rtol=1e-5)
         assert_same(trainer, whole)
         # The offsets of two that are added have one gradient, which goes to two places.
-        assert trainer._stepper.collectives.copied_bytes <= 2 * (128 + 256 + 512) * 4
+        assert trainer._exchange.collectives.copied_bytes <= 2 * (128 + 256 + 512) * 4
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------

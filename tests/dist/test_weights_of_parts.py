@@ -47,7 +47,7 @@ def trained(model, store=None, dtype="float32", loss=WEIGHTED, optimizer=None, *
 
 
 def assert_trained(found, whole, bound=1e-5):
-    for name in found._stepper.held:
+    for name in found._exchange.held:
         np.testing.assert_allclose(found.net.params[name], whole.net.params[name], rtol=bound, atol=bound)
 
 
@@ -94,7 +94,7 @@ def test_half_parameters_of_placed_models(on_ranks, kind):
 
     def work(store):
         _, trainer = trained(model, store, "float16", optimizer=adam, **options)
-        held = trainer._stepper.held
+        held = trainer._exchange.held
         assert_trained(trainer, whole, 2e-3)
         for name in held:
             found, expected = (t._stepper.slots[f"{name}/master"] for t in (trainer, whole))
@@ -112,5 +112,6 @@ def test_servers():
     losses, whole = trained(chain, accumulate=3)
     found, trainer = trained(chain, workers(1, 2)[0][0], accumulate=3)
     np.testing.assert_allclose(found, losses, rtol=1e-5)
-    trainer._stepper.settle()
+    with trainer._exchange.gathered():
+        pass
     assert_trained(trainer, whole)

@@ -10,7 +10,7 @@ import pytest
 from zoo_training import TRAINED, condition, feeds_of, label, loss_of
 
 import graphkit as gk
-from graphkit.train import loss_scale
+from graphkit.train.programs import loss_scale
 
 sys.path.append(str(Path(__file__).parents[1] / "executor" / "devices" / "cuda"))
 

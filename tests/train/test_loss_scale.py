@@ -10,7 +10,7 @@ from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Graph
 from graphkit.ops.evaluate import evaluate
-from graphkit.train import loss_scale
+from graphkit.train.programs import loss_scale
 
 
 def after(factor: float, since: int) -> list[float]:

@@ -9,7 +9,7 @@ import pytest
 import graphkit as gk
 from graphkit.errors import InputError, NotFinite, UsageError
 from graphkit.executor.run.program import Program
-from graphkit.train import step as steps
+from graphkit.train.programs import step as steps
 from graphkit.train.selection import ParameterSelection, select_parameters
 
 

@@ -17,7 +17,7 @@ from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
-from graphkit.train.step import STEP
+from graphkit.train.programs.step import STEP
 
 SHAPE = (32, 8)
 

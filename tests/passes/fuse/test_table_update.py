@@ -18,8 +18,8 @@ from graphkit.ops import F
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.pipeline import inference_passes
 from graphkit.train.losses import attach
+from graphkit.train.programs.step import UpdateRule, fused_step
 from graphkit.train.selection import ParameterSelection, select_parameters
-from graphkit.train.step import UpdateRule, fused_step
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": gk.optim.SGD(0.1, momentum=0.9, weight_decay=0.01),

@@ -12,7 +12,7 @@ from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Node, topological
 from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.training.recompute import recompute_marked, recompute_sqrt
-from graphkit.train.recomputation import prepared
+from graphkit.train.programs.recomputation import prepared
 
 RNG = np.random.default_rng(5)
 

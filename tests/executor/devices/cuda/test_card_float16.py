@@ -12,7 +12,7 @@ from together import together
 import graphkit as gk
 from graphkit.errors import NotFinite
 from graphkit.ir.types import TensorType
-from graphkit.train import loss_scale
+from graphkit.train.programs import loss_scale
 
 RNG = np.random.default_rng(0)
 X, T = (RNG.standard_normal((8, n)).astype(np.float32) for n in (6, 3))

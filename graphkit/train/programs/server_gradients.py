@@ -10,11 +10,10 @@ from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
-from graphkit.train import finite
-from graphkit.train.selection import TrainedParameter
-from graphkit.train.shares import cast_like
-from graphkit.train.sparse import Rows, lookups
-from graphkit.train.step import (
+from graphkit.train.programs import finite
+from graphkit.train.programs.all_reduce import cast_like
+from graphkit.train.programs.sparse import Rows, lookups
+from graphkit.train.programs.step import (
     GRADIENT,
     GRADIENT_SUM,
     ROWS,
@@ -26,7 +25,8 @@ from graphkit.train.step import (
     split_step,
     token_of,
 )
-from graphkit.train.weights import TOTAL_WEIGHT
+from graphkit.train.programs.weights import TOTAL_WEIGHT
+from graphkit.train.selection import TrainedParameter
 
 
 def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:

@@ -1,4 +1,4 @@
-"""Settings of a pipeline: which rank has which groups, and how batches are divided."""
+"""How a model and its batches are divided among ranks: the settings `groups`, `micro_batches` and `batch_axes`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.graph import Graph
-from graphkit.train.partition import NotAPipeline, Partition, partition
+from graphkit.train.programs.partition import NotAPipeline, Partition, partition
 
 
-class Pipeline:
-    """Which rank has what of a model, and what they send each other.
+class Division:
+    """Which rank has which groups of a model, and how batches are divided into micro-batches.
 
-    groups: the rank of each group. output: the one that metrics look at. axes: the axis of each input and target that
-    counts samples, 0 by default; None: every micro-batch gets all of it.
+    groups: the rank of each group. axes: the axis of each input and target that counts samples, 0 by default. With
+    None, every micro-batch gets the whole array. inputs: the names of the model's inputs.
     """
 
     def __init__(
@@ -35,8 +35,9 @@ class Pipeline:
         return partition(graph, self.groups, self.store.num_workers, like)
 
     def is_pipeline(self, graph: Graph) -> bool:
-        """Whether the ranks need values of earlier ones alone. Raises UsageError where they do not, and a pipeline is
-        asked for.
+        """Whether values flow from lower to higher ranks only.
+
+        Raises UsageError if they do not, but micro-batches need a pipeline.
         """
         try:
             self.parted(graph)
@@ -49,7 +50,7 @@ class Pipeline:
         return True
 
     def follow(self, data: Any) -> None:
-        """Take over the axes that a data set knows of its inputs."""
+        """Use the axes that a data set declares for its inputs, unless the user has set them."""
         if axes := getattr(data, "axes", {}):
             names = self.inputs if len(data.names) == len(self.inputs) == 1 else data.names
             self.axes = {
@@ -57,7 +58,7 @@ class Pipeline:
             } | self.axes
 
     def sliced(self, feeds: Mapping[str, Any], parts: Sequence[slice]) -> list[dict[str, Any]]:
-        """The feeds of each micro-batch."""
+        """Return the feeds of each micro-batch."""
         return [{name: self.slice(name, array, part) for name, array in feeds.items()} for part in parts]
 
     def slice(self, name: str, array: Any, part: slice) -> Any:
@@ -67,14 +68,14 @@ class Pipeline:
         return np.asarray(array)[(slice(None),) * axis + (part,)]
 
     def samples(self, feeds: Mapping[str, Any], size: int | None) -> int:
-        """How many samples the feeds have. Raises InputError where they differ in that."""
+        """Return the number of samples in the feeds. Raises InputError if arrays differ in it, or if it is 0."""
         found = {
             n: np.shape(a)[axis] for n, a in feeds.items() if np.ndim(a) and (axis := self.axes.get(n, 0)) is not None
         }
         if len(set(found.values())) > 1:
-            told = ", ".join(f"{n} has {count}" for n, count in found.items())
+            counts = ", ".join(f"{n} has {count}" for n, count in found.items())
             raise InputError(
-                f"arrays of one batch have different numbers of samples: {told}; batch_axes= sets the axis that "
+                f"arrays of one batch have different numbers of samples: {counts}; batch_axes= sets the axis that "
                 "counts them"
             )
         count = next(iter(found.values()), 0) if size is None else size
@@ -83,16 +84,21 @@ class Pipeline:
         return count
 
 
-def create(
+def division_of(
     groups: Mapping[str, int] | None,
     micro_batches: int,
     axes: Mapping[str, int | None] | None,
     store: KVStore | None,
     inputs: Sequence[str],
     refused: Mapping[str, bool],
-) -> Pipeline | None:
-    """The pipeline that a Trainer is asked for; None without groups. refused: options that do not go with one, and
-    whether they are given. Raises UsageError for these, and where there are no ranks for it.
+) -> Division | None:
+    """Return the Division of these settings of a Trainer, or None without groups.
+
+    Raises UsageError if the store has no ranks for it, or if other settings exclude it.
+
+    Args:
+        groups, micro_batches, axes, store, inputs: See `Division`.
+        refused: For each setting that excludes groups: whether the user has set it.
     """
     if not groups:
         if micro_batches != 1:
@@ -108,6 +114,6 @@ def create(
         )
     if store.is_remote:
         raise UsageError(f"Trainer: groups= and --place need the kvstore 'dist_sync', not {store.type!r}")
-    if given := [name for name, there in refused.items() if there]:
+    if given := [name for name, is_set in refused.items() if is_set]:
         raise UsageError(f"Trainer: groups= and --place cannot be combined with {', '.join(given)}")
-    return Pipeline(groups, micro_batches, axes or {}, store, inputs)
+    return Division(groups, micro_batches, axes or {}, store, inputs)

@@ -14,7 +14,7 @@ import numpy as np
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F
-from graphkit.train.sparse import Rows
+from graphkit.train.programs.sparse import Rows
 
 # The key of the sum of losses.
 LOSS = "loss"

@@ -15,7 +15,7 @@ from graphkit.ir import context
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
-from graphkit.train.shares import cast_like
+from graphkit.train.programs.all_reduce import cast_like
 
 NAME = "loss_scale"
 INTERVAL = 2000

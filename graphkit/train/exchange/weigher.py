@@ -9,7 +9,7 @@ from graphkit.errors import UsageError
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, topological
-from graphkit.train.weights import BATCH_WEIGHT
+from graphkit.train.programs.weights import BATCH_WEIGHT
 
 
 class Weigher:

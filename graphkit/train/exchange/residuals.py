@@ -14,6 +14,7 @@ from graphkit.errors import InvalidModel
 
 # By rank, vectors by the name of a parameter.
 ByRank = Sequence[Mapping[str, np.ndarray]]
+NONE: ByRank = ()
 
 
 def of_ranks(

@@ -13,11 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from graphkit.dist.sums.slices import Slices
+from graphkit.errors import UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
-from graphkit.train import finite
-from graphkit.train.shares import Buckets, bucket_key, cast_like
+from graphkit.train.optim import Optimizer
+from graphkit.train.programs import finite
+from graphkit.train.programs.all_reduce import Buckets, bucket_key, cast_like
 
 # Of the squares of all gradients' norms, and what is NaN if one is not finite.
 _NORM = "norm"
@@ -31,6 +33,15 @@ class Piece(NamedTuple):
     end: int
     weight: Value
     gradient: Value
+
+
+def check_elementwise(optimizer: Optimizer) -> None:
+    """Raise UsageError for an optimizer that needs whole parameters, whose states cannot be sharded."""
+    if not optimizer.elementwise:
+        raise UsageError(
+            f"shard_optimizer: {optimizer.kind} needs norms of whole parameters, but each process updates only parts "
+            "of them"
+        )
 
 
 def parts_of(values: Sequence[Value], buckets: Buckets, rank: int) -> Iterator[tuple[int, int, int]]:

@@ -12,13 +12,13 @@ from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.passes.training.recompute import is_marked
-from graphkit.train import recomputation
-from graphkit.train import step as steps
-from graphkit.train.partition import Partition
+from graphkit.train.programs import recomputation
+from graphkit.train.programs import step as steps
+from graphkit.train.programs.all_reduce import cast_like
+from graphkit.train.programs.partition import Partition
+from graphkit.train.programs.weights import BATCH_WEIGHT
 from graphkit.train.selection import TrainedParameter
-from graphkit.train.shares import cast_like
 from graphkit.train.states import widened
-from graphkit.train.weights import BATCH_WEIGHT
 
 _STORED = ("parameter", "state")
 

@@ -10,9 +10,9 @@ import numpy as np
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.wire.transfers import Arrival, Kind
 from graphkit.executor.run.session import Executor
-from graphkit.train.partition import Partition
-from graphkit.train.stage_programs import LOSS_GRADIENT, Port, Stage
-from graphkit.train.weights import BATCH_WEIGHT
+from graphkit.train.programs.partition import Partition
+from graphkit.train.programs.stages import LOSS_GRADIENT, Port, Stage
+from graphkit.train.programs.weights import BATCH_WEIGHT
 
 # Lanes of messages.
 _FORWARD, _BACKWARD = 0, 1

@@ -21,14 +21,15 @@ from graphkit.ops import F
 from graphkit.ops.internal.moments import AllReduceMoments
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.sync_batch_norm import chained
-from graphkit.train import finite, loss_scale, sharded, shares, states
+from graphkit.train import states
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
+from graphkit.train.programs import all_reduce, finite, loss_scale, sharded
+from graphkit.train.programs.all_reduce import Buckets, cast_like
+from graphkit.train.programs.sparse import Rows, lookups
+from graphkit.train.programs.statistics import Absence, absence
+from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT, weight_of
 from graphkit.train.selection import TrainedParameter
-from graphkit.train.shares import Buckets, cast_like
-from graphkit.train.sparse import Rows, lookups
-from graphkit.train.statistics import Absence, absence
-from graphkit.train.weights import BATCH_WEIGHT, TOTAL_WEIGHT, weight_of
 
 LEARNING_RATE = "learning_rate"
 STEP = "optimizer_step"
@@ -209,11 +210,11 @@ def split_step(
     sums = [gradient_sum(t) for t in trained]
     outputs, names, known = list(graph.outputs), list(graph.output_names), graph.outputs[0]
     if buckets is not None:
-        known, total = shares.mean_loss(graph.outputs[0], weight)
+        known, total = all_reduce.mean_loss(graph.outputs[0], weight)
         outputs, names = [known, *outputs[1:], total], [*names, TOTAL_WEIGHT]
     token = None if rule.on_nonfinite == "ignore" else known
     if token is None and buckets is not None:
-        token = shares.zero_after(total)
+        token = all_reduce.zero_after(total)
     wanted = [t.value for t in trained]
     added, token = _added(graph.outputs[0], wanted, sums, weight, token, rule.scale, shared=buckets is not None)
     updates = [*guarded_updates(graph, token), *added]
@@ -310,7 +311,7 @@ def shared_step(
     table, which has no rows then, `<parameter>/rows` too. The last output of both is the weight of all processes.
     """
     weight, fed = weight_of(graph)
-    loss, total = shares.mean_loss(graph.outputs[0], weight)
+    loss, total = all_reduce.mean_loss(graph.outputs[0], weight)
     weighted = F.mul(graph.outputs[0], cast_like(weight, graph.outputs[0]))
     parts = gradients_of(graph, weighted, trained, rule)
     inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
@@ -327,7 +328,7 @@ def _idle(
 ) -> Graph:
     """The step of a process without samples."""
     pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
-    loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
+    loss, total = all_reduce.mean_of(absent.before(pair), graph.outputs[0].dtype)
     fed = _nothing(trained)
     parts = _parts(trained, absent.after_sums(fed, total))
     inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
@@ -348,9 +349,9 @@ def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule, alone: bool = 
     if absent.last is None and not alone:
         return None
     pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
-    loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
+    loss, total = all_reduce.mean_of(absent.before(pair), graph.outputs[0].dtype)
     (total,) = absent.after_sums([total], total)
-    token = shares.zero_after(total) if rule.on_nonfinite == "ignore" else F.control_dependency(loss, total)
+    token = all_reduce.zero_after(total) if rule.on_nonfinite == "ignore" else F.control_dependency(loss, total)
     statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
     return Graph(
         [pair, *absent.inputs, *absent.states], [loss, total], statistics, f"{graph.name}_idle",
@@ -387,10 +388,10 @@ def _shared_updates(
     """New inputs and updates from this process's parts of the gradients; what has to be finite, behind all sums."""
     if buckets.place is not None:
         return _sharded_updates(trained, rule, parts, loss, total, buckets)
-    means, done = shares.means(parts, total, buckets)
+    means, done = all_reduce.means(parts, total, buckets)
     token = token_of(loss, means, rule)
     if token is None and loss is not None:
-        token = shares.zero_after(total)
+        token = all_reduce.zero_after(total)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
             token = F.control_dependency(token, sums)
@@ -418,7 +419,7 @@ def _sharded_updates(
         if rule.clip_norm is not None:
             gradients = _clipped(gradients, F.sqrt(squares), rule.clip_norm)
     if token is None and loss is not None:
-        token = shares.zero_after(total)
+        token = all_reduce.zero_after(total)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
             token = F.control_dependency(token, sums)

@@ -1,0 +1,183 @@
+"""Steps of ranks that all have the whole model: their programs all-reduce losses and gradients while they run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist.kvstore import KVStore
+from graphkit.dist.sums.buckets import Flight
+from graphkit.errors import NotFinite, UsageError
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph
+from graphkit.ops.internal.moments import AllReduce as AllReduceOp
+from graphkit.ops.internal.moments import AllReduceMoments
+from graphkit.train.exchange import residuals
+from graphkit.train.exchange.exchange import Gathered, StepSpec
+from graphkit.train.exchange.gather import gather
+from graphkit.train.exchange.local import NoExchange, loss_clause, samples_of
+from graphkit.train.programs import all_reduce, finite, sharded
+from graphkit.train.programs import step as steps
+from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT
+
+
+class AllReduce(NoExchange):
+    """An Exchange that all-reduces losses and gradients, in buckets, while the backward pass runs.
+
+    shard: Each rank stores the optimizer states of a slice of each bucket, and updates that slice.
+    """
+
+    def __init__(self, spec: StepSpec, kvstore: KVStore, shard: bool):
+        self._kvstore = kvstore
+        if shard:
+            _check_sharded(spec, kvstore.compresses)
+        ordered, device = spec.options["deterministic"], spec.options["device"]
+        # The bits of a sum over more than two ranks may depend on what it is summed with.
+        limit = kvstore.bucket_bytes(fixed=ordered)
+        dense = {i: t.value for i, t in enumerate(spec.trained) if not t.lazy}
+        place = (kvstore.rank, kvstore.num_workers) if shard else None
+        self.buckets = all_reduce.make_buckets(spec.graph, dense, limit, kvstore.compresses, place)
+        self.collectives = kvstore.collectives(ordered, device, _host_reason(spec, kvstore, ordered))
+        self.collectives.stamped = all_reduce.LOSS
+        # The program of a rank without samples, and its executor.
+        self.idle_program: Graph | None = None
+        self._idle_executor: Executor | None = None
+        super().__init__(spec)
+
+    def _create_programs(self) -> list[Graph]:
+        spec = self.spec
+        self._options |= {"collectives": self.collectives, "rng_stride": self._kvstore.num_workers}
+        if spec.accumulate > 1:
+            programs = steps.split_step(spec.graph, spec.trained, spec.rule, self.buckets)
+            on_device = self.collectives.on_device is not None
+            self.idle_program = steps.split_idle(spec.graph, programs[0], spec.rule, on_device)
+            return list(programs)
+        program, self.idle_program = steps.shared_step(spec.graph, spec.trained, spec.rule, self.buckets)
+        return [program]
+
+    # --- one batch -------------------------------------------------------------------------------
+
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+        if samples_of(feeds, size):
+            return super().run(feeds, size, rate, waiting)
+        # There are fewer samples than ranks. This rank takes part in all sums, and its generator of random numbers
+        # advances as in ranks with samples, because a checkpoint stores one position for all.
+        results = self._run_idle(rate) if self.spec.accumulate == 1 else self._accumulate_idle()
+        self.executors[0].advance()
+        return results
+
+    def _feed(self, feeds: dict[str, Any], size: int | None, rate: float) -> None:
+        if self._needs_samples:
+            feeds[BATCH_WEIGHT] = np.float32(samples_of(feeds, size))
+        if self.spec.accumulate == 1:
+            feeds[steps.LEARNING_RATE] = np.float32(rate)
+
+    def _run_idle(self, rate: float | None) -> dict[str, Any]:
+        """Run the program of a rank without samples: its gradients are 0. rate: if the program updates."""
+        assert self.idle_program is not None, "created with the programs"
+        if self._idle_executor is None:
+            self._idle_executor = Executor(self.idle_program, self.store, **self._options)
+        types = {self.idle_program.name_of(v): v.tensor for v in self.idle_program.inputs if v.role == "data"}
+        feeds: dict[str, Any] = {name: np.zeros(t.static_shape, t.dtype.numpy) for name, t in types.items()}
+        if rate is not None:
+            feeds[steps.LEARNING_RATE] = np.float32(rate)
+        return self._idle_executor.run(feeds)
+
+    def _accumulate_idle(self) -> dict[str, Any]:
+        """Take part in the sums of losses and statistics. Raises NotFinite if ranks with samples do."""
+        if self.idle_program is not None:
+            results = self._run_idle(None)
+        else:
+            pair = np.zeros(2)
+            self.collectives.start(all_reduce.LOSS, [pair], 0)
+            self.collectives.wait([all_reduce.LOSS])
+            results = {self._loss: np.asarray(np.float32(pair[0] / pair[1])), TOTAL_WEIGHT: pair[1]}
+        loss = results[self._loss]
+        if self.spec.rule.on_nonfinite != "ignore" and not np.isfinite(loss):
+            raise NotFinite(str(loss))
+        return results
+
+    def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
+        return loss_clause(error), finite.origin(self.programs[0], self.store, feeds, rng, others=True)
+
+    # --- states ----------------------------------------------------------------------------------
+
+    def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if self.buckets.place is None:
+            return dict(arrays)
+        values = {t.name: t.value for t in self.spec.trained}
+        return sharded.own_slots(values, self._optimizer_types(), self.buckets, arrays)
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[Gathered | None]:
+        first, of_ranks = self._kvstore.rank == 0, partial(gather, self._kvstore)
+        left = residuals.of_ranks(self.trained, self.residuals(), of_ranks, first) if self.compressing else ()
+        states: Mapping[str, np.ndarray] = self.slots
+        if self.buckets.place is not None:
+            states = {**self.slots, **sharded.whole_slots(self._optimizer_types(), self.slots, of_ranks, first)}
+        yield Gathered(states, left) if first else None
+
+    @property
+    def compressing(self) -> Sequence[int]:
+        return self._kvstore.compressing if self._kvstore.compresses else ()
+
+    def residuals(self) -> dict[str, np.ndarray]:
+        found = self.collectives.residuals()
+        keys = {all_reduce.bucket_key(number): group for number, group in enumerate(self.buckets.groups)}
+        return {
+            self.trained[i]: left
+            for key, group in keys.items()
+            for i, left in zip(group, found.get(key, ()), strict=key in found)
+        }
+
+    def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
+        if self._kvstore.rank not in self.compressing:
+            return
+        names = [[self.trained[i] for i in group] for group in self.buckets.groups]
+        self.collectives.restore(
+            {
+                all_reduce.bucket_key(number): [residuals[name] for name in group]
+                for number, group in enumerate(names)
+                if all(name in residuals for name in group)
+            }
+        )
+
+    # --- facts -----------------------------------------------------------------------------------
+
+    @property
+    def flights(self) -> Sequence[Flight]:
+        return tuple(self.collectives.flights)
+
+    @property
+    def waited_seconds(self) -> float:
+        return self.collectives.waited_seconds
+
+
+def _host_reason(spec: StepSpec, kvstore: KVStore, ordered: bool) -> str:
+    """Why GPUs cannot sum among themselves, so that the host does; "" if they can. The same in all ranks."""
+    if kvstore.compresses:
+        return "gradients are compressed on the CPU (compression)"
+    if any(t.lazy for t in spec.trained):
+        return "rows of tables are summed on the CPU (lazy)"
+    if any(isinstance(node.op, (AllReduceMoments, AllReduceOp)) for node in spec.graph.nodes):
+        return "statistics of all samples are merged on the CPU (sync_batch_norm)"
+    # Two summands have the same sum in either order.
+    if ordered and kvstore.num_workers > 2:
+        return "GPUs cannot sum in the order of more than two ranks (deterministic)"
+    return ""
+
+
+def _check_sharded(spec: StepSpec, compresses: bool) -> None:
+    """Raise UsageError if the optimizer states of this step cannot be sharded."""
+    sharded.check_elementwise(spec.rule.optimizer)
+    if lazy := [t.name for t in spec.trained if t.lazy]:
+        raise UsageError(
+            "shard_optimizer (--shard-optimizer) cannot be combined with row-sparse updates (lazy=, "
+            f"--sparse-update) of {', '.join(lazy)}"
+        )
+    if compresses:
+        raise UsageError("shard_optimizer cannot be combined with gradient compression")

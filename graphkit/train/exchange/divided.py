@@ -1,0 +1,236 @@
+"""The base of Exchanges that divide a model among ranks. Each rank stores the parameters and slots of its groups."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist.sums.buckets import Flight
+from graphkit.dist.wire.transfers import Kind
+from graphkit.errors import InputError, NotFinite, UsageError, did_you_mean
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.run.params import JointStore, ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.passes.core.bind import match_shapes
+from graphkit.train.average import AVERAGE
+from graphkit.train.exchange.division import Division
+from graphkit.train.exchange.exchange import Gathered, StepSpec
+from graphkit.train.exchange.gather import gather
+from graphkit.train.metrics import Metric, value_of
+from graphkit.train.programs import step as steps
+from graphkit.train.states import kinds, precise, start
+
+# The lane of messages that gather parameters.
+GATHER = 2
+
+
+class DividedModel:
+    """Base of the Exchanges of ranks that each have only a part of the model.
+
+    A subclass sets `programs`, `executors` and `store`, and runs batches.
+
+    Args:
+        spec: The step of the whole model. The parameters of other ranks are released.
+        division: Which rank has which groups.
+        owners: The rank of each parameter and state, by name.
+        output_rank: The rank that computes the output that metrics use.
+    """
+
+    programs: list[Graph]
+    executors: list[Executor]
+    store: JointStore
+
+    sets_rates = True
+    counts_every_step = False
+    divides_model = True
+    compressing: Sequence[int] = ()
+    # Ranks wait for each other by design, so neither is measured.
+    waited_seconds = 0.0
+    flights: Sequence[Flight] = ()
+
+    def __init__(self, spec: StepSpec, division: Division, owners: Mapping[str, int], output_rank: int):
+        self.spec, self.division = spec, division
+        self.trained = tuple(t.name for t in spec.trained)
+        self.owners, self.output_rank = dict(owners), output_rank
+        self._ranks, self._params, self._rule = division.store, spec.params, spec.rule
+        self._own = [t for t in spec.trained if self.owners[t.name] == self._ranks.rank]
+        self._loss = spec.graph.output_names[0]
+        self._receive_initial_values()
+        self.slots = self._initial_slots()
+
+    def _receive_initial_values(self) -> None:
+        """Take over rank 0's values, one by one. Those of other ranks are released at once."""
+        for name in list(self._params):
+            array = self._ranks.broadcast(name, self._params[name])
+            if self.keeps(name):
+                self._params[name] = array
+            else:
+                self._params.release(name, self._owner_clause(name))
+
+    def _initial_slots(self) -> ParamStore:
+        """The slots of all parameters by name, with arrays for those of this rank."""
+        types: dict[str, TensorType] = {steps.STEP: TensorType(DType.INT64, ())}
+        arrays: dict[str, np.ndarray] = {steps.STEP: np.zeros((), np.int64)}
+        optimizer = self._rule.optimizer
+        for parameter in self.spec.trained:
+            kind = parameter.value.tensor
+            types |= {f"{parameter.name}/{slot}": found for slot, found in kinds(optimizer, kind).items()}
+            if self._rule.ema is not None:
+                types[f"{parameter.name}/{AVERAGE}"] = precise(kind)
+        for parameter in self._own:
+            kind = parameter.value.tensor
+            for slot, found in kinds(optimizer, kind).items():
+                filled = np.full(found.static_shape, start(optimizer, slot), found.dtype.numpy)
+                arrays[f"{parameter.name}/{slot}"] = filled
+            if self._rule.ema is not None:
+                average = np.asarray(self._params[parameter.name], precise(kind).dtype.numpy)
+                arrays[f"{parameter.name}/{AVERAGE}"] = average
+        return ParamStore(types, arrays)
+
+    # --- which rank has which arrays -------------------------------------------------------------
+
+    def _rank_of(self, name: str) -> int | None:
+        """The rank that has a parameter, a state, or a slot of one. None: all ranks have it."""
+        if name in self.owners:
+            return self.owners[name]
+        return self.owners.get(name.rpartition("/")[0], None if name == steps.STEP else 0)
+
+    def _owner_clause(self, name: str) -> str:
+        rank = self._rank_of(name)
+        assert rank is not None, "only arrays of other ranks are released"
+        return f"rank {rank}, which computes with it"
+
+    @property
+    def held(self) -> Sequence[str]:
+        return tuple(name for name in self.trained if self._params.holds(name))
+
+    def keeps(self, name: str) -> bool:
+        return self._rank_of(name) in (None, self._ranks.rank)
+
+    def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(arrays)
+
+    def _store_of(self, name: str) -> ParamStore:
+        return self._params if name in self._params else self.slots
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[Gathered | None]:
+        names = [n for n in (*self._params, *self.slots) if self._rank_of(n) is not None]
+        self._ranks.meet("gather of placed parameters")
+        here, messages = self._ranks.rank == 0, self._ranks.messages
+        received = []
+        for name in names:
+            owner, store = self._rank_of(name), self._store_of(name)
+            assert owner is not None, "all of `names` have one"
+            if here and owner != 0:
+                arrival = messages.expect(owner, [kind_of(store, name)], GATHER)
+                store.commit(name, messages.receive(arrival, f"the values of parameter {name!r}")[0])
+                received.append(name)
+            elif owner == self._ranks.rank and not here:
+                messages.send(0, [store[name]], GATHER)
+        messages.settle()
+        try:
+            yield Gathered(self.slots, ()) if here else None
+        finally:
+            for name in received:
+                self._store_of(name).release(name, self._owner_clause(name))
+
+    def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        return [gather(self._ranks, mine)[self.output_rank]]
+
+    # --- one batch -------------------------------------------------------------------------------
+
+    def read(self, outputs: bool) -> None:
+        """Outputs stay on the rank that computes them, whether they are read or not."""
+
+    def send_ahead(self, feeds: Mapping[str, Any]) -> None:
+        """A rank gets parts of a batch, which are sent when it runs."""
+
+    def update(self, total: float, rate: float) -> None:
+        raise AssertionError("with groups, each batch has its update")
+
+    def after_step(self, updates: int) -> None:
+        """Ranks exchange values within a step."""
+
+    def _check(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Raise InputError for a micro-batch that does not fit the graph. All ranks raise it."""
+        graph = self.spec.graph
+        types = {graph.name_of(v): v.tensor for v in graph.inputs if v.role == "data"}
+        for name in batch:
+            if name not in types:
+                raise InputError(f"no input {name!r}{did_you_mean(name, types)}")
+        if missing := [f"{name!r} ({kind})" for name, kind in types.items() if name not in batch]:
+            raise InputError(f"input not given: {', '.join(missing)}")
+        match_shapes([(name, kind, kind.with_shape(batch[name].shape)) for name, kind in types.items()])
+
+    @contextlib.contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """Context of a step: if one rank fails, the others are told, because they may wait for it.
+
+        All ranks find NotFinite by themselves.
+        """
+        try:
+            yield
+        except NotFinite:
+            raise
+        except BaseException as error:
+            self._abandon()
+            self._ranks.messages.fail(error, f"in the step of update {int(self.slots[steps.STEP]) + 1}")
+            raise
+
+    def _abandon(self) -> None:
+        """Drop what a failed step has left."""
+
+    # --- many steps ------------------------------------------------------------------------------
+
+    def synchronise(self) -> None:
+        """Each parameter is in one place."""
+
+    def publish(self) -> None:
+        """There is no other copy."""
+
+    def residuals(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
+        """Nothing is compressed."""
+
+    @property
+    def _measures(self) -> bool:
+        """Whether this rank computes the output that metrics use."""
+        return self._ranks.rank == self.output_rank
+
+    def values(self, measured: Sequence[Metric]) -> dict[str, float]:
+        names = [metric.name for metric in measured]
+        known = [value_of(metric) if self._measures else 0.0 for metric in measured]
+        found = self._ranks.broadcast(f"metrics {', '.join(names)}", np.array(known, np.float64), self.output_rank)
+        return dict(zip(names, found.tolist(), strict=True))
+
+    # --- facts -----------------------------------------------------------------------------------
+
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        return self.executors[0].specialise(shapes)
+
+    def optimizer_state_bytes(self, processes: int) -> int:
+        if processes > 1:
+            raise UsageError(
+                "optimizer_state_bytes: ranks with groups= have their own optimizer states and do not share them"
+            )
+        optimizer = self._rule.optimizer
+        return sum(kind.nbytes for t in self._own for kind in kinds(optimizer, t.value.tensor).values())
+
+
+def kind_of(store: ParamStore, name: str) -> Kind:
+    """Return the kind of a message with an array of the store."""
+    kind = store.type_of(name)
+    return Kind(kind.dtype.numpy, len(kind.static_shape))
+
+
+def output_of(graph: Graph, name: str) -> Value:
+    """Return the output of a graph by its name."""
+    return graph.outputs[graph.output_names.index(name)]

@@ -1,0 +1,189 @@
+"""The interface between a Stepper and the ranks that train together, and the parts that a step is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from graphkit.dist.sums.buckets import Flight
+from graphkit.errors import NotFinite
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.run.params import JointStore, ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph
+from graphkit.train.exchange.residuals import ByRank
+from graphkit.train.metrics import Metric
+from graphkit.train.programs.recomputation import Recompute
+from graphkit.train.programs.step import UpdateRule
+from graphkit.train.selection import TrainedParameter
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """What a training step computes.
+
+    graph: the loss is its first output, and the outputs of the model follow. output: the model's output that metrics
+    use. accumulate: batches whose gradients are averaged for one update. options: settings of the executors.
+    """
+
+    graph: Graph
+    trained: Sequence[TrainedParameter]
+    rule: UpdateRule
+    params: ParamStore
+    output: str
+    options: Mapping[str, Any]
+    accumulate: int = 1
+    recompute: Recompute | None = None
+    swap_memory: bool = False
+
+
+class Gathered(NamedTuple):
+    """The states that a checkpoint stores besides the parameters. residuals: those of gradient compression, by rank."""
+
+    states: Mapping[str, np.ndarray]
+    residuals: ByRank
+
+
+class Inference(Protocol):
+    """The inference graph of a model, as the ranks that train it run it."""
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Names of the outputs. The first one is the loss if the graph has one."""
+
+    def session(self) -> AbstractContextManager[None]:
+        """Context around the runs of an evaluation. If the model is divided among ranks, every rank must enter it."""
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs by name. If the model is divided among ranks, only those that this rank computes."""
+
+
+class Exchange(Protocol):
+    """Builds the programs of a training step, and runs them together with the other ranks.
+
+    "Collective" means that every rank must make the call.
+    """
+
+    # Names of the trained parameters; the programs of a step and their executors. The first one runs on each batch.
+    trained: tuple[str, ...]
+    programs: list[Graph]
+    executors: list[Executor]
+    # States of the optimizer, of accumulation and of moving averages.
+    slots: ParamStore
+    # Parameters and slots.
+    store: JointStore
+
+    @property
+    def sets_rates(self) -> bool:
+        """Whether updates use the learning rate that `run` and `update` get."""
+
+    @property
+    def counts_every_step(self) -> bool:
+        """Whether skipped updates and batches without samples count as updates, so that all ranks count alike."""
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether each rank stores only a part of the parameters."""
+
+    # --- one batch -------------------------------------------------------------------------------
+
+    def read(self, outputs: bool) -> None:
+        """Set whether `run` returns the outputs of the model. If not, a device may leave them in its own memory."""
+
+    def send_ahead(self, feeds: Mapping[str, Any]) -> None:
+        """Begin to copy the arrays of a later batch to the device. Any thread may call it."""
+
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+        """Run forward and backward on a batch, and the update unless gradients are accumulated. Return the outputs.
+
+        The result has no loss if this rank has no samples and does not learn the loss from the others.
+
+        Args:
+            feeds: Inputs and targets by name. Entries may be added.
+            size: Number of samples, or None for the length of the first array.
+            rate: Learning rate of the update.
+            waiting: Number of batches of the same update that were already accumulated.
+
+        Raises:
+            NotFinite: The loss is NaN or infinite (or a gradient, if the rule looks at gradients). No parameter, slot
+                or running statistic has changed.
+        """
+
+    def update(self, total: float, rate: float) -> None:
+        """Update by the accumulated gradients, whose batches have the weight `total`, and reset their sums."""
+
+    def after_step(self, updates: int) -> None:
+        """Called after each step with an update. updates: their number so far."""
+
+    def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
+        """Return two clauses for the message of a failed step: what is not finite, and where it comes from.
+
+        feeds, rng: the batch, and (seed, step) of random numbers before it.
+        """
+
+    # --- many steps ------------------------------------------------------------------------------
+
+    def synchronise(self) -> None:
+        """Continue all ranks from the same parameters, at the end of an epoch. Collective."""
+
+    def publish(self) -> None:
+        """Send parameters and states that were set from outside to all other copies of them. Collective."""
+
+    def values(self, measured: Sequence[Metric]) -> dict[str, float]:
+        """Return the values of metrics by name. Collective if the model is divided among ranks."""
+
+    def compared(
+        self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
+    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        """Yield pairs (output, target) for metrics from the results of a step. target: name and array."""
+
+    def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """Return the states of an incomplete epoch that a checkpoint stores, given those of this rank."""
+
+    def inference(self, graph: Graph) -> Inference:
+        """Return the inference graph `graph` as this rank runs it."""
+
+    # --- states ----------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> Sequence[str]:
+        """Names of the trained parameters whose values this rank has."""
+
+    def keeps(self, name: str) -> bool:
+        """Whether this rank stores the parameter or slot `name` between steps."""
+
+    def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the parts of the arrays of a checkpoint that this rank stores."""
+
+    def gathered(self) -> AbstractContextManager[Gathered | None]:
+        """Context in which rank 0 has all parameters and gets all states; other ranks get None. Collective."""
+
+    @property
+    def compressing(self) -> Sequence[int]:
+        """The ranks that send compressed gradients."""
+
+    def residuals(self) -> dict[str, np.ndarray]:
+        """Return this rank's residuals of gradient compression, by parameter."""
+
+    def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
+        """Set this rank's residuals; they are added to its next gradients. residuals: of all float32 parameters."""
+
+    # --- facts -----------------------------------------------------------------------------------
+
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        """Return the memory plan of the first program for inputs of these shapes."""
+
+    def optimizer_state_bytes(self, processes: int) -> int:
+        """Return the bytes of optimizer state in one rank; the largest of them if `processes` ranks share it."""
+
+    @property
+    def flights(self) -> Sequence[Flight]:
+        """The latest transfers between ranks, for traces."""
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that steps spent waiting for other ranks."""

@@ -1,0 +1,246 @@
+"""Steps of a process that has the whole model: one fused program, or one that accumulates and one that updates."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist.store import FIXED_BUCKET
+from graphkit.dist.sums.buckets import Flight
+from graphkit.errors import NotFinite
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.run.params import JointStore, ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph
+from graphkit.ir.types import TensorType
+from graphkit.passes.training.swap import mark_forward
+from graphkit.train.average import AVERAGE
+from graphkit.train.exchange.exchange import Gathered, StepSpec
+from graphkit.train.metrics import Metric, value_of
+from graphkit.train.programs import all_reduce, finite, loss_scale, recomputation, sharded
+from graphkit.train.programs import step as steps
+from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT
+from graphkit.train.states import kinds
+
+
+class NoExchange:
+    """The Exchange of a process that trains alone, and the base of those whose ranks all have the whole model."""
+
+    sets_rates = True
+    counts_every_step = False
+    divides_model = False
+
+    def __init__(self, spec: StepSpec):
+        self.spec = spec
+        self.trained = tuple(t.name for t in spec.trained)
+        self._options = dict(spec.options)
+        self._loss = spec.graph.output_names[0]
+        self._outputs = tuple(name for name in spec.graph.output_names[1:] if name != BATCH_WEIGHT)
+        self._unread: tuple[str, ...] = ()
+        # Whether a program needs the number of samples: it knows no other weight of a batch.
+        self._needs_samples = BATCH_WEIGHT not in spec.graph.output_names
+        # How much memory a step may use, until the shapes of a batch are known; a number also limits larger batches.
+        self._recompute = spec.recompute
+        self._fitted: Mapping[str, Sequence[int]] = {}
+        self.programs = self._create_programs()
+        if spec.swap_memory:
+            self.programs[0] = mark_forward(self.programs[0])
+        self.programs[0] = self._unfitted = recomputation.marked(self.programs[0], spec.options["device"])
+        self.slots = self._initial_slots()
+        self.store = JointStore([spec.params, self.slots])
+        self.executors = [Executor(program, self.store, **self._options) for program in self.programs]
+
+    def _create_programs(self) -> list[Graph]:
+        spec = self.spec
+        if spec.accumulate > 1:
+            return list(steps.split_step(spec.graph, spec.trained, spec.rule))
+        return [steps.fused_step(spec.graph, spec.trained, spec.rule)]
+
+    def _slot_types(self) -> dict[str, TensorType]:
+        """The states that a checkpoint stores besides the model's."""
+        return {
+            program.name_of(v): v.tensor
+            for program in self.programs
+            for v in program.inputs
+            if v.role == "state" and program.name_of(v) not in self.spec.params
+        }
+
+    def _initial_slots(self) -> ParamStore:
+        types, rule = self._slot_types(), self.spec.rule
+        optimizer = rule.optimizer
+        starts = {f"{name}/{slot}": optimizer.start(slot) for name in self.trained for slot in optimizer.slots}
+        arrays = {n: np.full(t.static_shape, starts.get(n, 0), t.dtype.numpy) for n, t in types.items()}
+        if rule.scale is not None:
+            arrays[loss_scale.NAME] = loss_scale.start()
+        if rule.ema is not None:
+            averages = [f"{name}/{AVERAGE}" for name in self.trained]
+            pairs = zip(averages, self.trained, strict=True)
+            arrays |= {key: np.asarray(self.spec.params[name], types[key].dtype.numpy) for key, name in pairs}
+        return ParamStore(types, arrays)
+
+    # --- one batch -------------------------------------------------------------------------------
+
+    def read(self, outputs: bool) -> None:
+        self._unread = () if outputs else self._outputs
+
+    def send_ahead(self, feeds: Mapping[str, Any]) -> None:
+        self.executors[0].send_ahead(feeds)
+
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+        if self._recompute is not None:
+            self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
+        self._feed(feeds, size, rate)
+        return self.executors[0].run(feeds, discard=self._unread)
+
+    def _feed(self, feeds: dict[str, Any], size: int | None, rate: float) -> None:
+        """Add the inputs of the first program besides the batch."""
+        if self.spec.accumulate == 1:
+            feeds[steps.LEARNING_RATE] = np.float32(rate)
+        elif self._needs_samples:
+            feeds[BATCH_WEIGHT] = np.float32(samples_of(feeds, size))
+
+    def update(self, total: float, rate: float) -> None:
+        self.executors[1].run({TOTAL_WEIGHT: np.float32(total), steps.LEARNING_RATE: np.float32(rate)})
+
+    def after_step(self, updates: int) -> None:
+        """Nothing is exchanged."""
+
+    def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
+        return loss_clause(error), finite.origin(self.programs[0], self.store, feeds, rng)
+
+    # --- many steps ------------------------------------------------------------------------------
+
+    def synchronise(self) -> None:
+        """Nothing is exchanged."""
+
+    def publish(self) -> None:
+        """There is no other copy."""
+
+    def values(self, measured: Sequence[Metric]) -> dict[str, float]:
+        return {m.name: value_of(m) for m in measured}
+
+    def compared(
+        self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
+    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        return [(results[output], target[1])]
+
+    def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        return [mine]
+
+    def inference(self, graph: Graph) -> LocalInference:
+        return LocalInference(graph, self.spec.params, self.spec.options)
+
+    # --- states ----------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> Sequence[str]:
+        return self.trained
+
+    def keeps(self, name: str) -> bool:
+        return True
+
+    def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(arrays)
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[Gathered | None]:
+        yield Gathered(self.slots, ())
+
+    @property
+    def compressing(self) -> Sequence[int]:
+        return ()
+
+    def residuals(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
+        """Nothing is compressed."""
+
+    # --- facts -----------------------------------------------------------------------------------
+
+    @property
+    def flights(self) -> Sequence[Flight]:
+        return ()
+
+    @property
+    def waited_seconds(self) -> float:
+        return 0.0
+
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        self._fit_memory(shapes)
+        return self.executors[0].specialise(shapes)
+
+    def optimizer_state_bytes(self, processes: int) -> int:
+        values = [t.value for t in self.spec.trained]
+        each = [[kind.dtype.itemsize for kind in slots.values()] for slots in self._optimizer_types().values()]
+        if processes == 1:
+            return sum(sum(sizes) * math.prod(v.tensor.static_shape) for sizes, v in zip(each, values, strict=True))
+        sharded.check_elementwise(self.spec.rule.optimizer)
+        place = (0, processes)
+        buckets = all_reduce.make_buckets(self.programs[0], dict(enumerate(values)), FIXED_BUCKET, False, place)
+        return max(
+            sum((end - begin) * sum(each[i]) for i, begin, end in sharded.parts_of(values, buckets, rank))
+            for rank in range(processes)
+        )
+
+    def _optimizer_types(self) -> dict[str, dict[str, TensorType]]:
+        """The types of the optimizer's slots of each parameter, before they are sharded."""
+        return {t.name: kinds(self.spec.rule.optimizer, t.value.tensor) for t in self.spec.trained}
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    def _fit_memory(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Choose which activations are recomputed. A limit in bytes is applied again if a larger batch exceeds it."""
+        limit, fitted, device = self._recompute, self._fitted, self._options["device"]
+        if limit is None or (fitted and _are_within(shapes, fitted)):
+            return
+        if fitted and isinstance(limit, int) and self.executors[0].specialise(shapes).arena_bytes <= limit:
+            self._fitted = shapes
+            return
+
+        def arena_bytes(program: Graph) -> int:
+            return Executor(program, self.store, **self._options).specialise(shapes).arena_bytes
+
+        program = recomputation.within(self._unfitted, limit, shapes, arena_bytes, device)
+        executor = Executor(program, self.store, **self._options)
+        executor.rng = self.executors[0].rng
+        self.programs[0], self.executors[0], self._fitted = program, executor, shapes
+        if limit == "sqrt":
+            self._recompute = None
+
+
+class LocalInference:
+    """The inference graph of a model that this process has as a whole."""
+
+    def __init__(self, graph: Graph, params: ParamStore, options: Mapping[str, Any]):
+        self._executor = Executor(graph, params, **options)
+        self.outputs = self._executor.outputs
+
+    def session(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        return self._executor.run(feeds)
+
+
+def samples_of(feeds: Mapping[str, Any], size: int | None) -> int:
+    """Return the number of samples of a batch: `size`, or the length of its first array if that is None."""
+    return len(next(iter(feeds.values()))) if size is None else size
+
+
+def loss_clause(error: NotFinite) -> str:
+    """Return "the loss is nan" or "the loss is inf" from the error of a program."""
+    return f"the loss is {str(error).rpartition(': ')[2]}"
+
+
+def _are_within(shapes: Mapping[str, Sequence[int]], bounds: Mapping[str, Sequence[int]]) -> bool:
+    """Whether no array of a batch is longer, along any axis, than that of another batch."""
+    return all(
+        name in bounds and len(bounds[name]) == len(shape) and all(map(operator.le, shape, bounds[name]))
+        for name, shape in shapes.items()
+    )

@@ -1,0 +1,255 @@
+"""Steps of workers whose parameters are on servers: each worker pulls parameters and pushes gradients by itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist.kvstore import RowSparse
+from graphkit.dist.servers.remote import RemoteStore
+from graphkit.errors import UsageError
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph
+from graphkit.ir.types import DType, TensorType
+from graphkit.train.average import AVERAGE
+from graphkit.train.exchange import residuals
+from graphkit.train.exchange.exchange import Gathered, StepSpec
+from graphkit.train.exchange.gather import gather
+from graphkit.train.exchange.local import NoExchange
+from graphkit.train.programs import server_gradients
+from graphkit.train.programs import step as steps
+from graphkit.train.programs.weights import TOTAL_WEIGHT
+from graphkit.train.states import names, precise
+from graphkit.train.updater import KeyedOptimizer
+
+
+class WorkerExchange(NoExchange):
+    """Base of the Exchanges of workers, which step by themselves and have servers in common."""
+
+    # Workers save and stop at the same numbers of updates.
+    counts_every_step = True
+
+    def __init__(self, spec: StepSpec, store: RemoteStore, shard: bool):
+        if shard:
+            raise UsageError(
+                "shard_optimizer (--shard-optimizer) needs the kvstore dist_sync: with servers, these store the states"
+            )
+        if spec.rule.scale is not None:
+            raise UsageError(
+                "precision='f16' (--precision f16) cannot be used with servers, because losses are not scaled; use "
+                "'bf16'"
+            )
+        self._remote = store
+        self._published = False
+        super().__init__(spec)
+        self._params = spec.params
+
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+        if size == 0:  # there are fewer samples than workers
+            return {}
+        return super().run(feeds, size, rate, waiting)
+
+    def update(self, total: float, rate: float) -> None:
+        if total:  # else this worker had no samples
+            self._update(total, rate)
+
+    def _update(self, total: float, rate: float) -> None:
+        super().update(total, rate)
+
+    def publish(self) -> None:
+        values = {name: self._params[name] for name in self.trained}
+        if not self._published:
+            self._remote.init(list(values), list(values.values()))
+            self._published = True
+        else:
+            self._remote.put(values)
+
+    def synchronise(self) -> None:
+        self._remote.barrier()
+        self._pull_all()
+        self._remote.barrier()
+
+    def _pull_all(self) -> None:
+        """Pull everything that all workers then have in common. They wait for each other before and after."""
+        self._fetch(self.trained)
+
+    def _fetch(self, names: Sequence[str]) -> None:
+        for name, array in zip(names, self._remote.pull(names), strict=True):
+            self._params.commit(name, array)
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[Gathered | None]:
+        self.synchronise()
+        yield Gathered(self.slots, ()) if self._remote.rank == 0 else None
+
+    @property
+    def waited_seconds(self) -> float:
+        return self._remote.waited_seconds
+
+
+class Servers(WorkerExchange):
+    """An Exchange that pulls the parameters of each step, and pushes gradients, by which the servers update them.
+
+    Of lazy tables only the rows that the batch reads are pulled, and their gradients pushed. With `accumulate`, each
+    group of batches pulls once, and pushes the mean. Optimizer, learning rate and moving averages are the servers',
+    where each push counts as an update of its key. Gradients are clipped by the norm of the worker's own gradient.
+    Running statistics are each worker's.
+    """
+
+    sets_rates = False
+
+    def _create_programs(self) -> list[Graph]:
+        graph, trained, rule = self.spec.graph, self.spec.trained, self.spec.rule
+        self._dense = [t.name for t in trained if not t.lazy]
+        self._tables = [t.name for t in trained if t.lazy]
+        # Computes which rows of the tables a batch reads, and its executor.
+        self._reads = server_gradients.reads(graph, trained)
+        self._reading: Executor | None = None
+        self._remote.steps_per_push = self.spec.accumulate
+        if self.spec.accumulate > 1:
+            return list(server_gradients.split_gradients(graph, trained, rule))
+        return [server_gradients.gradient_step(graph, trained, rule)]
+
+    def _slot_types(self) -> dict[str, TensorType]:
+        """With the states of the servers, which are pulled for a checkpoint."""
+        params = self.spec.params
+        kept = {f"{name}/{slot}": precise(params.type_of(name)) for name in self.trained for slot in self._kept(name)}
+        return super()._slot_types() | kept | {steps.STEP: TensorType(DType.INT64, ())}
+
+    def _kept(self, name: str) -> list[str]:
+        """The names of the states that servers store for a parameter."""
+        rule = self.spec.rule
+        return [*names(rule.optimizer, self.spec.params.type_of(name).dtype), *([] if rule.ema is None else [AVERAGE])]
+
+    def publish(self) -> None:
+        first, rule = not self._published, self.spec.rule
+        super().publish()
+        if not first and int(self.slots[steps.STEP]):
+            self._remote.restore_optimizer_states(self._server_states())
+            return
+        rates: dict[int | str, float] = {t.name: t.lr_mult for t in self.spec.trained}
+        decays: dict[int | str, float] = {t.name: t.decay_mult for t in self.spec.trained}
+        self._remote.set_optimizer(KeyedOptimizer(rule.optimizer, rates, decays, rule.ema))
+
+    def _server_states(self) -> dict[str, np.ndarray]:
+        """The states of the servers, by the servers' names."""
+        found = {f"s:{name}/updates": self.slots[steps.STEP] for name in self.trained}
+        return found | {f"s:{name}/{s}": self.slots[f"{name}/{s}"] for name in self.trained for s in self._kept(name)}
+
+    # --- one batch -------------------------------------------------------------------------------
+
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+        if size != 0 and not waiting:
+            self._pull(feeds)
+        results = super().run(feeds, size, rate, waiting)
+        if self.spec.accumulate == 1 and results:
+            self._push(results)
+        return results
+
+    def _feed(self, feeds: dict[str, Any], size: int | None, rate: float) -> None:
+        if self.spec.accumulate > 1:  # the servers have the learning rate
+            super()._feed(feeds, size, rate)
+
+    def _pull(self, feeds: Mapping[str, Any]) -> None:
+        """Pull what a batch reads. Tables come second, because which rows it reads may depend on other parameters."""
+        if self._dense:
+            self._fetch(self._dense)
+        if self._reads is None:
+            return
+        if self._reading is None:
+            self._reading = Executor(self._reads, self.store, **self._options)
+        self._reading.rng = self.executors[0].rng  # the step will draw the same random numbers
+        data = [self._reads.name_of(v) for v in self._reads.inputs if v.role == "data"]
+        found = self._reading.run({name: feeds[name] for name in data if name in feeds})
+        wanted = [found[f"{name}/{steps.ROWS}"] for name in self._tables]
+        for name, rows in zip(self._tables, self._remote.row_sparse_pull(self._tables, wanted), strict=True):
+            _write(self._params, name, rows)
+
+    def _push(self, results: dict[str, Any]) -> None:
+        """Push the gradients among the outputs of a program, and remove them from the outputs."""
+        gradients = {}
+        for name in self.trained:
+            gradient = results.pop(f"{name}/{steps.GRADIENT}")
+            indices = results.pop(f"{name}/{steps.ROWS}", None)
+            gradients[name] = gradient if indices is None else RowSparse(indices, gradient)
+        self._remote.push(list(gradients), list(gradients.values()))
+
+    def _update(self, total: float, rate: float) -> None:
+        self._push(self.executors[1].run({TOTAL_WEIGHT: np.float32(total)}))
+
+    # --- states ----------------------------------------------------------------------------------
+
+    def _pull_all(self) -> None:
+        super()._pull_all()
+        if self.spec.rule.ema is not None:
+            for name, array in zip(self.trained, self._remote.averages(self.trained), strict=True):
+                self.slots.commit(f"{name}/{AVERAGE}", array)
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[Gathered | None]:
+        first, left = self._remote.rank == 0, residuals.NONE
+        self._remote.barrier()
+        self._pull_all()
+        if self.compressing:
+            left = residuals.of_ranks(self.trained, self.residuals(), partial(gather, self._remote), first)
+        for name, array in (self._remote.optimizer_states() if first else {}).items():
+            key = name.partition(":")[2]
+            start, _, last = key.rpartition("/")
+            if last == "updates":
+                self.slots[steps.STEP] = np.maximum(self.slots[steps.STEP], array)
+            else:
+                self.slots[f"{start}/{last}"] = array
+        self._remote.barrier()
+        yield Gathered(self.slots, left) if first else None
+
+    @property
+    def compressing(self) -> Sequence[int]:
+        return self._remote.compressing if self._remote.compresses else ()
+
+    def residuals(self) -> dict[str, np.ndarray]:
+        return {name: left for name, left in self._remote.residuals().items() if name in self.trained}
+
+    def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
+        self._remote.restore_residuals(dict(residuals.items()))
+
+
+class ElasticAveraging(WorkerExchange):
+    """An Exchange of workers that train by themselves, and sometimes exchange with the centre variable on servers.
+
+    Evaluation and files use the centre. At the end of an epoch all workers continue from the centre, and from the mean
+    of their moving averages. Slots are each worker's own; a checkpoint contains those of rank 0.
+    """
+
+    def after_step(self, updates: int) -> None:
+        if updates % self._remote.period == 0:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        mine = {name: self._params[name] for name in self.trained}
+        for name, array in self._remote.exchange(mine, self._remote.strength / self._remote.num_workers).items():
+            self._params.commit(name, array)
+
+    def synchronise(self) -> None:
+        self._exchange()
+        super().synchronise()
+
+    def _pull_all(self) -> None:
+        super()._pull_all()
+        names = [f"{name}/{AVERAGE}" for name in self.trained if self.spec.rule.ema is not None]
+        wide = [self.slots[name].astype(np.float64) for name in names]
+        for name, total in zip(names, self._remote.pushpull(names, wide), strict=True):
+            self.slots[name] = (total / self._remote.num_workers).astype(self.slots[name].dtype)
+
+
+def _write(params: ParamStore, name: str, rows: RowSparse) -> None:
+    """Replace some rows of a parameter, in place if nothing else refers to its array."""
+    array = params.donate(name)
+    if array is None:
+        array = params[name].copy()
+    array[rows.indices] = rows.values
+    params.commit(name, array)

@@ -1,0 +1,261 @@
+"""Steps of a pipeline: each rank runs forward and backward of micro-batches through its stage, then one update.
+
+The result is that of one process that accumulates the gradients of the same micro-batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist import pipeline
+from graphkit.errors import NotFinite
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.run.params import JointStore, ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph
+from graphkit.ir.types import TensorType
+from graphkit.train.exchange.divided import DividedModel, kind_of, output_of
+from graphkit.train.exchange.division import Division
+from graphkit.train.exchange.exchange import StepSpec
+from graphkit.train.exchange.stage_runner import StageRunner
+from graphkit.train.exchange.weigher import Weigher
+from graphkit.train.programs import stages as stage_graphs
+from graphkit.train.programs import step as steps
+from graphkit.train.programs.partition import Partition
+from graphkit.train.programs.weights import TOTAL_WEIGHT
+from graphkit.train.states import precise
+
+# Lanes of messages. Those of passes have 0 and 1, a gather 2.
+_COPIES, _SUMS = 3, 4
+
+
+class Stages(DividedModel):
+    """An Exchange of ranks that are the stages of a pipeline."""
+
+    def __init__(self, spec: StepSpec, division: Division):
+        self._weigher = Weigher(spec.graph)
+        spec = replace(spec, graph=self._weigher.graph)
+        graph, trained, rule = spec.graph, spec.trained, spec.rule
+        self.part = part = division.parted(graph)
+        self.index = part.ranks.index(division.store.rank)
+        owners = {graph.name_of(v): part.ranks[stage] for v, stage in part.owner_of.items()}
+        output = output_of(graph, spec.output)
+        super().__init__(spec, division, owners, part.ranks[part.home(output) or 0])
+        self.stage = stage_graphs.training_stage(
+            part, self.index, {self._loss: graph.outputs[0], spec.output: output}, trained
+        )
+        self._loss_rank = part.ranks[part.home(graph.outputs[0]) or 0]
+        # Number of the first micro-batch of the last step whose loss was not finite, and of all.
+        self._nonfinite = (0, 0)
+        self._draws = any(v.role == "rng" for v in graph.inputs)
+        differentiated = stage_graphs.differentiated(part, trained)
+        # For each parameter that several stages read: the other stages that have gradients of it.
+        self._learners = {t.name: found for t in trained if (found := stage_graphs.learners(part, t, differentiated))}
+        updates = steps.staged_update(f"{graph.name}_{self.index}", self._own, rule) if self._own else ()
+        self.programs = [g for g in (self.stage.forward, self.stage.backward, *updates) if g is not None]
+        summed = [t for t in trained if t in self._own or self.index in self._learners.get(t.name, ())]
+        kinds = {f"{t.name}/{steps.GRADIENT_SUM}": precise(t.value.tensor) for t in summed}
+        self._sums = ParamStore(kinds, {name: _zeros(kind) for name, kind in kinds.items()})
+        self.store = JointStore([spec.params, self.slots, self._sums])
+        self.executors = [Executor(program, self.store, **spec.options) for program in self.programs]
+        backward = None if self.stage.backward is None else self.executors[1]
+        self._runner = StageRunner(self.stage, part, division.store, self.executors[0], backward)
+
+    # --- one batch -------------------------------------------------------------------------------
+
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        """Return the plan of the stage's forward program. Its shapes are known after the first batch."""
+        return self.executors[0].plan
+
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+        arrays = {n: np.asarray(a) for n, a in feeds.items()}
+        division = self.division
+        parts = pipeline.bounds(pipeline.sizes(division.samples(arrays, size), division.micro_batches))
+        batches = division.sliced(arrays, parts)
+        for batch in (batches[0], batches[-1]):
+            self._check(batch)
+        self._ranks.meet("step of a pipeline", list(arrays.values()))
+        statistics = {self.stage.forward.name_of(v): v for v, _ in self.stage.forward.updates}
+        before = {name: self.store[name] for name in statistics}
+        found = map(self._weigher.weight, batches)
+        sizes = [part.stop - part.start for part in parts]
+        weights = [float(size) if weight is None else weight for weight, size in zip(found, sizes, strict=True)]
+        with self._failing_together():
+            losses, outputs = self._run_passes(batches, weights)
+            try:
+                loss = self._use_gradients(losses, weights, rate)
+            except NotFinite:
+                self._undo(before)
+                raise
+        return {self._loss: loss, TOTAL_WEIGHT: sum(weights), **({self.spec.output: outputs} if outputs else {})}
+
+    def _abandon(self) -> None:
+        self._runner.forget()
+
+    def _run_passes(
+        self, batches: Sequence[Mapping[str, Any]], weights: Sequence[float]
+    ) -> tuple[list[Any], list[Any]]:
+        """Run all passes. Return the losses and the outputs of micro-batches that this stage computes."""
+        runner, (seed, step) = self._runner, self.executors[0].rng
+        order = pipeline.one_forward_one_backward(len(self.part.ranks), self.index, len(batches))
+        losses, outputs = [], []
+        self.lend(self.part)
+        for current, following in zip(order, [*order[1:], None], strict=True):
+            runner.expect(*current)
+            if following is not None:
+                runner.expect(*following)
+            batch, rng = current.batch, (seed, step + current.batch)
+            if current.direction == "backward":
+                runner.backward(batch, batches[batch], rng, weights[batch])
+                continue
+            results = runner.forward(batch, batches[batch], rng)
+            losses += [results[self._loss]] if self._loss in results else []
+            outputs += [results[self.spec.output]] if self.spec.output in results else []
+        self.executors[0].rng = (seed, step + len(batches) if self._draws else step)
+        self._sum_gradients()
+        self._ranks.messages.settle()
+        self.take_back(self.part)
+        return losses, outputs
+
+    def lend(self, part: Partition) -> None:
+        """Send the parameters and states that several stages read to all of them."""
+        messages, graph = self._ranks.messages, part.graph
+        for value, stages in part.copies.items():
+            name, owner = graph.name_of(value), part.owner_of[value]
+            if self.index == owner:
+                for stage in stages:
+                    messages.send(part.ranks[stage], [self._params[name]], _COPIES)
+            elif self.index in stages:
+                arrival = messages.expect(part.ranks[owner], [kind_of(self._params, name)], _COPIES)
+                self._params.commit(name, messages.receive(arrival, f"the values of {name!r}")[0])
+
+    def take_back(self, part: Partition) -> None:
+        """Release the copies of parameters and states that other stages own and may change."""
+        for value, stages in part.copies.items():
+            if self.index in stages:
+                name = part.graph.name_of(value)
+                self._params.release(name, self._owner_clause(name))
+
+    def _sum_gradients(self) -> None:
+        """Sum the gradients of a parameter that several stages read, on its owner, in the order of the stages."""
+        messages = self._ranks.messages
+        for name, stages in self._learners.items():
+            key, owner = f"{name}/{steps.GRADIENT_SUM}", self.owners[name]
+            if self.index in stages:
+                messages.send(owner, [self._sums[key]], _SUMS)
+                messages.settle()
+                self._sums[key] = np.zeros_like(self._sums[key])
+            elif self._ranks.rank == owner:
+                for stage in stages:
+                    arrival = messages.expect(self.part.ranks[stage], [kind_of(self._sums, key)], _SUMS)
+                    (part,) = messages.receive(arrival, f"the gradient of {name!r}")
+                    self._sums.commit(key, np.asarray(self._sums[key] + part))
+
+    def _use_gradients(self, losses: Sequence[np.ndarray], weights: Sequence[float], rate: float) -> np.ndarray:
+        """Update, and return the mean loss. All ranks raise NotFinite, and do not update, if one of them would."""
+        how, total = self._rule.on_nonfinite, np.float32(sum(weights))
+        squares, finite = 0.0, 0.0
+        if self._own and (self._rule.clip_norm is not None or how == "skip"):
+            found = self.executors[-2].run({TOTAL_WEIGHT: total})
+            squares, finite = float(found["squares"]), float(found["finite"])
+        weighted = [float(loss) * weight for loss, weight in zip(losses, weights, strict=False)]
+        bad = next((number for number, loss in enumerate(weighted, 1) if not math.isfinite(loss)), 0)
+        mine = np.array([math.nan if bad else math.fsum(weighted), squares, finite, bad])
+        loss_sum, squares, finite, bad = self._ranks.pushpull("step of a pipeline", mine)
+        loss = np.asarray(loss_sum / total, np.float32)
+        if how != "ignore" and not np.isfinite(loss):
+            self._nonfinite = int(bad), len(weights)
+            raise NotFinite("the loss is not finite")
+        if how == "skip" and not np.isfinite(finite):
+            raise NotFinite("a gradient is not finite")
+        if self._own:
+            given = {TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)}
+            if self._rule.clip_norm is not None:
+                limit = np.float32(self._rule.clip_norm)
+                with np.errstate(all="ignore"):
+                    given[steps.SCALE] = limit / np.maximum(np.sqrt(np.float32(squares)), limit)
+            self.executors[-1].run(given)
+        else:
+            self.slots[steps.STEP] = self.slots[steps.STEP] + 1
+        return loss
+
+    def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
+        number, count = self._nonfinite
+        return f"the loss of micro-batch {number} of {count} is not finite", f"on rank {self._loss_rank}"
+
+    def _undo(self, statistics: Mapping[str, np.ndarray]) -> None:
+        """Restore the statistics from before the batch, and drop its gradients."""
+        for name, array in statistics.items():
+            self.store.commit(name, array.copy())
+        for name in self._sums:
+            self._sums[name] = np.zeros_like(self._sums[name])
+        self._runner.forget()
+
+    # --- what is measured ------------------------------------------------------------------------
+
+    def compared(
+        self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        if outputs := results.get(output, ()):
+            name, array = target
+            axis = self.division.axes.get(name, 0)
+            count = len(array) if axis is None else array.shape[axis]
+            for found, part in zip(outputs, pipeline.bounds(pipeline.sizes(count, len(outputs))), strict=True):
+                yield found, self.division.slice(name, array, part)
+
+    def inference(self, graph: Graph) -> PipelineInference:
+        return PipelineInference(graph, self)
+
+    @property
+    def peak_in_flight(self) -> int:
+        """The largest number of micro-batches whose values this stage has stored at a time."""
+        return self._runner.peak_in_flight
+
+    @property
+    def peak_saved_bytes(self) -> int:
+        """The largest number of bytes of these values."""
+        return self._runner.peak_saved_bytes
+
+
+def _zeros(kind: TensorType) -> np.ndarray:
+    return np.zeros(kind.static_shape, kind.dtype.numpy)
+
+
+class PipelineInference:
+    """The inference graph over the stages of a pipeline. Batches follow each other through the stages."""
+
+    def __init__(self, graph: Graph, stages: Stages):
+        spec, division = stages.spec, stages.division
+        self._stages, self._part = stages, division.parted(graph, stages.part)
+        part, self._ranks = self._part, division.store
+        stage = stage_graphs.inference_stage(
+            part, part.ranks.index(self._ranks.rank), {spec.output: output_of(graph, spec.output)}
+        )
+        self._executor = Executor(stage.forward, spec.params, **spec.options)
+        self._runner = StageRunner(stage, part, self._ranks, self._executor, None)
+        self._batch = 0
+        self.outputs = graph.output_names
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        self._ranks.meet("evaluation in a pipeline")
+        self._stages.lend(self._part)
+        self._ranks.messages.settle()
+        try:
+            yield
+        finally:
+            self._stages.take_back(self._part)
+        self._ranks.messages.settle()
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        self._ranks.messages.settle()
+        self._runner.expect("forward", self._batch)
+        results = self._runner.forward(self._batch, feeds, self._executor.rng)
+        self._batch += 1
+        return results
