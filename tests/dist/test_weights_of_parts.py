@@ -115,3 +115,37 @@ def test_servers():
     with trainer._exchange.gathered():
         pass
     assert_trained(trainer, whole)
+
+
+UNWEIGHTED = gk.losses.get("softmax_cross_entropy", class_weights=[0.0, 0.0, 1.0])
+SHARED = {
+    "all-reduce": {},
+    "accumulated": {"accumulate": 2},
+    "sharded": {"shard_optimizer": True},
+    "pipeline": {"groups": ABC, "micro_batches": 4},
+}
+
+
+def assert_unchanged(store=None, **options):
+    trainer = gk.Trainer(chain(), UNWEIGHTED, gk.optim.SGD(0.1), kvstore=store, threads=1, **options)
+    before = {name: np.array(trainer.net.params[name]) for name in trainer._exchange.held}
+    x, _ = labelled(8, 0)
+    assert [float(trainer.step(x, np.zeros(8, np.int64))) for _ in range(2)] == [0.0, 0.0]
+    trainer.flush()
+    assert before
+    for name, array in before.items():
+        np.testing.assert_array_equal(trainer.net.params[name], array)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=["fused", "accumulated"])
+def test_batches_without_weight_change_nothing(options):
+    assert_unchanged(**options)
+
+
+@pytest.mark.parametrize("options", SHARED.values(), ids=SHARED)
+def test_ranks_without_weight_change_nothing(on_ranks, options):
+    on_ranks(lambda store: assert_unchanged(store, **options), 3)
+
+
+def test_servers_without_weight_change_nothing():
+    assert_unchanged(workers(1, 2)[0][0], accumulate=2)

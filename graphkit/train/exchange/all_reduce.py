@@ -95,7 +95,7 @@ class AllReduce(NoExchange):
             pair = np.zeros(2)
             self.collectives.start(all_reduce.LOSS, [pair], 0)
             self.collectives.wait([all_reduce.LOSS])
-            results = {self._loss: np.asarray(np.float32(pair[0] / pair[1])), TOTAL_WEIGHT: pair[1]}
+            results = {self._loss: np.asarray(np.float32(pair[0] / (pair[1] or 1.0))), TOTAL_WEIGHT: pair[1]}
         loss = results[self._loss]
         if self.spec.rule.on_nonfinite != "ignore" and not np.isfinite(loss):
             raise NotFinite(str(loss))

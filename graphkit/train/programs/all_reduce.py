@@ -15,6 +15,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F
 from graphkit.train.programs.sparse import Rows
+from graphkit.train.programs.weights import divisor
 
 # The key of the sum of losses.
 LOSS = "loss"
@@ -75,7 +76,7 @@ def mean_of(pair: Value, dtype: DType) -> tuple[Value, Value]:
     (begun,) = _begun([pair], LOSS)
     summed = F.control_dependency(begun, F.all_reduce_wait(begun, keys=(LOSS,)))
     loss, weight = (F.squeeze(part, [0]) for part in F.split(summed, num_outputs=2))
-    return F.cast(F.div(loss, weight), to=dtype), F.cast(weight, to="float32")
+    return F.cast(F.div(loss, divisor(weight)), to=dtype), F.cast(weight, to="float32")
 
 
 def zero_after(total: Value) -> Value:
@@ -91,6 +92,7 @@ def means(parts: Sequence[Value | Rows], total: Value, buckets: Buckets) -> tupl
     first is awaited.
     """
     dense = {i: part for i, part in enumerate(parts) if isinstance(part, Value)}
+    total = divisor(total)
     if buckets.means:
         dense = {i: F.div(part, cast_like(total, part)) for i, part in dense.items()}
     tables = {i: part for i, part in enumerate(parts) if isinstance(part, Rows)}

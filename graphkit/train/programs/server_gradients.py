@@ -25,7 +25,7 @@ from graphkit.train.programs.step import (
     split_step,
     token_of,
 )
-from graphkit.train.programs.weights import TOTAL_WEIGHT
+from graphkit.train.programs.weights import TOTAL_WEIGHT, divisor
 from graphkit.train.selection import TrainedParameter
 
 
@@ -53,7 +53,8 @@ def split_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: Upd
     states = {accumulate.name_of(v): v for v in accumulate.inputs if v.role == "state"}
     sums = [states[f"{t.name}/{GRADIENT_SUM}"] for t in trained]
     pairs = zip(sums, trained, strict=True)
-    means: list[Value | Rows] = [cast_like(F.div(s, cast_like(total, s)), t.value) for s, t in pairs]
+    weight = divisor(total)
+    means: list[Value | Rows] = [cast_like(F.div(s, cast_like(weight, s)), t.value) for s, t in pairs]
     outputs = _leaving(trained, means, rule, token_of(None, means, rule))
     reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
     return accumulate, Graph([total, *sums], outputs.values(), reset, f"{graph.name}_mean", output_names=outputs)

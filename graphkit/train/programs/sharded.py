@@ -20,6 +20,7 @@ from graphkit.ops import F
 from graphkit.train.optim import Optimizer
 from graphkit.train.programs import finite
 from graphkit.train.programs.all_reduce import Buckets, bucket_key, cast_like
+from graphkit.train.programs.weights import divisor
 
 # Of the squares of all gradients' norms, and what is NaN if one is not finite.
 _NORM = "norm"
@@ -73,6 +74,7 @@ def scattered(
     there once each sum is. All sums are begun before the first is awaited.
     """
     assert buckets.place is not None, "it is sharded"
+    total = divisor(total)
     if buckets.means:
         parts = [F.div(part, cast_like(total, part)) for part in parts]
     begun = [

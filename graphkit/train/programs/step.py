@@ -28,7 +28,7 @@ from graphkit.train.programs import all_reduce, finite, loss_scale, sharded
 from graphkit.train.programs.all_reduce import Buckets, cast_like
 from graphkit.train.programs.sparse import Rows, lookups
 from graphkit.train.programs.statistics import Absence, absence
-from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT, weight_of
+from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT, divisor, weight_of
 from graphkit.train.selection import TrainedParameter
 
 LEARNING_RATE = "learning_rate"
@@ -264,7 +264,8 @@ def _update(
     """The program that updates by the gradients that wait, and resets their sums."""
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     if buckets is None:
-        means: Sequence[Value | Rows] = [F.div(s, cast_like(total, s)) for s in sums]
+        weight = divisor(total)
+        means: Sequence[Value | Rows] = [F.div(s, cast_like(weight, s)) for s in sums]
         inputs, updates = _updates(trained, means, rule, token_of(None, means, rule))
     else:
         inputs, updates, _ = _shared_updates(trained, rule, sums, None, total, buckets)
@@ -286,7 +287,8 @@ def staged_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRu
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     scale = Value(TensorType(DType.FLOAT32, ()), SCALE)
     sums = [gradient_sum(t) for t in trained]
-    means = [F.div(s, cast_like(total, s)) for s in sums]
+    weight = divisor(total)
+    means = [F.div(s, cast_like(weight, s)) for s in sums]
     squares = [F.cast(F.reduce_sum_square(m, keepdims=False), to="float32") for m in means]
     told = [squares[0] if len(squares) == 1 else F.sum(*squares), finite.zero_if_finite(means)]
     measure = Graph([total, *sums], told, (), f"{name}_measure", output_names=["squares", "finite"])

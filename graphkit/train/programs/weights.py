@@ -42,6 +42,12 @@ def quotient(total: Value, weight: Value) -> Term:
     return Term(F.cast(mean, to=total.dtype), weight)
 
 
+def divisor(total: Value) -> Value:
+    """Return a sum of weights, or 1 if it is 0. All sums over samples are 0 then, and their means should be, too."""
+    result: Value = F.where(F.equal(total, scalar_like(0.0, total)), scalar_like(1.0, total), total)
+    return result
+
+
 def counted(graph: Graph, target: Value) -> Value | None:
     """The number of targets in a batch, in units of a sample where samples have a fixed number; None: one each."""
     shape = target.tensor.shape
