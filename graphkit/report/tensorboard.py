@@ -22,7 +22,7 @@ from graphkit.text import short_repr
 from graphkit.train import losses
 from graphkit.train.arguments import integer
 from graphkit.train.callbacks import Callback, Numbers
-from graphkit.train.evaluation import LOSS
+from graphkit.train.metrics import LOSS
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.saving import whole_model
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from graphkit import config
 from graphkit.autodiff.reverse_mode import gradient
-from graphkit.errors import InputError, NotFinite, UsageError
+from graphkit.errors import InputError, InvalidModel, NotFinite, UsageError
 from graphkit.executor.devices.groups import AnyDevice
+from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
@@ -30,13 +31,18 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.to_training import to_training
 from graphkit.text import short_repr
-from graphkit.train import adversarial_saving, states
+from graphkit.train import checkpoint as checkpoints
+from graphkit.train import states
 from graphkit.train.losses import sigmoid_binary_cross_entropy
 from graphkit.train.optim import Adam, Optimizer
+from graphkit.train.position import Position
 from graphkit.train.programs import finite
 from graphkit.train.programs.step import STEP
 from graphkit.train.run_folder import RunFolder, check_links
 from graphkit.train.selection import ParameterSelection, TrainedParameter, select_parameters
+
+# The name of the loss in checkpoints.
+_LOSS = "adversarial"
 
 REAL = "real"
 NOISE = "noise"
@@ -246,7 +252,7 @@ class AdversarialTrainer:
                 history.append(Losses(*(float(m) for m in np.mean(losses, axis=0))))
                 self.epochs += 1
                 if held is not None:
-                    adversarial_saving.write(self, self._store, self._executor.rng, held.path)
+                    self._write(held.path)
         return history
 
     def save(self, folder: str | Path) -> None:
@@ -255,7 +261,7 @@ class AdversarialTrainer:
         After a resume, an interrupted epoch is repeated. Raises RuntimeFailure if the disk fails.
         """
         with RunFolder(folder) as held:
-            adversarial_saving.write(self, self._store, self._executor.rng, held.path)
+            self._write(held.path)
 
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
         """Restore both networks, slots, random state, seed and `epochs` from a folder's checkpoint.
@@ -266,7 +272,37 @@ class AdversarialTrainer:
         """
         if not trusted:
             check_links(folder)
-        self._executor.rng = adversarial_saving.read(self, self._store, Path(folder))
+        saved, store = checkpoints.load(folder), self._store
+        odd = sorted(set(saved.arrays) ^ set(store))
+        if saved.loss != _LOSS or odd:
+            what = ", ".join(odd[:5]) or f"its loss is {saved.loss}"
+            raise InvalidModel(f"the checkpoint in {folder} does not fit these networks and optimizers: {what}")
+        try:
+            arrays = {name: store.fitting(name, array) for name, array in saved.arrays.items()}
+        except InputError as error:
+            raise InvalidModel(f"the checkpoint in {folder} does not fit these networks: {error}") from None
+        with uninterrupted:
+            for name, array in arrays.items():
+                store.commit(name, array)
+            self.epochs = Position.read(saved.position, {}).epoch
+            self.run, self.seed, self._executor.rng = saved.run, saved.data_seed, saved.rng
+
+    def _write(self, folder: Path) -> None:
+        """Write a checkpoint into a folder that this process has locked."""
+        generator, discriminator = (optimizer.describe() for optimizer in self.optimizers)
+        checkpoints.save(
+            folder,
+            checkpoints.Checkpoint(
+                arrays=dict(self._store),
+                optimizer={"generator": generator, "discriminator": discriminator},
+                loss=_LOSS,
+                rng=self._executor.rng,
+                position=Position(epoch=self.epochs, until=self.epochs).describe(),
+                run=self.run,
+                updates=int(self.states[STEP]),
+                data_seed=self.seed,
+            ),
+        )
 
     def __repr__(self) -> str:
         return short_repr(self, self._facts)

@@ -12,15 +12,12 @@ import numpy as np
 
 from graphkit.errors import UsageError
 from graphkit.signatures import shown
+from graphkit.train.base_trainer import BaseTrainer, States
 from graphkit.train.callbacks import Callback, Numbers
 from graphkit.train.exchange.gather import gather
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
-    from graphkit.train.trainer import Trainer
-
-# By the name of a callback, what its `state` gave.
-States = dict[str, dict[str, Any]]
 
 
 class Calls:
@@ -28,7 +25,7 @@ class Calls:
     calling them.
     """
 
-    def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]):
+    def __init__(self, trainer: BaseTrainer, callbacks: Sequence[Callback]):
         for given in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
             if not isinstance(given, Callback):
                 hint = "; on_epoch= calls a function after each epoch" if inspect.isroutine(given) else ""

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphkit.data import Dataset, IterableDataset
 from graphkit.errors import UsageError
-from graphkit.signatures import check_argument
 from graphkit.train import defaults, losses
 from graphkit.train.background import BackgroundWork, length_of
+from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.exchange.local import LocalInference
+from graphkit.train.metrics import LOSS, as_list
 from graphkit.train.programs.weights import weight_in
 from graphkit.train.progress import ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
-
-if TYPE_CHECKING:
-    from graphkit.train.trainer import Trainer
-
-# Among metrics, what training minimises.
-LOSS = "loss"
-
-
-def listed(specs: Any) -> Sequence[Any]:
-    """Metrics as a sequence, also where one is given by itself."""
-    if isinstance(specs, str) or hasattr(specs, "update") or callable(specs):
-        return [specs]
-    check_argument("metrics", "metrics", "Sequence | None", specs)
-    return () if specs is None else tuple(specs)
 
 
 def usual_metrics(loss: Any, output: str) -> tuple[str, ...]:
@@ -48,13 +35,13 @@ class Evaluation:
         self._with_loss: LocalInference | None = None
 
     @staticmethod
-    def has_loss(trainer: Trainer) -> bool:
+    def has_loss(trainer: BaseTrainer) -> bool:
         """Whether the loss can be among the metrics. It cannot if the model is divided among ranks."""
         return not trainer._exchange.divides_model
 
     def scores(
         self,
-        trainer: Trainer,
+        trainer: BaseTrainer,
         data: Dataset | IterableDataset,
         specs: Sequence[Any],
         batch_size: int,
@@ -62,7 +49,7 @@ class Evaluation:
         bar: ProgressBar,
     ) -> dict[str, float]:
         """The metrics by name, in order; `loss` among them is the mean over all samples, by their weights."""
-        specs = listed(specs)
+        specs = as_list(specs)
         with_loss = any(isinstance(spec, str) and spec == LOSS for spec in specs)
         if with_loss and not self.has_loss(trainer):
             raise UsageError("a model in groups computes its loss only in training: leave 'loss' out of the metrics")
@@ -90,7 +77,7 @@ class Evaluation:
         values = trainer._exchange.values(measured)
         return {LOSS: total / weight if weight else float("nan"), **values} if with_loss else values
 
-    def _loss_program(self, trainer: Trainer) -> LocalInference:
+    def _loss_program(self, trainer: BaseTrainer) -> LocalInference:
         if self._with_loss is None:
             graph = losses.attach(trainer._inference_graph, *trainer._criterion, weighted=True)
             self._with_loss = LocalInference(graph, trainer.net.params, self._options)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,20 +18,18 @@ from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
 from graphkit.train.background import BackgroundWork, length_of
+from graphkit.train.base_trainer import BaseTrainer, States
 from graphkit.train.callbacks import Callback
 from graphkit.train.calling import Calls
-from graphkit.train.evaluation import LOSS, listed
+from graphkit.train.evaluation import Evaluation
 from graphkit.train.exchange.gather import gather, reduced, reported_name
-from graphkit.train.metrics import Metric
+from graphkit.train.metrics import LOSS, Metric, as_list
 from graphkit.train.pace import Pace
 from graphkit.train.position import MetricStates
 from graphkit.train.programs.weights import weight_in
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.replaced import Replaced
 from graphkit.train.staleness import warn_of_staleness
-
-if TYPE_CHECKING:
-    from graphkit.train.trainer import Trainer
 
 
 @dataclass
@@ -43,7 +41,8 @@ class Fit:
     log_every: updates between log lines within an epoch; 0 for none.
     """
 
-    trainer: Trainer
+    trainer: BaseTrainer
+    evaluation: Evaluation
     train: Dataset | IterableDataset
     valid: Dataset | IterableDataset | None
     metrics: Sequence[Any]
@@ -116,14 +115,22 @@ class Fit:
             warn_of_staleness(trainer.kvstore, trainer.optimizer, trainer.learning_rate)
         self.calls.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
 
+    def callback_states(self) -> States:
+        """The states of the callbacks by name."""
+        return self.calls.states()
+
+    @property
+    def callbacks_may_add_scores(self) -> bool:
+        return self.calls.adds_scores
+
     def scores(self) -> tuple[str, ...]:
         """The names of the numbers that each epoch of this call has: losses and metrics."""
         alone = self.trainer.kvstore is None or self._ranks == 1
         metrics = self.trainer._metrics(self.metrics)
         # Those that are not merged are the first rank's, whose numbers are those of the epoch.
         measured = [LOSS, *(metric.name if alone else reported_name(metric, 0) for metric in metrics)]
-        given = [spec for spec in listed(self.metrics) if isinstance(spec, str) and spec == LOSS]
-        held_out = measured if given or self.trainer._evaluation.has_loss(self.trainer) else measured[1:]
+        given = [spec for spec in as_list(self.metrics) if isinstance(spec, str) and spec == LOSS]
+        held_out = measured if given or self.evaluation.has_loss(self.trainer) else measured[1:]
         return ("learning_rate", *measured, *(f"valid_{name}" for name in held_out if self.valid is not None))
 
     def _count_updates(self) -> int | None:
@@ -151,8 +158,8 @@ class Fit:
             self._train()
         scores: dict[str, float] = {}
         if self.valid is not None:
-            evaluation = trainer._evaluation
-            specs = listed(self.metrics)
+            evaluation = self.evaluation
+            specs = as_list(self.metrics)
             specs = [LOSS, *specs] if evaluation.has_loss(trainer) and LOSS not in specs else specs
             scores = evaluation.scores(trainer, self.valid, specs, self.batch_size, self.prefetch, self.bar)
         with trainer._interrupts:

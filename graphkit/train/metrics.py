@@ -9,9 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphkit.errors import InputError, UsageError, did_you_mean
-from graphkit.signatures import shown, typed_constructor
+from graphkit.signatures import check_argument, shown, typed_constructor
 from graphkit.text import settings, short_repr
 from graphkit.train.targets import aligned
+
+# The name of the loss among metrics.
+LOSS = "loss"
 
 
 class Metric(Protocol):
@@ -382,3 +385,11 @@ def get(spec: Any, probabilities: bool = False) -> Metric:
 
 def get_all(specs: Sequence[Any], probabilities: bool = False) -> list[Metric]:
     return [get(s, probabilities) for s in specs]
+
+
+def as_list(specs: Any) -> Sequence[Any]:
+    """Return the metrics of an argument `metrics` as a sequence. A single metric need not be in a list."""
+    if isinstance(specs, str) or hasattr(specs, "update") or callable(specs):
+        return [specs]
+    check_argument("metrics", "metrics", "Sequence | None", specs)
+    return () if specs is None else tuple(specs)

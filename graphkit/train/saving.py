@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,14 +17,12 @@ from graphkit.model import Model
 from graphkit.text import listed
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses
+from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.exchange import residuals
 from graphkit.train.exchange.exchange import Gathered
 from graphkit.train.position import MetricStates, Position
 from graphkit.train.programs.step import fit_sums
 from graphkit.train.run_folder import MODEL, RunFolder, check_links, model_then_checkpoint
-
-if TYPE_CHECKING:
-    from graphkit.train.trainer import Trainer
 
 # Between the name of a metric and that of an array of its state, in checkpoints.
 _METRIC = "/metric/"
@@ -36,7 +33,7 @@ _OWN_FOLDER = "Use the folder of a run of this model, or start a new run in anot
 _PATIENCE = 30.0
 
 
-def save(trainer: Trainer, folder: str | Path) -> None:
+def save(trainer: BaseTrainer, folder: str | Path) -> None:
     """`Trainer.save`."""
     if trainer._averages.are_in_place:
         raise UsageError("the model holds the moving averages: call swap() before save()")
@@ -56,7 +53,7 @@ def save(trainer: Trainer, folder: str | Path) -> None:
             write(trainer, path, parts, gathered)
 
 
-def epoch_states(trainer: Trainer) -> list[dict[str, np.ndarray]]:
+def epoch_states(trainer: BaseTrainer) -> list[dict[str, np.ndarray]]:
     """Return the states of an incomplete epoch for a checkpoint: those of recurrent layers and of metrics.
 
     Collective if the model is divided among ranks.
@@ -69,7 +66,7 @@ def epoch_states(trainer: Trainer) -> list[dict[str, np.ndarray]]:
     return trainer._exchange.epoch_states({**trainer._recurrent_state.arrays, **measured})
 
 
-def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]], gathered: Gathered) -> None:
+def write(trainer: BaseTrainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]], gathered: Gathered) -> None:
     """Write model and checkpoint into a folder that this process has locked.
 
     parts: the results of `epoch_states`, by rank. gathered: the states of all ranks.
@@ -80,7 +77,7 @@ def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarra
         checkpoints.save(folder, _checkpoint(trainer, parts, gathered))
 
 
-def save_model(trainer: Trainer, path: Path, meta: Mapping[str, str]) -> None:
+def save_model(trainer: BaseTrainer, path: Path, meta: Mapping[str, str]) -> None:
     """`Trainer.save_model`."""
     with whole_model(trainer) as net:
         if net is not None:
@@ -89,7 +86,7 @@ def save_model(trainer: Trainer, path: Path, meta: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def whole_model(trainer: Trainer) -> Iterator[Model | None]:
+def whole_model(trainer: BaseTrainer) -> Iterator[Model | None]:
     """Context with the model for inference and its moving averages, if any, in rank 0, and None in other ranks.
 
     Collective: every rank must enter it.
@@ -103,7 +100,7 @@ def whole_model(trainer: Trainer) -> Iterator[Model | None]:
 
 
 @contextlib.contextmanager
-def _inference_model(trainer: Trainer) -> Iterator[Model]:
+def _inference_model(trainer: BaseTrainer) -> Iterator[Model]:
     """Context with the model for inference and its moving averages, if any."""
     with trainer.averaged() as net:
         if trainer._inference_graph is net.graph:
@@ -113,7 +110,7 @@ def _inference_model(trainer: Trainer) -> Iterator[Model]:
 
 
 def _checkpoint(
-    trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]], gathered: Gathered
+    trainer: BaseTrainer, parts: Sequence[Mapping[str, np.ndarray]], gathered: Gathered
 ) -> checkpoints.Checkpoint:
     stepper = trainer._stepper
     seed, step = trainer.executor.rng
@@ -152,7 +149,7 @@ def _check_names(stored: set[str], expected: set[str], folder: str | Path) -> No
         )
 
 
-def resume(trainer: Trainer, folder: str | Path, trusted: bool = False) -> None:
+def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> None:
     """`Trainer.resume`."""
     if not trusted:
         check_links(folder)
@@ -216,7 +213,7 @@ def _mine(
     return recurrent, states
 
 
-def _left_out(trainer: Trainer, saved: residuals.ByRank, folder: str | Path) -> dict[str, np.ndarray] | None:
+def _left_out(trainer: BaseTrainer, saved: residuals.ByRank, folder: str | Path) -> dict[str, np.ndarray] | None:
     """What compression has left out, and this rank sends: of every parameter; None where it sends nothing."""
     compressing = trainer._exchange.compressing
     if not compressing:

@@ -8,16 +8,34 @@ gradients below 8e-3 would underflow in float16 (Micikevicius et al., "Mixed Pre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from graphkit.ir.graph import Value
 from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops import F
 
-if TYPE_CHECKING:
-    from graphkit.train.optim import Optimizer
-
 MASTER = "master"
+
+
+class Optimizer(Protocol):
+    """The part of `gk.optim.Optimizer` that updates need."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def elementwise(self) -> bool: ...
+
+    @property
+    def slots(self) -> tuple[str, ...]: ...
+
+    def start(self, slot: str) -> float: ...
+
+    def rate(self, step: int) -> float: ...
+
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]: ...
 
 
 class Updated(NamedTuple):

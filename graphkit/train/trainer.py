@@ -1,67 +1,44 @@
-"""Trainer: runs a model, a loss and an optimizer as compiled programs, step by step.
+"""Trainer: runs a model, a loss and an optimizer as compiled programs, step by step and epoch by epoch.
 
-The Trainer delegates its work to other modules. `training_graph` joins the model and its loss. `step` writes forward
-pass, backward pass and update as graphs. `stepper` runs them on batches and keeps accumulated gradients. `fit` loops
-over epochs and batches, from the point that `position` stores. `saving` writes a run to a folder and restores it.
+The Trainer delegates its work to other modules. `base_trainer` takes steps: `training_graph` joins the model and its
+loss, `programs` writes forward pass, backward pass and update as graphs, `exchange` runs them on one or several ranks,
+and `stepper` counts. `fit` loops over epochs and batches, from the point that `position` stores. `saving` writes a run
+to a folder and restores it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from graphkit import config
-from graphkit.data import Batch, Dataset, IterableDataset, Workers, as_dataset
+from graphkit.data import Workers
 from graphkit.data.employed import employed
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
 from graphkit.executor.devices.groups import AnyDevice
-from graphkit.executor.report.plan import Plan
-from graphkit.executor.run.interruption import uninterrupted
-from graphkit.executor.run.session import Executor
 from graphkit.former_names import former_attribute
-from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
-from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.signatures import typed
-from graphkit.text import quantity, short_repr
-from graphkit.train import defaults, devices, losses, metrics, saving
+from graphkit.train import defaults, losses, saving
 from graphkit.train import optim as optimizers
-from graphkit.train.agreement import agreement_of, compare_setup
-from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
-from graphkit.train.average import EMA, Averages
-from graphkit.train.average import ema as moving_average
+from graphkit.train.arguments import integer
+from graphkit.train.average import EMA
+from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.callbacks import Callback
-from graphkit.train.calling import States
-from graphkit.train.evaluation import LOSS, Evaluation, listed, usual_metrics
-from graphkit.train.exchange.choice import exchange_of
-from graphkit.train.exchange.division import division_of
-from graphkit.train.exchange.exchange import StepSpec
+from graphkit.train.evaluation import Evaluation, usual_metrics
 from graphkit.train.fit import Fit
-from graphkit.train.inputs import Inputs, by_name, with_types
-from graphkit.train.lazy_scalar import LazyScalar
-from graphkit.train.mixing import Mixing
-from graphkit.train.position import Position
-from graphkit.train.probabilities import are_probabilities
-from graphkit.train.programs import finite, loss_scale, recomputation
-from graphkit.train.programs import step as steps
+from graphkit.train.programs.recomputation import Recompute
 from graphkit.train.progress import ProgressBar
-from graphkit.train.rates import Rates
-from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.run_folder import RunFolder
-from graphkit.train.selection import ParameterSelection, select_parameters
-from graphkit.train.stepper import Stepper
-from graphkit.train.training_graph import Criterion, training_graph
+from graphkit.train.selection import ParameterSelection
+from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation, group_of
+from graphkit.train.training_graph import Criterion
 
 
-class Trainer:
+class Trainer(BaseTrainer):
     """Trains the model `net` in place: after each step, `net.params` contains the new values.
 
     Arguments that select parameters (`freeze`, `train`, `lazy`, `lr_mult`, `wd_mult`) take names or glob patterns.
@@ -142,6 +119,11 @@ class Trainer:
             statistics, whatever mode the model or file has. "frozen": it normalises by the running statistics, which do
             not change; its scale and offset are trained.
         sync_batch_norm: Compute the statistics of BatchNormalization over the samples of all processes.
+        numerics: The keywords `precision`, `deterministic`, `straight_through` and `on_nonfinite` as one object.
+        memory: The keywords `accumulate`, `recompute` and `swap_memory` as one object.
+        parallel: The keywords `kvstore`, `groups`, `micro_batches`, `batch_axes`, `shard_optimizer` and
+            `sync_batch_norm` as one object.
+        regularisation: The keywords `clip_norm`, `ema`, `mixup`, `cutmix` and `batch_norm` as one object.
     """
 
     @typed("gk.Trainer")
@@ -168,7 +150,7 @@ class Trainer:
         loss_weights: Mapping[str, float] | None = None,
         mixup: float | None = None,
         cutmix: float | None = None,
-        recompute: recomputation.Recompute | None = None,
+        recompute: Recompute | None = None,
         swap_memory: bool = False,
         seed: int | None = None,
         precision: str = "f32",
@@ -181,323 +163,28 @@ class Trainer:
         shard_optimizer: bool = False,
         batch_norm: str = defaults.BATCH_NORM[0],
         sync_batch_norm: bool = False,
+        numerics: Numerics | None = None,
+        memory: Memory | None = None,
+        parallel: Parallel | None = None,
+        regularisation: Regularisation | None = None,
     ):
-        recomputation.check(recompute)
-        if not isinstance(swap_memory, bool):
-            raise UsageError(f"Trainer: swap_memory must be True or False, not {swap_memory!r}")
-        on_nonfinite = finite.choice(on_nonfinite)
-        micro_batches = integer("Trainer", "micro_batches", micro_batches, 1)
-        accumulate = integer("Trainer", "accumulate", accumulate, 1)
-        clip_norm = None if clip_norm is None else real("Trainer", "clip_norm", clip_norm, POSITIVE)
-        seed = None if seed is None else integer("Trainer", "seed", seed, 0)
-        alphas = {"mixup": mixup, "cutmix": cutmix}
-        alphas = {n: real("Trainer", n, alpha, POSITIVE) for n, alpha in alphas.items() if alpha is not None}
+        keywords = dict(locals())
         known = isinstance(loss, (str, losses.Loss, Mapping)) or callable(loss)
         if isinstance(loss, optimizers.Optimizer) or not known:
             raise UsageError(
                 f"Trainer: loss must be a name or a function, not {loss!r}; pass an optimizer as optimizer="
             )
         freeze, train, lazy = (_patterns(p) for p in (freeze, train, lazy))
-        net.separate_roles()
-        self.net = net
-        self.loss = loss
-        self.optimizer = optimizers.get(optimizer)
-        self.kvstore = kvstore
-        self.accumulate = accumulate
-        self.seed = config.SEED.get() if seed is None else seed
-        self.position = Position()
-        # All checkpoints of a run have its name.
-        self.run = secrets.token_hex(8)
-        # Stored in checkpoints: any JSON value.
-        self.notes: dict[str, Any] = {}
-        # Whether a step was interrupted, so that some parameters are updated and some are not.
-        self.step_incomplete = False
-        self._resumed = False
-        self._fit: Fit | None = None
-        # Why a callback wants the run to end; the states of callbacks outside of `fit`.
-        self.stop_reason: str | None = None
-        self._callback_states: States = {}
-        self._rates = Rates()
-        self._recurrent_state = RecurrentState(net, carry or {})
-        self._mixing = Mixing(alphas.get("mixup"), alphas.get("cutmix")) if alphas else None
-        self._inputs = Inputs(net.input_types)
-        refused = {
-            "accumulate= (--accumulate)": accumulate > 1, "carry= (--recurrent-state)": bool(carry),
-            "lazy= (--sparse-update)": bool(lazy), "recompute= (--recompute)": recompute is not None,
-            "swap_memory= (--swap-memory)": swap_memory, "shard_optimizer= (--shard-optimizer)": shard_optimizer,
-            "sync_batch_norm= (--sync-batch-norm)": sync_batch_norm,
-            "mixup= or cutmix= (--mixup, --cutmix)": bool(alphas),
-            "gradient compression (--compression)": kvstore is not None and kvstore.compresses,
-            "precision='f16' (--precision f16)": precision == "f16",
-        }  # fmt: skip
-        self._division = division_of(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
-        # Which part of the data this process takes, and of how many; stages of a pipeline take the same.
-        self._place = (0, 1) if kvstore is None or self._division else (kvstore.rank, kvstore.num_workers)
-        self._alone = kvstore is None or kvstore.num_workers == 1
-        self._writes = kvstore is None or kvstore.rank == 0
-        # Delays an interrupt until a block is complete. With several ranks it interrupts at once, because a rank might
-        # wait for the others forever.
-        self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
-
-        self.ema = moving_average(ema)
-        selection = ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {})
-        self._criterion = Criterion(loss, targets, output, loss_weights)
-        graph, self._targets = training_graph(
-            net, self._criterion, selection,
-            mixed=bool(alphas), straight_through=straight_through,
-            batch_statistics=_batch_statistics(batch_norm, sync_batch_norm),
-            statistics_over=kvstore if sync_batch_norm else None,
+        super().__init__(
+            net, Criterion(loss, targets, output, loss_weights), optimizers.get(optimizer),
+            ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {}),
+            numerics=group_of(Numerics, numerics, keywords), memory=group_of(Memory, memory, keywords),
+            parallel=group_of(Parallel, parallel, keywords),
+            regularisation=group_of(Regularisation, regularisation, keywords),
+            device=device, threads=threads, carry=carry or {},
+            seed=None if seed is None else integer("Trainer", "seed", seed, 0),
         )  # fmt: skip
-        first = next(iter(loss)) if isinstance(loss, Mapping) else net.outputs[0]
-        self._output = first if output is None else output
-        trained = select_parameters(graph, selection)
-        scale = loss_scale.state() if precision == "f16" else None
-        rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite, scale)
-        options: dict[str, Any] = {
-            "device": devices.chosen(device, graph, kvstore),
-            "threads": threads, "seed": self.seed, "precision": precision, "deterministic": deterministic,
-        }  # fmt: skip
-        compare_setup(
-            kvstore, rule, trained, net.params,
-            {
-                "loss": losses.described(loss), "loss_weights": loss_weights, "accumulate": accumulate,
-                "precision": precision, "deterministic": deterministic, "shard_optimizer": shard_optimizer,
-                "batch_norm": batch_norm, "sync_batch_norm": sync_batch_norm, "straight_through": straight_through,
-                **alphas,
-                "groups": groups, "micro_batches": micro_batches, "batch_axes": batch_axes, "carry": carry,
-                "seed": self.seed if groups else None,
-            },
-        )  # fmt: skip
-        many = quantity(config.num_threads(threads), "thread")
-        self._chosen = f"device {options['device']}, {many}, precision {precision}"
-        spec = StepSpec(
-            graph, trained, rule, net.params, self._output, options,
-            accumulate=accumulate, recompute=recompute, swap_memory=swap_memory,
-        )  # fmt: skip
-        self._exchange = exchange_of(spec, kvstore, self._division, shard_optimizer)
-        self._stepper = Stepper(spec, self._exchange)
-        if self._division is None:
-            self._draw_from((self.seed, 0))
-        self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
-        self._inference = self._exchange.inference(self._inference_graph)
-        self._evaluation = Evaluation(options)
-        self.trained = self._stepper.trained
-        self._averages = Averages(net.params, self._exchange, self.ema is not None)
-        if self.optimizer.schedule.is_open and not self._exchange.sets_rates:
-            raise UsageError(
-                "servers apply the learning rate and do not know the length of the run: pass steps= to the schedule"
-            )
-        if kvstore is not None and not self._alone and self._division is None:
-            names = list(net.params)
-            for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
-                net.params[name] = array
-            self._averages.start()
-        self._exchange.publish()
-        self._agreement = agreement_of(kvstore, net.params, placed=self._division is not None)
-
-    def __reduce__(self) -> Any:
-        raise UsageError(
-            "a Trainer holds memory and native code of this process and cannot be copied or pickled: call save(folder) "
-            "and resume(folder) in an equal Trainer; or copy trainer.net, the Model"
-        )
-
-    # --- moving average --------------------------------------------------------------------------
-
-    def swap(self) -> None:
-        """Exchange the parameters of `net` and their moving averages. A second call exchanges them back.
-
-        While `net` contains the averages, you cannot train. Raises UsageError if the Trainer has no `ema`.
-        """
-        self._averages.exchange()
-
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[Model]:
-        """Context manager that gives `net` with its moving averages, or with its own values without `ema`."""
-        with self._averages.in_their_place():
-            yield self.net
-
-    # --- one step --------------------------------------------------------------------------------
-
-    @property
-    def graphs(self) -> tuple[Graph, ...]:
-        """The training programs: one fused step, or two programs that accumulate and update.
-
-        They contain recomputation after the first step.
-        """
-        return tuple(self._stepper.programs)
-
-    @property
-    def graph(self) -> Graph:
-        """The program that runs on a batch. Its inputs are those of the model, the targets and the settings."""
-        return self._stepper.programs[0]
-
-    @property
-    def executor(self) -> Executor:
-        """The Executor of `graph`."""
-        return self._stepper.executors[0]
-
-    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
-        """Return the memory plan of `graph` for the given shapes of inputs and targets."""
-        return self._exchange.plan(shapes)
-
-    @typed("Trainer.optimizer_state_bytes")
-    def optimizer_state_bytes(self, processes: int = 1) -> int:
-        """Return the bytes of optimizer state in one process.
-
-        If `processes` ranks share it (`shard_optimizer`), return the largest number of bytes of one rank.
-        """
-        processes = integer("Trainer.optimizer_state_bytes", "processes", processes, 1)
-        return self._exchange.optimizer_state_bytes(processes)
-
-    @property
-    def epoch(self) -> int:
-        """Number of complete epochs."""
-        return self.position.epoch
-
-    @property
-    def batch(self) -> int:
-        """Number of batches of the next epoch that `fit` has already trained on."""
-        return self.position.batch
-
-    @property
-    def updates(self) -> int:
-        """Number of updates so far. Learning-rate schedules depend on it."""
-        return self._stepper.updates
-
-    @updates.setter
-    def updates(self, count: int) -> None:
-        self._stepper.updates = count
-
-    @property
-    def skipped(self) -> int:
-        """Number of steps that were skipped, because of `on_nonfinite="skip"` or `precision="f16"`."""
-        return self._stepper.skipped
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the next update. A schedule over all updates of a run raises UsageError outside of `fit`."""
-        return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
-
-    @property
-    def rate_scale(self) -> float:
-        """Factor on the optimizer's learning rates, 1 at first. Callbacks may set it, and must store it in their state.
-
-        Raises UsageError on assignment if servers store the learning rate.
-        """
-        return self._rates.scale
-
-    @rate_scale.setter
-    def rate_scale(self, scale: float) -> None:
-        if not self._exchange.sets_rates:
-            raise UsageError(
-                "servers apply the learning rate, by the optimizer's schedule; rate_scale cannot change it"
-            )
-        self._rates.scale = real("Trainer", "rate_scale", scale, NOT_NEGATIVE)
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process among those that train together. Rank 0 writes the files."""
-        return 0 if self.kvstore is None else self.kvstore.rank
-
-    @property
-    def folder(self) -> Path | None:
-        """Folder that the current `fit` writes to, or None."""
-        return None if self._fit is None else self._fit.folder
-
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """Names of the losses and metrics that each epoch of the current `fit` has. Empty outside of `fit`."""
-        return () if self._fit is None else self._fit.scores()
-
-    @property
-    def callbacks_may_add_scores(self) -> bool:
-        """Whether a callback of the user defines `on_epoch_end`, which may add numbers to the record of the epoch."""
-        return self._fit is not None and self._fit.calls.adds_scores
-
-    @property
-    def callback_states(self) -> States:
-        """States of the callbacks of this `fit` and of earlier ones, by name."""
-        return self._callback_states | ({} if self._fit is None else self._fit.calls.states())
-
-    def stop(self, reason: str) -> None:
-        """End the run early; callbacks call it. The rest of the epoch's batches is left out.
-
-        After the current batch, `fit` validates, writes the checkpoint of the epoch, and returns. With several
-        processes, it is enough if one rank calls it (see `Callback`).
-
-        Args:
-            reason: Why the run ends. The log contains this text; a later `fit` that continues the run shows it.
-        """
-        self.stop_reason = reason
-
-    def step(self, inputs: Any, targets: Any) -> LazyScalar:
-        """Train on one batch and return its mean loss.
-
-        With `accumulate=N`, the update happens at every N-th call. With a kvstore, every process calls `step`, and the
-        loss is the mean over all of them.
-
-        Args:
-            inputs: An array, a tuple, or a dict by name.
-            targets: An array, a tuple, or a dict by name.
-
-        Returns:
-            The loss, which is read from the device when you convert it to float. It is NaN if the step was skipped.
-
-        Raises:
-            NotFinite: The loss is NaN or infinite, and `on_nonfinite` is "raise". It is raised at once, not when the
-                loss is read.
-            RanksDiffer: The processes differ in learning rate, number of updates or assigned parameters. All processes
-                raise it, and nothing changes.
-        """
-        with self._interrupts:
-            self._exchange.read(False)
-            return LazyScalar(self._step(inputs, targets)[0])
-
-    def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """The loss, and the network's outputs as far as they are read, see `Exchange.read`."""
-        if self._averages.are_in_place:
-            raise UsageError("the model holds the moving averages: call swap() before the next step")
-        if self.kvstore is not None:
-            self.kvstore.begin_step()
-        compared = self._targets.fitted(targets)
-        feeds = by_name(inputs, self._inputs.names, "input")
-        rate = self.learning_rate
-        with self._working(), self._agreement.of_step(rate, self._stepper):
-            if self._mixing is None:
-                feeds |= compared
-            else:
-                rank, ranks = self._place
-                batch = self._stepper.waiting * ranks + rank  # of the update
-                key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
-                feeds = self._mixing.mixed(feeds, compared, size, key)
-            return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
-
-    def _draw_from(self, rng: tuple[int, int]) -> None:
-        """Let the next step draw from (seed, step): of n ranks, rank r draws from r steps later, and n steps further
-        in its next step. So ranks draw what one process draws that takes their batches one after the other.
-        """
-        seed, step = rng
-        self.executor.rng = seed, step + self._place[0]
-
-    def flush(self) -> None:
-        """Update with gradients that were accumulated but not used (the last, shorter group of an epoch).
-
-        With servers, all workers must call it; they then continue with the values of the servers.
-        """
-        if self._averages.are_in_place:
-            raise UsageError("the model holds the moving averages: call swap() before flush()")
-        with self._working():
-            self._stepper.flush(self.learning_rate)
-
-    def _working(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which other processes may wait for this one, which has not stalled."""
-        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.working()
-
-    def _running(self, code: str) -> contextlib.AbstractContextManager[None]:
-        """Context that runs the user's code, for which other processes wait only for a limited time."""
-        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.running(code)
-
-    # --- many steps ------------------------------------------------------------------------------
+        self._evaluation = Evaluation(self._options)
 
     @typed("Trainer.fit")
     def fit(
@@ -577,8 +264,8 @@ class Trainer:
             ours, held_out = stack.enter_context(employed(workers, *data))
             self._check_data(ours, held_out)
             self._fit = Fit(
-                self, ours, held_out, metrics, batch_size, None if held is None else held.path, checkpoint_every,
-                prefetch, bar, on_epoch, callbacks, log_every,
+                self, self._evaluation, ours, held_out, metrics, batch_size, None if held is None else held.path,
+                checkpoint_every, prefetch, bar, on_epoch, callbacks, log_every,
             )  # fmt: skip
             stack.callback(setattr, self, "_fit", None)
             return self._fit.run()
@@ -586,37 +273,6 @@ class Trainer:
     def remaining_epochs(self, epochs: int | None = None) -> int:
         """Return the number of epochs that `fit(epochs=epochs)` would complete."""
         return self.position.left(epochs, self._resumed)
-
-    def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
-        output = self.net.graph.outputs[self.net.outputs.index(self._output)]
-        specs = [spec for spec in listed(specs) if not (isinstance(spec, str) and spec == LOSS)]
-        return metrics.get_all(specs, probabilities=are_probabilities(output))
-
-    def _data(self, given: Any) -> Dataset | IterableDataset:
-        kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
-        ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
-        found = as_dataset(with_types(given, kinds), ranks)
-        if self._division is not None:
-            self._division.follow(found)
-        return found
-
-    def _check_data(self, *parts: Dataset | IterableDataset | None) -> None:
-        """Raise InputError for data with arrays or a number of classes that the network does not have."""
-        for part in parts:
-            if isinstance(part, Dataset):
-                self._inputs.check_names(part)
-                self._inputs.check_shapes(part)
-                self._targets.check_classes(part, self.net.name)
-
-    def _prepared(self, batch: Batch) -> Batch:
-        """The batch with inputs by name, as arrays that programs take without a copy. Their copy to a GPU begins."""
-        inputs = self._recurrent_state.named(batch.inputs)
-        if not batch.size:
-            return replace(batch, inputs=inputs)
-        inputs = self._inputs.converted(inputs)
-        if self._mixing is None:
-            self._exchange.send_ahead(inputs)
-        return replace(batch, inputs=inputs)
 
     @typed("Trainer.evaluate")
     def evaluate(
@@ -699,35 +355,7 @@ class Trainer:
     # Former names.
     torn = former_attribute("step_incomplete")
     adds_scores = former_attribute("callbacks_may_add_scores")
-    slot_bytes, left = optimizer_state_bytes, remaining_epochs
-
-    def __repr__(self) -> str:
-        return short_repr(self, self._facts)
-
-    def _facts(self) -> Iterator[str]:
-        yield repr(self.net.name)
-        yield f"update {self.updates}, epoch {self.epoch}"
-        if self.step_incomplete:
-            yield "stopped in the middle of a step"
-        yield self._chosen
-        yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"
-        yield quantity(self.net.num_parameters, "parameter")
-        if self.kvstore is not None:
-            yield f"rank {self.kvstore.rank} of {self.kvstore.num_workers}, {self.kvstore.type}"
-
-
-def _batch_statistics(batch_norm: str, synchronised: bool) -> bool:
-    """Whether BatchNormalization uses the statistics of the batch."""
-    if batch_norm not in defaults.BATCH_NORM:
-        raise UsageError(
-            f"Trainer: batch_norm must be {' or '.join(map(repr, defaults.BATCH_NORM))}, not {batch_norm!r}"
-        )
-    if synchronised and batch_norm == "frozen":
-        raise UsageError(
-            "Trainer: sync_batch_norm (--sync-batch-norm) has no effect with batch_norm='frozen' "
-            "(--batch-norm frozen), which computes no statistics; leave out one of them"
-        )
-    return batch_norm == "train"
+    slot_bytes, left = BaseTrainer.optimizer_state_bytes, remaining_epochs
 
 
 def _patterns(given: str | Sequence[str]) -> Sequence[str]:

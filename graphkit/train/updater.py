@@ -16,10 +16,10 @@ from graphkit.model import Model
 from graphkit.text import quantity, short_repr
 from graphkit.train import states
 from graphkit.train.average import AVERAGE, EMA
+from graphkit.train.states import Optimizer
 
 if TYPE_CHECKING:
     from graphkit.executor.run.session import Executor
-    from graphkit.train.optim import Optimizer
 
 Key = int | str
 

@@ -1,0 +1,451 @@
+"""What a trainer is without its loop over epochs: a model, a loss and an optimizer as programs that take steps."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphkit import config
+from graphkit.data import Batch, Dataset, IterableDataset, as_dataset
+from graphkit.errors import UsageError
+from graphkit.executor.devices.groups import AnyDevice
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.run.interruption import uninterrupted
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph
+from graphkit.ir.types import TensorType
+from graphkit.model import Model
+from graphkit.passes.training.to_training import is_in_training, to_inference
+from graphkit.signatures import typed
+from graphkit.text import quantity, short_repr
+from graphkit.train import devices, losses, metrics
+from graphkit.train import optim as optimizers
+from graphkit.train.agreement import agreement_of, compare_setup
+from graphkit.train.arguments import NOT_NEGATIVE, integer, real
+from graphkit.train.average import Averages
+from graphkit.train.average import ema as moving_average
+from graphkit.train.exchange.choice import exchange_of
+from graphkit.train.exchange.division import division_of
+from graphkit.train.exchange.exchange import StepSpec
+from graphkit.train.inputs import Inputs, by_name, with_types
+from graphkit.train.lazy_scalar import LazyScalar
+from graphkit.train.mixing import Mixing
+from graphkit.train.position import MetricStates, Position
+from graphkit.train.probabilities import are_probabilities
+from graphkit.train.programs import loss_scale
+from graphkit.train.programs import step as steps
+from graphkit.train.rates import Rates
+from graphkit.train.recurrent_state import RecurrentState
+from graphkit.train.selection import ParameterSelection, select_parameters
+from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation
+from graphkit.train.stepper import Stepper
+from graphkit.train.training_graph import Criterion, training_graph
+
+# States of callbacks, by the name of the callback.
+States = dict[str, dict[str, Any]]
+
+
+class Loop(Protocol):
+    """The `fit` that is running."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder."""
+
+    def scores(self) -> tuple[str, ...]:
+        """Names of the losses and metrics that each epoch has."""
+
+    def metric_states(self) -> MetricStates:
+        """States of the metrics of the current epoch."""
+
+    def callback_states(self) -> States:
+        """States of the callbacks."""
+
+    @property
+    def callbacks_may_add_scores(self) -> bool:
+        """Whether a callback may add numbers to the record of an epoch."""
+
+
+class BaseTrainer:
+    """Takes steps. `Trainer` adds `fit`, `evaluate` and files, and describes the arguments."""
+
+    def __init__(
+        self,
+        net: Model,
+        criterion: Criterion,
+        optimizer: optimizers.Optimizer,
+        selection: ParameterSelection,
+        *,
+        numerics: Numerics,
+        memory: Memory,
+        parallel: Parallel,
+        regularisation: Regularisation,
+        device: AnyDevice,
+        threads: int | None,
+        carry: Mapping[str, str],
+        seed: int | None,
+    ):
+        net.separate_roles()
+        kvstore = parallel.kvstore
+        self.net, self.loss, self.optimizer = net, criterion.loss, optimizer
+        self.kvstore, self.accumulate = kvstore, memory.accumulate
+        self.ema = moving_average(regularisation.ema)
+        self.seed = config.SEED.get() if seed is None else seed
+        self.position = Position()
+        # All checkpoints of a run have its name.
+        self.run = secrets.token_hex(8)
+        # Stored in checkpoints: any JSON value.
+        self.notes: dict[str, Any] = {}
+        # Whether a step was interrupted, so that some parameters are updated and some are not.
+        self.step_incomplete = False
+        self._resumed = False
+        self._fit: Loop | None = None
+        # Why a callback wants the run to end; the states of callbacks outside of `fit`.
+        self.stop_reason: str | None = None
+        self._callback_states: States = {}
+        self._rates = Rates()
+        self._recurrent_state = RecurrentState(net, carry)
+        mixes = regularisation.mixes
+        self._mixing = Mixing(mixes.get("mixup"), mixes.get("cutmix")) if mixes else None
+        self._inputs = Inputs(net.input_types)
+        refused = {
+            "accumulate= (--accumulate)": memory.accumulate > 1, "carry= (--recurrent-state)": bool(carry),
+            "lazy= (--sparse-update)": bool(selection.lazy), "recompute= (--recompute)": memory.recompute is not None,
+            "swap_memory= (--swap-memory)": memory.swap_memory,
+            "shard_optimizer= (--shard-optimizer)": parallel.shard_optimizer,
+            "sync_batch_norm= (--sync-batch-norm)": parallel.sync_batch_norm,
+            "mixup= or cutmix= (--mixup, --cutmix)": bool(mixes),
+            "gradient compression (--compression)": kvstore is not None and kvstore.compresses,
+            "precision='f16' (--precision f16)": numerics.precision == "f16",
+        }  # fmt: skip
+        self._division = division_of(
+            parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, refused
+        )
+        # Which part of the data this process takes, and of how many. Ranks that divide the model take the same data.
+        self._place = (0, 1) if kvstore is None or self._division else (kvstore.rank, kvstore.num_workers)
+        self._alone = kvstore is None or kvstore.num_workers == 1
+        self._writes = kvstore is None or kvstore.rank == 0
+        # Delays an interrupt until a block is complete. With several ranks it interrupts at once, because a rank might
+        # wait for the others forever.
+        self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
+
+        self._criterion = criterion
+        graph, self._targets = training_graph(
+            net, criterion, selection,
+            mixed=bool(mixes), straight_through=numerics.straight_through,
+            batch_statistics=_uses_batch_statistics(regularisation, parallel),
+            statistics_over=kvstore if parallel.sync_batch_norm else None,
+        )  # fmt: skip
+        first = next(iter(criterion.loss)) if isinstance(criterion.loss, Mapping) else net.outputs[0]
+        self._output = first if criterion.output is None else criterion.output
+        trained = select_parameters(graph, selection)
+        scale = loss_scale.state() if numerics.precision == "f16" else None
+        clip_norm = None if regularisation.clip_norm is None else float(regularisation.clip_norm)
+        rule = steps.UpdateRule(optimizer, clip_norm, self.ema, numerics.on_nonfinite, scale)
+        options: dict[str, Any] = {
+            "device": devices.chosen(device, graph, kvstore), "threads": threads, "seed": self.seed,
+            "precision": numerics.precision, "deterministic": numerics.deterministic,
+        }  # fmt: skip
+        compare_setup(
+            kvstore, rule, trained, net.params,
+            {
+                "loss": losses.described(criterion.loss), "loss_weights": criterion.weights,
+                "accumulate": memory.accumulate, "precision": numerics.precision,
+                "deterministic": numerics.deterministic, "shard_optimizer": parallel.shard_optimizer,
+                "batch_norm": regularisation.batch_norm, "sync_batch_norm": parallel.sync_batch_norm,
+                "straight_through": numerics.straight_through, **mixes, "groups": parallel.groups,
+                "micro_batches": parallel.micro_batches, "batch_axes": parallel.batch_axes, "carry": carry or None,
+                "seed": self.seed if parallel.groups else None,
+            },
+        )  # fmt: skip
+        many = quantity(config.num_threads(threads), "thread")
+        self._chosen = f"device {options['device']}, {many}, precision {numerics.precision}"
+        spec = StepSpec(
+            graph, trained, rule, net.params, self._output, options,
+            accumulate=memory.accumulate, recompute=memory.recompute, swap_memory=memory.swap_memory,
+        )  # fmt: skip
+        self._exchange = exchange_of(spec, kvstore, self._division, parallel.shard_optimizer)
+        self._stepper = Stepper(spec, self._exchange)
+        if self._division is None:
+            self._draw_from((self.seed, 0))
+        self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
+        self._inference = self._exchange.inference(self._inference_graph)
+        self._options = options
+        self.trained = self._stepper.trained
+        self._averages = Averages(net.params, self._exchange, self.ema is not None)
+        if optimizer.schedule.is_open and not self._exchange.sets_rates:
+            raise UsageError(
+                "servers apply the learning rate and do not know the length of the run: pass steps= to the schedule"
+            )
+        if kvstore is not None and not self._alone and self._division is None:
+            names = list(net.params)
+            for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
+                net.params[name] = array
+            self._averages.start()
+        self._exchange.publish()
+        self._agreement = agreement_of(kvstore, net.params, placed=self._division is not None)
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a Trainer holds memory and native code of this process and cannot be copied or pickled: call save(folder) "
+            "and resume(folder) in an equal Trainer; or copy trainer.net, the Model"
+        )
+
+    # --- moving average --------------------------------------------------------------------------
+
+    def swap(self) -> None:
+        """Exchange the parameters of `net` and their moving averages. A second call exchanges them back.
+
+        While `net` contains the averages, you cannot train. Raises UsageError if the Trainer has no `ema`.
+        """
+        self._averages.exchange()
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[Model]:
+        """Context manager that gives `net` with its moving averages, or with its own values without `ema`."""
+        with self._averages.in_their_place():
+            yield self.net
+
+    # --- one step --------------------------------------------------------------------------------
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The training programs: one fused step, or two programs that accumulate and update.
+
+        They contain recomputation after the first step.
+        """
+        return tuple(self._stepper.programs)
+
+    @property
+    def graph(self) -> Graph:
+        """The program that runs on a batch. Its inputs are those of the model, the targets and the settings."""
+        return self._stepper.programs[0]
+
+    @property
+    def executor(self) -> Executor:
+        """The Executor of `graph`."""
+        return self._stepper.executors[0]
+
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        """Return the memory plan of `graph` for the given shapes of inputs and targets."""
+        return self._exchange.plan(shapes)
+
+    @typed("Trainer.optimizer_state_bytes")
+    def optimizer_state_bytes(self, processes: int = 1) -> int:
+        """Return the bytes of optimizer state in one process.
+
+        If `processes` ranks share it (`shard_optimizer`), return the largest number of bytes of one rank.
+        """
+        processes = integer("Trainer.optimizer_state_bytes", "processes", processes, 1)
+        return self._exchange.optimizer_state_bytes(processes)
+
+    @property
+    def epoch(self) -> int:
+        """Number of complete epochs."""
+        return self.position.epoch
+
+    @property
+    def batch(self) -> int:
+        """Number of batches of the next epoch that `fit` has already trained on."""
+        return self.position.batch
+
+    @property
+    def updates(self) -> int:
+        """Number of updates so far. Learning-rate schedules depend on it."""
+        return self._stepper.updates
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        self._stepper.updates = count
+
+    @property
+    def skipped(self) -> int:
+        """Number of steps that were skipped, because of `on_nonfinite="skip"` or `precision="f16"`."""
+        return self._stepper.skipped
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next update. A schedule over all updates of a run raises UsageError outside of `fit`."""
+        return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
+
+    @property
+    def rate_scale(self) -> float:
+        """Factor on the optimizer's learning rates, 1 at first. Callbacks may set it, and must store it in their state.
+
+        Raises UsageError on assignment if servers store the learning rate.
+        """
+        return self._rates.scale
+
+    @rate_scale.setter
+    def rate_scale(self, scale: float) -> None:
+        if not self._exchange.sets_rates:
+            raise UsageError(
+                "servers apply the learning rate, by the optimizer's schedule; rate_scale cannot change it"
+            )
+        self._rates.scale = real("Trainer", "rate_scale", scale, NOT_NEGATIVE)
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process among those that train together. Rank 0 writes the files."""
+        return 0 if self.kvstore is None else self.kvstore.rank
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder that the current `fit` writes to, or None."""
+        return None if self._fit is None else self._fit.folder
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Names of the losses and metrics that each epoch of the current `fit` has. Empty outside of `fit`."""
+        return () if self._fit is None else self._fit.scores()
+
+    @property
+    def callbacks_may_add_scores(self) -> bool:
+        """Whether a callback of the user defines `on_epoch_end`, which may add numbers to the record of the epoch."""
+        return self._fit is not None and self._fit.callbacks_may_add_scores
+
+    @property
+    def callback_states(self) -> States:
+        """States of the callbacks of this `fit` and of earlier ones, by name."""
+        return self._callback_states | ({} if self._fit is None else self._fit.callback_states())
+
+    def stop(self, reason: str) -> None:
+        """End the run early; callbacks call it. The rest of the epoch's batches is left out.
+
+        After the current batch, `fit` validates, writes the checkpoint of the epoch, and returns. With several
+        processes, it is enough if one rank calls it (see `Callback`).
+
+        Args:
+            reason: Why the run ends. The log contains this text; a later `fit` that continues the run shows it.
+        """
+        self.stop_reason = reason
+
+    def step(self, inputs: Any, targets: Any) -> LazyScalar:
+        """Train on one batch and return its mean loss.
+
+        With `accumulate=N`, the update happens at every N-th call. With a kvstore, every process calls `step`, and the
+        loss is the mean over all of them.
+
+        Args:
+            inputs: An array, a tuple, or a dict by name.
+            targets: An array, a tuple, or a dict by name.
+
+        Returns:
+            The loss, which is read from the device when you convert it to float. It is NaN if the step was skipped.
+
+        Raises:
+            NotFinite: The loss is NaN or infinite, and `on_nonfinite` is "raise". It is raised at once, not when the
+                loss is read.
+            RanksDiffer: The processes differ in learning rate, number of updates or assigned parameters. All processes
+                raise it, and nothing changes.
+        """
+        with self._interrupts:
+            self._exchange.read(False)
+            return LazyScalar(self._step(inputs, targets)[0])
+
+    def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """The loss, and the network's outputs as far as they are read, see `Exchange.read`."""
+        if self._averages.are_in_place:
+            raise UsageError("the model holds the moving averages: call swap() before the next step")
+        if self.kvstore is not None:
+            self.kvstore.begin_step()
+        compared = self._targets.fitted(targets)
+        feeds = by_name(inputs, self._inputs.names, "input")
+        rate = self.learning_rate
+        with self._working(), self._agreement.of_step(rate, self._stepper):
+            if self._mixing is None:
+                feeds |= compared
+            else:
+                rank, ranks = self._place
+                batch = self._stepper.waiting * ranks + rank  # of the update
+                key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
+                feeds = self._mixing.mixed(feeds, compared, size, key)
+            return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
+
+    def _draw_from(self, rng: tuple[int, int]) -> None:
+        """Let the next step draw from (seed, step): of n ranks, rank r draws from r steps later, and n steps further
+        in its next step. So ranks draw what one process draws that takes their batches one after the other.
+        """
+        seed, step = rng
+        self.executor.rng = seed, step + self._place[0]
+
+    def flush(self) -> None:
+        """Update with gradients that were accumulated but not used (the last, shorter group of an epoch).
+
+        With servers, all workers must call it; they then continue with the values of the servers.
+        """
+        if self._averages.are_in_place:
+            raise UsageError("the model holds the moving averages: call swap() before flush()")
+        with self._working():
+            self._stepper.flush(self.learning_rate)
+
+    def _working(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which other processes may wait for this one, which has not stalled."""
+        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.working()
+
+    def _running(self, code: str) -> contextlib.AbstractContextManager[None]:
+        """Context that runs the user's code, for which other processes wait only for a limited time."""
+        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.running(code)
+
+    # --- data ---
+
+    def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
+        output = self.net.graph.outputs[self.net.outputs.index(self._output)]
+        specs = [spec for spec in metrics.as_list(specs) if not (isinstance(spec, str) and spec == metrics.LOSS)]
+        return metrics.get_all(specs, probabilities=are_probabilities(output))
+
+    def _data(self, given: Any) -> Dataset | IterableDataset:
+        kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
+        ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
+        found = as_dataset(with_types(given, kinds), ranks)
+        if self._division is not None:
+            self._division.follow(found)
+        return found
+
+    def _check_data(self, *parts: Dataset | IterableDataset | None) -> None:
+        """Raise InputError for data with arrays or a number of classes that the network does not have."""
+        for part in parts:
+            if isinstance(part, Dataset):
+                self._inputs.check_names(part)
+                self._inputs.check_shapes(part)
+                self._targets.check_classes(part, self.net.name)
+
+    def _prepared(self, batch: Batch) -> Batch:
+        """The batch with inputs by name, as arrays that programs take without a copy. Their copy to a GPU begins."""
+        inputs = self._recurrent_state.named(batch.inputs)
+        if not batch.size:
+            return replace(batch, inputs=inputs)
+        inputs = self._inputs.converted(inputs)
+        if self._mixing is None:
+            self._exchange.send_ahead(inputs)
+        return replace(batch, inputs=inputs)
+
+    def __repr__(self) -> str:
+        return short_repr(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.net.name)
+        yield f"update {self.updates}, epoch {self.epoch}"
+        if self.step_incomplete:
+            yield "stopped in the middle of a step"
+        yield self._chosen
+        yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"
+        yield quantity(self.net.num_parameters, "parameter")
+        if self.kvstore is not None:
+            yield f"rank {self.kvstore.rank} of {self.kvstore.num_workers}, {self.kvstore.type}"
+
+
+def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -> bool:
+    """Whether BatchNormalization uses the statistics of the batch."""
+    if parallel.sync_batch_norm and regularisation.batch_norm == "frozen":
+        raise UsageError(
+            "Trainer: sync_batch_norm (--sync-batch-norm) has no effect with batch_norm='frozen' "
+            "(--batch-norm frozen), which computes no statistics; leave out one of them"
+        )
+    return regularisation.batch_norm == "train"

@@ -1,0 +1,145 @@
+"""Groups of settings of a Trainer. Each setting is also a keyword of `Trainer`, where its values are described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from graphkit.dist.kvstore import KVStore
+from graphkit.errors import UsageError
+from graphkit.signatures import typed_constructor
+from graphkit.train import defaults
+from graphkit.train.arguments import POSITIVE, boolean, integer, real
+from graphkit.train.average import EMA
+from graphkit.train.average import ema as moving_average
+from graphkit.train.programs import finite, recomputation
+from graphkit.train.programs.recomputation import Recompute
+
+_OWNER = "Trainer"
+
+
+@typed_constructor("gk.settings")
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """Precision and reproducibility of training.
+
+    Args:
+        precision: "f32", "bf16", "f16", "tf32" or "fp8".
+        deterministic: Make results bit-identical for any number of threads.
+        straight_through: Let gradients pass through rounding.
+        on_nonfinite: "raise", "skip" or "ignore" a loss that is NaN or infinite.
+    """
+
+    precision: str = "f32"
+    deterministic: bool = False
+    straight_through: bool = False
+    on_nonfinite: str = "raise"
+
+    def __post_init__(self) -> None:
+        finite.choice(self.on_nonfinite)
+
+
+@typed_constructor("gk.settings")
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Ways to train in less memory.
+
+    Args:
+        accumulate: Number of batches whose gradients are averaged for one update.
+        recompute: "sqrt", a limit in bytes, or None: which activations the backward pass computes again.
+        swap_memory: Let activations move from GPU to host memory until the backward pass reads them.
+    """
+
+    accumulate: int = 1
+    recompute: Recompute | None = None
+    swap_memory: bool = False
+
+    def __post_init__(self) -> None:
+        integer(_OWNER, "accumulate", self.accumulate, 1)
+        recomputation.check(self.recompute)
+        boolean(_OWNER, "swap_memory", self.swap_memory)
+
+
+@typed_constructor("gk.settings")
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """How several processes train one model.
+
+    Args:
+        kvstore: The store that the processes share (`gk.kvstore.create`).
+        groups: Rank of each group of nodes, to divide the model among processes.
+        micro_batches: Number of parts into which a pipeline divides a batch.
+        batch_axes: Axis that counts samples, for each input and target where it is not 0.
+        shard_optimizer: Let each process store a part of the optimizer states.
+        sync_batch_norm: Compute the statistics of BatchNormalization over the samples of all processes.
+    """
+
+    kvstore: KVStore | None = None
+    groups: Mapping[str, int] | None = None
+    micro_batches: int = 1
+    batch_axes: Mapping[str, int | None] | None = None
+    shard_optimizer: bool = False
+    sync_batch_norm: bool = False
+
+    def __post_init__(self) -> None:
+        integer(_OWNER, "micro_batches", self.micro_batches, 1)
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that train together."""
+        return 1 if self.kvstore is None else self.kvstore.num_workers
+
+
+@typed_constructor("gk.settings")
+@dataclass(frozen=True, kw_only=True)
+class Regularisation:
+    """What keeps training stable and the model general.
+
+    Args:
+        clip_norm: Upper limit of the global gradient norm.
+        ema: Decay of a moving average of the parameters, or a `gk.optim.EMA`.
+        mixup: Mix pairs of samples, with shares from Beta(mixup, mixup).
+        cutmix: Replace a box of each image by that of another image; its area is drawn from Beta(cutmix, cutmix).
+        batch_norm: "train" or "frozen": whether BatchNormalization uses the statistics of each batch.
+    """
+
+    clip_norm: float | None = None
+    ema: float | EMA | None = None
+    mixup: float | None = None
+    cutmix: float | None = None
+    batch_norm: str = defaults.BATCH_NORM[0]
+
+    def __post_init__(self) -> None:
+        for name in ("clip_norm", "mixup", "cutmix"):
+            if (given := getattr(self, name)) is not None:
+                real(_OWNER, name, given, POSITIVE)
+        moving_average(self.ema)
+        if self.batch_norm not in defaults.BATCH_NORM:
+            choices = " or ".join(map(repr, defaults.BATCH_NORM))
+            raise UsageError(f"{_OWNER}: batch_norm must be {choices}, not {self.batch_norm!r}")
+
+    @property
+    def mixes(self) -> dict[str, float]:
+        """The given parameters of `mixup` and `cutmix`, by name."""
+        given = {"mixup": self.mixup, "cutmix": self.cutmix}
+        return {name: float(alpha) for name, alpha in given.items() if alpha is not None}
+
+
+Group = TypeVar("Group", Numerics, Memory, Parallel, Regularisation)
+
+
+def group_of(kind: type[Group], given: Group | None, keywords: Mapping[str, Any]) -> Group:
+    """Return the group that the user gave, or one of the keywords of these names.
+
+    Raises UsageError if a keyword is set besides the group that contains it.
+    """
+    own = {field.name: keywords[field.name] for field in fields(kind)}
+    if given is None:
+        return kind(**own)
+    name = kind.__name__.lower()
+    if not isinstance(given, kind):
+        raise UsageError(f"{_OWNER}: {name} must be a gk.settings.{kind.__name__}, not {given!r}")
+    if both := [field.name for field in fields(kind) if own[field.name] != field.default]:
+        raise UsageError(f"{_OWNER}: {both[0]}= is also a setting of {name}=: set it in only one of them")
+    return given
