@@ -35,7 +35,7 @@ def losses(run: Path) -> np.ndarray:
 
 
 def largest_difference(one: Path, other: Path) -> float:
-    """Of any parameter of two runs, over the largest value of that parameter."""
+    """Return the largest difference between two runs, relative to the largest element of the same parameter."""
     nets = gk.load(one), gk.load(other)
     pairs = [[np.asarray(net.params[name], np.float64) for net in nets] for name in nets[0].params]
     return float(max(np.abs(a - b).max() / np.abs(a).max() for a, b in pairs))
@@ -60,7 +60,8 @@ def main(processes: int, batch: int, epochs: int | None, output: Path) -> None:
     by_one, by_several = losses(one), losses(several)
     apart = np.abs(by_one - by_several).max()
     click.echo(f"losses of {len(by_one)} updates, from {by_one[0]:.4f} to {by_one[-1]:.4f}: at most {apart:.1e} apart")
-    click.echo(f"parameters in the end: at most {largest_difference(one, several):.1e} apart, of the largest of each")
+    largest = largest_difference(one, several)
+    click.echo(f"parameters at the end: at most {largest:.1e} apart, relative to the largest of each")
 
 
 if __name__ == "__main__":

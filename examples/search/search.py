@@ -111,7 +111,7 @@ def main(trials: int, epochs: int, seed: int, output: Path) -> None:
         trainer.fit(*data, epochs=epochs, metrics=["accuracy"], progress=False, folder=output / "best", overwrite=True)
         trainer.save_model(output / "best.onnx")
     accuracy = trainer.evaluate(test)["accuracy"]
-    click.echo(f"the best trial: {best.value:.4f} in validation, {accuracy:.4f} on {len(test)} others")
+    click.echo(f"the best trial: {best.value:.4f} in validation, {accuracy:.4f} on {len(test)} test images")
     passed = gk.verify(gk.load(output / "best.onnx")).passed
     click.echo(f"the file in ONNX Runtime: {'PASSED' if passed else 'FAILED'}")
     if not passed:

@@ -195,7 +195,7 @@ def test_one_process_and_two_have_the_same_losses(example):
     # The order of a sum differs; the samples do not. Which of two values is the largest of a window may, where they are
     # equal but for rounding: all of the gradient goes to the other one then.
     assert 0 < apart < 1e-4
-    assert found(r"parameters in the end: at most (\S+) apart, of the largest of each", out)[0] < 1e-2
+    assert found(r"parameters at the end: at most (\S+) apart, relative to the largest of each", out)[0] < 1e-2
     assert last_epoch("runs/processes/one")["processes"] == 1
     assert last_epoch("runs/processes/several")["processes"] == 2
     assert Path("runs/processes/curves.html").read_text().count("<svg") >= 1
@@ -231,7 +231,7 @@ def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(example):
     assert len(whole) == 8
     assert {state for state, _, _ in whole} == {"COMPLETE", "PRUNED"}
     assert min(len(values) for state, _, values in whole if state == "PRUNED") < 15
-    best, tested = found(r"the best trial: (\S+) in validation, (\S+) on 359 others", out)
+    best, tested = found(r"the best trial: (\S+) in validation, (\S+) on 359 test images", out)
     assert best == pytest.approx(max(values[15] for state, _, values in whole if state == "COMPLETE"), abs=1e-4)
     assert tested > 0.85
     assert gk.verify(gk.load("whole/best.onnx")).passed
