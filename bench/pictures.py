@@ -32,10 +32,10 @@ from torchvision.datasets import ImageFolder
 
 from graphkit import data
 from graphkit.data.images.augment import Augment
-from graphkit.data.images.decode import opened
-from graphkit.data.images.numbers import planes
-from graphkit.data.images.numbers import table as numbers_of
-from graphkit.data.images.preprocess import IMAGENET, Preprocess
+from graphkit.data.preprocessing.decode import opened
+from graphkit.data.preprocessing.image import IMAGENET, Preprocess
+from graphkit.data.preprocessing.numbers import planes
+from graphkit.data.preprocessing.numbers import table as numbers_of
 
 BATCH = 64
 

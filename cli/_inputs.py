@@ -15,10 +15,10 @@ from graphkit.cli._output import log
 from graphkit.cli._values import empty, from_arrays, is_named
 from graphkit.data.description import encoding_of, preprocessing_of
 from graphkit.data.files.npz import read_arrays
-from graphkit.data.images.decode import SUFFIXES
 from graphkit.data.images.feeding import Said, picture_input, reading
 from graphkit.data.images.folders import pictures_in
-from graphkit.data.tables.reading import TABLES
+from graphkit.data.preprocessing.decode import SUFFIXES
+from graphkit.data.preprocessing.table_reading import TABLES
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model

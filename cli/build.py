@@ -18,7 +18,7 @@ from graphkit.cli._groups import option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options, trust_option
 from graphkit.cli._output import log, print_json
-from graphkit.data.tables.encoding import CODES, NUMBERS
+from graphkit.data.preprocessing.encoding import CODES, NUMBERS
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.model import Model
 from graphkit.user_code import function_of, running

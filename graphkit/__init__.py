@@ -62,6 +62,7 @@ _MODULES = {
     "optim": "graphkit.train.optim",
     "losses": "graphkit.train.losses",
     "metrics": "graphkit.train.metrics",
+    "settings": "graphkit.train.settings",
     "kvstore": "graphkit.dist.kvstore",
     "models": "graphkit.models",
     "data": "graphkit.data",

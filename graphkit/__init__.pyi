@@ -382,6 +382,7 @@ from graphkit.train import callbacks as callbacks
 from graphkit.train import losses as losses
 from graphkit.train import metrics as metrics
 from graphkit.train import optim as optim
+from graphkit.train import settings as settings
 from graphkit.train.callbacks import Callback as Callback
 from graphkit.train.find_lr import find_lr as find_lr
 from graphkit.train.trainer import Trainer as Trainer

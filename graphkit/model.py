@@ -42,8 +42,8 @@ _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.Weak
 
 _STORED_ROLES = ("parameter", "state")
 
-# Keys of the metadata, in JSON and ONNX files: the names of the classes as a JSON list, the vocabulary of a text, what
-# pictures go through (see graphkit.data.images.preprocess), and what columns of a table become (graphkit.data.tables).
+# Keys of the metadata, in JSON and ONNX files: the names of the classes as a JSON list, the vocabulary of a text, the
+# preprocessing of images, and the encoding of the columns of a table (see graphkit.data.preprocessing).
 CLASSES, VOCABULARY, PREPROCESSING, COLUMNS = "classes", "vocabulary", "preprocessing", "columns"
 
 

@@ -53,8 +53,8 @@ def _of_model(net: Model, spec: str) -> dict[str, Any]:
     """Return options of the data that the model determines: vocabulary, preprocessing or size of images."""
     from graphkit.data.description import preprocessing_of
     from graphkit.data.images.feeding import options_for
+    from graphkit.data.preprocessing.vocabulary import Vocabulary
     from graphkit.data.sources import takes
-    from graphkit.data.text.vocabulary import Vocabulary
 
     if VOCABULARY in net.meta and takes(spec, "vocabulary"):
         return {"vocabulary": Vocabulary.from_json(net.meta[VOCABULARY])}

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from graphkit.data.foreign import IterableDataset, MapDataset, as_dataset
     from graphkit.data.images.augment import Augment
     from graphkit.data.images.dataset import ImageDataset
-    from graphkit.data.images.preprocess import Preprocess
     from graphkit.data.lazy import LazyDataset
     from graphkit.data.prefetching import prefetch
+    from graphkit.data.preprocessing.image import Preprocess
+    from graphkit.data.preprocessing.vocabulary import Vocabulary
     from graphkit.data.sources import TEXT_SOURCES, load, names, read
     from graphkit.data.tables.dataset import TableData
     from graphkit.data.tables.ratings import Ratings
     from graphkit.data.text.sentences import Sentences
     from graphkit.data.text.stream import TokenStream
-    from graphkit.data.text.vocabulary import Vocabulary
     from graphkit.data.workers.pool import Workers
 
     Iterated, Pictures = IterableDataset, ImageDataset

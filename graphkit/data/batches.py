@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,8 +12,17 @@ from graphkit.errors import UsageError
 from graphkit.signatures import check_argument
 from graphkit.text import short_repr
 
-if TYPE_CHECKING:
-    from graphkit.data.dataset import Dataset
+
+class Samples(Protocol):
+    """The part of a `Dataset` that its batches need."""
+
+    name: str
+
+    def __len__(self) -> int: ...
+
+    def order(self, seed: int, epoch: int, width: int) -> np.ndarray: ...
+
+    def take(self, index: Any) -> tuple[Any, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ class Batches:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Samples,
         batch_size: int,
         *,
         seed: int = 0,

@@ -16,9 +16,9 @@ from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
 
 if TYPE_CHECKING:
-    from graphkit.data.images.preprocess import Preprocess
-    from graphkit.data.tables.encoding import Encoding
-    from graphkit.data.text.vocabulary import Vocabulary
+    from graphkit.data.preprocessing.encoding import Encoding
+    from graphkit.data.preprocessing.image import Preprocess
+    from graphkit.data.preprocessing.vocabulary import Vocabulary
 
 # Names under which files have the targets.
 TARGETS = ("y", "targets", "target", "labels", "label", "class")

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 from graphkit.data.dataset import Dataset
-from graphkit.data.images.preprocess import Preprocess
-from graphkit.data.tables.encoding import Encoding
+from graphkit.data.preprocessing.encoding import Encoding
+from graphkit.data.preprocessing.image import Preprocess
 from graphkit.ir.types import TensorType
 from graphkit.model import CLASSES, COLUMNS, PREPROCESSING, VOCABULARY, Model
 from graphkit.signatures import typed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 
 
@@ -22,3 +24,11 @@ class Making:
 
     def begin(self, number: int) -> None:
         """Note that the sample of this number is made next."""
+
+
+class BatchMaker(Protocol):
+    """The part of a `LazyDataset` that worker processes need."""
+
+    name: str
+
+    def make_batch(self, places: np.ndarray, key: tuple[int, int] | None, making: Making) -> tuple[Any, Any]: ...

@@ -16,6 +16,8 @@ from graphkit.train.average import ema as moving_average
 from graphkit.train.programs import finite, recomputation
 from graphkit.train.programs.recomputation import Recompute
 
+__all__ = ["Memory", "Numerics", "Parallel", "Regularisation"]
+
 _OWNER = "Trainer"
 
 

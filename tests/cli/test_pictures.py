@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import graphkit as gk
-from graphkit.data.images.preprocess import Preprocess
+from graphkit.data.preprocessing.image import Preprocess
 
 README = Path(__file__).parents[2] / "README.md"
 META = Preprocess.of_size(6, 6, mean=(0.5,), std=(0.25,))

@@ -12,7 +12,7 @@ from graphkit.data.files.idx import read_idx
 from graphkit.data.images.augment import Augment
 from graphkit.data.images.dataset import ImageDataset, Pixels
 from graphkit.data.images.options import augment_of
-from graphkit.data.images.preprocess import Preprocess
+from graphkit.data.preprocessing.image import Preprocess
 from graphkit.errors import InputError
 
 _PREFIXES = {"train": "train", "test": "t10k"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.data.images.decode import Picture
-from graphkit.data.images.geometry import erased, resized_crop
-from graphkit.data.images.preprocess import Preprocess
+from graphkit.data.preprocessing.decode import Picture
+from graphkit.data.preprocessing.geometry import erased, resized_crop
+from graphkit.data.preprocessing.image import Preprocess
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.signatures import typed_constructor
 

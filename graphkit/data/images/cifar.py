@@ -12,9 +12,9 @@ import numpy as np
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.images.augment import Augment
 from graphkit.data.images.dataset import ImageDataset, Joined
-from graphkit.data.images.decode import Picture, of_pixels
 from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_of
-from graphkit.data.images.preprocess import CIFAR, Preprocess
+from graphkit.data.preprocessing.decode import Picture, of_pixels
+from graphkit.data.preprocessing.image import CIFAR, Preprocess
 from graphkit.errors import InputError
 
 # Of an image: red, green and blue planes of 32 rows of 32.

@@ -12,9 +12,9 @@ import numpy as np
 
 from graphkit.data.dataset import Dataset
 from graphkit.data.images.augment import Augment
-from graphkit.data.images.decode import Picture, of_pixels, opened
-from graphkit.data.images.preprocess import Preprocess
 from graphkit.data.lazy import LazyDataset
+from graphkit.data.preprocessing.decode import Picture, of_pixels, opened
+from graphkit.data.preprocessing.image import Preprocess
 from graphkit.errors import DamagedSample, InputError
 from graphkit.signatures import typed_constructor
 from graphkit.text import short_repr

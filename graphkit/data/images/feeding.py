@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.data.images.decode import opened
-from graphkit.data.images.preprocess import OF_CHANNELS, Preprocess
+from graphkit.data.preprocessing.decode import opened
+from graphkit.data.preprocessing.image import OF_CHANNELS, Preprocess
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.limits import require_memory
 from graphkit.ir.types import DType, TensorType, Type

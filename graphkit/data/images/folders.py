@@ -15,9 +15,9 @@ import numpy as np
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.images.augment import Augment
 from graphkit.data.images.dataset import Files, ImageDataset, Store, looked_at
-from graphkit.data.images.decode import SUFFIXES
 from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_of
-from graphkit.data.images.preprocess import IMAGENET, Preprocess
+from graphkit.data.preprocessing.decode import SUFFIXES
+from graphkit.data.preprocessing.image import IMAGENET, Preprocess
 from graphkit.errors import GraphkitWarning, InputError
 
 # Folders of the parts, the first one that is there; "test" where there is no part for validation.

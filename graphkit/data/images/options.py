@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from graphkit.data.images.augment import Augment
-from graphkit.data.images.preprocess import Preprocess
+from graphkit.data.preprocessing.image import Preprocess
 from graphkit.errors import UsageError
 
 # A side, (height, width), or one of them as text: 64, 48x64.

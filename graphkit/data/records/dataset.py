@@ -10,10 +10,10 @@ import numpy as np
 from graphkit.data.dataset import Dataset
 from graphkit.data.images.augment import Augment
 from graphkit.data.images.dataset import ImageDataset
-from graphkit.data.images.decode import Picture, opened
 from graphkit.data.images.folders import usual
 from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_of
-from graphkit.data.images.preprocess import Preprocess
+from graphkit.data.preprocessing.decode import Picture, opened
+from graphkit.data.preprocessing.image import Preprocess
 from graphkit.data.records.header import SIZE, IRHeader, unpack
 from graphkit.data.records.reading import RecordFile
 from graphkit.errors import InputError

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graphkit.data import order
-from graphkit.data.images.decode import Picture, opened
 from graphkit.data.images.folders import Found, find, listed
-from graphkit.data.images.geometry import shorter_side
+from graphkit.data.preprocessing.decode import Picture, opened
+from graphkit.data.preprocessing.geometry import shorter_side
 from graphkit.data.records.dataset import classes_file
 from graphkit.data.records.header import pack
 from graphkit.data.records.writing import RecordWriter

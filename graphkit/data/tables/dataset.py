@@ -10,9 +10,9 @@ import numpy as np
 
 from graphkit.data import order
 from graphkit.data.dataset import TARGETS, Dataset, Splits
-from graphkit.data.tables.column import Texts
-from graphkit.data.tables.encoding import NUMBERS, Encoding, names_of, targets_of
-from graphkit.data.tables.reading import Choice, Table, read_table
+from graphkit.data.preprocessing.column import Texts
+from graphkit.data.preprocessing.encoding import NUMBERS, Encoding, names_of, targets_of
+from graphkit.data.preprocessing.table_reading import Choice, Table, read_table
 from graphkit.errors import InputError, UsageError, did_you_mean
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from graphkit.data import order
 from graphkit.data.dataset import Dataset, Splits
-from graphkit.data.tables.column import Numbers, Texts, is_number
-from graphkit.data.tables.reading import Choice, read_table
+from graphkit.data.preprocessing.column import Numbers, Texts, is_number
+from graphkit.data.preprocessing.table_reading import Choice, read_table
 from graphkit.errors import InputError, UsageError
 
 # Files by name, in the order in which they are looked for: u.data of MovieLens 100K, ratings.dat of 1M and 10M,

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkit.data import order
 from graphkit.data.dataset import Dataset, Splits
-from graphkit.data.text.vocabulary import PADDING, Vocabulary, read_text
+from graphkit.data.preprocessing.vocabulary import PADDING, Vocabulary, read_text
 from graphkit.errors import InputError, UsageError
 from graphkit.signatures import typed_constructor
 

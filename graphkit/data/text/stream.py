@@ -9,7 +9,7 @@ import numpy as np
 
 from graphkit.data.batches import Batch, Batches
 from graphkit.data.dataset import Dataset, Splits
-from graphkit.data.text.vocabulary import Vocabulary, read_text
+from graphkit.data.preprocessing.vocabulary import Vocabulary, read_text
 from graphkit.errors import InputError, UsageError
 from graphkit.signatures import typed_constructor
 

@@ -13,10 +13,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from graphkit.data.making import BatchMaker
 from graphkit.data.workers.memory import Layout, Slot, anonymous
 from graphkit.data.workers.parcel import Parcel, packed
 from graphkit.data.workers.progress import Progress
@@ -24,9 +25,6 @@ from graphkit.data.workers.start import Started, started
 from graphkit.data.workers.wire import Closed, Connection
 from graphkit.errors import GraphkitError, OutOfMemory, WorkerError
 from graphkit.executor.run.interruption import uninterrupted
-
-if TYPE_CHECKING:
-    from graphkit.data.lazy import LazyDataset
 
 # Batches that a worker is asked for: the one that it makes, and the next.
 _IN_HAND = 2
@@ -115,7 +113,7 @@ class Crew:
         self._slots: dict[int, Slot] = {}
         # Data sets by number, as they are sent.
         self._parcels: dict[int, Parcel] = {}
-        self._numbers: weakref.WeakKeyDictionary[LazyDataset, int] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[BatchMaker, int] = weakref.WeakKeyDictionary()
         # What others leave here, who may come at any moment, within this class's own work too: data sets that are gone,
         # and tasks for which nobody waits.
         self._forgotten: deque[int] = deque()
@@ -148,7 +146,7 @@ class Crew:
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
-    def ask(self, data: LazyDataset, places: np.ndarray, key: tuple[int, int] | None) -> Task:
+    def ask(self, data: BatchMaker, places: np.ndarray, key: tuple[int, int] | None) -> Task:
         """Have a batch made, of the samples at `places`, behind those that were asked for before."""
         with self._lock, uninterrupted:
             if self.broken is not None:
@@ -219,7 +217,7 @@ class Crew:
         self._number += 1
         return self._number
 
-    def _register(self, data: LazyDataset) -> None:
+    def _register(self, data: BatchMaker) -> None:
         parcel = packed(data.name, data)
         number = self._numbers[data] = self._next()
         self._parcels[number] = parcel

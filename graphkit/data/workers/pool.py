@@ -15,7 +15,7 @@ from graphkit.errors import UsageError
 from graphkit.text import short_repr
 
 if TYPE_CHECKING:
-    from graphkit.data.lazy import LazyDataset
+    from graphkit.data.making import BatchMaker
     from graphkit.data.workers.crew import Crew, Task
 
 # From so many of the latest batches one knows how large the next may be.
@@ -83,7 +83,7 @@ class Workers:
         """Process ids of the running workers."""
         return [] if self._crew is None else self._crew.pids
 
-    def run(self, data: LazyDataset, parts: Iterable[np.ndarray], key: tuple[int, int] | None) -> Run:
+    def run(self, data: BatchMaker, parts: Iterable[np.ndarray], key: tuple[int, int] | None) -> Run:
         """Return the batches of the samples at each of `parts`, in that order. key: see LazyDataset.make_batch."""
         if not self.count:
             raise UsageError("there are no workers")
@@ -129,7 +129,7 @@ class Run:
     """Batches of one data set in order, some made in advance. Leaving the `with` block abandons the rest."""
 
     def __init__(
-        self, workers: Workers, crew: Crew, data: LazyDataset, parts: Iterator[np.ndarray],
+        self, workers: Workers, crew: Crew, data: BatchMaker, parts: Iterator[np.ndarray],
         key: tuple[int, int] | None, ahead: int, memory: int,
     ):  # fmt: skip
         self._workers, self._crew, self._data, self._parts, self._key = workers, crew, data, parts, key

@@ -11,9 +11,9 @@ from PIL import Image
 
 from graphkit import data
 from graphkit.data.images.augment import _CHANGES, Augment
-from graphkit.data.images.decode import of_pixels
-from graphkit.data.images.geometry import erased, resized_crop
-from graphkit.data.images.preprocess import IMAGENET, Preprocess
+from graphkit.data.preprocessing.decode import of_pixels
+from graphkit.data.preprocessing.geometry import erased, resized_crop
+from graphkit.data.preprocessing.image import IMAGENET, Preprocess
 from graphkit.errors import UsageError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 10, 3), np.uint8)

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from graphkit import data
-from graphkit.data.images.decode import opened
-from graphkit.data.images.preprocess import Preprocess
+from graphkit.data.preprocessing.decode import opened
+from graphkit.data.preprocessing.image import Preprocess
 from graphkit.errors import DamagedSample, InputError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphkit import data
-from graphkit.data.images.preprocess import CIFAR
+from graphkit.data.preprocessing.image import CIFAR
 from graphkit.errors import InputError
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

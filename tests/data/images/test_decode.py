@@ -12,8 +12,8 @@ import pytest
 from cases import each_case
 from PIL import Image
 
-from graphkit.data.images.decode import of_pixels, opened
-from graphkit.data.images.preprocess import Preprocess
+from graphkit.data.preprocessing.decode import of_pixels, opened
+from graphkit.data.preprocessing.image import Preprocess
 from graphkit.errors import InputError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (10, 14, 3), np.uint8)

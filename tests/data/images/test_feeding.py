@@ -13,7 +13,7 @@ import graphkit as gk
 from graphkit import data
 from graphkit.data.description import described, preprocessing_of
 from graphkit.data.images.feeding import Said, options_for, picture_input, pictures_for
-from graphkit.data.images.preprocess import IMAGENET, Preprocess
+from graphkit.data.preprocessing.image import IMAGENET, Preprocess
 from graphkit.errors import InputError, InvalidModel, UsageError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from graphkit import data
-from graphkit.data.images.preprocess import IMAGENET, Preprocess
+from graphkit.data.preprocessing.image import IMAGENET, Preprocess
 from graphkit.errors import DamagedSample, GraphkitWarning, InputError, MissingDependency, UsageError
 
 

@@ -10,10 +10,10 @@ import pytest
 from cases import each_case
 from PIL import Image
 
-from graphkit.data.images import numbers
-from graphkit.data.images.decode import of_pixels
-from graphkit.data.images.geometry import centred, shorter_side
-from graphkit.data.images.preprocess import CIFAR, IMAGENET, Preprocess
+from graphkit.data.preprocessing import numbers
+from graphkit.data.preprocessing.decode import of_pixels
+from graphkit.data.preprocessing.geometry import centred, shorter_side
+from graphkit.data.preprocessing.image import CIFAR, IMAGENET, Preprocess
 from graphkit.errors import InvalidModel, UsageError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (33, 47, 3), np.uint8)

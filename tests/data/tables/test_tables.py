@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from graphkit import data
-from graphkit.data.tables import reading
-from graphkit.data.tables.encoding import Encoding
+from graphkit.data.preprocessing import table_reading as reading
+from graphkit.data.preprocessing.encoding import Encoding
 from graphkit.errors import InputError, UsageError
 
 TEXT = """age,city,income,rooms,price

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.data.tables.column import Column, Mixed, Numbers, TextReader, Texts, is_number
+from graphkit.data.preprocessing.column import Column, Mixed, Numbers, TextReader, Texts, is_number
 from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, MissingDependency, did_you_mean
 from graphkit.ir.limits import require_memory

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.data.images import numbers
-from graphkit.data.images.decode import Picture, opened
-from graphkit.data.images.geometry import centred, shorter_side
+from graphkit.data.preprocessing import numbers
+from graphkit.data.preprocessing.decode import Picture, opened
+from graphkit.data.preprocessing.geometry import centred, shorter_side
 from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
 from graphkit.signatures import typed_constructor
 

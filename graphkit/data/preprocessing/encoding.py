@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.data.tables.column import Column, Numbers, Texts
-from graphkit.data.tables.reading import Choice, Table, read_table
+from graphkit.data.preprocessing.column import Column, Numbers, Texts
+from graphkit.data.preprocessing.table_reading import Choice, Table, read_table
 from graphkit.errors import InputError, UsageError
 
 # What an empty cell of a column of numbers becomes.
