@@ -46,7 +46,8 @@ def command(
     """Run MODEL in graphkit and in ONNX Runtime on the same inputs, and compare all outputs.
 
     If an output is not within the tolerances, both engines are compared with the result in double precision. The output
-    passes if the error of graphkit is at most twice that of ONNX Runtime.
+    passes if the error of graphkit is at most twice that of ONNX Runtime, and the error of ONNX Runtime is at most 16
+    times that of graphkit. The measured effect of rounding can raise these limits.
 
     Exit code 1 if the outputs differ, or nothing can be compared because all outputs are empty or NaN.
 
