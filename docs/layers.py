@@ -42,9 +42,11 @@ def picture() -> str:
     y: float = MARGIN
     for title, name, package in (
         ("graphkit", "Arrows point down", "graphkit"),
-        ("graphkit.executor", "The executor's rooms", "graphkit.executor"),
-        ("graphkit.passes", "The passes' rooms", "graphkit.passes"),
-        ("graphkit.dist", "The rooms of several processes", "graphkit.dist"),
+        ("graphkit.executor", "The layers of the executor", "graphkit.executor"),
+        ("graphkit.passes", "The layers of passes", "graphkit.passes"),
+        ("graphkit.train", "Training", "graphkit.train"),
+        ("graphkit.data", "Data", "graphkit.data"),
+        ("graphkit.dist", "The layers of dist", "graphkit.dist"),
     ):
         rows = layers(name, package)
         parts.append(f'<text class="title" x="{MARGIN}" y="{y + 14:g}">{title}</text>')

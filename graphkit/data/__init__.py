@@ -42,15 +42,15 @@ _HOMES = {
     "foreign": ("IterableDataset", "MapDataset", "as_dataset"),
     "images.augment": ("Augment",),
     "images.dataset": ("ImageDataset",),
-    "images.preprocess": ("Preprocess",),
     "lazy": ("LazyDataset",),
     "prefetching": ("prefetch",),
+    "preprocessing.image": ("Preprocess",),
+    "preprocessing.vocabulary": ("Vocabulary",),
     "sources": ("TEXT_SOURCES", "load", "names", "read"),
     "tables.dataset": ("TableData",),
     "tables.ratings": ("Ratings",),
     "text.sentences": ("Sentences",),
     "text.stream": ("TokenStream",),
-    "text.vocabulary": ("Vocabulary",),
     "workers.pool": ("Workers",),
 }
 _HOME = {name: module for module, defined in _HOMES.items() for name in defined}
