@@ -96,7 +96,7 @@ class Parallel:
 @typed_constructor("gk.settings")
 @dataclass(frozen=True, kw_only=True)
 class Regularisation:
-    """What keeps training stable and the model general.
+    """Regularisation, and limits that keep training stable.
 
     Args:
         clip_norm: Upper limit of the global gradient norm.
