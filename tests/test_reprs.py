@@ -135,7 +135,7 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "Executor": lambda _: _ran(),
     "Program": lambda _: _ran()._latest,
     "SizedProgram": lambda _: _ran((2, 3))._latest,
-    "Programs": lambda _: _ran((2, 3))._programs,
+    "ProgramCache": lambda _: _ran((2, 3))._programs,
     "Plan": lambda _: _ran().plan,
     "Profile": lambda _: _profile(),
     "ParamStore": lambda _: _net().params,
@@ -334,7 +334,7 @@ def test_repr_compiles_and_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a repr compiles a program")
 
-    monkeypatch.setattr("graphkit.executor.run.programs.compile_graph", refuse)
+    monkeypatch.setattr("graphkit.executor.run.device_builder.compile_graph", refuse)
     for item in (executor, trainer, executor._programs):
         _check(item, type(item).__name__)
 

@@ -83,7 +83,7 @@ class BaseProgram(ABC):
         self.donated: list[bool] = []
         # Whether the run that goes on may be interrupted; None while there is none. Of programs that write states.
         self.interruptible: Callable[[], bool] | None = None
-        self._outgrown = False
+        self._needs_recompiling = False
         # Whether results of these shapes, which never change, are what the file declares of them.
         self.is_as_declared = False
 
@@ -97,17 +97,17 @@ class BaseProgram(ABC):
         """Run once; see `Executable.run`. All results are computed."""
 
     def start(self) -> Run:
-        """Return a run that is not begun."""
+        """Return a run that has not begun."""
         return HostRun(self)
 
     @property
-    def outgrown(self) -> bool:
-        """Whether a program that takes longer to make, and runs faster, pays."""
-        return self._outgrown
+    def needs_recompiling(self) -> bool:
+        """See `Executable.needs_recompiling`."""
+        return self._needs_recompiling
 
-    def stay(self) -> None:
-        """Is not `outgrown` any more: there is no room for the other program."""
-        self._outgrown = False
+    def keep(self) -> None:
+        """Set `needs_recompiling` to False."""
+        self._needs_recompiling = False
 
     def as_part(self) -> InstancedProgram | None:
         """Return the program that computes parts of a batch; None if it cannot."""
@@ -157,7 +157,7 @@ class BaseProgram(ABC):
         return self.lowered.interpreted()
 
     def contents(self) -> str:
-        """Return such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
+        """Return a summary, such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
         return self.lowered.contents()
 
     @cached_property
@@ -176,11 +176,12 @@ class BaseProgram(ABC):
 
 
 class InstancedProgram(BaseProgram):
-    """A program whose runs each have an instance, and an arena, for themselves. grows: whether there may be values of
-    which only a run tells how much memory they take.
+    """A program that gives each run its own instance and arena.
+
+    has_dynamic_memory: whether values may have data-dependent shapes, so that a run may need more memory than planned.
     """
 
-    grows = True
+    has_dynamic_memory = True
 
     def __init__(self, graph: Graph, placement: Placement, pools: Pools):
         super().__init__(graph, placement, pools)
@@ -188,17 +189,17 @@ class InstancedProgram(BaseProgram):
 
     @abstractmethod
     def instance(self) -> Instance:
-        """Another instance. Raises MemoryError."""
+        """Create an instance. Raises MemoryError."""
 
     @property
     @abstractmethod
     def threads(self) -> int:
-        """Threads of a run."""
+        """Number of threads of a run."""
 
     @property
     @abstractmethod
     def calls_python(self) -> bool:
-        """Whether some steps are Python's."""
+        """Whether some steps run in Python."""
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         instance, arena = self.take()
@@ -222,24 +223,24 @@ class InstancedProgram(BaseProgram):
         return None if self.calls_python else self
 
     def ran(self, times: int) -> None:
-        """Note runs that somebody else has made."""
+        """Count runs that did not go through `run`."""
 
     def take(self) -> tuple[Instance, np.ndarray]:
-        """An instance and an arena for one run. Raises OutOfMemory."""
+        """Reserve an instance and an arena for one run. Raises OutOfMemory."""
         try:
             try:
                 instance = self._idle.pop()
             except IndexError:
                 self._admit()
                 instance = self.instance()
-            _limit(instance, self.grows)
+            _limit(instance, self.has_dynamic_memory)
             return instance, self.pools.arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
         except (MemoryError, OverflowError, ValueError, TypeError) as error:
             raise_if_out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes", error)
             raise
 
     def _admit(self) -> None:
-        """Raise OutOfMemory, naming the largest value, where another run of this program would pass the limit."""
+        """Raise OutOfMemory, which names the largest value, if one more concurrent run would exceed the limit."""
         sizes = [spec[2] if spec is not None else 0 for spec in self.owned]
         results = sum(sizes)
         idle = self.pools.arenas.idle_bytes if self.arena_bytes else 0
@@ -255,9 +256,9 @@ class InstancedProgram(BaseProgram):
             raise OutOfMemory(f"{error}; the largest is result {names[largest]!r}, {sizes[largest]} bytes") from None
 
     def give(self, instance: Instance, arena: np.ndarray) -> None:
-        """Take them back after a run.
+        """Return an instance and an arena after a run.
 
-        An instance whose run failed is left to the garbage collector, as it may hold somebody's arrays.
+        Do not return the instance of a run that failed: it may refer to arrays of callers.
         """
         if len(self._idle) < max(IDLE, self.threads):
             self._idle.append(instance)
@@ -288,7 +289,7 @@ class InstancedProgram(BaseProgram):
 
 
 class HostRun:
-    """A run of a program that computes as a whole when it is launched."""
+    """A run of a CPU program. `launch` computes everything."""
 
     def __init__(self, program: BaseProgram):
         self._program = program
@@ -302,30 +303,30 @@ class HostRun:
     def launch(self) -> None:
         self._results = self._program.run(self._inputs, self._buffers)
 
-    def handed(self, position: int) -> Any:
+    def result_on_device(self, position: int) -> Any:
         return self._results[position]
 
-    def received(self, position: int) -> Any:
+    def input_on_device(self, position: int) -> Any:
         return self._inputs[position]
 
-    def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
+    def fetch(self, position: int, out: np.ndarray | None = None) -> Any:
         return self._results[position]
 
-    def check(self) -> None:
-        """All steps are done."""
+    def wait(self) -> None:
+        """All steps are complete."""
 
-    def first_fault(self) -> None:
-        """Launching has raised it."""
+    def raise_fault(self) -> None:
+        """`launch` raises errors itself."""
 
     def new_states(self) -> list[Any]:
         return self._results[: len(self._program.state_inputs)]
 
-    def end(self, well: bool) -> None:
-        """Nothing is kept."""
+    def end(self, succeeded: bool) -> None:
+        """The memory was released after `launch`."""
 
 
 class InstanceRun(HostRun):
-    """A run of a program with instances. It has its instance, and memory for its results, before it is launched."""
+    """A run that has reserved its instance, and memory for its results, before `launch`."""
 
     def __init__(self, program: InstancedProgram):
         super().__init__(program)
@@ -344,19 +345,19 @@ class InstanceRun(HostRun):
         self._instanced.give(*self._taken)
 
 
-def _limit(instance: Instance, grows: bool) -> None:
-    """Hand the limits in force to the native part of an instance, where they are not those that it has."""
+def _limit(instance: Instance, has_dynamic_memory: bool) -> None:
+    """Set the current limits in the native part of an instance, if they have changed."""
     wanted = limits.current()
     if instance.native is not None and instance.limits != wanted:
         iterations = sys.maxsize if wanted.iterations is None else wanted.iterations
-        # To find out what the system has left takes longer than small runs.
-        memory = limits.allowed_memory() if grows else sys.maxsize
+        # Asking the system for its free memory takes longer than a small run.
+        memory = limits.allowed_memory() if has_dynamic_memory else sys.maxsize
         instance.native.limit(memory, iterations, wanted.deadline)
         instance.limits = wanted
 
 
 def failure_of(error: _native.Error) -> GraphkitError:
-    """What a native run raised, as LimitReached, NotFinite, OutOfMemory or RuntimeFailure."""
+    """Return the error of a native run as LimitReached, NotFinite, OutOfMemory or RuntimeFailure."""
     native = native_module()
     kinds = {native.NotFinite: NotFinite, native.NoMemory: OutOfMemory, native.LimitReached: LimitReached}
     return kinds.get(type(error), RuntimeFailure)(str(error))

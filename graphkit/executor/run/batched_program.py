@@ -68,9 +68,9 @@ class BatchedProgram(BaseProgram):
         return (self._parts.program, *((self._rest.program,) if self._rest else ()))
 
     @property
-    def outgrown(self) -> bool:
-        """Whether that of a part is."""
-        return any(program.outgrown for program in self._programs)
+    def needs_recompiling(self) -> bool:
+        """Whether the program of a part needs it."""
+        return any(program.needs_recompiling for program in self._programs)
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         results = self.results(buffers)

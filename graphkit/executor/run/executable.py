@@ -1,4 +1,4 @@
-"""What all programs have in common: those of the CPU, of arrays on a GPU, of a batch in parts, of several devices."""
+"""The interface of programs: on the CPU, on arrays of a GPU, of a batch in parts, and on several devices."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Executable(Protocol):
         """Nodes that are interpreted, as "name (Op)", as far as they are known before a run."""
 
     @property
-    def outgrown(self) -> bool:
-        """Whether a program that takes longer to make, and runs faster, pays."""
+    def needs_recompiling(self) -> bool:
+        """Whether its shapes occur so often that a program pays that takes longer to build and runs faster."""
 
     @property
     def plan(self) -> Plan:
@@ -72,30 +72,34 @@ class Executable(Protocol):
         """
 
 
-class DeviceProgram(Executable, Protocol):
-    """An executable on one device, which a cache keeps.
+class CachedProgram(Executable, Protocol):
+    """An executable that a ProgramCache keeps.
 
     Attributes:
-        kept_bytes: About how many bytes the program takes.
+        kept_bytes: Approximate size of the program in bytes, without its runs.
     """
 
     kept_bytes: int
 
     @property
     def part_keys(self) -> tuple[Key, ...]:
-        """The keys of the programs of which this one runs parts of a batch."""
+        """The keys of the programs that this one runs for parts of a batch."""
 
-    def stay(self) -> None:
-        """Is not `outgrown` any more: there is no room for the other program."""
-
-    def start(self) -> Run:
-        """Return a run that is not begun."""
-
-    def as_part(self) -> InstancedProgram | None:
-        """Return the program that computes parts of a batch; None if it calls Python or is none of the CPU."""
+    def keep(self) -> None:
+        """Set `needs_recompiling` to False, because the cache has no room for the other program."""
 
     def contents(self) -> str:
-        """Return such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
+        """Return a summary, such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
 
     def interpreted(self) -> Iterable[tuple[str, Node, str]]:
         """Return name, node and reason of the steps that are interpreted."""
+
+
+class DeviceProgram(CachedProgram, Protocol):
+    """A program on one device."""
+
+    def start(self) -> Run:
+        """Return a run that has not begun."""
+
+    def as_part(self) -> InstancedProgram | None:
+        """Return the program itself if it can compute parts of a batch, else None."""

@@ -1,8 +1,11 @@
-"""The key under which a program is kept: what the program depends on."""
+"""The key of a program in a cache."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+# What programs have in common that differ only in shapes: the selection, and which stored inputs are fed.
+Group = tuple[int, tuple[int, ...]]
 
 
 class Key(NamedTuple):
@@ -13,8 +16,8 @@ class Key(NamedTuple):
     shapes: tuple[tuple[int, ...] | None, ...]
 
     @property
-    def group(self) -> tuple[int, tuple[int, ...]]:
-        """What programs for other shapes have in common with this one."""
+    def group(self) -> Group:
+        """The key without shapes."""
         return self.selection, self.fed
 
     def sizes(self) -> str:
@@ -23,5 +26,5 @@ class Key(NamedTuple):
 
 
 def size_text(shape: tuple[int, ...] | None) -> str:
-    """Return a shape as text; `?` for what is no tensor."""
+    """Return a shape as text; `?` if the value is not a tensor."""
     return "?" if shape is None else str(list(shape))

@@ -1,4 +1,4 @@
-"""One run of a program: it is begun, launched, read and ended, on any kind of device."""
+"""One run of a program on any kind of device."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 
 
 class Run(Protocol):
-    """One run of a program, which `Executable.start` makes. Call `begin`, `launch`, what reads results, then `end`.
+    """One run of a program; `DeviceProgram.start` creates it.
 
-    Positions of results: the new values of states, then the outputs.
+    Call `begin`, `launch`, the methods that read results, and `end`, in this order. Positions of results count the new
+    values of states first, then the outputs.
     """
 
     def begin(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> None:
-        """Take inputs and allocate memory: `launch` then fails for no lack of memory.
+        """Set the inputs and allocate all memory, so that `launch` does not run out of it.
 
         Args:
-            inputs: One array per graph input; None for those that the program finds itself.
+            inputs: One array per graph input; None for those that the program reads itself.
             buffers: Host memory for results, by position.
 
         Raises:
@@ -28,23 +29,23 @@ class Run(Protocol):
     def launch(self) -> None:
         """Start the steps. On the CPU they are done when it returns; on other devices they may still run."""
 
-    def handed(self, position: int) -> Any:
-        """Return a result for a program of the same kind of device, where it is."""
+    def result_on_device(self, position: int) -> Any:
+        """Return a result in the device's memory, for another program on this kind of device."""
 
-    def received(self, position: int) -> Any:
-        """Return an input for other programs of the same device, where it is."""
+    def input_on_device(self, position: int) -> Any:
+        """Return an input in the device's memory, for another program on this device."""
 
-    def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
-        """Return a result in host memory, in `out` if it is given. Waits for it."""
+    def fetch(self, position: int, out: np.ndarray | None = None) -> Any:
+        """Wait for a result and return it in host memory, in `out` if that is given."""
 
-    def check(self) -> None:
+    def wait(self) -> None:
         """Wait for all steps. Raises RuntimeFailure if one has failed."""
 
-    def first_fault(self) -> None:
-        """Raise RuntimeFailure if a step that was launched has failed."""
+    def raise_fault(self) -> None:
+        """Raise RuntimeFailure if a launched step has failed already. Does not wait."""
 
     def new_states(self) -> list[Any]:
         """Return the new values of states."""
 
-    def end(self, well: bool) -> None:
-        """Give back what the run has taken. well: whether it has succeeded."""
+    def end(self, succeeded: bool) -> None:
+        """Release the memory of the run."""

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from graphkit import debug
 from graphkit.executor.lower.lowering import Settings
-from graphkit.executor.run.executable import DeviceProgram
-from graphkit.executor.run.keys import Key, size_text
+from graphkit.executor.run.executable import CachedProgram
+from graphkit.executor.run.keys import Group, Key, size_text
 from graphkit.executor.run.selection import Selection
 from graphkit.ir.origin import titled
 from graphkit.text import quantity
 
+P = TypeVar("P", bound=CachedProgram)
+
 
 def of(settings: Settings) -> ProgramLog | None:
-    """The log of programs of a device; None if GRAPHKIT_DEBUG is off."""
+    """Return the log of the programs of a device, or None if GRAPHKIT_DEBUG is off."""
     level = debug.level()
     return ProgramLog(settings, level) if level else None
 
 
 class ProgramLog:
-    """Prints which programs of an executor and device are made, found and dropped."""
+    """Prints which programs of a device are built, found and dropped."""
 
     def __init__(self, settings: Settings, level: int):
         where = settings.device if settings.device == "cpu" else f"{settings.device}:{settings.number}"
         self._where = f"{where}, {quantity(settings.threads, 'thread')}" if settings.device == "cpu" else where
         self._level = level
-        # The latest key of each group of programs that differ in shapes alone, and why programs were dropped.
-        self._latest: dict[tuple[int, tuple[int, ...]], Key] = {}
+        # The latest key of each group, and why programs were dropped.
+        self._latest: dict[Group, Key] = {}
         self._dropped: dict[Key, str] = {}
 
     def found(self, key: Key) -> None:
-        """Print that a run uses a kept program."""
+        """Print that a run uses a program of the cache."""
         if self._level >= debug.DECISIONS:
             debug.say(f"program for {key.sizes()}: found")
 
@@ -42,15 +45,16 @@ class ProgramLog:
         if self._level >= debug.DECISIONS:
             debug.say(f"program for {key.sizes()}: dropped, {reason}")
 
-    def made(
-        self, key: Key, selection: Selection, make: Callable[[Key, Selection], DeviceProgram], *, outgrown: bool
-    ) -> DeviceProgram:
-        """Make a program; print why before, and its steps and the time after. outgrown: it replaces one of this key."""
+    def built(self, key: Key, selection: Selection, build: Callable[[Key, Selection], P], *, again: bool) -> P:
+        """Build a program. Print the reason before, and its steps and the time after.
+
+        again: It replaces a program of this key.
+        """
         name = f"program of {titled(selection.graph)} for {_shapes(selection, key)}"
         if self._level >= debug.DECISIONS:
-            debug.say(f"{name}: made because {self._reason(key, selection, outgrown)}")
+            debug.say(f"{name}: made because {self._reason(key, selection, again)}")
         begin = time.perf_counter()
-        program = make(key, selection)
+        program = build(key, selection)
         seconds = time.perf_counter() - begin
         self._latest[key.group] = key
         self._dropped.pop(key, None)
@@ -63,8 +67,8 @@ class ProgramLog:
             debug.show(str(program.plan))
         return program
 
-    def _reason(self, key: Key, selection: Selection, outgrown: bool) -> str:
-        if outgrown:
+    def _reason(self, key: Key, selection: Selection, again: bool) -> str:
+        if again:
             return "these shapes occur often, so compiling pays"
         if key in self._dropped:
             return f"the program for these shapes was dropped: {self._dropped[key]}"
@@ -82,6 +86,6 @@ class ProgramLog:
 
 
 def _shapes(selection: Selection, key: Key) -> str:
-    """`x [8, 3]` of each input whose size is open."""
+    """The inputs whose shapes are not declared, such as `x [8, 3]`."""
     named = zip(selection.open, key.shapes, strict=True)
     return ", ".join(f"{selection.inputs[i].name} {size_text(shape)}" for i, shape in named) or "fixed shapes"

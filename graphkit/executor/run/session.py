@@ -2,7 +2,7 @@
 
 Work that does not depend on shapes is done when the Executor is created. `specialise` binds dimensions, folds shape
 arithmetic, chooses kernels, orders the steps and plans memory. The resulting programs are cached
-(`graphkit.executor.run.programs`).
+(`graphkit.executor.run.program_cache`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from graphkit.executor.run import maps
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.declared import Declared
 from graphkit.executor.run.device_passes import device_passes
-from graphkit.executor.run.divided.programs import make_programs
+from graphkit.executor.run.divided.builder import cache_of
 from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import Held
@@ -153,7 +153,7 @@ class Executor:
         self._pools = Pools(lambda: params.stamp, arenas=Arenas(threads))
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
-        self._programs = make_programs(device, settings, self._pools, precision)
+        self._programs = cache_of(device, settings, self._pools, precision)
         self._latest: Executable | None = None
         self._repeat: Repeat | None = None
         self._lock = threading.RLock()
@@ -244,7 +244,7 @@ class Executor:
         """
         for name, array in feeds.items():
             if isinstance(array, np.ndarray):
-                for device in self._programs.readers(name):
+                for device in self._programs.builder.readers(name):
                     device.send_ahead(array)
 
     def _within_limits(
@@ -290,7 +290,7 @@ class Executor:
             return None
         arrays, same = found
         if same:
-            return None if repeat.program.outgrown else (repeat.program, arrays)
+            return None if repeat.program.needs_recompiling else (repeat.program, arrays)
         with self._lock:
             program = self._programs.find(repeat.selection.key(arrays, feeds))
             if program is None:
@@ -525,9 +525,9 @@ class Executor:
 
     def _specialise(self, selection: Selection, key: Key) -> Executable:
         with self._lock:
-            program = self._programs.find(key)
+            program: Executable | None = self._programs.find(key)
             if program is None:
-                program = uncollected(self._programs.make)(key, selection)
+                program = uncollected(self._programs.build)(key, selection)
                 if self._declared is not None:
                     self._declared.before(selection.shapes(key))
             self._latest = program

@@ -26,12 +26,12 @@ _OFTEN = 32
 
 
 class SizedProgram(InstancedProgram):
-    """Runs what a template says for certain sizes; outgrown when they come often.
+    """A program that a template makes for certain sizes. After some runs, it needs recompiling.
 
-    `lower` lowers the graph for them on its own, for people.
+    lower: lowers the graph for these sizes without the template, to describe the program to users.
     """
 
-    grows = False
+    has_dynamic_memory = False
 
     def __init__(self, template: Template, code: SizedCode, lower: Callable[[], LoweredGraph], pools: Pools):
         results = tuple(
@@ -55,7 +55,7 @@ class SizedProgram(InstancedProgram):
     def ran(self, times: int) -> None:
         before, self._runs = self._runs, self._runs + times
         if before < _OFTEN <= self._runs:
-            self._outgrown = True
+            self._needs_recompiling = True
 
     @property
     def lowered(self) -> LoweredGraph:

@@ -373,7 +373,9 @@ def test_a_program_of_a_template_needs_no_graph_of_its_own() -> None:
     program = executor._latest
     assert isinstance(program, SizedProgram)
     assert program._lowered is None
-    kernels = {id(k) for step in executor._programs._templates.popitem()[1]._alike for k in step.kernels.values()}  # type: ignore[union-attr]
+    kernels = {
+        id(k) for step in executor._programs.builder._templates.popitem()[1]._alike for k in step.kernels.values()
+    }  # type: ignore[union-attr]
     # Layers that are alike share theirs.
     assert len(kernels) < len(program.placement.steps) / 2
 
@@ -392,7 +394,7 @@ def test_a_size_that_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_allclose(executor.run({"x": array})["exp"], np.exp(array), rtol=1e-5)
         assert isinstance(executor._latest, Program) == (number >= 32)
     count = len(executor._programs)
-    monkeypatch.setattr("graphkit.executor.run.programs._COMPILED", 1 << 20)  # no room
+    monkeypatch.setattr("graphkit.executor.run.program_cache.COMPILED_BYTES", 1 << 20)  # no room
     for _ in range(80):
         executor.run({"x": normal(5)})
     assert isinstance(executor._latest, SizedProgram)

@@ -274,7 +274,7 @@ def test_a_part_that_comes_often_is_compiled() -> None:
     batched = exe._latest
     assert isinstance(batched, BatchedProgram)
     assert isinstance(batched._parts.program, Program)
-    assert not batched.outgrown
+    assert not batched.needs_recompiling
 
 
 def test_sizes_that_take_turns_are_compiled_as_one_that_stays_is() -> None:

@@ -49,7 +49,7 @@ class ArrayProgram:
     nodes, for types that the device has no arrays of.
     """
 
-    outgrown = False
+    needs_recompiling = False
     is_as_declared = False
     has_fixed_results = False
     part_keys: tuple[Key, ...] = ()
@@ -88,11 +88,11 @@ class ArrayProgram:
         return results
 
     def start(self) -> Run:
-        """Return a run that is not begun."""
+        """Return a run that has not begun."""
         return DeviceRun(self)
 
-    def stay(self) -> None:
-        """It is never outgrown."""
+    def keep(self) -> None:
+        """There is no other kind of program for these shapes."""
 
     def as_part(self) -> None:
         """None: batches are not divided on a device with arrays of its own."""
@@ -153,7 +153,7 @@ class ArrayProgram:
 
 
 class DeviceRun:
-    """A run whose steps the device does meanwhile."""
+    """A run of a program on a device. The device executes its steps while the host continues."""
 
     def __init__(self, program: ArrayProgram):
         self._program = program
@@ -175,29 +175,29 @@ class DeviceRun:
         with out_of_memory(self._program.graph, f"a run on device {self._program.device.name!r}"):
             self._taken.launch()
 
-    def handed(self, position: int) -> Handed:
+    def result_on_device(self, position: int) -> Handed:
         return self._taken.handed(position)
 
-    def received(self, position: int) -> Handed:
+    def input_on_device(self, position: int) -> Handed:
         return self._taken.received(position)
 
-    def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
+    def fetch(self, position: int, out: np.ndarray | None = None) -> Any:
         return self._taken.fetched(position, out)
 
-    def check(self) -> None:
+    def wait(self) -> None:
         self._taken.check()
 
-    def first_fault(self) -> None:
+    def raise_fault(self) -> None:
         if self._launched:
             self._taken.first_fault()
 
     def new_states(self) -> list[Resident | None]:
         return self._taken.new_states()
 
-    def end(self, well: bool) -> None:
+    def end(self, succeeded: bool) -> None:
         if self._instance is not None:
             self._instance.end()
-            if well:
+            if succeeded:
                 self._program.give(self._instance)
 
 

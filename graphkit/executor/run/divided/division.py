@@ -17,7 +17,7 @@ from graphkit.executor.lower.prepacking import prepack
 from graphkit.executor.report.joined import Move
 from graphkit.executor.run.executable import DeviceProgram
 from graphkit.executor.run.keys import Key
-from graphkit.executor.run.programs import Programs
+from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import RunInput, Selection
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType, Type
@@ -33,7 +33,7 @@ class Site(NamedTuple):
     name: str
     settings: Settings
     passes: Sequence[Step]
-    programs: Programs
+    programs: ProgramCache[DeviceProgram]
 
     @property
     def kind(self) -> str:
@@ -163,7 +163,7 @@ class Division:
         key = Key(id(selection), tuple(stored), tuple(shapes))
         with self._lock:
             try:
-                return programs.find(key) or programs.make(key, selection)
+                return programs.get(key, selection)
             except UnsupportedError as error:
                 groups = ", ".join(map(repr, self._groups[self._sites.index(part.site)]))
                 whose = f"group {groups}" if groups else "nodes without a group"

@@ -1,12 +1,12 @@
-"""The program of a graph that is divided among devices: programs of its parts, and what goes from one to another.
+"""The program of a graph whose parts run on several devices.
 
-Parts are launched in their order. What a card does goes on meanwhile; a part of the host that reads what it makes waits
-for that. When all that can fail is done, and looked at, the parts that write states follow.
+Parts are launched in order. A GPU computes while later parts are launched; a part on the host waits for the results
+of a GPU that it reads. Parts that write states run last, after all others were checked for errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ from graphkit.executor.report.joined import PartPlan, join
 from graphkit.executor.run import base_program as programs
 from graphkit.executor.run.divided.division import Division, Part
 from graphkit.executor.run.divided.run import DividedRun
-from graphkit.ir.graph import Graph, Value
+from graphkit.executor.run.keys import Key
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
 from graphkit.text import quantity, short_repr
@@ -28,13 +29,19 @@ if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
 
 
-class DividedProgram:
-    """Runs a divided graph for inputs of certain shapes: an Executable.
+# Bytes of a program without those of its parts.
+_BYTES = 4 << 10
 
-    bound: the whole graph for these inputs, with what crosses behind its outputs. fed: which stored inputs are fed.
+
+class DividedProgram:
+    """Runs a divided graph for inputs of certain shapes: a CachedProgram.
+
+    bound: the whole graph for these inputs; its outputs are followed by the values that cross between devices. fed: the
+    stored inputs that callers feed.
     """
 
-    outgrown = False
+    needs_recompiling = False
+    part_keys: tuple[Key, ...] = ()
     is_as_declared = False
     has_fixed_results = False
 
@@ -42,13 +49,14 @@ class DividedProgram:
         self.graph = division.graph
         self._division = division
         self._fed = fed
-        # Whether the run that goes on may be interrupted; None while there is none, or states are written.
+        # See `Executable.interruptible`.
         self.interruptible: Callable[[], bool] | None = None
         shown = len(self.graph.outputs)
         self._types = dict(zip(self.graph.inputs, (v.type for v in bound.inputs), strict=True))
         self._types |= dict(zip(division.crossing, (v.type for v in bound.outputs[shown:]), strict=True))
-        # None where only a run tells the sizes.
+        # The programs of parts, or None if shapes of their inputs are data-dependent.
         self._known = [None if (s := self._shapes(p)) is None else division.program(p, s, fed) for p in division.parts]
+        self.kept_bytes = _BYTES + sum(p.kept_bytes for p in self._known if p is not None)
         positions = {v: i for i, v in enumerate(self.graph.inputs)}
         states = [state for state, _ in self.graph.updates]
         self.state_inputs = [positions[state] for state in states]
@@ -68,7 +76,7 @@ class DividedProgram:
         self.finals = (*map(Result, news, owned), *outputs)
 
     def _shapes(self, part: Part) -> list[tuple[int, ...] | None] | None:
-        """The shapes that the program of a part depends on; None where only a run tells them."""
+        """The shapes that the program of a part depends on, or None if they are data-dependent."""
         kinds = [self._types[part.inputs[position]] for position in part.selection.open]
         if any(isinstance(kind, TensorType) and not kind.is_static for kind in kinds):
             return None
@@ -77,26 +85,36 @@ class DividedProgram:
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         """Run once; see `Executable.run`. New values of states on devices are Resident. All results are computed.
 
-        Until all parts that write no states are done, an error or an interrupt leaves all states as they were. What
-        follows is arithmetic in memory that is there, and is not interrupted.
+        An error or an interrupt leaves all states unchanged until all parts are done that write no states. The parts
+        that write states then compute in memory that is already allocated, and are not interrupted.
         """
         if programs.recorder is not None:
             raise UnsupportedError("profiling needs the native engine: device 'cpu', not several devices")
         updates = self.graph.updates
         memory = {updates[position][0]: array for position, array in buffers.items() if position < len(updates)}
         run = DividedRun(self._division, self._fed, dict(zip(self.graph.inputs, inputs, strict=True)))
-        well = False
+        succeeded = False
         try:
             if updates:
                 self.interruptible = _always
             run.compute(memory)
             self.interruptible = None
             results = [*run.write(), *run.outputs]
-            well = True
+            succeeded = True
             return results
         finally:
             self.interruptible = None
-            run.end(well)
+            run.end(succeeded)
+
+    def keep(self) -> None:
+        """Programs of parts are recompiled by themselves."""
+
+    def contents(self) -> str:
+        return quantity(len(self._division.parts), "part")
+
+    def interpreted(self) -> Iterable[tuple[str, Node, str]]:
+        """Return nothing: the logs of the parts' programs name such steps."""
+        return ()
 
     @property
     def fallbacks(self) -> tuple[str, ...]:

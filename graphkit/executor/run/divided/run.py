@@ -1,4 +1,4 @@
-"""One run of a divided graph: its parts in their order, and the values that go from one to another."""
+"""One run of a divided graph: it runs the parts in order and passes values between them."""
 
 from __future__ import annotations
 
@@ -19,37 +19,41 @@ from graphkit.ir.types import TensorType
 
 
 class DividedRun:
-    """`compute`, then `write`, and `end` in any case.
+    """Call `compute`, then `write`; call `end` in any case.
 
-    fed: stored inputs that are; given: what the inputs of the whole graph are, None for what programs find themselves.
-    outputs: on the host, once they are computed.
+    Args:
+        division: The parts.
+        fed: The stored inputs that the caller feeds.
+        given: Arrays of the inputs of the whole graph; None for those that programs read themselves.
+
+    `outputs` are the outputs in host memory, after `compute`.
     """
 
     def __init__(self, division: Division, fed: Collection[Value], given: Mapping[Value, Any]):
         self._division, self._fed, self._given = division, fed, given
         self._runs: list[Run] = []
-        # On the host: what parts have made, and states of devices.
+        # Copies in host memory: of results of parts, and of states on devices.
         self._from_parts: dict[Value, Any] = {}
         self._states: dict[Value, Any] = {}
         self.outputs: list[Any] = []
 
     def compute(self, memory: Mapping[Value, np.ndarray]) -> None:
-        """All parts that write no states. memory: of the host, for new values of states."""
+        """Run all parts that write no states. memory: host memory for the new values of states."""
         try:
             for part in self._division.parts:
                 limits.check_time()
                 self._begin(part, memory)
         except GraphkitError:
-            # What came of the first fault may be what a later part has failed of.
+            # A fault on a device may be the cause of the error in a later part.
             for run in self._runs:
-                run.first_fault()
+                run.raise_fault()
             raise
         for run, part in zip(self._runs, self._division.parts, strict=True):
             if not part.late:
-                run.check()
+                run.wait()
         shown: set[Value] = set()
         for value in self._division.graph.outputs:
-            # Outputs share no memory.
+            # Outputs may not share memory.
             self.outputs.append(deepcopy(self._made(value)) if value in shown else self._made(value))
             shown.add(value)
 
@@ -62,24 +66,24 @@ class DividedRun:
         buffers = {position: memory[state] for position, state in enumerate(part.states) if state in memory}
         run = program.start()
         self._runs.append(run)
-        # What has begun to write goes on to its end.
+        # A part that writes states must complete.
         with limits.untimed(part.late):
             run.begin(arrays, buffers)
         if not part.late:
             run.launch()
 
     def _input(self, part: Part, position: int) -> Any:
-        """What a part is given for an input."""
+        """Return the array that a part gets for an input."""
         if position in part.received:
             index, at = part.received[position]
-            return self._runs[index].received(at)
+            return self._runs[index].input_on_device(at)
         value = part.inputs[position]
         if value.node is not None:
             index, at = self._division.makers[value]
             site = self._division.parts[index].site
-            # From one kind of device to another, and for what is no array, by way of the host.
+            # Values that are not arrays, or go to another kind of device, are copied through host memory.
             near = site is part.site or (isinstance(value.type, TensorType) and site.kind == part.site.kind)
-            return self._runs[index].handed(at) if near else self._made(value)
+            return self._runs[index].result_on_device(at) if near else self._made(value)
         given = self._given[value]
         if not isinstance(given, Resident) or value in part.states:
             return given
@@ -90,24 +94,24 @@ class DividedRun:
         return self._states[value]
 
     def _made(self, value: Value) -> Any:
-        """What a part has made of a value, or of an input that is an output, on the host."""
+        """Return a value in host memory that a part has computed, or an input that is an output."""
         if value not in self._from_parts:
             index, position = self._division.makers[value]
-            self._from_parts[value] = self._runs[index].fetched(position)
+            self._from_parts[value] = self._runs[index].fetch(position)
         return self._from_parts[value]
 
     def write(self) -> list[Any]:
-        """The parts that write states, all of which have begun; the new values, in the order of the updates."""
+        """Run the parts that write states. Return the new values, in the order of the updates."""
         late = [(run, p) for run, p in zip(self._runs, self._division.parts, strict=True) if p.late]
         with limits.untimed():
             for run, _ in late:
                 run.launch()
             for run, _ in late:
-                run.check()
+                run.wait()
             new = {state: value for run, p in late for state, value in zip(p.states, run.new_states(), strict=True)}
         return [new[state] for state, _ in self._division.graph.updates]
 
-    def end(self, well: bool) -> None:
-        """Give back what parts have taken, when nothing is under way any more."""
+    def end(self, succeeded: bool) -> None:
+        """Release the memory of all parts."""
         for run in self._runs:
-            run.end(well)
+            run.end(succeeded)

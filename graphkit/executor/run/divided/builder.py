@@ -1,0 +1,73 @@
+"""Build the programs of a graph whose groups of nodes run on several devices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from graphkit.errors import UsageError
+from graphkit.executor.devices.device import Device
+from graphkit.executor.devices.groups import GroupDevices
+from graphkit.executor.lower.lowering import Settings
+from graphkit.executor.memory.pools import Pools
+from graphkit.executor.run.device_builder import device_cache
+from graphkit.executor.run.device_passes import device_passes
+from graphkit.executor.run.divided.division import Division, Site
+from graphkit.executor.run.divided.program import DividedProgram
+from graphkit.executor.run.executable import DeviceProgram
+from graphkit.executor.run.keys import Key
+from graphkit.executor.run.program_cache import ProgramCache
+from graphkit.executor.run.selection import Selection
+from graphkit.passes.core.bind import bind
+
+
+def cache_of(
+    device: str | GroupDevices, settings: Sequence[Settings], pools: Pools, precision: str
+) -> ProgramCache[DeviceProgram] | ProgramCache[DividedProgram]:
+    """Return the cache of an executor's programs.
+
+    Args:
+        device: One device, or the devices of groups of nodes.
+        settings: For each device.
+        pools: Memory that all programs share.
+        precision: Precision of matrix products.
+
+    Raises:
+        UsageError: There are several devices, and programs exchange values with other processes.
+    """
+    if isinstance(device, str):
+        return device_cache(settings[0], pools)
+    if settings[0].collectives is not None or settings[0].channels is not None:
+        raise UsageError("device: with several processes, each runs on one device, not on one for each group")
+    sites = []
+    for name, chosen in zip(device.devices, settings, strict=True):
+        own = device_cache(chosen, Pools(pools.stamp, pools.arenas))
+        sites.append(Site(str(name), chosen, device_passes(chosen, precision), own))
+    return ProgramCache(DividedBuilder(device, sites), ", ".join(map(str, device.devices)))
+
+
+class DividedBuilder:
+    """Builds programs that run parts of a graph on several devices. The sites cache the programs of parts."""
+
+    def __init__(self, devices: GroupDevices, sites: Sequence[Site]):
+        self._devices, self._sites = devices, sites
+        self._divisions: dict[tuple[int, bool], Division] = {}
+        # Runs in several threads look for programs of parts.
+        self._lock = threading.Lock()
+
+    def readers(self, name: str) -> Sequence[Device]:
+        divisions = list(self._divisions.values())  # other threads build programs
+        return list(dict.fromkeys(device for division in divisions for device in division.readers(name)))
+
+    def build(self, key: Key, selection: Selection, cache: ProgramCache[Any], *, again: bool) -> DividedProgram:
+        which = key.selection, bool(key.fed)
+        if which not in self._divisions:
+            prepacked = self._sites[0].settings.optimize and not key.fed
+            self._divisions[which] = Division(
+                selection, self._devices, self._sites, prepacked=prepacked, lock=self._lock
+            )
+        division = self._divisions[which]
+        bound = bind(division.probe, selection.shapes(key))
+        fed = frozenset(selection.inputs[position].value for position in key.fed)
+        return DividedProgram(division, bound, fed)
