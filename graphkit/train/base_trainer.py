@@ -350,27 +350,33 @@ class BaseTrainer:
             return LazyScalar(self._step(inputs, targets)[0])
 
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """The loss, and the network's outputs as far as they are read, see `Exchange.read`."""
+        """Train on a batch. Return the loss, and the outputs that are read (see `Exchange.read`)."""
         if self._averages.are_in_place:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
-        if self.kvstore is not None:
-            self.kvstore.begin_step()
+        if self.kvstore is None:
+            return self._take(inputs, targets, size, self.learning_rate)
+        self.kvstore.begin_step()
+        rate = self.learning_rate
+        with self.kvstore.working(), self._agreement.of_step(rate, self._stepper):
+            return self._take(inputs, targets, size, rate)
+
+    def _take(self, inputs: Any, targets: Any, size: int | None, rate: float) -> tuple[np.ndarray, dict[str, Any]]:
         compared = self._targets.fitted(targets)
         feeds = by_name(inputs, self._inputs.names, "input")
-        rate = self.learning_rate
-        with self._working(), self._agreement.of_step(rate, self._stepper):
-            if self._mixing is None:
-                feeds |= compared
-            else:
-                rank, ranks = self._place
-                batch = self._stepper.waiting * ranks + rank  # of the update
-                key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
-                feeds = self._mixing.mixed(feeds, compared, size, key)
-            return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
+        if self._mixing is None:
+            feeds |= compared
+        else:
+            rank, ranks = self._place
+            batch = self._stepper.waiting * ranks + rank  # its number among the batches of the update
+            key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
+            feeds = self._mixing.mixed(feeds, compared, size, key)
+        return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
 
     def _draw_from(self, rng: tuple[int, int]) -> None:
-        """Let the next step draw from (seed, step): of n ranks, rank r draws from r steps later, and n steps further
-        in its next step. So ranks draw what one process draws that takes their batches one after the other.
+        """Set the random generator for the next step. rng: (seed, step) for rank 0.
+
+        Rank r of n draws the numbers of step + r, and advances by n in each step. So the ranks draw what one process
+        would draw that trains on their batches one after another.
         """
         seed, step = rng
         self.executor.rng = seed, step + self._place[0]

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import NotFinite
-from graphkit.executor.run.params import JointStore, ParamStore
-from graphkit.executor.run.session import Executor
-from graphkit.ir.graph import Graph
 from graphkit.train.exchange.exchange import Exchange, StepSpec
 from graphkit.train.exchange.local import samples_of
 from graphkit.train.position import Position
@@ -33,33 +30,13 @@ class Stepper:
 
     def __init__(self, spec: StepSpec, exchange: Exchange):
         self.exchange = exchange
+        # The exchange replaces elements of these lists, but not the lists.
+        self.programs, self.executors = exchange.programs, exchange.executors
+        self.trained, self.slots, self.store = exchange.trained, exchange.slots, exchange.store
         self.updates = self.skipped = self.waiting = 0
         self.waiting_weight = 0.0
         self._rule, self._accumulate = spec.rule, spec.accumulate
         self._loss = spec.graph.output_names[0]
-
-    @property
-    def trained(self) -> tuple[str, ...]:
-        """Names of the trained parameters."""
-        return self.exchange.trained
-
-    @property
-    def programs(self) -> list[Graph]:
-        return self.exchange.programs
-
-    @property
-    def executors(self) -> list[Executor]:
-        return self.exchange.executors
-
-    @property
-    def slots(self) -> ParamStore:
-        """States of the optimizer, of accumulation and of moving averages."""
-        return self.exchange.slots
-
-    @property
-    def store(self) -> JointStore:
-        """Parameters and slots."""
-        return self.exchange.store
 
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
