@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +33,7 @@ from graphkit.train.average import Averages
 from graphkit.train.average import ema as moving_average
 from graphkit.train.exchange.choice import exchange_of
 from graphkit.train.exchange.division import division_of
-from graphkit.train.exchange.exchange import StepSpec
+from graphkit.train.exchange.exchange import Inference, StepSpec
 from graphkit.train.inputs import Inputs, by_name, with_types
 from graphkit.train.lazy_scalar import LazyScalar
 from graphkit.train.mixing import Mixing
@@ -175,7 +176,6 @@ class BaseTrainer:
         if self._division is None:
             self._draw_from((self.seed, 0))
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
-        self._inference = self._exchange.inference(self._inference_graph)
         self._options = options
         self.trained = self._stepper.trained
         self._averages = Averages(net.params, self._exchange, self.ema is not None)
@@ -190,6 +190,10 @@ class BaseTrainer:
             self._averages.start()
         self._exchange.publish()
         self._agreement = agreement_of(kvstore, net.params, placed=self._division is not None)
+
+    @functools.cached_property
+    def _inference(self) -> Inference:
+        return self._exchange.inference(self._inference_graph)
 
     def __reduce__(self) -> Any:
         raise UsageError(
