@@ -226,7 +226,10 @@ def _report(result: dict[str, Any], recorded: Profile | None, as_json: bool) -> 
     print_table(title, ["milliseconds", "p50", "p90", "p99", "best", "runs"], rows)
     if "ratio" in result:
         ratio = result["ratio"]
-        click.echo(f"graphkit is {ratio.median:.2f} times as fast (95% interval {ratio.low:.2f} to {ratio.high:.2f})")
+        click.echo(
+            f"graphkit runs at {ratio.median:.2f} times the speed of ONNX Runtime (95% interval {ratio.low:.2f} "
+            f"to {ratio.high:.2f})"
+        )
     if training is not None:
         speed, arena = training["samples_per_second"], human(training["arena_bytes"])
         click.echo(f"{speed:.4g} samples per second; arena {arena}")

@@ -281,7 +281,10 @@ class Model:
         """
         table = dict(zip(self.inputs, operands, strict=False)) | named
         if len(operands) > len(self.inputs) or set(table) != set(self.inputs):
-            raise UsageError(f"{titled(self.graph, 'model')} takes the inputs {', '.join(self.inputs)}")
+            raise UsageError(
+                f"{titled(self.graph, 'model')} takes the inputs {', '.join(self.inputs)}; got "
+                f"{', '.join(map(str, table)) or 'none'}"
+            )
         arrays = [name for name, operand in table.items() if not isinstance(operand, Value)]
         if len(arrays) == len(table) and arrays:
             computed = tuple(self.run(table).values())

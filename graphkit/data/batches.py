@@ -87,7 +87,7 @@ class Batches:
         if batch_size < 1:
             raise UsageError(f"batch_size must be positive, not {batch_size}")
         if not 0 <= rank < ranks:
-            raise UsageError(f"rank {rank} is not one of {ranks} ranks")
+            raise UsageError(f"rank must be from 0 to {ranks - 1}, not {rank}")
         self.dataset = dataset
         self.batch_size, self.seed = batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last

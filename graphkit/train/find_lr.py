@@ -104,7 +104,7 @@ def find_lr(
     if not trainer._alone or (trainer.kvstore is not None and trainer.kvstore.is_remote):
         raise UsageError("find_lr works with one process only; create the Trainer without a kvstore of several")
     if trainer.position.within or trainer._stepper.waiting:
-        raise UsageError(f"find_lr must start between epochs, but training stands {trainer.position}")
+        raise UsageError(f"find_lr must start between two epochs, but training is {trainer.position}")
     with employed(workers, trainer._data(data)) as (found,):
         if steps is None:
             count = length_of(found.batches(batch_size, seed=trainer.seed))

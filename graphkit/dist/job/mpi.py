@@ -83,7 +83,8 @@ def _mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MissingDependency(
-            f"mpi4py finds no MPI library ({error}); install one with: {how_to_install('mpi')}, or load your site's"
+            f"mpi4py finds no MPI library ({error}); install one with: {how_to_install('mpi')}, or load the MPI "
+            "module of your cluster"
         ) from None
     return MPI
 
