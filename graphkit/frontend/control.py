@@ -101,7 +101,9 @@ def cond(
     else_values = [leaf(b, like=a) for a, b in pairs]
     for path, a, b in zip(tree.paths(then_tree), then_values, else_values, strict=True):
         if not same_kind(a.type, b.type):
-            raise TypeMismatch(f"{name}: result{path} is {a.type} in then_fn and {b.type} in else_fn")
+            raise TypeMismatch(
+                f"{name}: result{path} is {a.type} in then_fn, but {b.type} in else_fn; cast one of them"
+            )
     # The branches share one list of captures: close the first one again over what the second one added.
     _, captured = close_over(then_values, (), then_mark)
     else_branch, captured = close_over(else_values, (), else_mark, captured, name="else")

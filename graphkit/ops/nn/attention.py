@@ -66,13 +66,19 @@ class RotaryEmbedding(Op):
         if x.rank not in (None, 3, 4) or (x.rank == 3 and not self.num_heads):
             raise TypeMismatch(f"{x} is neither [B, H, L, D] nor [B, L, H * D] with num_heads={self.num_heads}")
         if cos_cache.rank not in (None, 3 if position_ids is None else 2) or not fits(cos_cache.shape, sin_cache.shape):
-            raise TypeMismatch(f"the caches {cos_cache} and {sin_cache} do not fit x {x} and positions {position_ids}")
+            raise TypeMismatch(
+                f"cos_cache {cos_cache} and sin_cache {sin_cache} must have one shape, with "
+                f"{3 if position_ids is None else 2} axes"
+            )
         if x.shape is not None and cos_cache.shape is not None:
             head: Dim = self.rotary_embedding_dim
             if not head:
                 head = x.shape[-1] if x.rank == 4 else dims.floordiv(x.shape[-1], self.num_heads or 1)
             if not dims.may_equal(head, 2 * cos_cache.shape[-1]):
-                raise TypeMismatch(f"the caches {cos_cache} hold half of the {head} elements that are rotated")
+                raise TypeMismatch(
+                    f"the last axis of cos_cache and sin_cache must have half of the {head} rotated elements; it is "
+                    f"{cos_cache}"
+                )
         return TensorType(x.dtype, x.shape)
 
     def reference(self, xp: Any, x: Any, cos_cache: Any, sin_cache: Any, position_ids: Any = None) -> Any:

@@ -84,7 +84,7 @@ class Compress(Op):
         axis = normal_axis(self.axis, len(x.shape))
         size = x.shape[axis]
         if length is not None and dims.is_static(size) and length > size:
-            raise TypeMismatch(f"{length} conditions for axis {axis} of {shape_text(x.shape)}")
+            raise TypeMismatch(f"condition has {length} elements, more than axis {axis} of {shape_text(x.shape)}")
         return TensorType(x.dtype, [*x.shape[:axis], count, *x.shape[axis + 1 :]])
 
     def reference(self, xp: Any, x: Any, condition: Any) -> Any:
