@@ -136,8 +136,8 @@ def check_gradient(
     """Compare the gradients of a Model with numeric differentiation in float64.
 
     The gradient is that of sum(r * y) over all outputs y, with random weights r. The difference quotient has an error
-    of order step^4; of several step sizes, the one that agrees best counts, because a kink such as that of ReLU may lie
-    within a larger step.
+    of order step^4. Several step sizes are tried, and the best agreement counts, because a kink such as that of ReLU
+    may lie within a larger step.
 
     Args:
         model: The model. It is rebuilt in float64, and not changed.

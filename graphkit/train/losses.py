@@ -299,6 +299,7 @@ _LOSSES = {
 
 
 def names() -> list[str]:
+    """Return the names of all losses."""
     return list(_LOSSES)
 
 
@@ -544,7 +545,12 @@ def with_loss(
 ) -> Model:
     """Return a model whose first output is the scalar loss, with the same parameters and one more input per target.
 
-    The output is named `loss` and the input `target`, unless the model already has these names: see `attach`. The
-    arguments targets and output are those of a Trainer.
+    The output is named `loss` and the input `target`, unless the model already has these names: see `attach`.
+
+    Args:
+        model: The model.
+        loss: A name, a loss with options (`gk.losses.get(...)`), a function, or a dict of losses by output.
+        targets: Names and types of the targets; only if the loss is a function.
+        output: Name of the output for the loss; needed if the model has several.
     """
     return Model.from_graph(attach(model.graph, loss, targets, output), model.params.entries())

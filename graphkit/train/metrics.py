@@ -357,6 +357,7 @@ _PARTS = ("name", "reset", "update")
 
 
 def names() -> list[str]:
+    """Return the names of all metrics; `top<k>` exists for every k."""
     return list(_METRICS)
 
 

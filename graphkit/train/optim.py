@@ -182,7 +182,12 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: w -= lr * weight_decay * w (Loshchilov and Hutter, 2019).
 
-    Arguments as for Adam, except that `weight_decay` (default: 0.01) is the factor above: the gradient stays unchanged.
+    Args:
+        lr: Learning rate, or a Schedule.
+        beta1: Decay of the mean of the gradients.
+        beta2: Decay of the mean of their squares.
+        epsilon: Added to the root of the mean square.
+        weight_decay: The factor above. The gradient stays unchanged.
     """
 
     weight_decay: float = 0.01
@@ -416,6 +421,7 @@ _KINDS = {cls.kind: cls for cls in (SGD, Adam, AdamW, RMSProp, Adagrad, Adadelta
 
 
 def names() -> list[str]:
+    """Return the names of all optimizers."""
     return list(_KINDS)
 
 

@@ -83,8 +83,8 @@ class LinearRegressor(RowWise):
 class LinearClassifier(RowWise):
     """The class with the largest score, and the transformed scores x coefficients^T + intercepts; float32.
 
-    With one score, the first class is chosen for a score up to 0, the second one above 0. If there are two labels, this
-    score gives two columns.
+    If there is only one score, a score up to 0 means the first class, a score above 0 the second one. With two labels,
+    the second output has two columns, which are computed from this score.
     """
 
     coefficients: tuple[float, ...]

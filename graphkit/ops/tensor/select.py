@@ -132,7 +132,7 @@ class NonZero(Op):
 class Trilu(Op):
     """The upper (or with upper=False the lower) triangle of the last two axes, zeros elsewhere.
 
-    k: 0-d int64, 0 by default: the diagonal that bounds the triangle; positive ones are above the main one.
+    k: int64 scalar (default: 0), the diagonal at the border of the triangle. k > 0 is above the main diagonal.
     """
 
     upper: bool = True
