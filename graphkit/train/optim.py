@@ -442,6 +442,8 @@ def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
     named = {} if isinstance(spec, Mapping) else {"type": spec, **_BY_NAME.get(spec, {})}
     chosen = {**named, **(spec if isinstance(spec, Mapping) else {}), **options}
     kind = chosen.pop("type", None)
+    if kind is None:
+        raise UsageError(f"a dict that describes an optimizer needs the key 'type': {', '.join(_KINDS)}")
     if kind not in _KINDS:
         raise UsageError(f"unknown optimizer {kind!r}{did_you_mean(kind, _KINDS)}")
     if isinstance(chosen.get("lr"), Mapping):

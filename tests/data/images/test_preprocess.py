@@ -13,6 +13,7 @@ from PIL import Image
 from graphkit.data.images import numbers
 from graphkit.data.images.decode import of_pixels
 from graphkit.data.images.geometry import centred, shorter_side
+from graphkit.data.images.options import preprocess_of
 from graphkit.data.images.preprocess import CIFAR, IMAGENET, Preprocess
 from graphkit.errors import InvalidModel, UsageError
 
@@ -200,3 +201,8 @@ def test_cut_and_shortened_words_are_named():
     del found["std"]
     with pytest.raises(InvalidModel, match=r"it must have the keys .*std, not (?!.*std)"):
         Preprocess.from_json(json.dumps(found))
+
+
+def test_preprocess_must_be_an_object() -> None:
+    with pytest.raises(UsageError, match=r"expected a gk\.data\.Preprocess, not 'RGB'"):
+        preprocess_of("RGB", size=8)
