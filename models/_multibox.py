@@ -19,6 +19,7 @@ from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
 from graphkit.models._images import channels_of
 from graphkit.ops import F
+from graphkit.text import quantity
 
 # By what offsets of centres and logarithms of sizes are divided, so that their deviations are near 1.
 _VARIANCES = np.array([0.1, 0.1, 0.2, 0.2], np.float32)
@@ -110,7 +111,7 @@ def match(
             labels differ.
     """
     if len(boxes) != len(labels):
-        raise InputError(f"boxes for {len(boxes)} images, but labels for {len(labels)}")
+        raise InputError(f"boxes for {quantity(len(boxes), 'image')}, but labels for {len(labels)}")
     classes = np.zeros((len(boxes), len(defaults)), np.int64)
     offsets = np.zeros((len(boxes), len(defaults), 4), np.float32)
     corners = _corners(defaults)

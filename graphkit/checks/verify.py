@@ -75,7 +75,9 @@ class OutputReport:
         if self.untested:
             line += f" ({self.untested})"
         if not self.passed:
-            line += f" ({self.reason or f'{self.mismatches} elements'}; would pass with atol={self.needed_atol:.3g}"
+            line += (
+                f" ({self.reason or quantity(self.mismatches, 'element')}; would pass with atol={self.needed_atol:.3g}"
+            )
             line += f" or rtol={self.needed_rtol:.3g})"
         return line
 

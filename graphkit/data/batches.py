@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkit.errors import UsageError
 from graphkit.signatures import check_argument
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.data.dataset import Dataset
@@ -99,7 +99,8 @@ class Batches:
             )
         if not len(self) and offset < len(dataset):
             raise UsageError(
-                f"{dataset.name}: drop_last leaves no batch: there are {len(dataset)} samples, and a batch has "
+                f"{dataset.name}: drop_last leaves no batch: the data set has "
+                f"{quantity(len(dataset), 'sample')}, but a batch has "
                 f"{batch_size * ranks}"
             )
         self.position = (epoch, start)

@@ -83,7 +83,7 @@ def test_drop_last():
     assert [b.size for b in numbered().batches(4, drop_last=True)] == [4, 4]
     assert [b.size for b in numbered().batches(3, drop_last=True, ranks=2)] == [3]
     with pytest.raises(
-        UsageError, match="numbers: drop_last leaves no batch: there are 10 samples, and a batch has 22"
+        UsageError, match="numbers: drop_last leaves no batch: the data set has 10 samples, but a batch has 22"
     ):
         numbered().batches(11, ranks=2, drop_last=True)
 

@@ -93,7 +93,7 @@ def test_decoding_undoes_the_encoding():
         ([[[0.1, 0.1, 0.4, 0.5]]], [[1.5]], r"image 0: labels must be integers from 1, not \[1.5\]"),
         ([[[0.1, 0.1, 0.4, 0.5]]], [[1, 2]], r"image 0: expected boxes \[objects, 4\] and labels \[objects\]"),
         ([[[0.1, 0.1, 0.4]]], [[1]], r"not \(1, 3\) and \(1,\)"),
-        ([[]], [[], []], "boxes for 1 images, but labels for 2"),
+        ([[]], [[], []], "boxes for 1 image, but labels for 2"),
     ],
 )
 def test_objects_that_are_none(boxes, labels, message):
