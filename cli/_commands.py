@@ -28,8 +28,8 @@ COMMANDS = {
     "inspect": "Show nodes, inputs, outputs and parameters of a model.",
     "plan": "Show the memory plan of a model.",
     "records": "Pack images into a RecordIO file (.rec), list or check one.",
-    "ops": "List operators, and how those of a model are supported.",
-    "bench": "Time a model, and compare with ONNX Runtime.",
+    "ops": "List operators; with MODEL, say which of its operators are supported.",
+    "bench": "Time a model, and compare it with ONNX Runtime.",
     "doctor": "Report versions, devices and settings of this installation.",
 }
 

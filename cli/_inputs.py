@@ -176,7 +176,10 @@ def _names_pictures(path: str) -> bool:
 def _below(folder: Path) -> list[Path]:
     found = pictures_in(folder)
     if not found:
-        raise InputError(f"{folder}: the folder contains no image; known suffixes: {', '.join(sorted(SUFFIXES))}")
+        raise InputError(
+            f"{folder}: the folder itself contains no image (folders inside it are not read); known suffixes: "
+            f"{', '.join(sorted(SUFFIXES))}"
+        )
     return found
 
 

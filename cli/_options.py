@@ -58,7 +58,10 @@ def device_of(text: str) -> str | dict[str | None, str]:
         return text
     alone = [part for part in parts if "=" not in part]
     if len(alone) > 1:
-        raise UsageError(f"--device {text!r}: {' and '.join(alone)} are both without a group; give one as GROUP=DEVICE")
+        raise UsageError(
+            f"--device {text!r}: only one device may have no group, but {' and '.join(alone)} have none; write "
+            "GROUP=DEVICE"
+        )
     default: dict[str | None, str] = {None: alone[0]} if alone else {}
     return default | dict(key_values(tuple(part for part in parts if "=" in part), "--device").items())
 

@@ -69,7 +69,7 @@ _OPTIONS = (
     ),
     option(
         "--compression", group=PROCESSES, metavar="TYPE[:NUMBER]",
-        help="With --kvstore dist_sync: gradient compression, one of float16, bfloat16, 2bit[:threshold] or "
+        help="With any --kvstore other than local: gradient compression, one of float16, bfloat16, 2bit[:threshold] or "
         "top_k[:ratio].",
     ),
     option(

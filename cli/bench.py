@@ -70,7 +70,7 @@ class _Bench(GroupedCommand):
 )
 @option(
     "--runs", group=COMPARISON, type=click.IntRange(1),
-    help="Minimum number of timed runs of each engine. Default: as many as take about 3 seconds.",
+    help="Minimum number of timed runs of each engine. Default: as many as fit into about 3 seconds.",
 )  # fmt: skip
 @training_options
 @option(
@@ -96,10 +96,11 @@ def command(
     trace: str | None, rtol: float | None, atol: float | None, device: str, threads: int | None,
     external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
-    """Time MODEL in graphkit and in ONNX Runtime: percentiles of both, and how many times as fast graphkit is.
+    """Time MODEL in graphkit and in ONNX Runtime; print percentiles of both, and the ratio of their speeds.
 
-    The engines take turns in rounds, with a warm-up before each timing. The ratio is the median, over rounds, of the
-    ratio of medians, with its 95% confidence interval. The outputs are compared first. Exit code 1 if they differ.
+    The outputs are compared first. Exit code 1 if they differ. Then the engines take turns in rounds, with a warm-up
+    before each timing. In each round, the median time of ONNX Runtime is divided by that of graphkit. The ratio is the
+    median of these quotients, with its 95% confidence interval.
 
     With --training, a run is a training step on one batch: forward, backward and update.
 
@@ -226,7 +227,10 @@ def _report(result: dict[str, Any], recorded: Profile | None, as_json: bool) -> 
     print_table(title, ["milliseconds", "p50", "p90", "p99", "best", "runs"], rows)
     if "ratio" in result:
         ratio = result["ratio"]
-        click.echo(f"graphkit is {ratio.median:.2f} times as fast (95% interval {ratio.low:.2f} to {ratio.high:.2f})")
+        click.echo(
+            f"graphkit runs at {ratio.median:.2f} times the speed of ONNX Runtime (95% interval {ratio.low:.2f} "
+            f"to {ratio.high:.2f})"
+        )
     if training is not None:
         speed, arena = training["samples_per_second"], human(training["arena_bytes"])
         click.echo(f"{speed:.4g} samples per second; arena {arena}")

@@ -119,7 +119,7 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
         chosen = {k: v for k, v in _facts(train).items() if k in known and v is not None}
     for key, text in options.items():
         if key not in known:
-            raise UsageError(f"model {name!r} has no option {key!r}{did_you_mean(key, known, most=len(known))}")
+            raise UsageError(f"network {name!r} has no option {key!r}{did_you_mean(key, known, most=len(known))}")
         chosen[key] = models.Option(key, None, _kind(known[key])).parse(text)
     missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
     if missing:

@@ -24,7 +24,7 @@ from graphkit.passes.training.to_training import to_inference
 @option("-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False), required=True, help="Output file, .onnx.")
 @option(
     "--opset", group=OUTPUT, type=int, default=None,
-    help="Target opset, 13 or newer. Default: the lowest one, from 21 on, that has all operators of the model.",
+    help="Target opset, 13 or newer. Default: 21, or the first later one that has all operators of the model.",
 )  # fmt: skip
 @option(
     "--for", "purpose", group=OUTPUT, type=click.Choice(["inference"]), default=None,

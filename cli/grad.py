@@ -30,12 +30,12 @@ from graphkit.errors import UsageError
 )  # fmt: skip
 @option(
     "--wrt", "wrt", group=GRADIENT, multiple=True, metavar="NAME",
-    help="Input, parameter or internal value to differentiate with respect to. Default: all trainable parameters. "
+    help="Differentiate with respect to this input, parameter or internal value. Default: all trainable parameters. "
     "Repeatable.",
 )  # fmt: skip
 @option(
     "--suffix", group=GRADIENT, default="_grad", show_default=True,
-    help="Suffix of the names of gradients: that of NAME is called NAME_grad.",
+    help="Suffix of the names of gradients: the gradient of NAME is called NAME_grad.",
 )  # fmt: skip
 @option(
     "--straight-through", group=GRADIENT, is_flag=True,
@@ -48,7 +48,7 @@ from graphkit.errors import UsageError
 )  # fmt: skip
 @option(
     "--constants", group=NETWORK, is_flag=True,
-    help="Treat the weights that the file stores as Constant nodes as parameters.",
+    help="Also treat weights as parameters if the file stores them as Constant nodes.",
 )  # fmt: skip
 @option(
     "--joint-directions", "--together", "together", group=GRADIENT, is_flag=True,

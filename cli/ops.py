@@ -16,6 +16,7 @@ from graphkit.executor.devices.loading import load_device
 from graphkit.executor.devices.registry import has_factory, has_string_function
 from graphkit.onnx_io.outline import Outline, outline
 from graphkit.ops import registry
+from graphkit.text import quantity
 
 # Operators that the native program executes as regions, with their own gradients.
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
@@ -61,7 +62,7 @@ def command(
         if written is None:
             raise
         _print_written(model, written, as_json)
-        log(f"{model} cannot be run: {error}")
+        log(f"graphkit cannot run this file: {error}")
         return error.exit_code
     _print_model(model, model_costs(net, shapes), _rewritten(written) if written else [], as_json)
     return 0
@@ -112,7 +113,7 @@ def _print_model(model: str, sized: Sized, rewritten: list[dict[str, Any]], as_j
         [row["operator"], row["count"], row["runs"], row["gradient"], *cost_cells(cost)]
         for row, (_, cost) in zip(rows, costs, strict=True)
     ]
-    title = f"{len(rows)} operators: " + ", ".join(f"{n}{list(s)}" for n, s in sized.shapes.items())
+    title = f"{quantity(len(rows), 'operator')}: " + ", ".join(f"{n}{list(s)}" for n, s in sized.shapes.items())
     columns = ["operator", "count", "runs", "gradient", "FLOPs", "bytes"]
     print_table(title, columns, [*cells, ["total", total.nodes, "", "", *cost_cells(total)]])
     for note in notes(sized):

@@ -55,7 +55,7 @@ _PLANNERS = (
 )  # fmt: skip
 @option(
     "--run/--no-run", "measured", group=REPORTING, default=True, show_default=True,
-    help="Also run the model and measure its memory, or only plan.",
+    help="Also run the model, and measure its memory (--run), or only plan (--no-run).",
 )  # fmt: skip
 @device_options
 @model_file_options

@@ -11,7 +11,7 @@ import numpy as np
 
 from graphkit.cli._options import json_option
 from graphkit.cli._output import log, print_json, print_table
-from graphkit.text import human
+from graphkit.text import human, quantity
 
 
 @click.group("records")
@@ -64,7 +64,7 @@ def _pack(source: Path, output: Path, on_damaged: str, as_json: bool, **options:
                                "damaged": packed.damaged})  # fmt: skip
     else:
         left_out = f", {len(packed.damaged)} left out" if packed.damaged else ""
-        log(f"wrote {output}: {packed.records} records, {human(packed.bytes)}{left_out}")
+        log(f"wrote {output}: {quantity(packed.records, 'record')}, {human(packed.bytes)}{left_out}")
     return 0
 
 
@@ -88,7 +88,11 @@ def _list(file: Path, first: int | None, as_json: bool) -> int:
     if as_json:
         print_json("records", {"file": str(file), "count": len(records), "records": rows})
         return 0
-    print_table(f"{file}: {len(records)} records", ("key", "label", "id", "bytes"), [tuple(r.values()) for r in rows])
+    print_table(
+        f"{file}: {quantity(len(records), 'record')}",
+        ("key", "label", "id", "bytes"),
+        [tuple(r.values()) for r in rows],
+    )
     return 0
 
 
@@ -110,5 +114,8 @@ def _check(file: Path, decode: bool, as_json: bool) -> int:
     else:
         for problem in found.problems:
             click.echo(problem)
-        click.echo(f"{file}: {found.records} records, {human(found.bytes)}, {len(found.problems)} problems")
+        click.echo(
+            f"{file}: {quantity(found.records, 'record')}, {human(found.bytes)}, "
+            f"{quantity(len(found.problems), 'problem')}"
+        )
     return int(bool(found.problems))

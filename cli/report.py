@@ -167,7 +167,9 @@ def _validation(
                 "--trust-run-folder if you made this folder"
             )
     if spec is None and valid_spec is None:
-        raise UsageError("the run folder does not name the data of the training; name data to predict with --data")
+        raise UsageError(
+            "the run folder does not say which data it was trained on; give the data to predict with --data"
+        )
     axes = data.axis_options(tuple(own.get("batch_axes") or ()))
     names = objective.loss_names(tuple(own.get("loss_specs") or ()))
     # Split the data as the run did. Runs that do not record how were split by the positions of their samples.

@@ -78,8 +78,8 @@ def command(
     An input is NAME:SHAPE (values by --fill) or NAME=FILE, with a .npy or .npz file, an image (.png, .jpg, ...) or a
     folder of images. If only one input takes images, you may leave out its NAME; several images are a batch. If
     the model was trained on a table, give a .csv, .tsv or .parquet file without NAME: its columns are encoded as in
-    training. Inputs that you leave out are filled (--fill), and symbolic dimensions are guessed; the command prints
-    both.
+    training. Inputs that you leave out are filled (--fill). Symbolic dimensions are guessed; the command prints
+    them.
 
     Images are preprocessed as the --image options say, otherwise as the model's metadata say. Without either, they are
     resized to the size of the input, as RGB from 0 to 1, or from 0 to 255 for uint8.

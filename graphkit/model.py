@@ -101,7 +101,7 @@ class Model:
             params: Arrays by parameter name. Other parameters are initialised from `seed`.
             name: Name of the model (default: that of the graph).
             meta: Metadata that is stored in files.
-            seed: As for Model.
+            seed: Seed of the initialisers of parameters that `params` lacks (default: GRAPHKIT_SEED).
             declared: Shapes that a file declares; runs are checked against them.
         """
         model = cls.__new__(cls)
@@ -281,7 +281,10 @@ class Model:
         """
         table = dict(zip(self.inputs, operands, strict=False)) | named
         if len(operands) > len(self.inputs) or set(table) != set(self.inputs):
-            raise UsageError(f"{titled(self.graph, 'model')} takes the inputs {', '.join(self.inputs)}")
+            raise UsageError(
+                f"{titled(self.graph, 'model')} takes the inputs {', '.join(self.inputs)}; got "
+                f"{', '.join(map(str, table)) or 'none'}"
+            )
         arrays = [name for name, operand in table.items() if not isinstance(operand, Value)]
         if len(arrays) == len(table) and arrays:
             computed = tuple(self.run(table).values())
@@ -610,9 +613,10 @@ def _resolved(graph: Graph, names: Sequence[str]) -> Graph:
 def block_loops(model: Model, block: Block = "sqrt") -> Model:
     """Return the model with the iterations of its loops grouped in blocks, so that training takes less memory.
 
-    The backward pass then saves the states at the borders of blocks, and computes one block at a time again. For T
-    iterations it needs memory for T / block + block of them instead of T, and one more forward pass. The pass applies
-    to Scan and to Loop without scan outputs, imported ones included; parameters are copied.
+    Training then saves only the states at the borders of blocks. The backward pass computes one block at a time again.
+    For T iterations, this needs memory for the values of T / block + block iterations instead of T, and one more
+    forward pass. The change applies to Scan, and to Loop without scan outputs, also in imported files. Parameters are
+    copied.
 
     Args:
         model: Any model.

@@ -330,5 +330,7 @@ def _described(kind: _Kind) -> str:
     several = [" or ".join(_MANY.get(k.name, _described(k)) for k in kinds) if kinds else "" for kinds in kind.inner]
     if kind.name in ("Mapping", "dict"):
         keys, contents = several if len(several) == 2 else ("", "")
+        if contents.startswith("a list"):
+            return f"a dict with {contents} as values"
         return "a dict" + (f" of {contents}" if contents else f" with {keys} as keys" if keys else "")
     return f"a list of {several[-1]}" if several and several[-1] else "a list"

@@ -19,6 +19,7 @@ from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
 from graphkit.models._images import channels_of
 from graphkit.ops import F
+from graphkit.text import quantity
 
 # By what offsets of centres and logarithms of sizes are divided, so that their deviations are near 1.
 _VARIANCES = np.array([0.1, 0.1, 0.2, 0.2], np.float32)
@@ -110,7 +111,7 @@ def match(
             labels differ.
     """
     if len(boxes) != len(labels):
-        raise InputError(f"boxes of {len(boxes)} images, and labels of {len(labels)}")
+        raise InputError(f"boxes for {quantity(len(boxes), 'image')}, but labels for {len(labels)}")
     classes = np.zeros((len(boxes), len(defaults)), np.int64)
     offsets = np.zeros((len(boxes), len(defaults), 4), np.float32)
     corners = _corners(defaults)
@@ -133,12 +134,14 @@ def _checked(image: int, boxes: np.ndarray, labels: np.ndarray) -> tuple[np.ndar
     found, kinds = np.asarray(boxes, np.float32), np.asarray(labels)
     found = found.reshape(0, 4) if found.size == 0 else found
     if found.ndim != 2 or found.shape[1] != 4 or kinds.shape != (len(found),):
-        raise InputError(f"image {image}: boxes [objects, 4] and labels [objects], not {found.shape} and {kinds.shape}")
+        raise InputError(
+            f"image {image}: expected boxes [objects, 4] and labels [objects], not {found.shape} and {kinds.shape}"
+        )
     if len(kinds) and not (kinds.dtype.kind in "iu" and kinds.min() >= 1):
         raise InputError(f"image {image}: labels must be integers from 1, not {kinds.tolist()}")
     for number, (x1, y1, x2, y2) in enumerate(found.tolist()):
         if not (math.isfinite(x1 + y1 + x2 + y2) and x1 < x2 and y1 < y2):
-            raise InputError(f"image {image}, box {number}: x1 < x2 and y1 < y2, not {[x1, y1, x2, y2]}")
+            raise InputError(f"image {image}, box {number}: expected x1 < x2 and y1 < y2, not {[x1, y1, x2, y2]}")
     return found, kinds.astype(np.int64)
 
 

@@ -43,7 +43,7 @@ def gan(part: str = "generator", image: tuple[int, ...] = (3, 64, 64), latent: i
     if part not in _PARTS:
         raise UsageError(f"gan: part must be {' or '.join(_PARTS)}, not {part!r}")
     if side != breadth or side < 2 * _SMALLEST or side & (side - 1):
-        raise UsageError(f"gan: squares are expected whose side is a power of two, 8 or more, not {side}x{breadth}")
+        raise UsageError(f"gan: images must be square, and the side a power of two, 8 or more, not {side}x{breadth}")
     halvings = (side // _SMALLEST).bit_length() - 1
     widths = [width << level for level in range(halvings)]
     data = nn.input("noise", ["N", latent]) if part == "generator" else nn.input("x", ["N", channels, side, side])

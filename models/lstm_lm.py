@@ -38,9 +38,7 @@ def lstm_lm(
     width = hidden if embedding is None else embedding
     positive("lstm_lm", embedding=width)
     if tied and width != hidden:
-        raise UsageError(
-            f"lstm_lm: a tied table must have as many columns as there are hidden units, not {width}, {hidden}"
-        )
+        raise UsageError(f"lstm_lm: tied=true needs embedding equal to hidden, not {width} and {hidden}")
     small = {"type": "uniform", "low": -0.1, "high": 0.1}
     x = nn.input("x", ["T", "N"], "int64")
     before = [nn.input(name, [layers, "N", hidden]) for name in ("h", "c")] if stateful else []

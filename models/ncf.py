@@ -33,7 +33,10 @@ def ncf(
     positive("ncf", users=users, items=items, factors=factors)
     widths = hidden_widths("ncf", "hidden", hidden)
     if not widths or widths[0] % 2:
-        raise UsageError(f"ncf: hidden starts with an even width, that of both vectors together, not {hidden!r}")
+        raise UsageError(
+            "ncf: the first number of hidden must be even (the user and item vectors have half of it each), not "
+            f"{hidden!r}"
+        )
     user = nn.input("user", ["N"], "int64")
     item = nn.input("item", ["N"], "int64")
     start = {"type": "normal", "std": 0.01}

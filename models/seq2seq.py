@@ -105,12 +105,15 @@ def seq2seq(
 
 def _require_decodable(words: int, decode: int, start: int, end: int, beam: int, length_penalty: float) -> None:
     if decode < 0 or not 0 <= start < words or not 0 <= end < words:
-        raise UsageError(f"seq2seq: decode is 0 or more, start and end below {words}; not {decode}, {start}, {end}")
+        raise UsageError(
+            f"seq2seq: decode must be 0 or more, start and end from 0 to {words - 1}; not {decode}, {start}, {end}"
+        )
     if beam > 1 and not decode:
-        raise UsageError(f"seq2seq: a beam of {beam} needs decode, the largest number of tokens to generate")
+        raise UsageError(f"seq2seq: beam={beam} also needs decode=N, the largest number of tokens to generate")
     if length_penalty < 0 or (length_penalty and beam == 1):
         raise UsageError(
-            f"seq2seq: length_penalty is 0 or more, and for a beam of 2 or more; not {length_penalty} with {beam}"
+            f"seq2seq: length_penalty must be 0 or more, and needs beam=2 or more; not {length_penalty} with "
+            f"beam={beam}"
         )
 
 

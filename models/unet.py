@@ -36,7 +36,9 @@ def unet(
     channels, height, breadth = image_shape("unet", image)
     positive("unet", classes=classes, width=width, depth=depth)
     if height % (1 << depth) or breadth % (1 << depth):
-        raise UsageError(f"unet: sides divisible by {1 << depth} (2^depth) are expected, not {height}x{breadth}")
+        raise UsageError(
+            f"unet: the sides of images must be divisible by {1 << depth} (2^depth), not {height}x{breadth}"
+        )
     h = nn.input("x", ["N", channels, height, breadth])
     shortcuts = []
     for level in range(depth):

@@ -266,13 +266,16 @@ def test_splits_are_not_one_data_set():
         (X, "one pair .inputs, targets., or a data set, not ndarray of float32"),
         ((None, LABELS), "an input must be an array or nested lists of numbers, not None"),
         (((i for i in X), LABELS), r"an array, not a generator; use np.array\(list"),
-        (("x", "y"), "holds texts, not numbers"),
+        (("x", "y"), "contains texts, not numbers"),
         (([[1, 2], [3]], [0, 1]), "different lengths"),
         (
             (Frame(np.array([[1.0, "x"]] * 8, object)), LABELS),
             "an input mixes texts with 1.0 in one array: use one array",
         ),
-        ((X, ["cat", "dog"] * 4), r"targets holds texts, not numbers; np.unique\(targets, return_inverse=True\)"),
+        (
+            (X, ["cat", "dog"] * 4),
+            r"targets contains texts, not numbers; to number them, use np.unique\(targets, return_inverse=True\)",
+        ),
         ((Frame(X.astype(object)), LABELS), r"objects such as 0\.[0-9]+; convert it with .astype\('float32'\)"),
     ],
 )

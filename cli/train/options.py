@@ -36,12 +36,12 @@ _DATA = (
     option(
         "--valid", "valid_spec", group=DATA, metavar="DATA",
         help="Validation data, in any form that --data has. Default: a part of --data is held out for validation, and "
-        "training uses the rest. With --valid, training uses all of --data; a test part of its own is left out and "
-        "not used.",
+        "training uses the rest. With --valid, training uses all of --data. If --data has a test "
+        "part of its own, as MNIST has, that part is not used.",
     ),
     option(
         "--batch-size", group=DATA, type=click.IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
-        help="Samples per batch and process.",
+        help="Samples per batch in each process.",
     ),
     option(
         "--batch-axis", "batch_axes", group=DATA, multiple=True, metavar="INPUT=AXIS",
@@ -259,7 +259,7 @@ _RUN = (
     ),
     option(
         "--checkpoint-every", group=OUTPUT, type=click.IntRange(1), metavar="N",
-        help="Write a checkpoint every N updates too, in addition to one after each epoch.",
+        help="Also write a checkpoint every N updates. One is always written after each epoch.",
     ),
     option(
         "--resume", group=OUTPUT, is_flag=True,

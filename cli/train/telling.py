@@ -149,7 +149,7 @@ def report_rate(curve: Any, file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json("find-lr", result)
     elif curve.suggestion is None:
-        click.echo("no learning rate: the loss did not fall with any of them")
+        click.echo("no suggestion: the loss did not fall at any of these learning rates")
     else:
         click.echo(f"suggested learning rate: {curve.suggestion:.3g}")
     if not as_json:

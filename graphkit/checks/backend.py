@@ -18,7 +18,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model, load
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 _DEVICES = {"CPU": "cpu"}
 
@@ -41,7 +41,9 @@ class GraphkitRep(BackendRep):
         else:
             arrays = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             if len(arrays) > len(names):
-                raise InputError(f"{len(arrays)} inputs given, the model takes {len(names)}: {', '.join(names)}")
+                raise InputError(
+                    f"{quantity(len(arrays), 'input')} given, but the model takes {len(names)}: {', '.join(names)}"
+                )
             feeds = dict(zip(names, arrays, strict=False))
         results = self._executor.run({name: self._typed(name, value) for name, value in feeds.items()})
         values: tuple[Any, ...] = self._result(*(results[name] for name in self.model.outputs))
@@ -101,7 +103,7 @@ class GraphkitBackend(Backend):
         names = [name for name in node.input if name]
         arrays = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
         if len(arrays) != len(names):
-            raise InputError(f"{node.op_type} has {len(names)} inputs, {len(arrays)} given")
+            raise InputError(f"{node.op_type} has {quantity(len(names), 'input')}, but got {len(arrays)}")
         graph = onnx.helper.make_graph(
             [node],
             node.op_type,

@@ -136,8 +136,8 @@ def check_gradient(
     """Compare the gradients of a Model with numeric differentiation in float64.
 
     The gradient is that of sum(r * y) over all outputs y, with random weights r. The difference quotient has an error
-    of order step^4; of several step sizes, the one that agrees best counts, because a kink such as that of ReLU may lie
-    within a larger step.
+    of order step^4. Several step sizes are tried, and the best agreement counts, because a kink such as that of ReLU
+    may lie within a larger step.
 
     Args:
         model: The model. It is rebuilt in float64, and not changed.
@@ -170,9 +170,8 @@ def check_gradient(
     targets = _chosen({graph.name_of(v): v for v in graph.inputs if isinstance(v.type, TensorType)}, wrt)
     if (node := narrow_node(targets.values(), outputs.values())) is not None:
         raise UnsupportedError(
-            f"{node.describe()}: {node.op.name} has no float64, which numeric differentiation needs, so gradients "
-            "through this node cannot be checked: name outputs before it (of=), or inputs and parameters behind it "
-            "(wrt=)"
+            f"{node.describe()}: {node.op.name} has no float64, so the gradients through this node cannot be checked. "
+            "Choose outputs that do not depend on it (of=), or inputs and parameters that it does not read (wrt=)"
         )
     report = check_graph(
         graph.inputs, _tensors(graph, list(outputs.values()), arrays), targets, arrays,

@@ -16,6 +16,7 @@ from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
 from graphkit.ops.evaluate import evaluate, observed
 from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.bind import match_shapes
 from graphkit.passes.core.sweep import is_control
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.signatures import typed
@@ -68,7 +69,7 @@ def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None =
         seed: Seed of random operators.
 
     Raises:
-        InputError: An input is missing.
+        InputError: An input is missing, or does not fit the model.
     """
     graph = bind_rng(model.graph)
     names = [*model.graph.input_names, *("" for _ in graph.inputs[len(model.graph.inputs) :])]
@@ -82,6 +83,13 @@ def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None =
             arrays.append(model.params[name])
         else:
             raise InputError(f"input {name!r} ({value.type}) is not given")
+    match_shapes(
+        [
+            (name, value.type, TensorType(value.type.dtype, array.shape))
+            for name, value, array in zip(names, graph.inputs, arrays, strict=True)
+            if isinstance(value.type, TensorType) and isinstance(array, np.ndarray)
+        ]
+    )
     return first_nonfinite(graph, arrays)
 
 

@@ -57,7 +57,8 @@ def in_double_precision(model: Any, feeds: Mapping[str, Any], rounding: Rounding
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > memory // 2:
         raise UnsupportedError(
-            f"parameters in double precision need {needed >> 20} MiB of {memory >> 20} MiB of memory"
+            f"inputs and parameters need {needed >> 20} MiB in double precision, more than half of the "
+            f"{memory >> 20} MiB of memory"
         )
     wide = in_float64(graph, narrow=True)
     try:

@@ -75,7 +75,9 @@ class OutputReport:
         if self.untested:
             line += f" ({self.untested})"
         if not self.passed:
-            line += f" ({self.reason or f'{self.mismatches} elements'}; would pass with atol={self.needed_atol:.3g}"
+            line += (
+                f" ({self.reason or quantity(self.mismatches, 'element')}; would pass with atol={self.needed_atol:.3g}"
+            )
             line += f" or rtol={self.needed_rtol:.3g})"
         return line
 
@@ -243,7 +245,7 @@ def _with_noise(
     try:
         truth = in_double_precision(model, feeds)
     except GraphkitError as error:
-        reason = f"the noise of rounding cannot be measured: {error}"
+        reason = f"the rounding noise cannot be measured in double precision: {error}"
         return tuple(replace(r, reason=reason) if _is_doubtful(r) else r for r in reports)
     true = {name: t for key, value in ours.items() for name, _, t in _flat(key, value, truth[key])}
     pairs = zip(ours.items(), reference.values(), strict=True)
@@ -264,7 +266,10 @@ def _measured(
     report: OutputReport, ours: np.ndarray, reference: np.ndarray, truth: Any, spread: Spreads | None
 ) -> OutputReport:
     if not measurable(ours, truth):
-        return replace(report, reason="in double precision the output has another shape: it depends on rounded values")
+        return replace(
+            report,
+            reason="the output has another shape in double precision, because its shape depends on rounded values",
+        )
     error, size = _errors(ours, reference, dtype_of(ours.dtype))
     found = judge(ours, reference, truth, ~(error <= report.atol + report.rtol * size), spread)
     return replace(report, passed=found.passed, criterion="noise", noise=found, reason=found.reason)
@@ -295,7 +300,7 @@ def compare_outputs(
 ) -> tuple[OutputReport, ...]:
     """Compare outputs in their order, under our names; sequences element by element. See `compare`."""
     if len(ours) != len(reference):
-        raise RuntimeFailure(f"graphkit gave {len(ours)} outputs, ONNX Runtime {len(reference)}")
+        raise RuntimeFailure(f"graphkit returned {quantity(len(ours), 'output')}, the reference {len(reference)}")
     pairs = zip(ours.items(), reference.values(), strict=True)
     flat = [item for (name, a), b in pairs for item in _flat(name, a, b)]
     return tuple(compare(n, x, y, rtol, atol, by_magnitude=by_magnitude) for n, x, y in flat)
@@ -321,7 +326,7 @@ def compare(
     scaled = by_magnitude and atol is None
     atol = default[1] if atol is None or dtype not in FLOATS else atol
     if a.shape != b.shape or dtype is not dtype_of(b.dtype):
-        reason = f"graphkit gave {dtype}{list(a.shape)}, ONNX Runtime {dtype_of(b.dtype)}{list(b.shape)}"
+        reason = f"graphkit returned {dtype}{list(a.shape)}, the reference {dtype_of(b.dtype)}{list(b.shape)}"
         inf = float("inf")
         return OutputReport(
             name, str(dtype), a.shape, False, inf, inf, inf, rtol, atol, inf, inf, max(a.size, 1), reason

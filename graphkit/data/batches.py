@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkit.errors import UsageError
 from graphkit.signatures import check_argument
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 
 class Samples(Protocol):
@@ -96,7 +96,7 @@ class Batches:
         if batch_size < 1:
             raise UsageError(f"batch_size must be positive, not {batch_size}")
         if not 0 <= rank < ranks:
-            raise UsageError(f"rank {rank} is not one of {ranks} ranks")
+            raise UsageError(f"rank must be from 0 to {ranks - 1}, not {rank}")
         self.dataset = dataset
         self.batch_size, self.seed = batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
@@ -108,7 +108,8 @@ class Batches:
             )
         if not len(self) and offset < len(dataset):
             raise UsageError(
-                f"{dataset.name}: drop_last leaves no batch: there are {len(dataset)} samples, and a batch has "
+                f"{dataset.name}: drop_last leaves no batch: the data set has "
+                f"{quantity(len(dataset), 'sample')}, but a batch has "
                 f"{batch_size * ranks}"
             )
         self.position = (epoch, start)

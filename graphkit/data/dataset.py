@@ -76,7 +76,10 @@ class Dataset:
         self.axes: dict[str, int | None] = dict(axes or {})
         for label in self.axes:
             if label not in self.arrays:
-                raise InputError(f"{name}: an axis is given for {label!r}{did_you_mean(label, self.arrays)}")
+                raise InputError(
+                    f"{name}: axes= (--batch-axis) names {label!r}, but there is no such "
+                    f"array{did_you_mean(label, self.arrays)}"
+                )
         for label, array in self._labelled():
             _check(name, label, array, self._axis(label))
         lengths = {
@@ -278,7 +281,9 @@ def _named(inputs: Any, names: Sequence[str] | None, source: str) -> dict[str, n
         if names is None:
             names = ["x"] if len(arrays) == 1 else [f"x{i}" for i in range(len(arrays))]
         if len(names) != len(arrays) or len(set(names)) != len(names):
-            raise UsageError(f"{source}: {len(arrays)} inputs need as many different names, not {list(names)}")
+            raise UsageError(
+                f"{source}: names= must have {len(arrays)} different names, one per input, not {list(names)}"
+            )
         found = dict(zip(names, arrays, strict=True))
     if not found:
         raise InputError(f"{source}: at least one input array is required")
@@ -305,8 +310,8 @@ def _part(array: np.ndarray, axis: int | None, index: Any) -> np.ndarray:
 def _check(source: str, label: str, array: np.ndarray, axis: int | None) -> None:
     if array.dtype.kind not in "biufc" and array.dtype.name not in ("bfloat16", "float16"):
         held = "texts" if array.dtype.kind in "OUST" else array.dtype
-        number = "; np.unique(targets, return_inverse=True)[1] numbers them" if label == "targets" else ""
-        raise InputError(f"{source}: {label} holds {held}, not numbers{number}")
+        number = "; to number them, use np.unique(targets, return_inverse=True)[1]" if label == "targets" else ""
+        raise InputError(f"{source}: {label} contains {held}, not numbers{number}")
     if array.ndim == 0 and axis is not None:
         raise InputError(
             f"{source}: {label} is a single number, but the first axis must count samples, unless "

@@ -155,8 +155,8 @@ class IterableDataset:
             return True
         if found == self._rank - 1:
             return False
-        expected = f"a batch has rank {self._rank}, a sample {self._rank - 1}"
-        raise InputError(f"{self.name}: the items have inputs of rank {found}; {expected}")
+        expected = f"{self._rank} (batches) or {self._rank - 1} (samples)"
+        raise InputError(f"{self.name}: the inputs of an item have rank {found}; the model needs rank {expected}")
 
     def _gathered(self, samples: Iterator[tuple[Any, Any]], batch_size: int) -> Iterator[tuple[Any, Any]]:
         while group := list(itertools.islice(samples, batch_size)):

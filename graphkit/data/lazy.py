@@ -69,7 +69,7 @@ class LazyDataset(Dataset):
         self.damaged: dict[int, str] = {}
         self._pools = _Pools()
         if self.targets is not None and len(self.targets) != count:
-            raise InputError(f"{name}: {count} samples, but {len(self.targets)} targets")
+            raise InputError(f"{name}: {quantity(count, 'sample')}, but {quantity(len(self.targets), 'target')}")
 
     def sample(self, number: int, draw: np.random.Generator | None) -> tuple[Any, Any]:
         """Return (inputs, target) of a sample: arrays, or dicts of arrays by name.

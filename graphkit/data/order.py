@@ -128,8 +128,12 @@ def hold_out(
     else:
         train, test = split_by_name(names, test_fraction, seed, classes)
     if not train.size or not test.size:
-        hint = "" if names is None else "; split='position' divides by the positions of samples instead of their names"
+        hint = (
+            ""
+            if names is None
+            else "; names decide the split: add samples, give a validation set, or use split='position'"
+        )
         raise InputError(
-            f"{source}: {quantity(count, 'sample')} cannot be split with test_fraction={test_fraction}{hint}"
+            f"{source}: test_fraction={test_fraction} leaves no sample in one part of {quantity(count, 'sample')}{hint}"
         )
     return train, test

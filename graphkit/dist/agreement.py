@@ -61,7 +61,7 @@ def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
             ]
             said.append(", ".join(sides))
     more = f" and {len(said) - _MOST} more" if len(said) > _MOST else ""
-    advice = "Give every rank the same settings, and change them on all ranks alike"
+    advice = "Give every rank the same settings. If you change one, change it on all ranks"
     return f"the ranks differ in {what}: {'; '.join(said[:_MOST])}{more}. {advice}"
 
 

@@ -442,7 +442,7 @@ class KVStore:
         write_arrays(path_of("save_optimizer_states", path), self._stateful().states())
 
     def load_optimizer_states(self, path: str | Path) -> None:
-        """Restore such a file. Collective: every process calls it.
+        """Restore a file of `save_optimizer_states`. Collective: every process calls it.
 
         Raises InvalidModel if the file is damaged or of another optimizer, and RanksDiffer if processes read different
         files.

@@ -49,7 +49,7 @@ def count(given: int | Value, name: str, what: str) -> Value:
 def changed_state(name: str, noun: str, path: str, before: Type, after: Type) -> TypeMismatch:
     """noun: what the loop's function takes and returns: "state" of a while_loop, "carry" of a scan."""
     step = "element" if noun == "carry" else "iteration"
-    return TypeMismatch(f"{name}: {noun}{path} is {before} before and {after} after one {step}")
+    return TypeMismatch(f"{name}: {noun}{path} is {before} before, but {after} after one {step}; it must keep its type")
 
 
 def same_kind(a: Type, b: Type) -> bool:

@@ -101,7 +101,9 @@ def cond(
     else_values = [leaf(b, like=a) for a, b in pairs]
     for path, a, b in zip(tree.paths(then_tree), then_values, else_values, strict=True):
         if not same_kind(a.type, b.type):
-            raise TypeMismatch(f"{name}: result{path} is {a.type} in then_fn and {b.type} in else_fn")
+            raise TypeMismatch(
+                f"{name}: result{path} is {a.type} in then_fn, but {b.type} in else_fn; cast one of them"
+            )
     # The branches share one list of captures: close the first one again over what the second one added.
     _, captured = close_over(then_values, (), then_mark)
     else_branch, captured = close_over(else_values, (), else_mark, captured, name="else")
@@ -298,7 +300,25 @@ def map(
 ) -> Any:
     """Apply fn to every slice along `axis` of xs, and stack the results along `out_axis`.
 
-    This is `scan` without a carry; arguments and errors are those of `scan`.
+    x and the result of fn are graph values, or nested tuples, lists and dicts of graph values.
+
+    Args:
+        fn: Function of one slice x.
+        xs: The values to slice, all of the same length along `axis`.
+        axis: Axis of xs along which slices are taken: one integer for all values, or nested like xs.
+        out_axis: Axis along which the results are stacked: one integer for all values, or nested like the result.
+        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
+        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
+            for the backward pass, which computes the other values again. Default: all values are kept.
+        swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
+        name: Name of the node, also in messages.
+
+    Returns:
+        The stacked results.
+
+    Raises:
+        TypeMismatch: The lengths of xs differ. The message names the value.
+        UsageError: fn returns no value.
     """
     options: dict[str, Any] = {
         "parallel_iterations": parallel_iterations, "recompute": recompute, "swap_memory": swap_memory, "name": name,
@@ -348,7 +368,29 @@ def foreach(
 ) -> tuple[Any, Any]:
     """Apply output, states = body(element, states) to every slice of data; return (stacked outputs, last states).
 
-    This is `scan` with the argument order of MXNet's `foreach`; the other arguments and errors are those of `scan`.
+    This is `scan` with the argument order of MXNet's `foreach`. An element, the states and the output are graph values,
+    or nested tuples, lists and dicts of graph values.
+
+    Args:
+        body: Function of (element, states) that returns (output, next states). The next states have tuples of the same
+            length, dicts with the same keys, and values of the same types as `init_states`.
+        data: The values to slice, all of the same length along `axis`.
+        init_states: The first states.
+        reverse: Take the slices from the end. Each output stays at the position of its element.
+        axis: Axis of data along which slices are taken: one integer for all values, or nested like data.
+        out_axis: Axis along which the outputs are stacked: one integer for all values, or nested like the output.
+        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
+        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
+            for the backward pass, which computes the other values again. Default: all values are kept.
+        swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
+        name: Name of the node, also in messages.
+
+    Returns:
+        All outputs stacked, and the last states.
+
+    Raises:
+        TypeMismatch: Lengths differ, or body changes the form or a type of the states. The message names the value.
+        UsageError: body does not return a pair.
     """
 
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -382,7 +424,26 @@ def fold(
 ) -> Any:
     """Apply carry = fn(carry, x) to every slice along `axis` of xs, and return the last carry.
 
-    This is `scan` without outputs; arguments and errors are those of `scan`.
+    carry and x are graph values, or nested tuples, lists and dicts of graph values.
+
+    Args:
+        fn: Function of (carry, x) that returns the next carry: tuples of the same length, dicts with the same keys, and
+            values of the same types as `init`.
+        init: The first carry.
+        xs: The values to slice, all of the same length along `axis`.
+        reverse: Take the slices from the end.
+        axis: Axis of xs along which slices are taken: one integer for all values, or nested like xs.
+        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
+        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
+            for the backward pass, which computes the other values again. Default: all values are kept.
+        swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
+        name: Name of the node, also in messages.
+
+    Returns:
+        The last carry.
+
+    Raises:
+        TypeMismatch: Lengths differ, or fn changes the form or a type of the carry. The message names the value.
     """
     options: dict[str, Any] = {
         "parallel_iterations": parallel_iterations, "recompute": recompute, "swap_memory": swap_memory, "name": name,

@@ -200,7 +200,34 @@ def conv1d(
     init: Any = None, bias_init: Any = None, weight: Value | None = None, in_channels: int | None = None,
     name: str = "conv1d",
 ) -> Value:  # fmt: skip
-    """Convolution (cross-correlation) over one axis: [N, C, W] to [N, channels, W']. Arguments as for conv2d."""
+    """Convolution (cross-correlation) over one axis: [N, C, W] to [N, channels, W'].
+
+    The parameters are `<name>_weight` [channels, C / groups, kw] and `<name>_bias` [channels]. W' = floor((W +
+    pads - dilation * (kw - 1) - 1) / stride) + 1, where pads are the zeros at both ends.
+
+    Args:
+        x: float [N, C, W].
+        channels: Number of output channels.
+        kernel: Size of the kernel: an integer.
+        stride: Distance between windows: an integer.
+        pad: Zeros added around x: an integer for both ends, or two integers, for the begin and the end. "valid" adds
+            none. "same" adds as many as make W' = ceil(W / stride).
+        dilation: Distance between elements of a window: an integer.
+        groups: Number of groups of channels. Each group of outputs reads one group of inputs.
+        bias: False leaves out the bias. A Value uses this parameter instead of a new one.
+        init: Initialiser of the weight (default: uniform in +-1 / sqrt(fan in), as in PyTorch; see `gk.init.of`).
+        bias_init: Initialiser of the bias (default: the same).
+        weight: An existing parameter to use as weight.
+        in_channels: C; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
+
+    Returns:
+        The result, [N, channels, W'].
+
+    Raises:
+        UsageError: An argument is wrong, or `in_channels` is needed and not given.
+        TypeMismatch: x has another type or rank, or the channels cannot be divided into `groups`.
+    """
     return _conv(
         "conv1d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name
     )
@@ -255,7 +282,32 @@ def conv3d(
 ) -> Value:  # fmt: skip
     """Convolution (cross-correlation) over three axes: [N, C, D, H, W] to [N, channels, D', H', W'].
 
-    Arguments as for conv2d.
+    The parameters are `<name>_weight` [channels, C / groups, kd, kh, kw] and `<name>_bias` [channels]. D' =
+    floor((D + pads - dilation * (kd - 1) - 1) / stride) + 1, where pads are the zeros at both ends of the axis; H' and
+    W' likewise.
+
+    Args:
+        x: float [N, C, D, H, W].
+        channels: Number of output channels.
+        kernel: Size of the kernel: one integer, or one per axis.
+        stride: Distance between windows: one integer, or one per axis.
+        pad: Zeros added around x: one integer for all ends; one per axis, for both of its ends; or two per axis, first
+            all begins, then all ends. "valid" adds none. "same" adds as many as make D' = ceil(D / stride).
+        dilation: Distance between elements of a window: one integer, or one per axis.
+        groups: Number of groups of channels. Each group of outputs reads one group of inputs.
+        bias: False leaves out the bias. A Value uses this parameter instead of a new one.
+        init: Initialiser of the weight (default: uniform in +-1 / sqrt(fan in), as in PyTorch; see `gk.init.of`).
+        bias_init: Initialiser of the bias (default: the same).
+        weight: An existing parameter to use as weight.
+        in_channels: C; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
+
+    Returns:
+        The result, [N, channels, D', H', W'].
+
+    Raises:
+        UsageError: An argument is wrong, or `in_channels` is needed and not given.
+        TypeMismatch: x has another type or rank, or the channels cannot be divided into `groups`.
     """
     return _conv(
         "conv3d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name
@@ -272,8 +324,32 @@ def conv_transpose2d(
     """Transposed convolution: [N, C, H, W] to [N, channels, H', W']; the transpose of conv2d.
 
     The parameters are `<name>_weight` [C, channels / groups, kh, kw] and `<name>_bias` [channels]. H' = (H - 1) *
-    stride - pads + dilation * (kh - 1) + output_pad + 1, where pads are the elements removed at both ends of the axis.
-    Arguments and errors are those of conv2d, except that `pad` must be integers.
+    stride - pads + dilation * (kh - 1) + output_pad + 1, where pads are the elements removed at both ends of the axis;
+    W' likewise.
+
+    Args:
+        x: float [N, C, H, W].
+        channels: Number of output channels.
+        kernel: Size of the kernel: one integer, or one per axis.
+        stride: Distance between the windows of two neighbouring elements of x: one integer, or one per axis.
+        pad: Elements removed from the result: one integer for all ends; one per axis, for both of its ends; or two per
+            axis, first all begins, then all ends.
+        output_pad: Elements added at the end of each axis of the result: one integer, or one per axis.
+        dilation: Distance between elements of a window: one integer, or one per axis.
+        groups: Number of groups of channels. Each group of outputs reads one group of inputs.
+        bias: False leaves out the bias. A Value uses this parameter instead of a new one.
+        init: Initialiser of the weight (default: uniform in +-1 / sqrt(fan in), as in PyTorch; see `gk.init.of`).
+        bias_init: Initialiser of the bias (default: the same).
+        weight: An existing parameter to use as weight.
+        in_channels: C; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
+
+    Returns:
+        The result, [N, channels, H', W'].
+
+    Raises:
+        UsageError: An argument is wrong, or `in_channels` is needed and not given.
+        TypeMismatch: x has another type or rank, or the channels cannot be divided into `groups`.
     """
     layer = "conv_transpose2d"
     float_operand(layer, name, x)
@@ -294,17 +370,10 @@ def conv_transpose2d(
     shape = (inputs, channels // groups, *sizes)
     weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)
     y = F.conv_transpose(
-        x,
-        weight,
-        offset,
-        kernel_shape=sizes,
-        strides=strides,
-        dilations=dilations,
-        group=groups,
+        x, weight, offset, kernel_shape=sizes, strides=strides, dilations=dilations, group=groups,
         output_padding=per_axis(layer, name, "output_pad", output_pad, 2, 0),
-        **_padding(layer, name, pad, sizes, strides, dilations),
-        name=name,
-    )
+        **_padding(layer, name, pad, sizes, strides, dilations), name=name,
+    )  # fmt: skip
     return check_not_empty(first(y))
 
 
@@ -322,7 +391,9 @@ def max_pool2d(
         x: The operand, [N, C, H, W].
         kernel: Size of the windows: one integer, or one per axis.
         stride: Distance between windows (default: their size).
-        pad: As for conv2d. Padding is never the maximum.
+        pad: Positions added around x: one integer for all ends; one per axis, for both of its ends; or two per axis,
+            first all begins, then all ends. "valid" adds nothing. "same" adds as much as makes H' = ceil(H / stride).
+            Padding is never the maximum.
         dilation: Distance between elements of a window.
         ceil_mode: Also add a last window that reaches beyond the padding.
         name: Name of the node.
@@ -350,7 +421,8 @@ def avg_pool2d(
         x: float [N, C, H, W].
         kernel: Size of the windows: one integer, or one per axis.
         stride: Distance between windows (default: their size).
-        pad: As for conv2d.
+        pad: Zeros added around x: one integer for all ends; one per axis, for both of its ends; or two per axis, first
+            all begins, then all ends. "valid" adds none. "same" adds as many as make H' = ceil(H / stride).
         ceil_mode: Also add a last window that reaches beyond the padding.
         count_include_pad: Divide by the size of the whole window, also where it reaches into the padding. By default
             only elements of x are counted, as in ONNX. (PyTorch's default is True.)

@@ -64,7 +64,16 @@ def parameter(
 def state(name: str, shape: Iterable[Any], init: Any = "zeros", dtype: Any = "float32") -> Value:
     """Create an array that belongs to the model and that runs may overwrite, such as a running mean.
 
-    It has no gradient. Arguments and errors are those of `gk.parameter`.
+    It has no gradient.
+
+    Args:
+        name: Name of the array.
+        shape: Sizes, all of them integers.
+        init: Initialiser: a name such as "zeros", a number, or an object of `gk.init` (see `gk.init.of`).
+        dtype: Element type.
+
+    Raises:
+        UsageError: The name is empty, a size is not an integer, or the initialiser is unknown.
     """
     return _stored("state", name, shape, init, dtype, {})
 

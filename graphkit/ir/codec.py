@@ -313,7 +313,10 @@ class Decoder:
         meta = strings(item.get("meta", {}), where)
         node = Node(operator, operands, name, meta, output_names=names)
         if len(node.outputs) != len(outputs):
-            raise InvalidModel(f"{where}: {len(outputs)} outputs are stored, {operator.name} has {len(node.outputs)}")
+            raise InvalidModel(
+                f"{where}: the number of outputs is {len(outputs)} in the file, but {operator.name} has "
+                f"{len(node.outputs)}"
+            )
         for output, value in zip(outputs, node.outputs, strict=True):
             self._compare(output, value, where)
             _define(table, value.name, value, where)

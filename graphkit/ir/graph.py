@@ -372,7 +372,10 @@ class Graph:
             if state.type != new.type:
                 raise InvalidModel(f"{titled(self)}: update of {state} with another type, {new.type}")
         if self._output_names is not None and len(self._output_names) != len(self.outputs):
-            raise InvalidModel(f"{titled(self)}: {len(self.outputs)} outputs but {len(self._output_names)} names")
+            raise InvalidModel(
+                f"{titled(self)}: the number of outputs, {len(self.outputs)}, is not that of their names, "
+                f"{len(self._output_names)}"
+            )
 
     @property
     def values(self) -> Iterator[Value]:

@@ -156,7 +156,10 @@ def require_memory(nbytes: int, what: str = "") -> None:
     most = current().memory
     if most is not None:
         if nbytes > most:
-            raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)} are needed, but the limit is {_bytes(most)}")
+            raise OutOfMemory(
+                f"{_begun(what)}{_bytes(nbytes)} are needed, but the limit is {_bytes(most)} (max_memory=, "
+                "--max-memory, GRAPHKIT_MAX_MEMORY)"
+            )
     elif nbytes > _SMALL or _have_grown(nbytes):
         left = available_memory()
         if nbytes > left:
@@ -187,7 +190,7 @@ def check_time() -> None:
     """Raise LimitReached after the deadline."""
     deadline = current().deadline
     if deadline is not _NEVER and time.monotonic() > deadline:
-        raise LimitReached("the time that this may take is over")
+        raise LimitReached("the time limit is over (timeout=, --timeout, GRAPHKIT_TIMEOUT)")
 
 
 def check_iterations(done: int) -> None:
@@ -199,7 +202,9 @@ def check_iterations(done: int) -> None:
 
 def too_many_iterations() -> LimitReached:
     """Return the error for a loop that would begin more iterations than are allowed."""
-    return LimitReached(f"more than {current().iterations} iterations")
+    return LimitReached(
+        f"more than {current().iterations} iterations (max_iterations=, --max-iterations, GRAPHKIT_MAX_ITERATIONS)"
+    )
 
 
 def available_memory() -> int:

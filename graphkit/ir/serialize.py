@@ -154,7 +154,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(text.decode(), parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{str(path)!r} is not a graphkit model: {error}") from None
+        raise InvalidModel(
+            f"{str(path)!r} is damaged, or not a graphkit model: it is not valid JSON: {error}"
+        ) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidModel(f'{str(path)!r} is JSON but not a graphkit model: it lacks "format": "{FORMAT}"')
     return document

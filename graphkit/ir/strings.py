@@ -39,7 +39,9 @@ def _decoded(element: Any, index: int, shape: Sequence[int]) -> str:
     if isinstance(element, str):
         return str(element)
     if not isinstance(element, bytes):
-        raise UsageError(f"element {_place(index, shape)} is a {type(element).__name__}, not a string")
+        name = type(element).__name__
+        place = _place(index, shape)
+        raise UsageError(f"element {place} is of type {name}; an array of objects must contain only strings")
     try:
         return element.decode()
     except UnicodeDecodeError as error:

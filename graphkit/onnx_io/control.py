@@ -19,6 +19,7 @@ from graphkit.onnx_io.untaken import branch_outputs, restored
 from graphkit.ops import F, Op, constant
 from graphkit.ops.control.loop_state import StableStates
 from graphkit.ops.sequence.map import element_types, sequence_map
+from graphkit.text import quantity
 
 if TYPE_CHECKING:
     from graphkit.onnx_io.upgrade import NodeView
@@ -66,7 +67,7 @@ def _body(raw: RawNode, name: str) -> Region:
 def _inner(builder: GraphBuilder, region: Region, own: Sequence[Value], names: Names, setting: Setting) -> list[Value]:
     """The outputs of a subgraph built in a scope inside `names`, where its inputs are `own`."""
     if len(region.inputs) != len(own):
-        raise InvalidModel(f"{region.place} has {len(region.inputs)} inputs, {len(own)} are passed to it")
+        raise InvalidModel(f"{region.place} has {quantity(len(region.inputs), 'input')}, but gets {len(own)}")
     for (name, proto), value in zip(region.inputs, own, strict=True):
         builder.check_declared(name, value.type, proto)
     scope = type(names)(names)
@@ -216,6 +217,9 @@ def _with_stable_state(
         outputs = _inner(builder, region, own, names, setting)
         results = [v.type for v in outputs[first_output : first_output + len(state)]]
         if len(results) != len(state):
-            raise InvalidModel(f"{region.place} has {len(outputs)} outputs for {len(state)} carried values")
+            raise InvalidModel(
+                f"{region.place} has {quantity(len(outputs), 'output')}, fewer than its "
+                f"{quantity(len(state), 'carried value')}"
+            )
         if states.hold(results):
             return close_over(outputs, own, mark, (), region.name)

@@ -48,6 +48,7 @@ from graphkit.ops import F, Op, registry
 from graphkit.ops.nn.conv import Conv, ConvTranspose, check_not_empty
 from graphkit.ops.sequence.elements import with_own_sizes
 from graphkit.passes.training.randomness import bind_rng
+from graphkit.text import quantity
 
 # What to do about a file with operators of a domain of which graphkit has none.
 _HINTS = {
@@ -411,7 +412,7 @@ class Builder:
             raise InvalidModel(f"{where}: function calls nested deeper than {functions.MAX_CALL_DEPTH}")
         if len(inputs) > len(function.region.inputs):
             count = len(function.region.inputs)
-            raise InvalidModel(f"{where}: {function.label} takes {count} inputs, {len(inputs)} given")
+            raise InvalidModel(f"{where}: {function.label} takes {quantity(count, 'input')}, but got {len(inputs)}")
         bound = function.bind(protos, where)
         inner = Setting(function.opsets, bound, (*setting.calls, function.label))
         names = Names()

@@ -15,6 +15,7 @@ from graphkit.ir.graph import Value
 from graphkit.ir.subgraph import checkpoint
 from graphkit.onnx_io.building import GraphBuilder, Names, Setting, StandIns
 from graphkit.onnx_io.scopes import Region
+from graphkit.text import quantity
 
 # What is forgotten of the operands that a branch takes from outside, in the order in which that is tried: nothing, then
 # their sizes and elements (ranks too, of constants too).
@@ -30,7 +31,7 @@ def branch_outputs(
     each stands for. Raises what building the branch raises, when no stand-ins help.
     """
     if region.inputs:
-        raise InvalidModel(f"{region.place} has {len(region.inputs)} inputs, 0 are passed to it")
+        raise InvalidModel(f"{region.place} has {quantity(len(region.inputs), 'input')}, but gets 0")
     # A branch inside of one that is built again is not tried from the beginning each time: that would double the work
     # with every branch around it.
     start = 0 if builder.stand_ins is None else builder.attempts.get(id(region), 0)

@@ -88,10 +88,10 @@ _FUNCTIONS = {
     "long": "gk.cast(x, to='int64')",
     "masked_fill": "gk.where(mask, value, x)",
     "matmul": "gk.mat_mul(a, b), or a @ b",
-    "max": "gk.reduce_max(x), along axes=",
+    "max": "gk.reduce_max(x, axes=[...])",
     "maximum": "gk.max(a, b)",
-    "mean": "gk.reduce_mean(x), along axes=",
-    "min": "gk.reduce_min(x), along axes=",
+    "mean": "gk.reduce_mean(x, axes=[...])",
+    "min": "gk.reduce_min(x, axes=[...])",
     "minimum": "gk.min(a, b)",
     "mm": "gk.mat_mul(a, b), or a @ b",
     "multiply": "gk.mul(a, b), or a * b",
@@ -102,14 +102,14 @@ _FUNCTIONS = {
     "permute": "gk.transpose(x, perm=...)",
     "placeholder": "gk.input(name, shape)",
     "power": "gk.pow(a, b), or a ** b",
-    "prod": "gk.reduce_prod(x), along axes=",
+    "prod": "gk.reduce_prod(x, axes=[...])",
     "randn": "gk.random_normal(shape=...)",
     "repeat": "gk.tile(x, repeats)",
     "save": "net.save('net.json'), of a gk.Model",
     "size": "x.shape",
     "stack": "gk.concat([gk.unsqueeze(a, axis), gk.unsqueeze(b, axis)], axis=...)",
     "subtract": "gk.sub(a, b), or a - b",
-    "sum": "gk.reduce_sum(x), along axes=",
+    "sum": "gk.reduce_sum(x, axes=[...])",
     "swapaxes": "gk.transpose(x, perm=...)",
     "t": "gk.transpose(x)",
     "take": "gk.gather(x, indices, axis=...)",
@@ -161,7 +161,7 @@ def attributes(cls: Any, operands: Sequence[Any], given: Mapping[str, Any]) -> d
             continue
         meant = next((name for name in _KEYWORDS.get(key, ()) if name in known), None)
         if meant is None:
-            raise UsageError(f"{cls.name} has no attribute {key!r}{did_you_mean(key, known)}")
+            raise UsageError(f"{cls.name} has no argument {key!r}{did_you_mean(key, known)}")
         one = _one_axis(value) if meant == "axis" else value
         if key in _SAME and meant in _SAME and one is not None:
             found[meant] = one

@@ -33,7 +33,7 @@ def _ints(value: Any) -> tuple[int, ...]:
     if type(value) is tuple and _INT.issuperset(map(type, value)):
         return value
     if isinstance(value, (int, np.integer)):
-        raise ValueError("one number for each axis is expected, such as [2, 2]")
+        raise ValueError("give one number per axis, such as [2, 2]")
     return tuple(int(v) for v in value)
 
 
@@ -46,15 +46,14 @@ def _strings(value: Any) -> tuple[str, ...]:
 
 
 def _integer(value: Any) -> int:
-    result = int(value)
-    if result != value:
+    if isinstance(value, str) or int(value) != value:
         raise ValueError(f"{value!r} is not an integer")
-    return result
+    return int(value)
 
 
 def _graph(value: Any) -> Graph:
     if not isinstance(value, Graph):
-        raise ValueError("a Graph is expected")
+        raise ValueError("it must be a Graph")
     return value
 
 
@@ -76,4 +75,18 @@ COERCE: dict[str, Callable[[Any], Any]] = {
     "tuple[int, ...]": _ints,
     "tuple[float, ...]": _floats,
     "tuple[str, ...]": _strings,
+}
+# The kinds of attributes, in words for messages.
+WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "True or False",
+    "str": "a string",
+    "DType": "a dtype",
+    "Tensor": "an array",
+    "Graph": "a Graph",
+    "Type": "a type",
+    "tuple[int, ...]": "a list of integers",
+    "tuple[float, ...]": "a list of numbers",
+    "tuple[str, ...]": "a list of strings",
 }

@@ -16,7 +16,7 @@ from graphkit.former_names import share_former_names
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import DType, TensorType, Type
-from graphkit.ops._fields import COERCE, REQUIRED, Field
+from graphkit.ops._fields import COERCE, REQUIRED, WORDS, Field
 from graphkit.text import quantity
 
 DOMAIN = "ai.graphkit"
@@ -153,7 +153,7 @@ class Op:
         try:
             return COERCE[kind](given)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{cls.name}: attribute {key}={given!r} does not fit {kind}: {error}") from None
+            raise UsageError(f"{cls.name}: attribute {key}={given!r} must be {WORDS[kind]}: {error}") from None
 
     @classmethod
     def _unknown(cls, key: str) -> UsageError:

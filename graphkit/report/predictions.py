@@ -79,7 +79,7 @@ def predict(
         data: The data set, with targets.
         loss: Loss of the training, as a checkpoint describes it. It decides whether integer targets are classes.
         output: Name of the output. Default: the first one.
-        carry: Recurrent state, as for a Trainer.
+        carry: Recurrent state: {input: output}. The output of a batch is fed to the input with the next batch.
         batch_size: Samples per batch.
         most: Stop after about this number of samples.
 

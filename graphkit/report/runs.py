@@ -14,6 +14,7 @@ from typing import Any
 
 from graphkit.errors import GraphkitError, UsageError
 from graphkit.report.log import LOG, Log
+from graphkit.text import quantity
 from graphkit.train import checkpoint
 from graphkit.train.run_folder import CONFIG, LOCK, RECORD
 
@@ -49,13 +50,14 @@ class Run:
         """The state of the run in words."""
         done = int(self.epochs[-1]["epoch"]) if self.epochs else 0
         of = "" if self.planned is None else f" of {self.planned}"
+        total = quantity(done, "epoch")
         if self.goes_on:
             return f"running: {done}{of} epochs done"
         if self.stopped is not None:
-            return f"stopped after {done} epochs: {self.stopped}"
+            return f"stopped after {total}: {self.stopped}"
         if self.planned is not None and done < self.planned:
             return f"ended after {done}{of} epochs"
-        return f"finished: {done} epochs" if self.planned is not None else f"{done} epochs"
+        return f"finished: {total}" if self.planned is not None else total
 
 
 def read_runs(

@@ -225,9 +225,10 @@ class ReduceOnPlateau(_Patient):
     Args:
         patience: Number of epochs without improvement after which the rate is reduced; at least 1.
         factor: Factor of each reduction, between 0 and 1.
-        monitor: As for EarlyStopping.
-        mode: As for EarlyStopping.
-        min_delta: As for EarlyStopping.
+        monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".
+        mode: "min" if smaller is better, "max" if larger is better. The default is "min" for loss, mse, rmse, mae,
+            perplexity and skipped, also with the prefix valid_, and "max" for all other names.
+        min_delta: A number improves only if it is better than the best one so far by more than this.
         cooldown: Number of epochs after a reduction in which missing improvement is not counted.
         lowest: Lower limit of the product of all reductions, from 0 to 1. With 0.01, the rate never falls below 1% of
             the optimizer's rate.
@@ -274,8 +275,9 @@ class KeepBest(_Monitor):
     Its metadata contains the epoch (`best_epoch`) and the number (`best_` and its name).
 
     Args:
-        monitor: As for EarlyStopping.
-        mode: As for EarlyStopping.
+        monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".
+        mode: "min" if smaller is better, "max" if larger is better. The default is "min" for loss, mse, rmse, mae,
+            perplexity and skipped, also with the prefix valid_, and "max" for all other names.
 
     Raises:
         UsageError: In `fit`: there is no folder, or the epochs have no number with this name.

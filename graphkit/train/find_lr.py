@@ -83,13 +83,15 @@ def find_lr(
 
     Args:
         trainer: A Trainer between two epochs, with one process.
-        data: As for `fit`.
+        data: Training data: a Dataset, a pair (inputs, targets), an object with a length and items, or an iterable of
+            samples or batches (see `gk.data.as_dataset`).
         lowest: The first rate.
         highest: The last rate.
         steps: Number of updates. The default is the number of batches of the data, but at least 60 and at most 400. If
             the data are too few, they are repeated.
         batch_size: Samples per batch.
-        workers: As for `fit`.
+        workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets (default: those
+            of the data).
 
     Returns:
         The losses by rate; `suggestion` is a learning rate to begin with.
@@ -104,7 +106,7 @@ def find_lr(
     if not trainer._alone or (trainer.kvstore is not None and trainer.kvstore.is_remote):
         raise UsageError("find_lr works with one process only; create the Trainer without a kvstore of several")
     if trainer.position.within or trainer._stepper.waiting:
-        raise UsageError(f"find_lr must start between epochs, but training stands {trainer.position}")
+        raise UsageError(f"find_lr must start between two epochs, but training is {trainer.position}")
     with employed(workers, trainer._data(data)) as (found,):
         if steps is None:
             count = length_of(found.batches(batch_size, seed=trainer.seed))

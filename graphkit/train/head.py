@@ -83,8 +83,9 @@ def find_head(graph: Graph, output: Value) -> Head:
         tail.append((node, value))
     above = "an input" if value.node is None else value.node.describe()
     raise UsageError(
-        f"no layer with parameters to replace at the end of {titled(graph, 'model')}: there is {above}; you can put a "
-        "head on any value by its name: replace_head(..., at=NAME), --head-at NAME"
+        f"no layer with parameters to replace at the end of {titled(graph, 'model')}: found {above}. Name the "
+        "value that "
+        "the new head reads: replace_head(..., at=NAME), --head-at NAME"
     )
 
 
@@ -263,6 +264,9 @@ def _rebuilt(node: Node, operands: list[Value | None], head: Head, classes: int)
         sizes = operands[1].tensor.constants or ()
         if head.classes in sizes:
             if sizes.count(head.classes) > 1:
-                raise UsageError(f"{node.describe()} reshapes {head.classes} classes to several sizes")
+                raise UsageError(
+                    f"{node.describe()}: more than one of its sizes is {head.classes}, so the size that counts "
+                    "classes is unknown"
+                )
             operands[1] = constant(np.array([classes if s == head.classes else s for s in sizes]))
     return node.rebuilt(operands).outputs[0]

@@ -77,7 +77,9 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
         freed = rewrite(graph.replace(updates=()), rule, inputs=table).replace(output_names=graph.output_names)
         for label, old, new in zip(graph.output_names, graph.outputs, freed.outputs, strict=True):
             if parse(name) not in (new.tensor.shape or ()):
-                raise UsageError(f"with {name} its output {label!r} is {new.tensor}, after {old.tensor}")
+                raise UsageError(
+                    f"with a symbolic batch size {name}, output {label!r} would be {new.tensor} instead of {old.tensor}"
+                )
         result = Model.from_graph(freed, model.params.entries())
         _check_samples_are_separate(model, result, {graph.name_of(v): axis for v, axis in places.items()}, name)
     except GraphkitError as error:

@@ -255,11 +255,14 @@ def balanced(targets: Any, classes: int) -> tuple[float, ...]:
     if labels.dtype.kind not in "biu":
         raise UsageError(f"balanced class weights need class numbers as targets, not {labels.dtype}")
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
-        raise UsageError(f"balanced class weights: targets are from {labels.min()} to {labels.max()}, of {classes}")
+        raise UsageError(
+            f"balanced class weights: targets must be from 0 to {classes - 1}, but are from {labels.min()} to "
+            f"{labels.max()}"
+        )
     counts = np.bincount(labels.astype(np.int64), minlength=classes)
     if empty := [str(c) for c in np.flatnonzero(counts == 0)]:
         few = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
-        raise UsageError(f"balanced class weights: no sample is of class {few}; pass the weights as numbers")
+        raise UsageError(f"balanced class weights: there is no sample of class {few}; pass the weights as numbers")
     return tuple((labels.size / (classes * counts)).tolist())
 
 
@@ -296,6 +299,7 @@ _LOSSES = {
 
 
 def names() -> list[str]:
+    """Return the names of all losses."""
     return list(_LOSSES)
 
 
@@ -395,8 +399,9 @@ class Bound:
         if len(self.averaged_over) > 1:
             first, second, *_ = self.averaged_over.values()
             warnings.warn(
-                f"the losses of outputs {first!r} and {second!r} are means over different numbers of targets or class "
-                "weights; the means of several batches or ranks are averaged by their numbers of samples",
+                f"the losses of outputs {first!r} and {second!r} have different divisors (numbers of targets, or "
+                "sums of "
+                "class weights). Over several batches or ranks, both are averaged by the number of samples instead",
                 stacklevel=5,
             )
 
@@ -540,7 +545,12 @@ def with_loss(
 ) -> Model:
     """Return a model whose first output is the scalar loss, with the same parameters and one more input per target.
 
-    The output is named `loss` and the input `target`, unless the model already has these names: see `attach`. The
-    arguments targets and output are those of a Trainer.
+    The output is named `loss` and the input `target`, unless the model already has these names: see `attach`.
+
+    Args:
+        model: The model.
+        loss: A name, a loss with options (`gk.losses.get(...)`), a function, or a dict of losses by output.
+        targets: Names and types of the targets; only if the loss is a function.
+        output: Name of the output for the loss; needed if the model has several.
     """
     return Model.from_graph(attach(model.graph, loss, targets, output), model.params.entries())

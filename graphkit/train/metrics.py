@@ -299,7 +299,9 @@ def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndar
     found = aligned(np.asarray(target), output.shape[:-1]) if output.ndim else None
     if found is None:
         raise InputError(
-            f"{name}: output {list(output.shape)} needs class targets of one rank less, not {list(np.shape(target))}"
+            f"{name}: an output of shape {list(output.shape)} needs class numbers of shape "
+            f"{list(output.shape[:-1])}, not "
+            f"{list(np.shape(target))}"
         )
     if found.dtype.kind == "f" and not np.all(found == np.floor(found)):
         raise InputError(
@@ -335,7 +337,8 @@ def _scores(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
     """One score per sample, flat: [...] or [..., 1] for targets [...]."""
     if output.size != target.size:
         raise InputError(
-            f"{name}: output {list(output.shape)} must have one score for each target {list(target.shape)}"
+            f"{name}: needs one score per target, but the output has shape {list(output.shape)} and the targets "
+            f"{list(target.shape)}"
         )
     return output.reshape(-1)
 
@@ -357,6 +360,7 @@ _PARTS = ("name", "reset", "update")
 
 
 def names() -> list[str]:
+    """Return the names of all metrics; `top<k>` exists for every k."""
     return list(_METRICS)
 
 

@@ -182,7 +182,12 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: w -= lr * weight_decay * w (Loshchilov and Hutter, 2019).
 
-    Arguments as for Adam, except that `weight_decay` (default: 0.01) is the factor above: the gradient stays unchanged.
+    Args:
+        lr: Learning rate, or a Schedule.
+        beta1: Decay of the mean of the gradients.
+        beta2: Decay of the mean of their squares.
+        epsilon: Added to the root of the mean square.
+        weight_decay: The factor above. The gradient stays unchanged.
     """
 
     weight_decay: float = 0.01
@@ -416,6 +421,7 @@ _KINDS = {cls.kind: cls for cls in (SGD, Adam, AdamW, RMSProp, Adagrad, Adadelta
 
 
 def names() -> list[str]:
+    """Return the names of all optimizers."""
     return list(_KINDS)
 
 
@@ -436,6 +442,8 @@ def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
     named = {} if isinstance(spec, Mapping) else {"type": spec, **_BY_NAME.get(spec, {})}
     chosen = {**named, **(spec if isinstance(spec, Mapping) else {}), **options}
     kind = chosen.pop("type", None)
+    if kind is None:
+        raise UsageError(f"a dict that describes an optimizer needs the key 'type': {', '.join(_KINDS)}")
     if kind not in _KINDS:
         raise UsageError(f"unknown optimizer {kind!r}{did_you_mean(kind, _KINDS)}")
     if isinstance(chosen.get("lr"), Mapping):

@@ -81,7 +81,8 @@ class Position:
         until = self._end(epochs)
         if until < self.epoch + self.within:
             raise UsageError(
-                f"epochs={epochs}: the continued run stands {self}; after resume, or an interrupted fit, {WHOLE_RUN}"
+                f"epochs={epochs}: the continued run is already {self}; after resume, or an interrupted fit, "
+                f"{WHOLE_RUN}"
             )
         if until > self.until:
             self.stopped = None

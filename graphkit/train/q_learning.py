@@ -311,7 +311,7 @@ class QLearner:
         world: The environment.
         optimizer: An optimizer (default: Adam(1e-3)). Its schedule counts episodes.
         settings: See Settings.
-        device: As for Trainer.
+        device: "cpu" or "cuda".
         threads: Number of CPU threads. More than one is useful only for networks much larger than small worlds need.
         seed: Seed of exploration and replay.
 

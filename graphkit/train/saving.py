@@ -14,7 +14,7 @@ from graphkit.errors import InputError, InvalidModel, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir.types import DType
 from graphkit.model import Model
-from graphkit.text import listed
+from graphkit.text import listed, quantity
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses
 from graphkit.train.base_trainer import BaseTrainer
@@ -141,8 +141,12 @@ def _checkpoint(
 def _check_names(stored: set[str], expected: set[str], folder: str | Path) -> None:
     """Raise InvalidModel if a checkpoint lacks arrays of the model and the optimizer, or has others."""
     missing, surplus = sorted(expected - stored), sorted(stored - expected)
-    parts = [f"the checkpoint has no {listed(missing, len(missing), 5)}"] if missing else []
-    parts += [f"the model and optimizer have no {listed(surplus, len(surplus), 5)}"] if surplus else []
+    parts = [f"the checkpoint lacks {listed(missing, len(missing), 5)}"] if missing else []
+    parts += (
+        [f"it contains {listed(surplus, len(surplus), 5)}, which the model and optimizer do not have"]
+        if surplus
+        else []
+    )
     if parts:
         raise InvalidModel(
             f"the checkpoint in {folder} does not fit this model and optimizer: {'; '.join(parts)}. {_OWN_FOLDER}"
@@ -198,8 +202,8 @@ def _mine(
     if len(parts) != ranks:
         if any(_METRIC not in name for part in parts for name in part):
             raise UsageError(
-                f"the checkpoint in {folder} is within an epoch and contains the carried state of {len(parts)} "
-                f"processes; there are {ranks} now"
+                f"the checkpoint in {folder} was written within an epoch, and contains the carried state of "
+                f"{quantity(len(parts), 'rank')}: resume with this number of ranks, not with {ranks}"
             )
         return {}, {}
     recurrent: dict[str, np.ndarray] = {}

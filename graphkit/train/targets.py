@@ -48,6 +48,12 @@ class Targets:
 
     def named(self, given: Any) -> dict[str, Any]:
         """Targets by name: an array, a tuple in their order, or a dict by their names or those of outputs."""
+        if given is None and self.names:
+            raise InputError(
+                f"the data have no targets, but the loss needs {', '.join(self.names)}: pass a pair (inputs, "
+                "targets), or "
+                "add an array y to the .npz file"
+            )
         if isinstance(given, Mapping):
             return {self._others.get(str(n), str(n)): array for n, array in given.items()}
         arrays = given if isinstance(given, tuple) else (given,)

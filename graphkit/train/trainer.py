@@ -292,8 +292,9 @@ class Trainer(BaseTrainer):
                 `gk.metrics.Metric`. The default depends on the loss: accuracy for classes, squared or absolute error
                 for a regression, the loss itself if it is a function.
             batch_size: Samples per batch in one process.
-            prefetch: As for `fit`.
-            workers: As for `fit`.
+            prefetch: Number of batches that background threads load ahead. With 0, nothing runs in the background.
+            workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets (default:
+                those of the data).
 
         Returns:
             The metrics by name.

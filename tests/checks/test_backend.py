@@ -36,7 +36,7 @@ def test_run_node() -> None:
     node = helper.make_node("Gemm", ["a", "b", ""], ["y"], transB=1)
     a, b = np.float32([[1, 2]]), np.float32([[3, 4], [5, 6]])
     np.testing.assert_array_equal(backend.run_node(node, [a, b])[0], a @ b.T)
-    with pytest.raises(InputError, match="2 inputs, 1 given"):
+    with pytest.raises(InputError, match="2 inputs, but got 1"):
         backend.run_node(node, [a])
 
 

@@ -154,7 +154,7 @@ def test_where_there_is_no_double_precision_the_tolerances_decide(monkeypatch):
     (y,) = gk.verify(net).outputs
     assert not y.passed
     assert y.criterion == "tolerance"
-    assert "cannot be measured: parameters in double precision need" in y.reason
+    assert "cannot be measured in double precision: inputs and parameters need" in y.reason
 
 
 def root_of_sigmoid() -> tuple[gk.Model, dict[str, np.ndarray]]:

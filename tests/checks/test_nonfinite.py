@@ -102,3 +102,9 @@ def test_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert result.return_value == 0
     assert "all values are finite" in result.output
+
+
+def test_an_input_of_another_size_is_refused() -> None:
+    net = gk.Model({"y": F.mat_mul(gk.input("x", ["N", 3]), np.ones((3, 2), np.float32))})
+    with pytest.raises(InputError, match="axis 1 is 4, not 3"):
+        gk.find_nonfinite(net, {"x": np.ones((2, 4), np.float32)})

@@ -136,7 +136,7 @@ def test_integers_booleans_and_strings_must_be_equal() -> None:
 
 def test_shapes_and_dtypes_are_compared() -> None:
     report = compare("y", np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32))
-    assert "graphkit gave float32[2, 3], ONNX Runtime float32[3, 2]" in str(report)
+    assert "graphkit returned float32[2, 3], the reference float32[3, 2]" in str(report)
     assert not compare("y", np.zeros(2, np.float32), np.zeros(2, np.float64)).passed
 
 

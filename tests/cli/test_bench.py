@@ -57,7 +57,7 @@ def test_the_table_for_people(call, folder):
     assert head.split() == ["milliseconds", "p50", "p90", "p99", "best", "runs"]
     assert mine.startswith("graphkit")
     assert theirs.startswith("ONNX Runtime")
-    assert "times as fast (95% interval" in ratio
+    assert "times the speed of ONNX Runtime (95% interval" in ratio
     assert output.endswith("PASSED")
     assert "guessed dimensions: N=2" in err
 

@@ -392,7 +392,7 @@ def test_groups_on_devices(call, grouped):
     for given, message in (
         ("first=cpu,third=cpu", "the graph has no group 'third'; its groups are 'first', 'second'"),
         ("first=cpu", "there is no device for 'second', and none for None"),
-        ("first=cpu,cpu,cuda", "cpu and cuda are both without a group"),
+        ("first=cpu,cpu,cuda", "cpu and cuda have none"),
         ("first=cpu,first=cuda", "--device first is given twice, as cpu and as cuda"),
         ("first=cpu,second=cuba", "did you mean 'cuda'? (of group 'second')"),
     ):

@@ -121,7 +121,7 @@ def test_a_layout_that_the_shape_leaves_open(seen, call, photo, tmp_path):
         ([4, 3, 6, 8], "float32", [], "one image"),
         ([1, 3, 6, 8], "int64", [], "floats or uint8"),
         ([1, 30], "float32", [], "[N, C, H, W]"),
-        ([1, 3, 6, 8], "uint8", ["--image-scale", "1"], "pixels as they are"),
+        ([1, 3, 6, 8], "uint8", ["--image-scale", "1"], "keeps pixels unchanged"),
         ([1, 3, 6, 8], "float32", ["--image-mean", "1,2"], "2 numbers for 3 channels"),
         ([1, 3, 6, 8], "float32", ["--image-std", "0"], "those of --image-std not 0"),
         ([1, 3, 6, 8], "float32", ["--image-mean", "a"], "not a list of numbers"),

@@ -156,7 +156,7 @@ def test_what_is_wrong_with_pictures_is_said(call, identity, photos):
     (photos.parent / "text" / "a.png").write_text("no image")
     for words, message in (
         ("gone.png", "gone.png"),
-        ("empty", "empty: the folder contains no image"),
+        ("empty", "empty: the folder itself contains no image"),
         ("text", "text/a.png cannot be read as an image"),
         ("x=new/0.png x=new/1.png", "input 'x' is given twice"),
         ("new/0.png x:1,3,6,6", "input 'x' is given twice"),
@@ -189,4 +189,4 @@ def test_uint8(call, photos, layout):
     np.testing.assert_array_equal(fed(call, "new/0.png")[0], wanted)
     code, _, err = call("run", "net.onnx", "new/0.png", "--image-mean", "0.5")
     assert code == 2
-    assert "uint8 takes pixels as they are" in err
+    assert "dtype uint8 keeps pixels unchanged" in err

@@ -223,7 +223,10 @@ def test_run_says_how_it_reads_pictures(tmp_path: Path, capsys: pytest.CaptureFi
     assert invoke(["run", net, str(folder / "cat" / "0.png"), "--image-mean", "0.5", "--image-std", "0.25"]) == 0
     told = capsys.readouterr().err
     assert "1 image for input 'x': resized to 8 x 8, grey, (pixel / 255 - 0.5) / 0.25, NCHW float32" in told
-    assert "(by the input's shape, as the model has no metadata of it, --image-mean, --image-std)" in told
+    assert (
+        "(chosen by the input's shape, because the model's metadata do not describe it, --image-mean, --image-std)"
+        in told
+    )
     options = ["--data-option", "colours=L", "--data-option", "mean=0.25", "-o", str(tmp_path / "run")]
     assert invoke(["train", net, "--data", str(folder), *options]) == 0
     assert invoke(["run", str(tmp_path / "run"), str(folder / "cat")]) == 0

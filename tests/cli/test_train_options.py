@@ -223,7 +223,7 @@ def test_what_is_not_said_is_the_same_in_python(call, task, tmp_path):
         np.testing.assert_array_equal(found.params[name], array, err_msg=name)
 
 
-@pytest.mark.filterwarnings("ignore:the losses of outputs 'kind' and 'size' are means over different numbers")
+@pytest.mark.filterwarnings("ignore:the losses of outputs 'kind' and 'size' have different divisors")
 @pytest.mark.parametrize("source", ["both.npz", "both.csv"])
 def test_several_targets(call, task, tmp_path, source):
     given = ["--data-option", "target=kind,size"] if source.endswith("csv") else []

@@ -123,7 +123,7 @@ def test_dicts_of_targets():
         ([], "the data set has no samples"),
         ([{"z": 1}] * 3, "an item has 'z'; none of these is an input of the model"),
         ([(np.zeros(6), 0), (np.zeros(5), 0), (np.zeros(6), 0)], "samples of one batch must have one shape"),
-        (lambda: iter([(np.zeros((1, 2, 6)), 0)]), "rank 3; a batch has rank 2, a sample 1"),
+        (lambda: iter([(np.zeros((1, 2, 6)), 0)]), "rank 3; the model needs rank 2 (batches) or 1 (samples)"),
         (lambda: iter([]), "there were no data in epoch 1"),
     ],
     ids=["array", "dict", "number", "numbers", "empty", "names", "shapes", "rank", "nothing"],

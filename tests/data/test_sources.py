@@ -145,7 +145,7 @@ def test_bad_npz(tmp_path):
     with pytest.raises(InputError, match="not a readable"):
         data.load(path)
     np.savez(path, y=np.zeros(3))
-    with pytest.raises(InputError, match=r"no input array; name one x \(the file contains y\)"):
+    with pytest.raises(InputError, match=r"no input array; give an input the name x \(the file contains y\)"):
         data.load(path)
     np.savez(path, x=np.zeros((3, 2)), y=np.zeros(2))
     with pytest.raises(InputError, match="different numbers of samples: x has 3, targets has 2"):

@@ -60,8 +60,8 @@ def test_pushpull_needs_a_stored_value(local):
         (lambda kv: RowSparse([-1], np.ones((1, 2))), "must be at least 0, not -1"),
         (lambda kv: RowSparse([0.5], np.ones((1, 2))), "a vector of integers, not float64"),
         (lambda kv: RowSparse([[0]], np.ones((1, 2))), "a vector of integers"),
-        (lambda kv: RowSparse([0, 1], np.ones((1, 2))), "2 indices need as many rows of values"),
-        (lambda kv: RowSparse([0], 1.0), "1 indices need as many rows of values"),
+        (lambda kv: RowSparse([0, 1], np.ones((1, 2))), "one row per index (2)"),
+        (lambda kv: RowSparse([0], 1.0), "one row per index (1)"),
         (
             lambda kv: kv.push("table", RowSparse([6], np.ones((1, 2), np.float32))),
             "6 rows, so index 6 is out of",

@@ -97,7 +97,9 @@ def test_cond_errors():
     p, x = gk.input("p", [], "bool"), gk.input("x", [3])
     with pytest.raises(TypeMismatch, match="then_fn returned a tuple of 2 values, but else_fn returned one value"):
         gk.cond(p, lambda: (x, x), lambda: x)
-    with pytest.raises(TypeMismatch, match=r"result\['h'\]\[1\] is float32\[3\] in then_fn and int64\[3\] in else_fn"):
+    with pytest.raises(
+        TypeMismatch, match=r"result\['h'\]\[1\] is float32\[3\] in then_fn, but int64\[3\] in else_fn; cast"
+    ):
         gk.cond(p, lambda: {"h": (x, x)}, lambda: {"h": (x, gk.cast(x, to="int64"))})
     with pytest.raises(TypeMismatch, match="choice: pred must be a boolean scalar"):
         gk.cond(x, lambda: x, lambda: x, name="choice")
@@ -175,7 +177,7 @@ def test_while_loop_errors():
     keep = lambda s: gk.reduce_sum(s, keepdims=False) < 1.0  # noqa: E731
     with pytest.raises(TypeMismatch, match="body_fn returned a tuple of 2 values, but the state is one value"):
         gk.while_loop(keep, lambda s: (s, s), x)
-    with pytest.raises(TypeMismatch, match=r"state\['h'\] is float32\[3\] before and int64\[3\] after"):
+    with pytest.raises(TypeMismatch, match=r"state\['h'\] is float32\[3\] before, but int64\[3\] after"):
         gk.while_loop(lambda s: keep(s["h"]), lambda s: {"h": gk.cast(s["h"], to="int64")}, {"h": x})
     with pytest.raises(TypeMismatch, match="cond_fn's result must be a boolean scalar"):
         gk.while_loop(lambda s: s, lambda s: s, x)
@@ -278,7 +280,7 @@ def test_scan_errors():
         TypeMismatch, match=r"xs\[0\] is x: float32\[4, 3\] and xs\[1\] is y: float32\[5, 3\]: the lengths differ"
     ):
         gk.scan(lambda c, row: (c, row), zero, (x, y))
-    with pytest.raises(TypeMismatch, match=r"carry\[0\] is float32\[3\] before and float32\[6\] after"):
+    with pytest.raises(TypeMismatch, match=r"carry\[0\] is float32\[3\] before, but float32\[6\] after"):
         gk.scan(lambda c, row: ((gk.concat(c[0], row, axis=0),), row), (x[0],), x)
     with pytest.raises(TypeMismatch, match="no axis 2 to scan"):
         gk.scan(lambda c, row: (c, row), zero, x, axis=2)

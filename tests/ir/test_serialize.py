@@ -245,7 +245,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "dimension is a float": (lambda d: d["graph"]["inputs"][0].update(shape=["N", 4.5]), "4.5 is not a dimension"),
     "unknown role": (lambda d: d["graph"]["inputs"][0].update(role="boss"), "role 'boss'"),
     "too many outputs": (lambda d: node(d, "Mul")["outputs"].append({"name": "q", "dtype": "bool", "shape": []}),
-                         "2 outputs are stored"),
+                         "number of outputs is 2 in the file"),
     "weights outside": (set_item("weights", "file", "../net.safetensors"), "own folder"),
     "weights absolute": (set_item("weights", "file", "/etc/passwd"), "own folder"),
     "weights unnamed": (set_item("weights", None), "names no weights file"),

@@ -42,9 +42,9 @@ def test_what_is_text(given: np.ndarray, expected: list[str]) -> None:
 
 
 BAD = [
-    (np.array([["a", 3]], object), r"element \[0, 1\] is a int, not a string"),
-    (np.array([["a", None]], object), r"element \[0, 1\] is a NoneType"),
-    (np.array([[np.nan, "a"]], object), r"element \[0, 0\] is a float"),
+    (np.array([["a", 3]], object), r"element \[0, 1\] is of type int"),
+    (np.array([["a", None]], object), r"element \[0, 1\] is of type NoneType"),
+    (np.array([[np.nan, "a"]], object), r"element \[0, 0\] is of type float"),
     (np.array([[b"\xff", "a"]], object), r"element \[0, 0\] is not UTF-8 text: invalid start byte"),
     (np.array([["a", "\ud800"]], object), r"element \[0, 1\] is not Unicode text: surrogates not allowed"),
 ]

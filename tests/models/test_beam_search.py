@@ -206,10 +206,10 @@ def test_a_trained_network_writes_no_less_likely_sequences_than_greedily():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beam": 3}, "a beam of 3 needs decode"),
+        ({"beam": 3}, "beam=3 also needs decode=N"),
         ({"beam": 0}, "beam must be a positive integer"),
-        ({"decode": 5, "length_penalty": 0.6}, "length_penalty is 0 or more, and for a beam of 2 or more"),
-        ({"decode": 5, "beam": 2, "length_penalty": -1.0}, "length_penalty is 0 or more"),
+        ({"decode": 5, "length_penalty": 0.6}, "length_penalty must be 0 or more, and needs beam=2 or more"),
+        ({"decode": 5, "beam": 2, "length_penalty": -1.0}, "length_penalty must be 0 or more"),
     ],
 )
 def test_wrong_options(options, message):

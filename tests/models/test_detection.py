@@ -86,14 +86,14 @@ def test_decoding_undoes_the_encoding():
 @pytest.mark.parametrize(
     ("boxes", "labels", "message"),
     [
-        ([[[0.1, 0.1, 0.1, 0.5]]], [[1]], "image 0, box 0: x1 < x2 and y1 < y2"),
-        ([[], [[0.1, 0.1, 0.4, np.nan]]], [[], [1]], "image 1, box 0: x1 < x2 and y1 < y2"),
+        ([[[0.1, 0.1, 0.1, 0.5]]], [[1]], "image 0, box 0: expected x1 < x2 and y1 < y2"),
+        ([[], [[0.1, 0.1, 0.4, np.nan]]], [[], [1]], "image 1, box 0: expected x1 < x2 and y1 < y2"),
         ([[[0.1, 0.1, 0.4, np.inf]]], [[1]], "image 0, box 0"),
         ([[[0.1, 0.1, 0.4, 0.5]]], [[0]], r"image 0: labels must be integers from 1, not \[0\]"),
         ([[[0.1, 0.1, 0.4, 0.5]]], [[1.5]], r"image 0: labels must be integers from 1, not \[1.5\]"),
-        ([[[0.1, 0.1, 0.4, 0.5]]], [[1, 2]], r"image 0: boxes \[objects, 4\] and labels \[objects\]"),
+        ([[[0.1, 0.1, 0.4, 0.5]]], [[1, 2]], r"image 0: expected boxes \[objects, 4\] and labels \[objects\]"),
         ([[[0.1, 0.1, 0.4]]], [[1]], r"not \(1, 3\) and \(1,\)"),
-        ([[]], [[], []], "boxes of 1 images, and labels of 2"),
+        ([[]], [[], []], "boxes for 1 image, but labels for 2"),
     ],
 )
 def test_objects_that_are_none(boxes, labels, message):

@@ -46,7 +46,7 @@ def test_a_text_in_pieces_gives_what_the_whole_gives():
 def test_a_tied_table_needs_its_width():
     net = gk.models.build("lstm_lm", **LANGUAGE, tied=True)
     assert "fc_weight" not in net.params
-    with pytest.raises(UsageError, match="as many columns as there are hidden units, not 4, 6"):
+    with pytest.raises(UsageError, match="needs embedding equal to hidden, not 4 and 6"):
         gk.models.build("lstm_lm", **LANGUAGE, tied=True, embedding=4)
 
 
@@ -157,8 +157,8 @@ def test_the_loop_stops_when_all_have_ended():
     ("options", "message"),
     [
         ({"attention": "dot"}, "attention must be luong or bahdanau, not 'dot'"),
-        ({"decode": -1}, "decode is 0 or more"),
-        ({"target_vocab": 2}, "start and end below 2; not 0, 1, 2"),
+        ({"decode": -1}, "decode must be 0 or more"),
+        ({"target_vocab": 2}, "start and end from 0 to 1; not 0, 1, 2"),
     ],
 )
 def test_wrong_options(options, message):

@@ -244,5 +244,5 @@ def test_a_damaged_checkpoint_is_named(run_folder, records):
 
 def test_a_run_that_was_stopped_says_why(run_folder, records):
     lines = [records.epoch(1, loss=1.0), {"event": "stopped", "seconds": 2, "epoch": 1, "reason": "no gain"}]
-    assert read_run(run_folder("run", lines)).status == "stopped after 1 epochs: no gain"
+    assert read_run(run_folder("run", lines)).status == "stopped after 1 epoch: no gain"
     assert read_run(run_folder("on", [*lines, records.epoch(2, loss=1.0)])).stopped is None

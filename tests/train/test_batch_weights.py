@@ -242,7 +242,7 @@ def test_losses_over_different_numbers_are_named() -> None:
     x = gk.input("x", ["N", "T", 3])
     y = gk.nn.linear(x, 4)
     net = gk.Model({"tags": y, "score": gk.reduce_mean(y, np.array([1, 2]), keepdims=False)}, seed=0)
-    with pytest.warns(UserWarning, match="losses of outputs 'tags' and 'score' are means over different numbers"):
+    with pytest.warns(UserWarning, match="losses of outputs 'tags' and 'score' have different divisors"):
         trainer = gk.Trainer(net, {"tags": "softmax_cross_entropy", "score": "mse"}, threads=1)
     assert "batch_weight" not in trainer.graph.output_names
     alike = gk.Model({"tags": y, "values": y * 1.0}, seed=0)

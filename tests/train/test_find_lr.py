@@ -97,7 +97,7 @@ def test_what_cannot_be_searched(on_ranks):
             gk.find_lr(trainer(), data(), **options)
     half = trainer(accumulate=2, optimizer="adam")
     half.step(*data())
-    with pytest.raises(UsageError, match="between epochs"):
+    with pytest.raises(UsageError, match="between two epochs"):
         gk.find_lr(half, data())
 
     def work(store):

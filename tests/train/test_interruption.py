@@ -395,7 +395,7 @@ def test_a_resumed_fit_ends_where_the_interrupted_one_would_have(tmp_path):
         last.fit(data(), epochs=epochs, batch_size=46)
         assert last.epoch == until
     last.resume(tmp_path)
-    with pytest.raises(UsageError, match="epochs=1: the continued run stands in epoch 3"):
+    with pytest.raises(UsageError, match="epochs=1: the continued run is already in epoch 3"):
         last.fit(data(), epochs=1, batch_size=46)
     # In the same process as well.
     assert len(trained.fit(data(), batch_size=46)) == 2
@@ -406,7 +406,7 @@ def test_a_resumed_run_that_was_over_trains_nothing_and_says_so(tmp_path):
     trainer().fit(data(), epochs=2, batch_size=46, folder=tmp_path)
     last = trainer()
     last.resume(tmp_path)
-    with pytest.raises(UsageError, match="epochs=1: the continued run stands after epoch 2 of 2"):
+    with pytest.raises(UsageError, match="epochs=1: the continued run is already after epoch 2 of 2"):
         last.fit(data(), epochs=1, batch_size=46)
     # What is refused does not make another run of it.
     said = r"the run has its 2 epochs\. After resume, epochs is the length of the whole run: epochs=3 continues it"
@@ -443,7 +443,7 @@ def test_another_batch_size_goes_on_with_the_same_samples(tmp_path):
     assert sorted(second.given[52:]) == list(range(92))
     assert last.updates == 5 + 4 + 6
     last.resume(tmp_path)
-    with pytest.raises(UsageError, match=r"data has 90 samples.* of data with 92"):
+    with pytest.raises(UsageError, match=r"data has 90 samples.* began with 92 samples"):
         last.fit(data(90), batch_size=8)
 
 
@@ -462,7 +462,7 @@ def test_another_batch_size_where_the_order_depends_on_it(tmp_path):
         gk.Trainer(net, seed=0).fit(source, batch_size=4, folder=tmp_path, prefetch=0)
     last = gk.Trainer(gk.load(tmp_path), seed=0)
     last.resume(tmp_path)
-    with pytest.raises(UsageError, match=r"a batch has 8 samples.* with batches of 4: the order"):
+    with pytest.raises(UsageError, match=r"a batch has 8 samples.* began with batches of 4 .*The order"):
         last.fit(source, batch_size=8)
     last.fit(source, batch_size=4)
     assert last.updates == 10

@@ -311,3 +311,8 @@ def test_errors_of_the_moving_average() -> None:
         gk.optim.EMA(1.0)
     with pytest.raises(UsageError, match="no moving average"):
         gk.Trainer(linear_model(), "mse").swap()
+
+
+def test_a_dict_without_a_type_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs the key 'type': sgd, adam"):
+        gk.optim.get({"name": "sgd", "lr": 0.1})

@@ -68,7 +68,7 @@ def test_a_budget_holds_for_batches_that_are_larger_than_the_first() -> None:
 
 def test_a_budget_that_cannot_be_met_says_what_can() -> None:
     least = trainer("sqrt").plan(SHAPES).arena_bytes
-    with pytest.raises(UsageError, match=f"still takes {least} bytes"):
+    with pytest.raises(UsageError, match=f"a step needs {least} bytes"):
         trainer(1000).step(X, Y)
 
 

@@ -235,3 +235,8 @@ def test_a_table_trains_from_the_command_line(tmp_path, target, loss, options):
     arguments = ["--loss", loss, "--optimizer", "adam", "--lr", "1e-2", "--batch-size", "16", "--epochs", "2"]
     assert cli.invoke(["train", net, "--data", table, *arguments, "-o", run]) == 0
     assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 2
+
+
+def test_data_without_targets_are_refused() -> None:
+    with pytest.raises(InputError, match="the data have no targets, but the loss needs target"):
+        trainer(network(4), "mse").fit(gk.data.Dataset(X))

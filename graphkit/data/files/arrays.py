@@ -41,7 +41,9 @@ def _arrays(arrays: dict[str, np.ndarray], path: Path | str, axes: Axes, part: s
     target = next((name for name in TARGETS if name in arrays), None)
     inputs = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items() if n != target}
     if not inputs:
-        raise InputError(f"{source}: no input array; name one x (the file contains {', '.join(arrays) or 'nothing'})")
+        raise InputError(
+            f"{source}: no input array; give an input the name x (the file contains {', '.join(arrays) or 'nothing'})"
+        )
     targets = None if target is None else arrays[target]
     if targets is not None:
         targets = _as_targets(targets, f"{source}: {target}")

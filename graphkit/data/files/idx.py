@@ -29,7 +29,8 @@ def read_idx(path: str | Path) -> np.ndarray:
     data, rest = _begun(Path(path))
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES:
         raise InputError(
-            f"{path}: not an idx file: it starts with {data[:4].hex() or 'nothing'}, not 0000, a type and a rank"
+            f"{path}: not an idx file: it must start with two zero bytes, a type and a rank, but starts with "
+            f"{data[:4].hex() or 'nothing'}"
         )
     dtype, rank = np.dtype(_TYPES[data[2]]), data[3]
     header = 4 + 4 * rank

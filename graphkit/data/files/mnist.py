@@ -14,6 +14,7 @@ from graphkit.data.images.dataset import ImageDataset, Pixels
 from graphkit.data.images.options import augment_of
 from graphkit.data.preprocessing.image import Preprocess
 from graphkit.errors import InputError
+from graphkit.text import quantity
 
 _PREFIXES = {"train": "train", "test": "t10k"}
 
@@ -68,7 +69,8 @@ def _read(path: Path, prefix: str, image_file: Path) -> _Images:
         raise InputError(f"{label_file}: uint8 labels of rank 1 are expected, not {labels.dtype}{list(labels.shape)}")
     if len(images) != len(labels):
         raise InputError(
-            f"{image_file} contains {len(images)} images, but {label_file.name} contains {len(labels)} labels"
+            f"{image_file} contains {quantity(len(images), 'image')}, but {label_file.name} contains "
+            f"{quantity(len(labels), 'label')}"
         )
     count = max(int(labels.max(initial=0)) + 1, 10)
     return _Images(images, labels.astype(np.int64), [str(d) for d in range(count)], str(image_file))

@@ -73,14 +73,14 @@ class Augment:
         for name, most in bounds.items():
             value = getattr(self, name)
             if value is not None and not 0 <= value <= most:
-                raise UsageError(f"changes of images: {name} must be from 0 to {most:g}, not {value!r}")
+                raise UsageError(f"augment: {name} must be from 0 to {most:g}, not {value!r}")
         if self.crop == 0 or not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
             raise UsageError(
-                "changes of images: crop must be above 0, and ratio two ascending numbers above 0, not "
+                "augment: crop must be above 0, and ratio must be two ascending numbers above 0, not "
                 f"{self.crop!r} and {self.ratio}"
             )
         if self.crop is not None and self.pad:
-            raise UsageError("changes of images: crop and pad both choose which part is cut out; use only one of them")
+            raise UsageError("augment: crop and pad both choose which part is cut out; use only one of them")
 
     @classmethod
     def parse(cls, text: str) -> Augment | None:
@@ -95,16 +95,16 @@ class Augment:
         for part in text.split(","):
             name, colon, number = part.strip().partition(":")
             if name not in _NAMED:
-                raise UsageError(f"changes of images: unknown {name!r}{did_you_mean(name, [*_NAMED, 'none'])}")
+                raise UsageError(f"augment: unknown {name!r}{did_you_mean(name, [*_NAMED, 'none'])}")
             if name in seen:
-                raise UsageError(f"changes of images: {name!r} is given twice")
+                raise UsageError(f"augment: {name!r} is given twice")
             seen.add(name)
             try:
                 value = float(number) if colon else _NAMED[name][1]
             except ValueError:
-                raise UsageError(f"changes of images: {part.strip()!r}: {number!r} is not a number") from None
+                raise UsageError(f"augment: {part.strip()!r}: {number!r} is not a number") from None
             if name == "pad" and not value.is_integer():
-                raise UsageError(f"changes of images: {part.strip()!r}: a number of pixels must be whole")
+                raise UsageError(f"augment: {part.strip()!r}: the number of pixels must be an integer")
             fields |= dict.fromkeys(_NAMED[name][0], int(value) if name == "pad" else value)
         return cls(**fields)
 
@@ -138,7 +138,7 @@ class Augment:
 
     def _cropped(self, picture: Picture, preprocess: Preprocess, draw: np.random.Generator) -> Any:
         if preprocess.size is None:
-            raise UsageError("changes of images: crop needs a fixed size of images; set it, for example size=224")
+            raise UsageError("augment: crop needs a fixed size of images; set it, for example size=224")
         height, width = preprocess.size
         window = resized_crop(picture.size, (self.crop or 1.0, 1.0), self.ratio, draw)
         right, bottom = window.left + window.width, window.top + window.height

@@ -139,5 +139,5 @@ def _names(path: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: the names of the classes cannot be read: {error}") from None
     if not found or len(found) > 256:
-        raise InputError(f"{path}: {len(found)} class names, but a label is one byte")
+        raise InputError(f"{path}: expected 1 to 256 class names, because a label is one byte; found {len(found)}")
     return found

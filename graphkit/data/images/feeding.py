@@ -117,7 +117,10 @@ def _takes_pictures(path: Path, name: str, kind: Type) -> TensorType:
     if not isinstance(kind, TensorType) or not _is_number(kind.dtype):
         raise InputError(f"{path}: an image needs an input of floats or uint8, but {name!r} is {kind}")
     if kind.rank not in (3, 4):
-        raise InputError(f"{path}: an image is [N, C, H, W] or [N, H, W, C], also without N, but {name!r} is {kind}")
+        raise InputError(
+            f"{path}: an image needs an input of shape [N, C, H, W] or [N, H, W, C] (N may be missing), but "
+            f"{name!r} is {kind}"
+        )
     return kind
 
 
@@ -148,7 +151,7 @@ class Reading:
         origin = (
             "by the model's metadata"
             if self.by_metadata
-            else "by the input's shape, as the model has no metadata of it"
+            else "chosen by the input's shape, because the model's metadata do not describe it"
         )
         fields = ("scale", "mean", "std", "layout")
         given = [f"--image-{field}" for field in fields if getattr(self.said, field) is not None]

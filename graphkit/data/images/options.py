@@ -26,6 +26,8 @@ def preprocess_of(
 
     resize and crop also accept "none". Raises UsageError.
     """
+    if not isinstance(base, Preprocess):
+        raise UsageError(f"preprocess of images: expected a gk.data.Preprocess, not {base!r}")
     changes: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if size is not None:
         usual = Preprocess.of_size(*_pair(_size("size", size)))

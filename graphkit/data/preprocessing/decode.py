@@ -123,7 +123,7 @@ def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
         if image.mode.startswith(("I", "F")):
             raise InputError(f"{name}: its pixels have more than 8 bits ({image.mode}); pass it as .npy")
         if not image.width or not image.height:
-            raise InputError(f"{name}: an image of {image.width} x {image.height} pixels")
+            raise InputError(f"{name}: the image is empty: it has {image.width} x {image.height} pixels")
         with _naming(name):
             if image.format == "TIFF":
                 # Pillow turns these upright while it loads them.

@@ -222,9 +222,13 @@ def targets_of(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...] | N
     whole = bool(np.isfinite(values).all() and (values == np.round(values)).all() and (values >= 0).all())
     if whole and values.size and values.max() >= _EXACT:
         row = int(values.argmax())
-        where = f"{table.path}: the target {name!r} is about {values[row]:.0f} in {table.row(row)}"
+        where = (
+            f"{table.path}: the target {name!r} is about {values[row]:.0f} in {table.row(row)}, too large for a "
+            "class number"
+        )
         raise InputError(
-            f"{where}; number columns are float64, which rounds whole numbers from 2^53: write classes as text, and "
-            "measurements with a fraction"
+            f"{where}: columns of numbers are read as float64, which is exact only below 2^53. Write classes as "
+            "text, and "
+            "measured values with a decimal point"
         )
     return values.astype(np.int64 if whole else np.float32), None

@@ -89,14 +89,18 @@ class Preprocess:
             if math.prod(flat) > _MOST:
                 raise UsageError(f"{field} of images: {sizes!r} is above the limit of {_MOST} pixels")
         if not math.isfinite(self.scale):
-            raise UsageError(f"scale of images: {self.scale!r} cannot be used")
+            raise UsageError(f"scale of images: expected a finite number, not {self.scale!r}")
         for field, values in (("mean", self.mean), ("std", self.std)):
             if values and len(values) not in (1, self.channels):
                 raise UsageError(f"{field} of images: {len(values)} numbers for {self.channels} channels")
             if not all(map(math.isfinite, values)) or (field == "std" and 0 in values):
-                raise UsageError(f"{field} of images: {list(values)} holds a number that cannot be used")
+                raise UsageError(
+                    f"{field} of images: numbers must be finite, and those of std not 0; found {list(values)}"
+                )
         if self.dtype == "uint8" and (self.scale, self.mean, self.std) != (1 / 255, (), ()):
-            raise UsageError("uint8 takes pixels as they are; scale, mean and std are for floats")
+            raise UsageError(
+                "dtype uint8 keeps pixels unchanged: leave out scale, mean and std, or choose a float dtype"
+            )
 
     @classmethod
     def of_size(cls, height: int, width: int, **fields: Any) -> Preprocess:

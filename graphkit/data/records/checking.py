@@ -59,6 +59,6 @@ def _index(path: Path, begins: list[int]) -> list[str]:
     except InputError as error:
         return [str(error)]
     whole, listed = set(begins), set(positions.tolist())
-    return [f"{index}: no record begins at byte {at}" for at in sorted(listed - whole)] + [
-        f"{index}: the record at byte {at} is missing" for at in sorted(whole - listed)
+    return [f"{index}: the index lists byte {at}, but no record begins there" for at in sorted(listed - whole)] + [
+        f"{index}: the index does not list the record at byte {at}" for at in sorted(whole - listed)
     ]

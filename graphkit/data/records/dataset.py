@@ -17,7 +17,7 @@ from graphkit.data.preprocessing.image import Preprocess
 from graphkit.data.records.header import SIZE, IRHeader, unpack
 from graphkit.data.records.reading import RecordFile
 from graphkit.errors import InputError
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 
 class RecordImages:
@@ -74,7 +74,9 @@ def labels_of(records: RecordFile) -> np.ndarray:
     sizes = np.array([np.size(label) for label in found])
     if (sizes != sizes[0]).any():
         odd = int(np.flatnonzero(sizes != sizes[0])[0])
-        raise InputError(f"{records.named(odd)}: it has {sizes[odd]} labels, but the first record has {sizes[0]}")
+        raise InputError(
+            f"{records.named(odd)}: it has {quantity(int(sizes[odd]), 'label')}, but the first record has {sizes[0]}"
+        )
     labels = np.array(found, np.float32)
     # From 2^24 on a float32 does not tell whole numbers apart: these are measured, and no classes.
     whole = labels.ndim == 1 and bool(

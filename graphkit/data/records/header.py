@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from graphkit.errors import InputError
+from graphkit.text import quantity
 
 # flag: uint32, label: float32, id and id2: uint64, without padding.
 _HEADER = struct.Struct("<IfQQ")
@@ -67,6 +68,8 @@ def unpack(record: bytes | memoryview) -> tuple[IRHeader, memoryview]:
         return IRHeader(0, label, number, second), view[_HEADER.size :]
     end = _HEADER.size + 4 * flag
     if end > len(view):
-        raise InputError(f"a record of {len(view)} bytes is too short for the {flag} labels that its header announces")
+        raise InputError(
+            f"a record of {len(view)} bytes is too short for the {quantity(flag, 'label')} that its header announces"
+        )
     labels = np.frombuffer(view[_HEADER.size : end], "<f4").astype(np.float32)
     return IRHeader(flag, labels, number, second), view[end:]

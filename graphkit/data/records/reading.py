@@ -12,7 +12,7 @@ from graphkit.data.records.framing import HEAD, LONGEST, MAGIC, MAGIC_BYTES, Dam
 from graphkit.data.records.index import index_of, read_index
 from graphkit.errors import InputError
 from graphkit.ir.stored import StoredFile
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 # So much is read at once: enough that the calls do not count, little enough to stay in a core's cache.
 BLOCK = 1 << 20
@@ -172,7 +172,7 @@ class RecordFile:
             )
 
     def __repr__(self) -> str:
-        return short_repr(self, lambda: [f"{str(self.path)!r}, {len(self)} records"])
+        return short_repr(self, lambda: [f"{str(self.path)!r}, {quantity(len(self), 'record')}"])
 
 
 def opened(path: Path) -> StoredFile:

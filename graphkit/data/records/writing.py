@@ -10,7 +10,7 @@ from graphkit.data.records.framing import framed
 from graphkit.data.records.index import index_lines, index_of
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 from graphkit.ir.atomic import PendingFile, sync_folder
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 
 class RecordWriter:
@@ -85,4 +85,4 @@ class RecordWriter:
         sync_folder(self.path.parent)
 
     def __repr__(self) -> str:
-        return short_repr(self, lambda: [f"{str(self.path)!r}, {len(self._positions)} records"])
+        return short_repr(self, lambda: [f"{str(self.path)!r}, {quantity(len(self._positions), 'record')}"])

@@ -48,10 +48,13 @@ def join(servers: int = 0, timeout: float | None = None, replicated: bool = Fals
         _joined = _begun(servers, checked_timeout(timeout), replicated)
     if servers and replicated != _joined.replicated:
         kind = "replicated" if _joined.replicated else "not replicated"
-        raise UsageError(f"the servers of this job are {kind}, as its first store set them")
+        raise UsageError(
+            f"the first store of this job chose servers that are {kind}; every later store must choose the same"
+        )
     if servers and servers != _joined.servers:
         raise UsageError(
-            f"the job has {quantity(_joined.servers, 'server')}, as its first store set them, not {servers}"
+            f"the first store of this job chose {quantity(_joined.servers, 'server')}; a later store cannot have "
+            f"{servers}"
         )
     return _joined
 

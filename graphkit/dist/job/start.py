@@ -41,7 +41,7 @@ def checked_timeout(seconds: float | None) -> float:
     if seconds is None:
         return config.RANK_TIMEOUT.get()
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds > 0:
-        raise UsageError(f"a timeout of ranks must be a number of seconds above 0, not {seconds!r}")
+        raise UsageError(f"timeout must be a number of seconds above 0, not {seconds!r}")
     return float(seconds)
 
 

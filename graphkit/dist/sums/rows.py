@@ -32,7 +32,8 @@ class RowSparse:
         self.indices = row_ids(indices)
         if not self.values.ndim or len(self.values) != len(self.indices):
             raise InputError(
-                f"RowSparse: {len(self.indices)} indices need as many rows of values, not {list(self.values.shape)}"
+                f"RowSparse: values must have one row per index ({len(self.indices)}); their shape is "
+                f"{list(self.values.shape)}"
             )
 
     def __repr__(self) -> str:

@@ -63,7 +63,8 @@ def grouped(device: AnyDevice, known: Iterable[str]) -> str | GroupDevices:
         if group is not None and group not in groups:
             if not groups:
                 raise UsageError(
-                    f"device: no node of the graph is in a group {group!r}; build it within gk.attr_scope({GROUP}=...)"
+                    f"device: no node of the graph is in a group {group!r}; build nodes under "
+                    f"gk.attr_scope({GROUP}=...)"
                 )
             listed = ", ".join(map(repr, groups))
             raise UsageError(f"device: the graph has no group {group!r}; its groups are {listed}")

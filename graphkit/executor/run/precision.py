@@ -16,7 +16,7 @@ def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
     not support it.
     """
     if precision not in PRECISIONS:
-        raise UsageError(f"precision {precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
+        raise UsageError(f"precision {precision!r}: expected one of {', '.join(map(repr, PRECISIONS))}")
     if device.kind == "cpu" and precision in ("f16", "tf32", "fp8"):
         raise UnsupportedError(f"precision {precision!r} needs a GPU (device='cuda'); use 'f32' or 'bf16'")
     if precision in ("f32", "tf32"):

@@ -196,7 +196,7 @@ class Loop(Op):
 
     def infer(self, m: TensorType | None = None, cond: TensorType | None = None, *values: Type) -> tuple[Type, ...]:
         if m is not None and not _scalar(m):
-            raise TypeMismatch(f"m must be a scalar, not {m}")
+            raise TypeMismatch(f"the trip count must be a scalar, not {m}")
         if cond is not None:
             _check_flag(cond, "cond")
         states = self._states(len(values))
@@ -341,7 +341,9 @@ class Scan(Op):
         if given is None:
             return (0,) * count
         if len(given) != count:
-            raise TypeMismatch(f"{what} has {len(given)} entries for {count}")
+            raise TypeMismatch(
+                f"{what} needs {count} entries, one per operand or output that it describes; it has {len(given)}"
+            )
         return given
 
     def _directions(self, given: tuple[int, ...] | None, count: int, what: str) -> tuple[int, ...]:
@@ -386,7 +388,7 @@ class Scan(Op):
         leading = [xp.moveaxis(x, axis, 0) for x, axis in zip(scanned, axes, strict=True)]
         lengths = {x.shape[0] for x in leading}
         if len(lengths) > 1:
-            raise RuntimeFailure(f"the scan inputs have lengths {sorted(lengths)}")
+            raise RuntimeFailure(f"the scan inputs must have one length, but have {sorted(lengths)}")
         (length,) = lengths
         outputs: list[list[Any]] = [[] for _ in self.body.outputs[len(state) :]]
         collected_bytes = 0
@@ -422,5 +424,5 @@ def _common_length(lengths: Sequence[Dim]) -> Dim:
         return dims.fresh()
     common = next((n for n in lengths if isinstance(n, int)), lengths[0])
     if not all(dims.may_equal(common, n) for n in lengths):
-        raise TypeMismatch(f"the scan inputs have lengths {', '.join(map(str, lengths))}")
+        raise TypeMismatch(f"the scan inputs must have one length, but have {', '.join(map(str, lengths))}")
     return common

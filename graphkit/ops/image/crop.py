@@ -47,7 +47,9 @@ class CenterCropPad(Op):
             return TensorType(x.dtype, known if self.axes is None else None)
         axes = self._axes(len(x.shape))
         if count is not None and count != len(axes):
-            raise TypeMismatch(f"{count} sizes for axes {list(axes)} of {x}")
+            raise TypeMismatch(
+                f"shape needs {len(axes)} sizes, one for each of axes {list(axes)} of {x}; it has {count}"
+            )
         sizes: tuple[Dim, ...] = shape.value or tuple(dims.fresh() for _ in axes)
         result = list(x.shape)
         for axis, size in zip(axes, sizes, strict=True):

@@ -100,7 +100,7 @@ class RoiAlign(Op):
         if not rois.shape[0]:
             return xp.zeros((0, x.shape[1], self.output_height, self.output_width), dtype=x.dtype)
         if not 0 <= int(batch_indices.min()) <= int(batch_indices.max()) < x.shape[0]:
-            raise TypeMismatch(f"a region lies in an image outside [0, {x.shape[0] - 1}]")
+            raise TypeMismatch(f"batch_indices must be from 0 to {x.shape[0] - 1}")
         pooled = self._pooled(ArrayImage(xp, x), [rois[:, i] for i in range(4)], batch_indices)
         return xp.ascontiguousarray(xp.moveaxis(pooled, -1, 1))
 

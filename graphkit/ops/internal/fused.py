@@ -246,7 +246,7 @@ class AttentionOp(Op):
                 f"layouts must be {' and '.join(_LAYOUTS)}, not {self.layout!r} and {self.output_layout!r}"
             )
         if mask is not None and mask.dtype not in (q.dtype, DType.BOOL, DType.FLOAT32):
-            raise TypeMismatch(f"the mask {mask} has another element type than {q}")
+            raise TypeMismatch(f"the mask {mask} must have the element type of {q}")
         batch, heads, rows, _ = q_shape = self.heads_first(q)
         keys, values = self.heads_first(k), self.heads_first(v)
         same = ((batch, keys[0]), (q_shape[3], keys[3]), *zip(keys[:3], values[:3], strict=True))

@@ -33,8 +33,8 @@ class AllReduceMoments(Op):
     """Number, mean and sum of squared deviations over the samples of all ranks, from those of each rank.
 
     Deviations are from the mean. All ranks use the same `key`. count: an int64 scalar, 0 if there are no samples; mean
-    and deviations: float64 vectors [C]. Merged as in Chan, Golub and LeVeque, 1979. Its reference, and an exported ONNX
-    file, merge one process.
+    and deviations: float64 vectors [C]. Merged as in Chan, Golub and LeVeque, 1979. The
+    numpy reference and an exported ONNX file know only this process, and return their operands unchanged.
     """
 
     former_names = ("AllMoments",)

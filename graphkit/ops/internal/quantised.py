@@ -178,7 +178,7 @@ class QLinearGlobalAveragePool(Op):
 class TableLookup(Op):
     """Replace each integer of x by an element of a table, which can be any function of one quantised number.
 
-    x: uint8 or int8 of any shape, table: [256]; element i is for the i-th integer of x's type, from the least on. The
+    x: uint8 or int8 of any shape, table: [256]; element i is for the i-th integer of x's type, in ascending order. The
     result has the table's type.
     """
 

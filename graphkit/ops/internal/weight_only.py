@@ -55,7 +55,7 @@ class WeightOnlyMatMul(Op):
         self, a: TensorType, w: TensorType, scale: TensorType, zero_point: TensorType | None = None
     ) -> TensorType:
         if self.bits not in (4, 8) or self.block_size < 1:
-            raise TypeMismatch(f"bits={self.bits}, block_size={self.block_size}: 4 or 8 bits, in blocks")
+            raise TypeMismatch(f"bits must be 4 or 8, and block_size at least 1, not {self.bits} and {self.block_size}")
         if w.shape is not None:
             if len(w.shape) != 2:
                 raise TypeMismatch(f"w {w} is not a matrix")

@@ -155,7 +155,7 @@ class Einsum(Op):
                 f"{self.equation!r} has {quantity(len(terms), 'term')} for {quantity(len(xs), 'operand')}"
             )
         if any(x.dtype is not xs[0].dtype for x in xs):
-            raise TypeMismatch(f"the operands differ in element type: {', '.join(map(str, xs))}")
+            raise TypeMismatch(f"the operands must have one element type, not {', '.join(map(str, xs))}")
         sizes: dict[str, Dim] = {}
         for term, x in zip(terms, xs, strict=True):
             if x.shape is None:

@@ -270,7 +270,7 @@ class Multinomial(RandomOp):
         self.check_rng(rng)
         if self.dtype not in INDICES or self.sample_size < 0:
             raise TypeMismatch(
-                f"the result must be int32 or int64, of some samples, not {self.dtype}[{self.sample_size}]"
+                f"dtype must be int32 or int64, and sample_size at least 0, not {self.dtype} and {self.sample_size}"
             )
         if x.rank not in (None, 2):
             raise TypeMismatch(f"Multinomial takes [batch, classes], not {x}")

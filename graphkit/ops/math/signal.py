@@ -57,7 +57,7 @@ class _Window(Op):
     def infer(self, size: TensorType) -> TensorType:
         length = _scalar(size, "size")
         if length is not None and dims.is_static(length) and length < 0:
-            raise TypeMismatch(f"a window of {length} points")
+            raise TypeMismatch(f"the size of a window must be at least 0, not {length}")
         if self.output_datatype not in NUMERIC:
             raise TypeMismatch(f"output_datatype must be a number type, not {self.output_datatype}")
         return TensorType(self.output_datatype, (dims.fresh() if length is None else length,))
@@ -66,7 +66,7 @@ class _Window(Op):
         """The sum of weight k times cos(2 pi k n / period), in float64."""
         count = int(size.reshape(()))
         if count < 0:
-            raise RuntimeFailure(f"a window of {count} points")
+            raise RuntimeFailure(f"the size of a window must be at least 0, not {count}")
         if count == 1 and not self.periodic:
             return xp.ones(1)
         turn = xp.arange(count, dtype=xp.float64) * (2 * np.pi / max(count if self.periodic else count - 1, 1))
@@ -202,7 +202,10 @@ class DFT(Op):
         if x.shape is None:
             return TensorType(x.dtype)
         if len(x.shape) < 2 or (dims.is_static(x.shape[-1]) and x.shape[-1] not in (1, 2)):
-            raise TypeMismatch(f"{x} is not a signal: its last axis holds one or two numbers")
+            raise TypeMismatch(
+                "the last axis of a signal must have size 1 (real) or 2 (complex), after at least one other axis; "
+                f"it is {x}"
+            )
         if where is None or not dims.is_static(where):
             return TensorType(x.dtype, (*(dims.fresh() for _ in x.shape[1:]), last))
         place = normal_axis(where, len(x.shape))
@@ -223,7 +226,7 @@ class DFT(Op):
         place = normal_axis(-2 if axis is None else int(axis.reshape(())), x.ndim)
         n = self._default(x.shape[place]) if dft_length is None else int(dft_length.reshape(()))
         if n < 1:
-            raise RuntimeFailure(f"a transform of {n} points")
+            raise RuntimeFailure(f"the length of a transform must be at least 1, not {n}")
         signal = x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
         if self.inverse and self.onesided:
             return xp.expand_dims(xp.fft.irfft(signal, n=n, axis=place), -1)
@@ -299,16 +302,18 @@ class STFT(Op):
     ) -> TensorType:
         step, length = _scalar(frame_step, "frame_step"), _scalar(frame_length, "frame_length")
         if signal.rank not in (None, 3) or (window is not None and window.rank not in (None, 1)):
-            raise TypeMismatch(f"STFT takes a signal [batch, length, 1 or 2] and a vector, not {signal} and {window}")
+            raise TypeMismatch(
+                f"STFT takes a signal [batch, length, 1 or 2] and a window that is a vector, not {signal} and {window}"
+            )
         batch, total = (dims.fresh(), dims.fresh()) if signal.shape is None else signal.shape[:2]
         if window is not None and window.shape is not None:
             if length is not None and not dims.may_equal(length, window.shape[0]):
-                raise TypeMismatch(f"the window {window} is not of frame_length {length}")
+                raise TypeMismatch(f"the window must have frame_length = {length} elements; it is {window}")
             length = window.shape[0] if length is None else length
         elif window is None and frame_length is None:
             length = total
         if step is not None and dims.is_static(step) and step < 1:
-            raise TypeMismatch(f"frame_step is {step}")
+            raise TypeMismatch(f"frame_step must be at least 1, not {step}")
         if length is None:
             return TensorType(signal.dtype, (batch, dims.fresh(), dims.fresh(), 2))
         frequencies = dims.floordiv(length, 2) + 1 if self.onesided else length
@@ -324,7 +329,11 @@ class STFT(Op):
         else:
             length = total if window is None else window.shape[0]
         if step < 1 or length < 1 or (window is not None and window.shape != (length,)):
-            raise RuntimeFailure(f"frames of {length} every {step}, with {'no' if window is None else window.shape}")
+            raise RuntimeFailure(
+                f"frame_step ({step}) and frame_length ({length}) must be at least 1, and a window must have "
+                "frame_length "
+                f"elements; the window is {None if window is None else window.shape}"
+            )
         starts = xp.arange(max((total - length) // step + 1, 0)) * step
         frames = signal[:, starts[:, None] + xp.arange(length)]
         if window is not None:

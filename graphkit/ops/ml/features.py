@@ -160,9 +160,9 @@ class OneHotEncoder(Op):
     def _categories(self, dtype: DType) -> tuple[Any, ...]:
         found: tuple[Any, ...] = self.cats_strings if dtype is DType.STRING else self.cats_int64s
         if bool(self.cats_strings) == bool(self.cats_int64s):
-            raise UsageError("one of cats_strings and cats_int64s is given, and not empty")
+            raise UsageError("give exactly one of cats_strings and cats_int64s, and not empty")
         if not found:
-            raise UsageError(f"categories are {'strings' if self.cats_strings else 'integers'}, x is {dtype}")
+            raise UsageError(f"the categories are {'strings' if self.cats_strings else 'integers'}, but x is {dtype}")
         return found
 
     def reference(self, xp: Any, x: Any) -> Any:

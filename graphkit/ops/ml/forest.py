@@ -134,11 +134,15 @@ def checked_forest(
     """
     inner = mode != LEAF
     if (bad := inner & ((feature < 0) | (feature >= _LARGEST_INDEX))).any():
-        raise UsageError(f"node {_first(bad)} reads feature {feature[_first(bad)]}")
+        raise UsageError(f"node {_first(bad)} reads feature {feature[_first(bad)]}, which does not exist")
     if len(mode) > _LARGEST_INDEX or len(weight) > _LARGEST_INDEX:
-        raise UsageError(f"{len(mode)} nodes and {len(weight)} weights")
+        raise UsageError(
+            f"{len(mode)} nodes and {len(weight)} weights are too many: at most {_LARGEST_INDEX} of each are possible"
+        )
     if (bad := (target < 0) | (target >= targets)).any():
-        raise UsageError(f"weight {_first(bad)} is for target {target[_first(bad)]} of {targets}")
+        raise UsageError(
+            f"weight {_first(bad)} is for target {target[_first(bad)]}, but targets are from 0 to {targets - 1}"
+        )
     own = np.arange(len(mode))
     yes, no = np.where(inner, yes, own), np.where(inner, no, own)
     _require_no_cycle(inner, yes, no)

@@ -96,7 +96,7 @@ class LabelEncoder(Op):
     def infer(self, x: TensorType) -> TensorType:
         keys, values, _ = self._table()
         if dtype_of_table(keys) is not x.dtype:
-            raise TypeMismatch(f"the keys are {dtype_of_table(keys)}, x is {x.dtype}")
+            raise TypeMismatch(f"the keys are {dtype_of_table(keys)}, but x is {x.dtype}")
         same_length(keys=keys, values=values)
         if self.default_tensor is not None and (
             self.default_tensor.array.size != 1 or self.default_tensor.dtype is not dtype_of_table(values)

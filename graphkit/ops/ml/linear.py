@@ -55,7 +55,10 @@ class LinearRegressor(RowWise):
     def infer(self, x: TensorType) -> TensorType:
         one_of("post_transform", self.post_transform, TRANSFORMS)
         if self.targets < 1 or not self.coefficients or len(self.coefficients) % self.targets:
-            raise UsageError(f"{len(self.coefficients)} coefficients for {self.targets} targets")
+            raise UsageError(
+                f"the number of coefficients, {len(self.coefficients)}, must be a multiple of "
+                f"targets={self.targets}, at least 1"
+            )
         require_features(x, len(self.coefficients) // self.targets, "coefficients are for")
         return TensorType(DType.FLOAT32, (examples(x), self.targets))
 
@@ -80,8 +83,8 @@ class LinearRegressor(RowWise):
 class LinearClassifier(RowWise):
     """The class with the largest score, and the transformed scores x coefficients^T + intercepts; float32.
 
-    With one score, the first class is chosen for a score up to 0, the second one above 0. If there are two labels, this
-    score gives two columns.
+    If there is only one score, a score up to 0 means the first class, a score above 0 the second one. With two labels,
+    the second output has two columns, which are computed from this score.
     """
 
     coefficients: tuple[float, ...]
@@ -115,9 +118,12 @@ class LinearClassifier(RowWise):
         one_of("post_transform", self.post_transform, TRANSFORMS)
         count, labels = self.score_count, self.labels
         if not count or not self.coefficients or len(self.coefficients) % count:
-            raise UsageError(f"{len(self.coefficients)} coefficients for {count} scores")
+            raise UsageError(
+                f"the number of coefficients, {len(self.coefficients)}, must be a multiple of the {count} scores, at "
+                "least 1"
+            )
         if len(labels) != count and not (count == 1 and len(labels) in (0, 2)):
-            raise UsageError(f"{len(labels)} labels for {count} scores")
+            raise UsageError(f"{count} scores need {count} labels, not {len(labels)}")
         require_features(x, len(self.coefficients) // count, "coefficients are for")
         rows = examples(x)
         columns = 2 if count == 1 and len(labels) == 2 else count

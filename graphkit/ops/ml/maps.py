@@ -42,9 +42,9 @@ class DictVectorizer(Op):
     def infer(self, x: Type) -> TensorType:
         key, value = _map_of(x)
         if bool(self.int64_vocabulary) == bool(self.string_vocabulary):
-            raise UsageError("one of int64_vocabulary and string_vocabulary is given, and not empty")
+            raise UsageError("give exactly one of int64_vocabulary and string_vocabulary, and not empty")
         if bool(self.string_vocabulary) != (key is _STRING):
-            raise TypeMismatch(f"the vocabulary is {'strings' if self.string_vocabulary else 'integers'}, x is {x}")
+            raise TypeMismatch(f"the vocabulary is {'strings' if self.string_vocabulary else 'integers'}, but x is {x}")
         return TensorType(value, (1, len(self.int64_vocabulary or self.string_vocabulary)))
 
     def reference(self, xp: Any, x: Any) -> Any:

@@ -91,4 +91,7 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 def same_length(**lists: Sized) -> None:
     """Raise UsageError where lists that belong together have different lengths."""
     if len({len(items) for items in lists.values()}) > 1:
-        raise UsageError(", ".join(f"{name} has {len(items)} entries" for name, items in lists.items()))
+        raise UsageError(
+            "these lists must have one length: "
+            + ", ".join(f"{name} has {len(items)}" for name, items in lists.items())
+        )

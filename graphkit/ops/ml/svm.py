@@ -140,11 +140,15 @@ class SVMRegressor(KernelMachine):
         self._check()
         count = self.n_supports
         if count < 0 or not self.coefficients or not self.rho:
-            raise UsageError(f"n_supports={count}, {len(self.coefficients)} coefficients, {len(self.rho)} rho")
+            raise UsageError(
+                f"n_supports must be at least 0, and coefficients and rho not empty; they are {count}, "
+                f"{list(self.coefficients[:5])} and {list(self.rho[:5])}"
+            )
         if count and (len(self.support_vectors) % count or not self.support_vectors or len(self.coefficients) != count):
             raise UsageError(
-                f"{len(self.support_vectors)} numbers of support vectors and {len(self.coefficients)} coefficients "
-                f"for {count} support vectors"
+                f"n_supports={count} needs {count} coefficients and a multiple of {count} numbers in "
+                "support_vectors; there "
+                f"are {len(self.coefficients)} and {len(self.support_vectors)}"
             )
         require_features(x, self._vectors().shape[1], "support vectors have")
         return TensorType(DType.FLOAT32, (examples(x), 1))
@@ -221,11 +225,17 @@ class SVMClassifier(KernelMachine):
         self._check()
         classes, vectors = len(self.labels), self._vector_count
         if not classes or not self.coefficients or not self.rho or any(n < 0 for n in self.vectors_per_class):
-            raise UsageError(f"{classes} labels, {len(self.coefficients)} coefficients, {len(self.rho)} rho")
+            raise UsageError(
+                "labels, coefficients and rho must not be empty, and vectors_per_class not negative; there are "
+                f"{classes} "
+                f"labels, {len(self.coefficients)} coefficients, {len(self.rho)} rho"
+            )
         if vectors:
             self._check_vectors(classes, vectors)
         elif len(self.coefficients) % classes:
-            raise UsageError(f"{len(self.coefficients)} coefficients for {classes} classes")
+            raise UsageError(
+                f"the number of coefficients, {len(self.coefficients)}, must be a multiple of the {classes} classes"
+            )
         require_features(x, self._vectors().shape[1], "support vectors have")
         rows = examples(x)
         columns = classes
@@ -236,16 +246,26 @@ class SVMClassifier(KernelMachine):
     def _check_vectors(self, classes: int, vectors: int) -> None:
         pairs = classes * (classes - 1) // 2
         if classes < 2 or len(self.vectors_per_class) != classes:
-            raise UsageError(f"vectors_per_class has {len(self.vectors_per_class)} entries for {classes} labels")
+            raise UsageError(
+                f"vectors_per_class needs one entry per label, and at least 2; it has {len(self.vectors_per_class)} "
+                f"for {classes} labels"
+            )
         if not self.support_vectors or len(self.support_vectors) % vectors:
-            raise UsageError(f"{len(self.support_vectors)} numbers for {vectors} support vectors")
+            raise UsageError(
+                f"support_vectors has {len(self.support_vectors)} numbers, not a multiple of the {vectors} vectors "
+                "of vectors_per_class"
+            )
         if len(self.coefficients) < (classes - 1) * vectors or len(self.rho) < pairs:
             raise UsageError(
-                f"{len(self.coefficients)} coefficients and {len(self.rho)} rho; {classes} classes and {vectors} "
-                f"support vectors need {(classes - 1) * vectors} and {pairs}"
+                f"{classes} classes and {vectors} support vectors need {(classes - 1) * vectors} coefficients "
+                f"and {pairs} rho; "
+                f"there are {len(self.coefficients)} and {len(self.rho)}"
             )
         if len(self.prob_a) != len(self.prob_b) or len(self.prob_a) not in (0, *range(pairs, len(self.prob_a) + 1)):
-            raise UsageError(f"prob_a has {len(self.prob_a)} entries, prob_b {len(self.prob_b)}, for {pairs} pairs")
+            raise UsageError(
+                f"prob_a and prob_b need {pairs} entries, one per pair of classes; they have {len(self.prob_a)} and "
+                f"{len(self.prob_b)}"
+            )
 
     def _vectors(self) -> np.ndarray:
         """Support vectors, or the vector of each class of a linear machine."""

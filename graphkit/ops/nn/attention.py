@@ -66,13 +66,19 @@ class RotaryEmbedding(Op):
         if x.rank not in (None, 3, 4) or (x.rank == 3 and not self.num_heads):
             raise TypeMismatch(f"{x} is neither [B, H, L, D] nor [B, L, H * D] with num_heads={self.num_heads}")
         if cos_cache.rank not in (None, 3 if position_ids is None else 2) or not fits(cos_cache.shape, sin_cache.shape):
-            raise TypeMismatch(f"the caches {cos_cache} and {sin_cache} do not fit x {x} and positions {position_ids}")
+            raise TypeMismatch(
+                f"cos_cache {cos_cache} and sin_cache {sin_cache} must have one shape, with "
+                f"{3 if position_ids is None else 2} axes"
+            )
         if x.shape is not None and cos_cache.shape is not None:
             head: Dim = self.rotary_embedding_dim
             if not head:
                 head = x.shape[-1] if x.rank == 4 else dims.floordiv(x.shape[-1], self.num_heads or 1)
             if not dims.may_equal(head, 2 * cos_cache.shape[-1]):
-                raise TypeMismatch(f"the caches {cos_cache} hold half of the {head} elements that are rotated")
+                raise TypeMismatch(
+                    f"the last axis of cos_cache and sin_cache must have half of the {head} rotated elements; it is "
+                    f"{cos_cache}"
+                )
         return TensorType(x.dtype, x.shape)
 
     def reference(self, xp: Any, x: Any, cos_cache: Any, sin_cache: Any, position_ids: Any = None) -> Any:
@@ -125,21 +131,33 @@ class Attention(Op):
 
     Vaswani et al. 2017, arXiv:1706.03762.
 
-    q: [B, H, L, D], k, v: [B, G, S, D], [B, G, S, E] (or [B, L, H * D], [B, S, G * D], [B, S, G * E] with q_num_heads
-    and kv_num_heads). H is a multiple of G: each head of k and v serves H / G heads of q. past_key and past_value come
-    before k and v; together there are T keys. attn_mask: floats that are added to the scores, or a boolean mask (true:
-    attend), broadcastable to [B, H, L, T]; a shorter last axis is filled up with -inf or false. nonpad_kv_seqlen: [B],
-    the number of valid keys.
+    H is a multiple of G: each head of k and v serves H / G heads of q. Query i has the position i + offset among the
+    keys. The offset is the length of past_key if past_key is given, nonpad_kv_seqlen - L if nonpad_kv_seqlen is given,
+    else 0. A query that may attend to no key gives 0.
 
-    Query i has the position i + offset among the keys. offset is the length of past_key if it is given,
-    nonpad_kv_seqlen - L if that is given, else 0. is_causal: a query ignores keys after its position. left_window_size,
-    right_window_size: the largest number of keys before and after its position (-1: all). softcap c > 0: replace scores
-    by c * tanh(scores / c). A query that may attend to no key gives 0. scale: the factor, not negative (default:
-    1 / sqrt(D)). softmax_precision: element type in which the softmax is computed (default: that of q).
+    Args:
+        q: Queries, [B, H, L, D]; or [B, L, H * D], with q_num_heads and kv_num_heads.
+        k: Keys, [B, G, S, D]; or [B, S, G * D].
+        v: Values, [B, G, S, E]; or [B, S, G * E].
+        attn_mask: Floats that are added to the scores, or a boolean mask (true: attend). It must broadcast to
+            [B, H, L, T]. A shorter last axis is filled with -inf or false.
+        past_key: Keys before k, [B, G, P, D]. T = P + S is the number of all keys.
+        past_value: Values before v, [B, G, P, E].
+        nonpad_kv_seqlen: [B], the number of valid keys; the others are padding.
+        is_causal: A query ignores keys after its position.
+        kv_num_heads: G, for keys and values of three axes.
+        left_window_size: Largest number of keys before the position of a query that it reads (-1: all).
+        q_num_heads: H, for queries of three axes.
+        qk_matmul_output_mode: State of the scores that the fourth output has: 0: scores, 1: after softcap, 2: with the
+            mask, 3: after softmax.
+        right_window_size: Largest number of keys after the position of a query that it reads (-1: all).
+        scale: Factor on the scores, not negative (default: 1 / sqrt(D)).
+        softcap: If above 0, scores are replaced by softcap * tanh(scores / softcap).
+        softmax_precision: Element type in which the softmax is computed (default: that of q).
 
-    Outputs: y, shaped like q but with E instead of D; present_key [B, G, T, D] and present_value [B, G, T, E], the past
-    and k or v joined; qk_matmul_output [B, H, L, T]: with qk_matmul_output_mode 0 the scores, 1 after softcap, 2 with
-    the mask, 3 after softmax.
+    Returns:
+        y, like q but with E instead of D; present_key [B, G, T, D] and present_value [B, G, T, E], which are the past
+        followed by k or v; qk_matmul_output [B, H, L, T].
     """
 
     is_causal: bool = False

@@ -82,7 +82,10 @@ class LinearAttention(Op):
         if heads < 1 or groups < 1 or heads % groups:
             raise UsageError(f"{heads} heads of queries are not a multiple of {groups} heads of keys")
         if (decay is not None) is not self._gated or (beta is not None) is not self._corrects:
-            raise TypeMismatch(f"update_rule {self.update_rule!r} decides which of decay and beta are given")
+            raise TypeMismatch(
+                f"update_rule {self.update_rule!r} needs {'decay' if self._gated else 'no decay'} and "
+                f"{'beta' if self._corrects else 'no beta'}"
+            )
         for x in (query, key, value, decay, beta):
             if x is not None and x.rank not in (None, 3):
                 raise TypeMismatch(f"{x} is not [batch, length, heads * size]")
@@ -194,7 +197,7 @@ class CausalConvWithState(Op):
         if self.activation not in ("none", "silu", "swish"):
             raise UsageError(f"activation must be 'none', 'silu' or 'swish', not {self.activation!r}")
         if any(t is not None and t.rank not in (None, 3) for t in (x, weight, past_state)):
-            raise TypeMismatch(f"x {x}, weight {weight} and past_state {past_state} have three axes")
+            raise TypeMismatch(f"x, weight and past_state must have three axes, not {x}, {weight} and {past_state}")
         if x.shape is None:
             return TensorType(x.dtype), TensorType(x.dtype)
         length = dims.fresh() if weight.shape is None else weight.shape[2] - 1

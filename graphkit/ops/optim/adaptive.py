@@ -62,7 +62,7 @@ class RmsPropUpdate(Update):
         buffer: TensorType | None = None,
     ) -> tuple[TensorType, ...]:
         if bool(self.momentum) != (buffer is not None):
-            raise TypeMismatch("buffer is given exactly when momentum is not 0")
+            raise TypeMismatch("give buffer if momentum is not 0, and only then")
         optional = {name: t for name, t in (("average", average), ("buffer", buffer)) if t is not None}
         self.check(weight, {"grad": grad, "square": square, **optional}, {"lr": lr})
         return (TensorType(weight.dtype, weight.shape),) * (2 + len(optional))

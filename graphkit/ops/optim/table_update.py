@@ -52,7 +52,7 @@ class TableUpdate(Op):
     def infer(self, rows: TensorType, indices: TensorType, *xs: Type) -> tuple[Type, ...]:
         table = self.body.inputs[0].tensor
         if rows.dtype is not table.dtype:
-            raise TypeMismatch(f"rows {rows} of a table {table}")
+            raise TypeMismatch(f"rows {rows} must have the element type of the table {table}")
         return output_types(self.body, (table, *xs))
 
     def reference(self, xp: Any, rows: Any, indices: Any, *xs: Any) -> Any:

@@ -89,11 +89,11 @@ class SgdUpdate(Update):
         step: TensorType | None = None,
     ) -> tuple[TensorType, ...]:
         if bool(self.momentum) != (velocity is not None):
-            raise TypeMismatch("velocity is given exactly when momentum is not 0")
+            raise TypeMismatch("give velocity if momentum is not 0, and only then")
         if self.nesterov and (not self.momentum or self.dampening):
             raise UsageError("nesterov needs momentum, and dampening=0")
         if self.dampening and step is None:
-            raise TypeMismatch("dampening needs the step: the first one is not dampened")
+            raise TypeMismatch("dampening needs the operand step, because it does not apply to the first step")
         slots = {} if velocity is None else {"velocity": velocity}
         self.check(weight, {"grad": grad, **slots}, {"lr": lr, "step": step})
         return (TensorType(weight.dtype, weight.shape),) * (1 + len(slots))

@@ -233,7 +233,8 @@ def _dequantise_samples() -> tuple[Sample, ...]:
 class DequantizeLinear(_Linear):
     """(x - x_zero_point) * x_scale, in the scale's type unless `output_dtype` names another one.
 
-    x_scale, x_zero_point: as for QuantizeLinear. The product is computed in float32, as ONNX Runtime does.
+    x_scale, x_zero_point: one number for all of x, one per position on `axis`, or with `block_size` one per block of
+    that many positions. The product is computed in float32, as ONNX Runtime does.
     Differentiable in the scale.
     """
 

@@ -30,7 +30,7 @@ def _map_nested(function: Callable[..., Any], *values: Any) -> Any:
     if isinstance(first, (list, tuple)):
         lengths = sorted({len(v) for v in values})
         if len(lengths) > 1:
-            raise RuntimeFailure(f"sequences of {' and '.join(map(str, lengths))} elements")
+            raise RuntimeFailure(f"sequences must have equal lengths, not {' and '.join(map(str, lengths))}")
         return [_map_nested(function, *items) for items in zip(*values, strict=True)]
     return None if first is None else function(*values)
 
@@ -99,7 +99,7 @@ class AddN(Op):
         if not xs:
             raise TypeMismatch("takes at least one operand")
         if any(type(x) is not type(xs[0]) for x in xs):
-            raise TypeMismatch(f"operands of several kinds: {', '.join(map(str, xs))}")
+            raise TypeMismatch(f"all operands must be tensors, or all sequences, not {', '.join(map(str, xs))}")
         known = next((x for x in xs if isinstance(x, SequenceType) and x.length is not None), xs[0])
         return without_value(known) if isinstance(known, TensorType) else known
 

@@ -45,7 +45,7 @@ class SequenceConstruct(Op):
         try:
             return SequenceType(joint(xs), len(xs))
         except TypeMismatch as error:
-            raise TypeMismatch(f"elements of several types: {error}") from None
+            raise TypeMismatch(f"all elements of a sequence must have one element type: {error}") from None
 
     def reference(self, xp: Any, *xs: Any) -> Any:
         return list(xs)

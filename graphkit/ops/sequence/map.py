@@ -33,7 +33,7 @@ def sequence_map(
     length = sequence_type(first.type, "the first operand").length
     for other in operands[1:]:
         if isinstance(other.type, SequenceType) and length is not None and other.type.length not in (None, length):
-            raise TypeMismatch(f"sequences of {length} and {other.type.length} elements")
+            raise TypeMismatch(f"sequences must have equal lengths, not {length} and {other.type.length}")
     if not all(isinstance(v.type, TensorType) for v in body.outputs):
         raise TypeMismatch("the body of SequenceMap must return tensors")
     number, going = Value(TensorType(DType.INT64, ()), "number"), Value(TensorType(DType.BOOL, ()), "going")

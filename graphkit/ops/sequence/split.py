@@ -132,7 +132,7 @@ def _sizes(size: int, split: Any) -> list[int]:
     if split.ndim == 0:
         chunk = int(split)
         if chunk < 1:
-            raise RuntimeFailure(f"parts of {chunk} elements")
+            raise RuntimeFailure(f"the size of a part must be at least 1, not {chunk}")
         return [min(chunk, size - start) for start in range(0, size, chunk)]
     sizes: list[int] = split.tolist()
     if any(n < 0 for n in sizes) or sum(sizes) != size:

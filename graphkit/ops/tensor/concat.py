@@ -50,8 +50,10 @@ class Concat(Op):
         return all(batched) and self.axis % len(inputs[0].known_shape) != 0
 
     def infer(self, *xs: TensorType) -> TensorType:
+        if not xs:
+            raise TypeMismatch("at least one operand is needed")
         if any(x.dtype is not xs[0].dtype for x in xs):
-            raise TypeMismatch(f"operands of several dtypes: {', '.join(map(str, xs))}")
+            raise TypeMismatch(f"all operands must have one dtype, not {', '.join(map(str, xs))}")
         shapes = [x.shape for x in xs if x.shape is not None]
         if not shapes:
             return TensorType(xs[0].dtype, None)

@@ -47,7 +47,7 @@ class ConstantOfShape(Op):
         if shape.value is None:
             return TensorType(element.dtype, fresh_shape(length_of(shape)))
         if any(dims.is_static(d) and d < 0 for d in shape.value):
-            raise TypeMismatch(f"a shape with negative dimensions: {shape}")
+            raise TypeMismatch(f"the dimensions of a shape must not be negative: {shape}")
         size = dims.product(shape.value)
         known = None
         if element.value is not None and dims.is_static(size) and size <= MAX_KNOWN_ELEMENTS:
@@ -86,12 +86,12 @@ class Range(Op):
     def infer(self, start: TensorType, limit: TensorType, delta: TensorType) -> TensorType:
         for operand in (start, limit, delta):
             if operand.shape is not None and any(d != 1 for d in operand.shape if dims.is_static(d)):
-                raise TypeMismatch(f"an operand of Range is not a scalar: {operand}")
+                raise TypeMismatch(f"the operands of Range must be scalars, not {operand}")
         if start.value is None or limit.value is None or delta.constants is None:
             return TensorType(start.dtype, [dims.fresh()])
         first, step = start.value[0], delta.constants[0]
         if step == 0:
-            raise TypeMismatch("Range with a delta of 0")
+            raise TypeMismatch("delta must not be 0")
         distance = limit.value[0] - first if step > 0 else first - limit.value[0]
         count = at_least_zero(dims.ceildiv(distance, abs(step)))
         value: tuple[Dim, ...] | None = None
@@ -102,7 +102,7 @@ class Range(Op):
     def reference(self, xp: Any, start: Any, limit: Any, delta: Any) -> Any:
         first, last, step = start.reshape(()), limit.reshape(()), delta.reshape(())
         if step == 0:
-            raise TypeMismatch("Range with a delta of 0")
+            raise TypeMismatch("delta must not be 0")
         if first.dtype.kind in "iu":
             a, b, s = int(first), int(last), int(step)
             count = -((a - b) // s) if s > 0 else -((b - a) // -s)

@@ -245,7 +245,10 @@ class GatherND(Op):
         if x.shape is None or indices.shape is None:
             return TensorType(x.dtype, None)
         if not indices.shape or self.batch_dims >= min(len(indices.shape), len(x.shape)):
-            raise TypeMismatch(f"{self.batch_dims} batch axes with x {shape_text(x.shape)}, indices {indices}")
+            raise TypeMismatch(
+                f"batch_dims={self.batch_dims} must be below the rank of x {shape_text(x.shape)} and of indices "
+                f"{indices}"
+            )
         depth = indices.shape[-1]
         if not dims.is_static(depth):
             return TensorType(x.dtype, None)

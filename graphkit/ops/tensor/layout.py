@@ -110,11 +110,11 @@ class Tile(Op):
         if x.shape is None:
             return TensorType(x.dtype, fresh_shape(count))
         if count is not None and count != len(x.shape):
-            raise TypeMismatch(f"{count} repeats for shape {shape_text(x.shape)}")
+            raise TypeMismatch(f"repeats needs one number per axis of {shape_text(x.shape)}; it has {count}")
         if repeats.value is None:
             return TensorType(x.dtype, fresh_shape(len(x.shape)))
         if any(dims.is_static(r) and r < 0 for r in repeats.value):
-            raise TypeMismatch(f"negative repeats: {repeats}")
+            raise TypeMismatch(f"repeats must not be negative: {repeats}")
         shape = [size * r for size, r in zip(x.shape, repeats.value, strict=True)]
         size, value = dims.product(shape), None
         if dims.is_static(size) and size <= MAX_KNOWN_ELEMENTS:

@@ -36,7 +36,7 @@ def pad_widths(rank: int, pads: Any, axes: Any) -> list[tuple[int, int]]:
     values = pads.tolist()
     where = normal_axes(range(rank) if axes is None else axes.tolist(), rank)
     if len(values) != 2 * len(where):
-        raise TypeMismatch(f"{len(values)} pads for {len(where)} axes")
+        raise TypeMismatch(f"pads needs two numbers per axis, {2 * len(where)}; it has {len(values)}")
     widths = [(0, 0)] * rank
     for i, axis in enumerate(where):
         widths[axis] = (values[i], values[len(where) + i])
@@ -86,7 +86,9 @@ def _shape(x: TensorType, pads: TensorType, axes: TensorType | None) -> Sequence
     else:
         return fresh_shape(rank)
     if count is not None and count != 2 * len(where):
-        raise TypeMismatch(f"{count} pads for {len(where)} axes of {shape_text(x.shape)}")
+        raise TypeMismatch(
+            f"pads needs two numbers per axis, {2 * len(where)} for {shape_text(x.shape)}; it has {count}"
+        )
     shape = list(x.shape)
     for i, axis in enumerate(where):
         if pads.value is None:

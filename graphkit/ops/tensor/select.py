@@ -84,7 +84,7 @@ class Compress(Op):
         axis = normal_axis(self.axis, len(x.shape))
         size = x.shape[axis]
         if length is not None and dims.is_static(size) and length > size:
-            raise TypeMismatch(f"{length} conditions for axis {axis} of {shape_text(x.shape)}")
+            raise TypeMismatch(f"condition has {length} elements, more than axis {axis} of {shape_text(x.shape)}")
         return TensorType(x.dtype, [*x.shape[:axis], count, *x.shape[axis + 1 :]])
 
     def reference(self, xp: Any, x: Any, condition: Any) -> Any:
@@ -132,7 +132,7 @@ class NonZero(Op):
 class Trilu(Op):
     """The upper (or with upper=False the lower) triangle of the last two axes, zeros elsewhere.
 
-    k: 0-d int64, 0 by default: the diagonal that bounds the triangle; positive ones are above the main one.
+    k: int64 scalar (default: 0), the diagonal at the border of the triangle. k > 0 is above the main diagonal.
     """
 
     upper: bool = True

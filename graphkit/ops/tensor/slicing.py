@@ -25,7 +25,7 @@ _END, _START = int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min)
 def _clamped(size: int, start: int, end: int, step: int) -> slice:
     """The Python slice of an axis of `size`, with the bounds clamped as the standard does."""
     if step == 0:
-        raise TypeMismatch("a slice with a step of 0")
+        raise TypeMismatch("the step of a slice must not be 0")
     start, end = (bound + size if bound < 0 else bound for bound in (start, end))
     if step > 0:
         return slice(min(max(start, 0), size), min(max(end, 0), size), step)
@@ -143,7 +143,7 @@ class Slice(Op):
         bounds = [t.value or (None,) * len(where) for t in (starts, ends)]
         strides = (1,) * len(where) if steps is None else steps.value or (None,) * len(where)
         if 0 in strides:
-            raise TypeMismatch("a slice with a step of 0")
+            raise TypeMismatch("the step of a slice must not be 0")
         shape = list(x.shape)
         for axis, a, b, s in zip(where, *bounds, strides, strict=True):
             known = a is not None and b is not None and s is not None

@@ -152,8 +152,9 @@ class TopK(Op):
 class Unique(Op):
     """The distinct elements of x, or its distinct slices along `axis`, sorted or in order of first occurrence.
 
-    Three more outputs are int64 vectors: the index of each first occurrence, for each element of x which distinct
-    element it is, and the number of occurrences. If an element repeats, its first occurrence gets the gradient.
+    There are three more outputs, int64 vectors: for each distinct element, the index of its first occurrence in x; for
+    each element of x, its index among the distinct elements; for each distinct element, its number of occurrences. If
+    an element repeats, its first occurrence gets the gradient.
     """
 
     axis: int | None = None

@@ -181,14 +181,18 @@ class TfIdfVectorizer(TextOp):
         if self.mode not in _MODES:
             raise UsageError(f"mode must be one of {', '.join(_MODES)}, not {self.mode!r}")
         if (self.pool_strings is None) == (self.pool_int64s is None):
-            raise UsageError("exactly one of pool_strings and pool_int64s is given")
+            raise UsageError("give exactly one of pool_strings and pool_int64s")
         if (x.dtype is DType.STRING) != (self.pool_strings is not None):
             raise TypeMismatch(f"the pool does not hold elements of {x}")
         lengths = (self.min_gram_length, self.max_gram_length)
         if not 1 <= lengths[0] <= lengths[1] <= len(self.ngram_counts) or self.max_skip_count < 0:
-            raise UsageError(f"n-grams of {lengths[0]} to {lengths[1]} words, {self.max_skip_count} skipped")
+            raise UsageError(
+                "expected 1 <= min_gram_length <= max_gram_length <= len(ngram_counts), and max_skip_count >= 0, "
+                "not "
+                f"{lengths[0]}, {lengths[1]}, {len(self.ngram_counts)} and {self.max_skip_count}"
+            )
         if self.weights is not None and len(self.weights) != len(self.ngram_indexes):
-            raise UsageError(f"{len(self.weights)} weights for {len(self.ngram_indexes)} n-grams")
+            raise UsageError(f"weights needs one number per n-gram: {len(self.ngram_indexes)}, not {len(self.weights)}")
         width = pool_of(self).width
         if x.rank not in (None, 1, 2):
             raise TypeMismatch(f"TfIdfVectorizer takes [C] or [rows, C], not {x}")

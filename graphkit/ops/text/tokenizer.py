@@ -47,9 +47,11 @@ class Tokenizer(TextOp):
         if self.mincharnum < 1:
             raise UsageError(f"mincharnum must be 1 or more, not {self.mincharnum}")
         if not self.separators and not self.tokenexp:
-            raise UsageError("either separators or tokenexp is given, and not empty")
+            raise UsageError("give separators or tokenexp, and not empty")
         if self._characters and self.mincharnum > 1:
-            raise UsageError(f"characters are words of one character: mincharnum={self.mincharnum} leaves none")
+            raise UsageError(
+                f"if every character is a word, mincharnum must be 1, not {self.mincharnum}: no word would be left"
+            )
         if not self._characters:
             for pattern in self.separators or (self.tokenexp or "",):
                 check_pattern(pattern, self.name, longest=True)

@@ -91,7 +91,7 @@ def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
     """Raise UsageError for groups that the graph, or ranks that the job lacks, and for those without a part."""
     known = {group for node in all_nodes(graph) if node.operands and (group := node.meta.get(GROUP)) is not None}
     if not known:
-        raise UsageError(f"groups: no node of the graph is in a group; build it within gk.attr_scope({GROUP}=...)")
+        raise UsageError(f"groups: no node of the graph is in a group; build nodes under gk.attr_scope({GROUP}=...)")
     for group, rank in groups.items():
         if group not in known:
             raise UsageError(f"groups: the graph has no group {group!r}{did_you_mean(group, known)}")

@@ -59,8 +59,8 @@ def within(
     best = segments.apply()
     if (least := arena_bytes(best)) > recompute:
         raise UsageError(
-            f"recompute={recompute}: with all activations recomputed that can be, a step still takes {least} bytes "
-            "for activations and working memory; use smaller batches"
+            f"recompute={recompute}: even if everything possible is recomputed, a step needs {least} bytes for "
+            "activations and working memory; use smaller batches"
         )
     low, high = 0, len(order)  # `low` segments are too few, `high` are enough
     while high - low > 1:

@@ -98,7 +98,7 @@ def test_all_of_it_and_one_part_alone(folder):
 
 def test_none_and_what_is_no_change(folder):
     assert not isinstance(data.load(folder, augment="none").train, ImageDataset)
-    with pytest.raises(UsageError, match="changes of images: unknown 'shear'"):
+    with pytest.raises(UsageError, match="augment: unknown 'shear'"):
         data.load(folder, augment="shear")
     with pytest.raises(UsageError, match="size"):
         data.load(folder, size=32)

@@ -10,6 +10,7 @@ import pytest
 from cases import each_case
 from PIL import Image
 
+from graphkit.data.images.options import preprocess_of
 from graphkit.data.preprocessing import numbers
 from graphkit.data.preprocessing.decode import of_pixels
 from graphkit.data.preprocessing.geometry import centred, shorter_side
@@ -132,9 +133,9 @@ def test_what_is_usual_for_a_size():
         ({"dtype": "int8"}, "dtype"),
         ({"scale": float("nan")}, "scale"),
         ({"mean": (1.0, 2.0)}, "2 numbers for 3 channels"),
-        ({"mean": (float("inf"),)}, "cannot be used"),
-        ({"std": (1.0, 0.0, 1.0)}, "cannot be used"),
-        ({"dtype": "uint8", "mean": (0.5,)}, "uint8 takes pixels as they are"),
+        ({"mean": (float("inf"),)}, "numbers must be finite"),
+        ({"std": (1.0, 0.0, 1.0)}, "those of std not 0"),
+        ({"dtype": "uint8", "mean": (0.5,)}, "dtype uint8 keeps pixels unchanged"),
     ],
     ids=str,
 )
@@ -177,10 +178,10 @@ def test_words_of_others_say_nothing(text):
         ({"filter": "cubic"}, "cubic"),
         ({"mean": "123"}, "mean is '123'"),
         ({"mean": [None]}, "NoneType"),
-        ({"std": [0]}, "cannot be used"),
+        ({"std": [0]}, "those of std not 0"),
         ({"std": {"0": 1}}, "std is"),
         ({"scale": "1"}, "scale is '1'"),
-        ({"scale": float("nan")}, "cannot be used"),
+        ({"scale": float("nan")}, "expected a finite number"),
         ({"scale": 10**400}, "int too large"),
         ({"dtype": None}, "None"),
     ],
@@ -200,3 +201,8 @@ def test_cut_and_shortened_words_are_named():
     del found["std"]
     with pytest.raises(InvalidModel, match=r"it must have the keys .*std, not (?!.*std)"):
         Preprocess.from_json(json.dumps(found))
+
+
+def test_preprocess_must_be_an_object() -> None:
+    with pytest.raises(UsageError, match=r"expected a gk\.data\.Preprocess, not 'RGB'"):
+        preprocess_of("RGB", size=8)

@@ -285,7 +285,7 @@ def test_headers():
 def test_bad_headers():
     with pytest.raises(InputError, match="23 bytes is too short for its header"):
         unpack(bytes(23))
-    with pytest.raises(InputError, match="too short for the 4294967295 labels"):
+    with pytest.raises(InputError, match="too short for the 4,294,967,295 labels"):
         unpack(b"\xff\xff\xff\xff" + bytes(24))
     with pytest.raises(InputError, match="not a valid header of a record"):
         pack((0, "cat", 1, 0), b"")

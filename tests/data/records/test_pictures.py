@@ -180,10 +180,10 @@ def test_check(photos, tmp_path):
     found = check(path, decode=True)
     assert found.records == 4
     assert any(f"damaged at byte {positions[2]}" in p for p in found.problems)
-    assert any(f"no record begins at byte {positions[2]}" in p for p in found.problems)
+    assert any(f"lists byte {positions[2]}, but no record begins there" in p for p in found.problems)
     assert any("cannot be read as an image" in p for p in found.problems)
     (tmp_path / "photos.idx").write_text("0\t0\n")
-    assert sum("is missing" in p for p in check(path).problems) == 3
+    assert sum("does not list the record" in p for p in check(path).problems) == 3
 
 
 def test_commands(photos, tmp_path, capsys):

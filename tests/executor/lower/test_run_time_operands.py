@@ -347,11 +347,11 @@ def test_ranges_of_fed_bounds(dtype: str) -> None:
         (wanted,) = evaluate(graph, arrays)
         assert got.dtype == wanted.dtype
         np.testing.assert_array_equal(got, wanted)
-    with pytest.raises(RuntimeFailure, match=r"count.*delta of 0"):
+    with pytest.raises(RuntimeFailure, match=r"count.*delta must not be 0"):
         run.run(dict(zip("abs", (np.array(v).astype(dtype) for v in (0, 5, 0)), strict=True)))
     if dtype.startswith("float"):
         for wrong in ((0, np.nan, 1), (0, np.inf, 1), (-np.inf, 0, 1)):
-            with pytest.raises(RuntimeFailure, match=r"count.*no such number"):
+            with pytest.raises(RuntimeFailure, match=r"count.*number of elements would not be finite"):
                 run.run(dict(zip("abs", (np.array(v).astype(dtype) for v in wrong), strict=True)))
         with pytest.raises(OutOfMemory, match=r"count.*more bytes than can be counted"):
             run.run(dict(zip("abs", (np.array(v).astype(dtype) for v in (0, 1e30, 1)), strict=True)))

@@ -416,7 +416,7 @@ def test_strict_names_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_there_is_refused() -> None:
     x = Value(f32(2), "x")
     graph = Graph([x], [F.exp(x)])
-    with pytest.raises(UsageError, match=r"f8.*expected 'f32', 'bf16', 'f16', 'tf32'"):
+    with pytest.raises(UsageError, match=r"f8.*expected one of 'f32', 'bf16', 'f16', 'tf32'"):
         Executor(graph, no_params(), precision="f8")
     with pytest.raises(UnsupportedError, match=r"'f16' needs a GPU"):
         Executor(graph, no_params(), precision="f16")

@@ -8,7 +8,8 @@ void require_fibres(const Kernel& kernel, const Dims& x, const Dims& indices, st
         fits = i == axis || indices[i] <= x[i];
     }
     if (!fits) {
-        throw NativeError(kernel.describe() + ": the indices do not fit x beside axis " + std::to_string(axis));
+        throw NativeError(kernel.describe() + ": the indices must not be larger than x except on axis " +
+                          std::to_string(axis));
     }
 }
 
@@ -20,10 +21,10 @@ IndexTuples::IndexTuples(const Kernel& kernel, const Dims& x, const Dims& indice
     const auto depth = static_cast<std::size_t>(indices.back());
     const auto batches = static_cast<std::size_t>(batch_dims);
     if (batches + depth > x.size()) {
-        fail("the index tuples are longer than x has axes");
+        fail("the index tuples are too long: x has fewer axes");
     }
     if (!std::equal(x.begin(), x.begin() + batch_dims, indices.begin())) {
-        fail("the batch axes differ");
+        fail("x and the indices must have equal batch axes");
     }
     const auto axis = [&](std::size_t number) { return x.begin() + static_cast<std::ptrdiff_t>(number); };
     first_axis = batches;

@@ -25,8 +25,8 @@ std::vector<Key>& second_makers() {
 // A kernel that says what it takes wrongly would read and write beyond its operands.
 void require_equal(const Kernel& kernel, const std::string& what, const TensorSpec& said, const TensorSpec& given) {
     if (said.shape != given.shape || said.type != given.type) {
-        throw NativeError(kernel.describe() + ": " + what + " '" + said.name + "' is declared as " + to_string(said) +
-                          ", the node's is " + to_string(given));
+        throw NativeError(kernel.describe() + ": " + what + " '" + said.name + "' is " + to_string(said) +
+                          " in the kernel, but " + to_string(given) + " in the node");
     }
 }
 
@@ -36,12 +36,13 @@ void require_operands(const Kernel& kernel, const NodeSpec& node) {
         if (node.has_input(i)) {
             require_equal(kernel, "input", said, node.inputs[i]->tensor);
         } else if (!said.optional) {
-            throw NativeError(kernel.describe() + ": the node has no input '" + said.name + "'");
+            throw NativeError(kernel.describe() + ": the node lacks the input '" + said.name +
+                              "', which the kernel needs");
         }
     }
     if (kernel.outputs().size() != node.outputs.size()) {
-        throw NativeError(kernel.describe() + " declares " + std::to_string(kernel.outputs().size()) +
-                          " outputs, the node has " + std::to_string(node.outputs.size()));
+        throw NativeError(kernel.describe() + ": number of outputs: " + std::to_string(kernel.outputs().size()) +
+                          " in the kernel, " + std::to_string(node.outputs.size()) + " in the node");
     }
     for (std::size_t i = 0; i < node.outputs.size(); ++i) {
         require_equal(kernel, "output", kernel.outputs()[i], node.outputs[i]);
@@ -59,7 +60,7 @@ const T& attribute(const NodeSpec& node, const std::string& name) {
     }
     const T* value = std::get_if<T>(&*found->second);
     if (value == nullptr) {
-        throw NativeError("the attribute " + name + " is of another kind");
+        throw NativeError("the attribute " + name + " has the wrong type");
     }
     return *value;
 }

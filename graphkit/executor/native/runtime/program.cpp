@@ -83,7 +83,7 @@ void Program::resize(const std::vector<const Kernel*>& kernels, const std::vecto
     std::size_t next = 0;
     for (const Step& step : root_.steps) {
         if (step.kind != Step::Kind::kernel) {
-            throw NativeError(step.name + ": not a kernel, of which other sizes have another one");
+            throw NativeError(step.name + ": this step is not a kernel, so it cannot be changed to other sizes");
         }
         Step other = step;
         other.kernel = kernels.at(next++);
@@ -207,9 +207,9 @@ void Instance::run_step(const Block& block, const Step& step) {
         throw NoMemory(step.name + ": no memory for " +
                        (counted ? std::to_string(error.bytes) + " bytes" : "more bytes than can be counted"));
     } catch (const std::bad_alloc&) {
-        throw NoMemory(step.name + ": no memory for what it keeps while it works");
+        throw NoMemory(step.name + ": no memory for the working memory of the step");
     } catch (const std::length_error&) {
-        throw NoMemory(step.name + ": no memory for what it keeps while it works");
+        throw NoMemory(step.name + ": no memory for the working memory of the step");
     }
 }
 
@@ -295,7 +295,7 @@ void Instance::ask(const std::string& name) {
     if (!committed_) {
         (*poll_)();
         if (now() > deadline_) {
-            throw LimitReached(name + ": the run has taken the time that it may take");
+            throw LimitReached(name + ": the time limit is over (timeout=, --timeout, GRAPHKIT_TIMEOUT)");
         }
     }
     polled_ = ticks();

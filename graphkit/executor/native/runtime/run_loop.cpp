@@ -22,7 +22,8 @@ void Instance::run_loop(const Loop& loop, const std::string& name) {
     std::int64_t done = 0;
     while (go_on && (trips < 0 || done < trips)) {
         if (done >= most_iterations_ && !committed_) [[unlikely]] {
-            throw LimitReached(name + ": more than " + std::to_string(most_iterations_) + " iterations");
+            throw LimitReached(name + ": more than " + std::to_string(most_iterations_) +
+                               " iterations (max_iterations=, --max-iterations, GRAPHKIT_MAX_ITERATIONS)");
         }
         start_iteration(loop, done, trips);
         run_block(*loop.body);
@@ -46,8 +47,8 @@ std::int64_t Instance::start_loop(const Loop& loop, const std::string& name) {
         if (slice.buffer >= 0) {
             const Dims& whole = memory(slice.buffer).shape;
             if (trips >= 0 && trips != whole[0]) {
-                throw NativeError(name + ": the scan inputs have lengths " + std::to_string(trips) + " and " +
-                                  std::to_string(whole[0]));
+                throw NativeError(name + ": the scan inputs must have one length, but have " + std::to_string(trips) +
+                                  " and " + std::to_string(whole[0]));
             }
             trips = whole[0];
             memory(slice.external).shape.assign(whole.begin() + 1, whole.end());

@@ -141,7 +141,7 @@ def _grouped_heads(node: NodeView, site: _Site) -> tuple[Any, Any, Any]:
     if key is None or value is None:
         joint, parts = query.tensor.known_shape[2], site.heads + 2 * site.groups
         if not dims.is_static(joint) or joint % parts:
-            raise UnsupportedError(f"{node.label}: a packed query of {joint} for {parts} heads")
+            raise UnsupportedError(f"{node.label}: the packed query has size {joint}, which does not fit {parts} heads")
         size = int(joint) // parts
         query, key, value = F.split(query, i64(*(n * size for n in (site.heads, site.groups, site.groups))), axis=-1)
     counts = (site.heads, site.groups, site.groups)

@@ -164,7 +164,7 @@ def test_nan_spreads_over_its_row_only(isa):
 
 
 def test_shapes_that_do_not_go_together():
-    with pytest.raises(native.Error, match="do not go together"):
+    with pytest.raises(native.Error, match="do not fit together"):
         native.Attention([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4])
     with pytest.raises(native.Error, match="four axes"):
         native.Attention([2, 3, 4], [2, 3, 4], [2, 3, 4])
@@ -225,7 +225,7 @@ def test_heads_that_share_keys(mask_shape, rows, groups, every_isa):
 def test_heads_that_cannot_be_shared():
     for heads, groups in ((6, 4), (2, 3), (2, 0)):
         q, k, v = (operands(1, count, 1, 3, 4, 4)[i] for i, count in enumerate((heads, groups, groups)))
-        with pytest.raises(RuntimeError, match="the shapes do not go together"):
+        with pytest.raises(RuntimeError, match="the shapes of query, key and value do not fit together"):
             run(q, k, v)
 
 

@@ -75,7 +75,7 @@ def test_a_condition_beyond_the_axis():
     (y,) = native.Compress("float32", 1)([x, np.array([True, False, True, False])])
     assert y.tolist() == [[0, 2], [3, 5]]
     for axis, length in ((0, 3), (1, 4), (None, 7)):
-        with pytest.raises(native.Error, match=f"holds at {length - 1}, beyond the axis"):
+        with pytest.raises(native.Error, match=f"is true at position {length - 1}, which is outside the axis"):
             native.Compress("float32", axis)([x, np.ones(length, bool)])
     with pytest.raises(native.Error, match="no vector"):
         native.Compress("float32", 0)([x, np.ones((1, 2), bool)])

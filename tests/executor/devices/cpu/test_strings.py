@@ -160,7 +160,7 @@ def test_elements_that_are_no_strings(element: Any, said: str | None) -> None:
     if said is None:  # bytes are taken as UTF-8 text
         assert net.run({"x": given})["y"].tolist() == [1, 1]
     else:
-        with pytest.raises(InputError, match=rf"element \[1\] is a {said}"):
+        with pytest.raises(InputError, match=rf"element \[1\] is of type {said}"):
             net.run({"x": given})
     with pytest.raises(TypeError, match="element of type"):
         native.StringTable({"a": 0}, -1).find(given, np.empty(2, np.int64))

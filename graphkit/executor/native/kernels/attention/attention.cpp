@@ -125,7 +125,7 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     }
     const auto fail = [&](const std::string& what) { throw NativeError(describe() + ": " + what); };
     if (q.size() != 4 || k.size() != 4 || v.size() != 4) {
-        fail("operands of four axes are expected");
+        fail("query, key and value must have four axes");
     }
     const std::size_t head_axis = heads_last ? 2 : 1;
     const std::size_t row_axis = heads_last ? 1 : 2;
@@ -133,14 +133,14 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     heads_ = q[head_axis];
     queries_ = q[row_axis];
     if (past && (heads_last || *past < 0)) {
-        fail("a past has its heads before its rows, of which it may have none");
+        fail("with past keys, the layout must be [batch, heads, rows, size], and the number of past rows at least 0");
     }
     const std::int64_t keys = past.value_or(0) + k[row_axis];
     const std::int64_t groups = groups_ = k[head_axis];
     const bool shares = groups == heads_ || (groups > 0 && heads_ % groups == 0);
     if (k[0] != batch_ || v[0] != batch_ || !shares || v[head_axis] != groups || v[row_axis] != k[row_axis] ||
         k[3] != q[3]) {
-        fail("the shapes do not go together");
+        fail("the shapes of query, key and value do not fit together");
     }
     sharing_ = groups == heads_ ? 1 : heads_ / groups;
     const Dims y = output_heads_last ? Dims{batch_, queries_, heads_, v[3]} : Dims{batch_, heads_, queries_, v[3]};

@@ -61,7 +61,8 @@ Concat::Concat(const std::vector<Dims>& xs, std::int64_t axis, ElementType type,
         }
         inputs_.push_back({std::string("x").append(std::to_string(inputs_.size())), x, type});
         if (beside != joined) {
-            throw NativeError(describe() + ": the operands differ beside axis " + std::to_string(along));
+            throw NativeError(describe() + ": the shapes of the operands must be equal except on axis " +
+                              std::to_string(along));
         }
         joined[along] += x[along];
     }
@@ -87,7 +88,8 @@ Split::Split(Dims x, const Dims& sizes, std::int64_t axis, ElementType type, int
     }
     inputs_ = {{"x", std::move(x), type}};
     if (total != inputs_[0].shape[along] || std::any_of(sizes.begin(), sizes.end(), [](auto n) { return n < 0; })) {
-        throw NativeError(describe() + ": the parts do not add up to axis " + std::to_string(along));
+        throw NativeError(describe() + ": the sizes of the parts must be at least 0 and add up to the size of axis " +
+                          std::to_string(along));
     }
     pieces_ = make_pieces(outputs_, along);
 }

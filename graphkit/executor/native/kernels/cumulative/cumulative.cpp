@@ -197,7 +197,7 @@ Cumulative::Cumulative(Dims x, std::int64_t axis, bool product, bool exclusive, 
     outputs_ = {{"y", x, type}};
     inputs_ = {{"x", std::move(x), type}};
     if (type == ElementType::boolean || size_of(type) == 1 || type == ElementType::i16 || type == ElementType::u16) {
-        throw Unsupported(describe() + ": not a type of running totals");
+        throw Unsupported(describe() + ": this element type has no native cumulative sum or product");
     }
 }
 
@@ -230,7 +230,7 @@ void Cumulative::run(const void* const* inputs, void* const* outputs, std::byte*
         case ElementType::u64:
             return run_as(std::uint64_t{});
         default:
-            throw NativeError(describe() + ": not a type of running totals");
+            throw NativeError(describe() + ": this element type has no native cumulative sum or product");
     }
 }
 

@@ -76,7 +76,8 @@ std::int64_t index_of(T value) {
 
 void require_element(const Kernel& kernel, const std::string& bytes, ElementType type) {
     if (bytes.size() != size_of(type)) {
-        throw NativeError(kernel.describe() + ": the element has " + std::to_string(bytes.size()) + " bytes");
+        throw NativeError(kernel.describe() + ": the element must have " + std::to_string(size_of(type)) +
+                          " bytes, but has " + std::to_string(bytes.size()));
     }
 }
 
@@ -321,7 +322,7 @@ T from_number(Wide value) {
 
 void require_one_element(const DataDependentKernel& kernel, const std::vector<Operand>& inputs, std::size_t position) {
     if (inputs[position].elements() != 1) {
-        throw NativeError(kernel.describe(inputs) + ": operand " + std::to_string(position) + " is not one element");
+        throw NativeError(kernel.describe(inputs) + ": operand " + std::to_string(position) + " must have one element");
     }
 }
 
@@ -356,7 +357,7 @@ void SizedRange::run_floats(const std::vector<Operand>& inputs, RunMemory& memor
     const double length =
         std::ceil((static_cast<double>(wide(1)) - static_cast<double>(start)) / static_cast<double>(delta));
     if (!std::isfinite(length)) {
-        throw NativeError(describe(inputs) + ": no such number of elements, " + std::to_string(length));
+        throw NativeError(describe(inputs) + ": the number of elements would not be finite: " + std::to_string(length));
     }
     if (length >= 0x1p63) {
         throw NoRoom(std::numeric_limits<std::size_t>::max());
@@ -379,12 +380,12 @@ void SizedRange::run(const std::vector<Operand>& inputs, RunMemory& memory) cons
         if constexpr (std::is_same_v<T, std::int16_t> || std::is_same_v<T, std::int32_t> ||
                       std::is_same_v<T, std::int64_t>) {
             if (*inputs[2].as<T>() == 0) {
-                throw NativeError(describe(inputs) + ": a delta of 0");
+                throw NativeError(describe(inputs) + ": delta must not be 0");
             }
             run_integers<T>(inputs, memory);
         } else if constexpr (!std::is_integral_v<T>) {
             if (to_number<double>(*inputs[2].as<T>()) == 0) {
-                throw NativeError(describe(inputs) + ": a delta of 0");
+                throw NativeError(describe(inputs) + ": delta must not be 0");
             }
             run_floats<T>(inputs, memory);
         }
@@ -396,8 +397,8 @@ void SizedOneHot::run(const std::vector<Operand>& inputs, RunMemory& memory) con
     std::int64_t depth = 0;
     with_type(this->inputs()[1], [&](auto element) { depth = index_of(*inputs[1].as<decltype(element)>()); });
     if (depth < 0 || inputs[2].shape != Dims{2}) {
-        throw NativeError(describe(inputs) + ": a depth of " + std::to_string(depth) +
-                          ", or values that are not [off, on]");
+        throw NativeError(describe(inputs) + ": depth must be at least 0 (it is " + std::to_string(depth) +
+                          "), and values must be [off, on]");
     }
     const auto axis = static_cast<std::int64_t>(checked_axis(axis_, inputs[0].shape.size() + 1));
     const OneHot kernel(inputs[0].shape, inputs[1].shape, depth, axis, outputs()[0], this->inputs()[0],

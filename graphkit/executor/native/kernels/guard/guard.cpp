@@ -23,7 +23,7 @@ class FiniteGuard final : public Kernel {
 
 FiniteGuard::FiniteGuard(Dims x, ElementType type, Dims token, ElementType token_type) : Kernel("FiniteGuard", 1) {
     if (count(token) != 1) {
-        throw NativeError(describe() + ": the token has one element");
+        throw NativeError(describe() + ": the token must have one element");
     }
     outputs_ = {{"y", x, type}};
     inputs_ = {{"x", std::move(x), type}, {"token", std::move(token), token_type}};

@@ -48,7 +48,8 @@ StridedView::StridedView(std::string name, Dims x, Dims y, const Dims& sizes, co
     outputs_ = {{"y", std::move(y), type}};
     require_inside(*this, sizes, strides, offset, count(inputs_[0].shape));
     if (count(sizes) != count(outputs_[0].shape)) {
-        throw NativeError(describe() + ": the view has " + std::to_string(count(sizes)) + " elements");
+        throw NativeError(describe() + ": the view has " + std::to_string(count(sizes)) +
+                          " elements, but the output has another number");
     }
     copy_ = StridedCopy(sizes, strides, row_major(sizes), size_of(type));
 }

@@ -22,7 +22,8 @@ Dims broadcast(const Kernel& kernel, const Dims& a, const Dims& b) {
         for (std::size_t i = 0; i < each->size(); ++i) {
             std::int64_t& size = result[result.size() - each->size() + i];
             if (size != 1 && (*each)[i] != 1 && size != (*each)[i]) {
-                throw NativeError(kernel.name() + ": batches " + to_string(a) + " and " + to_string(b));
+                throw NativeError(kernel.name() + ": batch dimensions " + to_string(a) + " and " + to_string(b) +
+                                  " do not broadcast");
             }
             size = size == 1 ? (*each)[i] : size;
         }
@@ -52,7 +53,8 @@ std::vector<std::int64_t> places(const Dims& batch, const Dims& given) {
 MatrixBatch::MatrixBatch(std::string name, const Dims& a, const Dims& b, ElementType type, int threads)
     : Kernel(std::move(name), threads), type_(type), table_(&factor_table()) {
     if (a.size() < 2 || b.size() < 2 || a[a.size() - 1] != a[a.size() - 2]) {
-        throw NativeError(this->name() + ": matrices " + to_string(a) + " and " + to_string(b));
+        throw NativeError(this->name() + ": expected a square matrix and a matrix, or batches of them, not " +
+                          to_string(a) + " and " + to_string(b));
     }
     n_ = a.back();
     k_ = n_ == 0 ? 0 : b[b.size() - 1] * b[b.size() - 2] / n_;
@@ -288,7 +290,7 @@ Elimination::Goal goal_of(const std::string& name) {
     if (name == "slogdet") {
         return Goal::slogdet;
     }
-    throw NativeError("no elimination is for " + name);
+    throw NativeError("there is no elimination called " + name);
 }
 
 }  // namespace

@@ -199,7 +199,8 @@ void affine(const T* x, Wide<T> centre, Wide<T> factor, Wide<T> bias, T* y, std:
 GroupNorm::GroupNorm(const Dims& x, std::int64_t groups, const std::string& type, double epsilon, int threads)
     : Kernel("GroupNormalization", threads), type_(float_type(type)), epsilon_(epsilon) {
     if (x.size() < 2 || groups < 1 || x[1] % groups != 0) {
-        throw NativeError(name() + ": " + to_string(x) + " in " + std::to_string(groups) + " groups");
+        throw NativeError(name() + ": the channels of " + to_string(x) + " cannot be divided into " +
+                          std::to_string(groups) + " groups");
     }
     inputs_ = {{"x", x, type_}, {"scale", {x[1]}, type_}, {"bias", {x[1]}, type_}};
     outputs_ = {{"y", x, type_}};

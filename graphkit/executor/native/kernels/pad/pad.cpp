@@ -30,7 +30,7 @@ Pad::Pad(Dims x, const Maps& maps, Dims pads, std::optional<Dims> value, Element
     if (value) {
         inputs_.push_back({"constant_value", std::move(*value), type});
         if (count(inputs_[2].shape) != 1) {
-            throw NativeError(describe() + ": the fill value is no scalar");
+            throw NativeError(describe() + ": the fill value must be a scalar");
         }
     }
     outputs_ = {{"y", std::move(y), type}};

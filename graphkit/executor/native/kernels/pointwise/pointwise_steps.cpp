@@ -188,7 +188,7 @@ class Compiler {
         }
         if (instruction.opcode == "cast" || instruction.opcode == "cast_to_odd") {
             if (x.size() != 1 || is_half(instruction.type)) {
-                throw NativeError(source_.name + ": a cast takes one operand, and makes no half floats");
+                throw NativeError(source_.name + ": a cast takes one operand, and cannot return float16 or bfloat16");
             }
             const ElementType from = value(x[0]).type;
             const bool odd = instruction.opcode == "cast_to_odd";

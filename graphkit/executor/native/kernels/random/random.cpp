@@ -267,7 +267,7 @@ RngFoldIn::RngFoldIn(Dims index, ElementType index_type) : Kernel("RngFoldIn", 1
     inputs_ = {{"rng", {2}, ElementType::u64}, {"index", std::move(index), index_type}};
     outputs_ = {{"y", {2}, ElementType::u64}};
     if (count(inputs_[1].shape) != 1) {
-        throw NativeError(describe() + ": the index is no scalar");
+        throw NativeError(describe() + ": the index must be a scalar");
     }
 }
 

@@ -49,7 +49,7 @@ constexpr std::array<const char*, 10> kOps{"Sum", "Mean", "Max",       "Min",   
 Op op_of(const std::string& name) {
     const auto found = std::find(kOps.begin(), kOps.end(), name);
     if (found == kOps.end()) {
-        throw NativeError("Reduce" + name + " is no reduction");
+        throw NativeError("Reduce" + name + " is not a known reduction");
     }
     return static_cast<Op>(found - kOps.begin());
 }

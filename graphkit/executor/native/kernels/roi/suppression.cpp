@@ -54,7 +54,7 @@ struct NonMaxSuppression::Task {
     Task(const NonMaxSuppression& kernel, const std::vector<Operand>& inputs) {
         const Dims &box = inputs[0].shape, &score = inputs[1].shape;
         if (box.size() != 3 || score.size() != 3 || box[2] != 4 || score[0] != box[0] || score[2] != box[1]) {
-            throw NativeError(kernel.describe(inputs) + ": not boxes [N, B, 4] with scores [N, classes, B]");
+            throw NativeError(kernel.describe(inputs) + ": expected boxes [N, B, 4] and scores [N, classes, B]");
         }
         for (std::size_t i = 2; i < inputs.size(); ++i) {
             if (inputs[i].is_there() && inputs[i].elements() == 0) {
@@ -65,7 +65,7 @@ struct NonMaxSuppression::Task {
         classes = score[1];
         boxes = box[1];
         if (boxes > std::numeric_limits<std::int32_t>::max()) {
-            throw NativeError(kernel.describe(inputs) + ": more boxes of an image than 2^31");
+            throw NativeError(kernel.describe(inputs) + ": an image has more than 2^31 - 1 boxes");
         }
         most = inputs[2].is_there() ? std::clamp<std::int64_t>(*inputs[2].as<std::int64_t>(), 0, boxes) : 0;
         overlap = inputs[3].is_there() ? *inputs[3].as<float>() : 0;

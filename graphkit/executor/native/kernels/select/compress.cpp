@@ -26,7 +26,7 @@ class Compress final : public DataDependentKernel {
 void Compress::run(const std::vector<Operand>& inputs, RunMemory& memory) const {
     const Operand &x = inputs[0], &condition = inputs[1];
     if (condition.shape.size() != 1) {
-        throw NativeError(describe(inputs) + ": the condition is no vector");
+        throw NativeError(describe(inputs) + ": the condition must be a vector");
     }
     Dims shape = axis_ ? x.shape : Dims{x.elements()};
     const std::size_t axis = checked_axis(axis_.value_or(0), shape.size());
@@ -41,8 +41,8 @@ void Compress::run(const std::vector<Operand>& inputs, RunMemory& memory) const 
         found += holds[i] ? 1 : 0;
     }
     if (found > 0 && places[found - 1] >= around.size) {
-        throw NativeError(describe(inputs) + ": the condition holds at " + std::to_string(places[found - 1]) +
-                          ", beyond the axis");
+        throw NativeError(describe(inputs) + ": the condition is true at position " +
+                          std::to_string(places[found - 1]) + ", which is outside the axis");
     }
     shape[axis] = found;
     auto* const y = static_cast<std::byte*>(memory.result(0, shape));

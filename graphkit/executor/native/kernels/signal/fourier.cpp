@@ -341,7 +341,7 @@ GRAPHKIT_KERNEL("", DFT) {
     const std::int64_t all = half ? 2 * (x.shape[place] - 1) : x.shape[place];
     const std::int64_t length = node.has_input(1) ? node.elements(1).at(0) : all;
     if (length < 1) {
-        throw NativeError("a transform of " + std::to_string(length) + " points");
+        throw NativeError("the length of a transform must be at least 1, not " + std::to_string(length));
     }
     switch (x.type) {
         case ElementType::f32:

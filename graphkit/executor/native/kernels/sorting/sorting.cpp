@@ -117,7 +117,7 @@ ArgExtreme::ArgExtreme(const Dims& x, std::int64_t axis, const Dims& y, const st
     outputs_ = {{"y", y, ElementType::i64}};
     const std::int64_t results = geometry_.outer * geometry_.inner;
     if (count(y) != results || (results > 0 && geometry_.size == 0)) {
-        throw NativeError(describe() + ": no such positions");
+        throw NativeError(describe() + ": the output does not have one position for each row, or the axis is empty");
     }
     if (geometry_.size > std::numeric_limits<std::int32_t>::max()) {
         throw Unsupported(describe() + ": positions of 2^31 and more");

@@ -80,8 +80,8 @@ TreeEnsemble<T>::TreeEnsemble(Dims x, ElementType type, Dims y, ElementType resu
     rows_ = x.size() == 2 ? x[0] : 1;
     features_ = x.back();
     if (rows_ > 0 && forest_->last_feature() >= features_) {
-        throw NativeError("the trees ask for feature " + std::to_string(forest_->last_feature()) + " of " +
-                          std::to_string(features_));
+        throw NativeError("the trees read feature " + std::to_string(forest_->last_feature()) +
+                          " (counted from 0), but x has only " + std::to_string(features_));
     }
     inputs_ = {{"x", x, type}};
     const bool classifies = !finish_.labels.empty();
@@ -91,7 +91,7 @@ TreeEnsemble<T>::TreeEnsemble(Dims x, ElementType type, Dims y, ElementType resu
         outputs_ = {{"y", y, result}};
     }
     if (y != Dims{rows_, targets} || (classifies && static_cast<std::int64_t>(finish_.labels.size()) != targets)) {
-        throw NativeError(describe() + ": results do not fit");
+        throw NativeError(describe() + ": the shape of the output, or the number of labels, does not fit");
     }
 }
 
