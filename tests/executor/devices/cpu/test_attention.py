@@ -289,7 +289,13 @@ def test_a_past_that_is_larger_than_the_caches():
 
 
 @in_one_item()
-@pytest.mark.parametrize(("options", "message"), [({"heads_last": True}, "a past"), ({"past": -1}, "a past")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads_last": True}, "with past keys, the layout must be"),
+        ({"past": -1}, "with past keys, the layout must be"),
+    ],
+)
 def test_a_past_that_cannot_be(options, message):
     with pytest.raises(native.Error, match=message):
         native.Attention((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), None, **{"past": 1, **options})

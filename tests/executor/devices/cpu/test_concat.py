@@ -35,5 +35,5 @@ def test_pieces(dtype, threads):
 def test_pieces_that_do_not_fit():
     with pytest.raises(native.Error, match="must be equal except on axis 0"):
         native.Concat([[2, 3], [2, 4]], 0, "float32")
-    with pytest.raises(native.Error, match="do not add up to axis 1"):
+    with pytest.raises(native.Error, match="add up to the size of axis 1"):
         native.Split([2, 3], [1, 1], 1, "float32")

@@ -133,7 +133,7 @@ def test_suppression_of_what_does_not_fit():
     suppress = native.NonMaxSuppression(False)
     boxes, scores = np.zeros((1, 3, 4), np.float32), np.zeros((1, 2, 3), np.float32)
     for wrong in ([boxes[..., :3].copy(), scores], [boxes, scores[..., :2].copy()], [boxes[0], scores]):
-        with pytest.raises(native.Error, match=r"not boxes \[N, B, 4\]"):
+        with pytest.raises(native.Error, match=r"expected boxes \[N, B, 4\]"):
             suppress(wrong)
     with pytest.raises(native.Error, match="operand 2 is empty"):
         suppress([boxes, scores, np.zeros(0, np.int64)])

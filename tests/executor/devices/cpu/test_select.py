@@ -77,7 +77,7 @@ def test_a_condition_beyond_the_axis():
     for axis, length in ((0, 3), (1, 4), (None, 7)):
         with pytest.raises(native.Error, match=f"is true at position {length - 1}, which is outside the axis"):
             native.Compress("float32", axis)([x, np.ones(length, bool)])
-    with pytest.raises(native.Error, match="no vector"):
+    with pytest.raises(native.Error, match="must be a vector"):
         native.Compress("float32", 0)([x, np.ones((1, 2), bool)])
     with pytest.raises(native.Error, match="axis 2 of 2"):
         native.Compress("float32", 2)([x, np.ones(2, bool)])
