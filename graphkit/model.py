@@ -369,7 +369,7 @@ class Model:
             case ".onnx":
                 from graphkit.onnx_io import exporter
 
-                exporter.save(self.to_onnx(**options), path)
+                exporter.save(self.graph, self.params, path, name=self.name, meta=self.meta, **options)
             case suffix:
                 raise UsageError(f"cannot save {path}: unknown suffix {suffix!r}; use .json or .onnx")
 

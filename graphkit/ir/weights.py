@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ CODES = {
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 _BLOCK = 1 << 20
+_HEADER_ALIGNMENT = 8
 
 
 class Stored(NamedTuple):
@@ -90,31 +91,39 @@ def restored(data: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_weights(file: PendingFile, tensors: Mapping[str, Stored]) -> tuple[str, int]:
-    """Write a safetensors file; return its SHA-256 in hexadecimal and its size in bytes.
+    """Write a safetensors file; return its SHA-256 in hexadecimal and its size in bytes. Tensors are not copied."""
+    digest, size = hashlib.sha256(), 0
+    for chunk in _chunks(tensors):
+        file.write(chunk)
+        digest.update(chunk)
+        size += len(chunk)
+    return digest.hexdigest(), size
 
-    The file's bytes are held once in memory beside the tensors.
+
+def _chunks(tensors: Mapping[str, Stored]) -> Iterator[bytes | memoryview]:
+    """Yield the content of a safetensors file.
+
+    That is the length of the header in 8 bytes, the header in JSON with the offsets of tensors in the data, and the
+    data. Tensors with larger elements come first, so that all are aligned. The library serialises to one bytes object
+    in memory, which takes as much as all tensors again.
     """
-    data = _serialized(tensors)
-    file.write(data)
-    return hashlib.sha256(data).hexdigest(), len(data)
-
-
-def _serialized(tensors: Mapping[str, Stored]) -> bytes:
-    # The library reads through addresses: `vectors` keeps the memory alive until it is done.
-    vectors = {name: np.frombuffer(tensor.data, np.uint8) for name, tensor in tensors.items()}
-    specs = {
-        name: safetensors.TensorSpec(
-            dtype=_DTYPES[code].value, shape=shape, data_ptr=vectors[name].ctypes.data, data_len=data.nbytes
-        )
-        for name, (code, shape, data) in tensors.items()
-    }
-    return bytes(safetensors.serialize(specs, metadata={"format": "graphkit"}))
+    header: dict[str, Any] = {"__metadata__": {"format": "graphkit"}}
+    begin = 0
+    ordered = sorted(tensors.items(), key=lambda item: (-_DTYPES[item[1].code].itemsize, item[0]))
+    for name, (code, shape, data) in ordered:
+        end = begin + len(data)
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    yield len(text).to_bytes(8, "little") + text
+    for _, tensor in ordered:
+        yield tensor.data
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays of numbers to a safetensors file of their own, whole or not at all; see `write_whole`."""
-    tensors = {name: stored(array, dtype_of(array.dtype)) for name, array in arrays.items()}
-    write_whole(path, [_serialized(tensors)])
+    """Write arrays of numbers to a safetensors file of their own, completely or not at all; see `write_whole`."""
+    write_whole(path, _chunks({name: stored(array, dtype_of(array.dtype)) for name, array in arrays.items()}))
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

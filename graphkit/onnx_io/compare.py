@@ -83,14 +83,14 @@ class OnnxRuntimeModel:
 
         if isinstance(model, ModelProto):
             # A process that runs files alone does without the exporter, which takes most of the time of its start.
-            from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
             from graphkit.onnx_io.external_data import raw_bytes
+            from graphkit.onnx_io.writing import EXTERNAL_ABOVE, write_proto
 
             if raw_bytes(model) <= EXTERNAL_ABOVE:
                 return session(model.SerializeToString())
             with scratch_folder() as folder:
                 path = folder / "model.onnx"
-                save(model, path, external=True)
+                write_proto(model, path, external=True)
                 return session(str(path))
         return session(model if isinstance(model, bytes) else os.fspath(model))
 

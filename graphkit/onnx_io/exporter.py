@@ -6,7 +6,6 @@ again, hidden operands are left out, attributes and operand types are checked ag
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -15,21 +14,21 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto
+from onnx import GraphProto, ModelProto, TensorProto
 
 from graphkit.errors import UnsupportedError, UsageError, did_you_mean
-from graphkit.ir.atomic import write_whole
 from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.ir.names import Names
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io import initializers
-from graphkit.onnx_io.external_data import Externalised, previous_data_files, raw_bytes
+from graphkit.onnx_io.external_data import ALIGNMENT
 from graphkit.onnx_io.lowering import lower
 from graphkit.onnx_io.scopes import Reader
 from graphkit.onnx_io.spelling import domain_version, spelled, target_schema
-from graphkit.onnx_io.tensors import to_proto, type_to_proto
+from graphkit.onnx_io.tensors import packed_nbytes, to_header, to_proto, type_to_proto
 from graphkit.onnx_io.validate import NEWEST_OPSET
+from graphkit.onnx_io.writing import Initialiser, UnwrittenModel, write
 from graphkit.ops import Op, operator
 from graphkit.ops.control.views import capture_count
 from graphkit.passes.simplify.known_ranks import known_ranks
@@ -37,8 +36,6 @@ from graphkit.signatures import typed
 
 OLDEST_TARGET = 13
 DEFAULT_TARGET = 21
-# Larger models are written with external data: one protobuf message ends at 2 GiB.
-EXTERNAL_ABOVE = 1 << 30
 # Constants above this many bytes are written as initialisers, which tools can store outside the model.
 _INLINE_CONSTANT = 1 << 10
 
@@ -69,6 +66,39 @@ def export(
         UnsupportedError: The target opset cannot express a node.
         UsageError: A parameter is missing or does not fit.
     """
+    return _convert(graph, params, None, opset, name, meta, as_inputs, with_updates)
+
+
+@typed("Model.save")
+def save(
+    graph: Graph,
+    params: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    external: bool | None = None,
+    opset: int | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+    as_inputs: bool = False,
+    with_updates: bool = False,
+) -> list[Path]:
+    """Write `graph` to an ONNX file; return the files written, the model last. See `export` and `writing.write`."""
+    larger: list[Initialiser] = []
+    proto = _convert(graph, params, larger, opset, name, meta, as_inputs, with_updates)
+    return write(UnwrittenModel(proto, larger), path, external=external)
+
+
+def _convert(
+    graph: Graph,
+    params: Mapping[str, Any],
+    larger: list[Initialiser] | None,
+    opset: int | None,
+    name: str,
+    meta: Mapping[str, str] | None,
+    as_inputs: bool,
+    with_updates: bool,
+) -> ModelProto:
+    """See `export`. larger: the list that larger initialisers are added to, instead of the model."""
     if opset is not None and not OLDEST_TARGET <= opset <= NEWEST_OPSET:
         raise UnsupportedError(f"cannot export at opset {opset}; {OLDEST_TARGET} to {NEWEST_OPSET} are possible")
     # Names are settled before lowering, so that parameters are found by the names that the graph has.
@@ -79,9 +109,12 @@ def export(
             outputs[f"{names[state]}_updated"] = new
     flat = known_ranks(Graph(graph.inputs, outputs.values(), name=graph.name, output_names=outputs, meta=graph.meta))
 
-    def written(target: int, arrays: Mapping[str, Any], as_inputs: bool) -> ModelProto:
-        writer = _Writer(lower(flat, target), names, arrays, target, as_inputs)
-        return writer.model(name or graph.name, meta or graph.meta)
+    def written(target: int, values: Mapping[str, Any], as_inputs: bool) -> ModelProto:
+        writer = _Writer(lower(flat, target), names, values, target, as_inputs, detaches=larger is not None)
+        found = writer.model(name or graph.name, meta or graph.meta)
+        if larger is not None:
+            larger[:] = writer.detach(found)
+        return found
 
     try:
         return written(opset or DEFAULT_TARGET, params, as_inputs)
@@ -103,7 +136,13 @@ class _Writer:
     """Writes one lowered graph. Names are unique over the graph and all its subgraphs."""
 
     def __init__(
-        self, graph: Graph, input_names: Mapping[Value, str], params: Mapping[str, Any], target: int, as_inputs: bool
+        self,
+        graph: Graph,
+        input_names: Mapping[Value, str],
+        params: Mapping[str, Any],
+        target: int,
+        as_inputs: bool,
+        detaches: bool,
     ):
         self.graph = graph
         self.input_names = input_names
@@ -115,6 +154,8 @@ class _Writer:
         self.domains: dict[str, set[str]] = {"": set()}
         self.roles: dict[str, str] = {}
         self.attributes: dict[str, dict[str, Any]] = {}
+        # Arrays of the larger initialisers by name, if these are written without data.
+        self.detached: dict[str, np.ndarray] | None = {} if detaches else None
 
     def model(self, name: str, meta: Mapping[str, str]) -> ModelProto:
         known = {self.input_names[v] for v in self.graph.inputs if v.role in ("parameter", "state")}
@@ -157,7 +198,7 @@ class _Writer:
             if value.role in ("parameter", "state"):
                 array = self.param(value)
                 if array is not None:
-                    to_proto(array, table[value], into=proto.initializer.add())
+                    self.initialiser(proto, array, table[value])
                     self.roles[table[value]] = value.role
                     if attrs := initializers.written_attributes(value.attrs):
                         self.attributes[table[value]] = attrs
@@ -165,6 +206,30 @@ class _Writer:
                     continue
             proto.input.add(name=table[value], type=type_to_proto(value.type))
         self.body(proto, graph, graph.output_names, table, top=True)
+
+    def initialiser(self, proto: GraphProto, array: np.ndarray, name: str) -> None:
+        """Add an initialiser to the model's graph."""
+        added = proto.initializer.add()
+        array = np.asarray(array)
+        dtype = dtype_of(array.dtype)
+        if self.detached is None or dtype is DType.STRING or packed_nbytes(dtype, array.size) < ALIGNMENT:
+            to_proto(array, name, into=added)
+            return
+        to_header(array, name, added)
+        self.detached[name] = array
+
+    def detach(self, model: ModelProto) -> list[Initialiser]:
+        """Remove the initialisers without data from a written model; return them with their arrays."""
+        arrays = self.detached or {}
+        kept = [tensor for tensor in model.graph.initializer if tensor.name not in arrays]
+        found = [
+            Initialiser.of(arrays[tensor.name], TensorProto.FromString(tensor.SerializeToString()))
+            for tensor in model.graph.initializer
+            if tensor.name in arrays
+        ]
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(kept)
+        return found
 
     def param(self, value: Value) -> np.ndarray | None:
         """The array of a parameter input, checked against its type."""
@@ -223,7 +288,7 @@ class _Writer:
     def constant(self, proto: GraphProto, node: Node, name: str, node_name: str, top: bool) -> None:
         tensor: Tensor = node.op.attributes()["value"]
         if top and tensor.nbytes > _INLINE_CONSTANT and tensor.dtype is not DType.STRING:
-            to_proto(tensor.array, name, into=proto.initializer.add())
+            self.initialiser(proto, tensor.array, name)
             self.roles[name] = "constant"
             return
         written = proto.node.add(op_type="Constant", output=[name], name=self.node_names.take(node_name))
@@ -294,39 +359,3 @@ def _captured(node: Node) -> list[Value]:
         return []
     count = capture_count(node)
     return [v for v in node.inputs[len(node.inputs) - count :] if v is not None]
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def save(model: ModelProto, path: str | os.PathLike[str], *, external: bool | None = None) -> list[Path]:
-    """Write a model file; return the files written, the model last.
-
-    `external` puts larger initialisers into `<stem>-<digest>.data` beside it (default: only above 1 GiB). Files are
-    written under temporary names and renamed when complete. If that fails, for example because the disk is full,
-    RuntimeFailure is raised, and the files that were there before remain.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise UsageError(f"{path}: is a directory")
-    if external is None:
-        external = raw_bytes(model) > EXTERNAL_ABOVE
-    if not external:
-        stale = previous_data_files(path)
-        write_whole(path, [model.SerializeToString()])
-        _remove(stale)
-        return [path]
-    split = Externalised(model, path.stem)
-    data = path.parent / split.location
-    stale = [p for p in previous_data_files(path) if p != data]
-    if split.parts:
-        write_whole(data, split.chunks())
-    write_whole(path, [split.model.SerializeToString()])
-    _remove(stale)
-    return [data, path] if split.parts else [path]
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()

@@ -20,8 +20,8 @@ from onnx import ModelProto
 from graphkit import errors
 from graphkit.errors import ReferenceEnded, RuntimeFailure
 from graphkit.ir.atomic import scratch_folder
-from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
 from graphkit.onnx_io.external_data import raw_bytes
+from graphkit.onnx_io.writing import EXTERNAL_ABOVE, write_proto
 
 # Finds what this process finds, whatever the options and the environment of the interpreter.
 _PROGRAM = (
@@ -150,7 +150,7 @@ def running(
         source: str | bytes
         if isinstance(model, ModelProto) and (size := raw_bytes(model)) > _SENT:
             path = stack.enter_context(scratch_folder()) / "model.onnx"
-            save(model, path, external=size > EXTERNAL_ABOVE)
+            write_proto(model, path, external=size > EXTERNAL_ABOVE)
             source = str(path)
         elif isinstance(model, ModelProto):
             source = model.SerializeToString()

@@ -239,9 +239,7 @@ def to_proto(array: np.ndarray, name: str = "", into: TensorProto | None = None)
     array = np.asarray(array)
     dtype = dtype_of(array.dtype)
     proto = TensorProto() if into is None else into
-    proto.name = name
-    proto.data_type = CODES[dtype]
-    proto.dims.extend(array.shape)
+    to_header(array, name, proto)
     if dtype is DType.STRING:
         proto.string_data.extend(str(text).encode("utf-8") for text in array.reshape(-1).tolist())
     else:
@@ -249,15 +247,27 @@ def to_proto(array: np.ndarray, name: str = "", into: TensorProto | None = None)
     return proto
 
 
+def to_header(array: np.ndarray, name: str, into: TensorProto) -> None:
+    """Set the name, type and shape of a TensorProto without its data."""
+    into.name = name
+    into.data_type = CODES[dtype_of(array.dtype)]
+    into.dims.extend(array.shape)
+
+
 def to_bytes(array: np.ndarray) -> bytes:
     """The bytes of an array as ONNX stores them: row-major, little-endian, sub-byte types packed."""
+    return bytes(to_buffer(array))
+
+
+def to_buffer(array: np.ndarray) -> memoryview:
+    """The same bytes as `to_bytes`, without a copy if the array has them in memory."""
     array = np.ascontiguousarray(array)
     dtype = dtype_of(array.dtype)
     bits = _PACKED_BITS.get(dtype)
     if bits is None:
         if array.dtype.byteorder == ">":
             array = array.astype(array.dtype.newbyteorder("<"))
-        return array.tobytes()
+        return array.reshape(-1).view(np.uint8).data
     flat = array.reshape(-1)
     codes = flat.view(np.uint8) if dtype is DType.FLOAT4E2M1 else flat.astype(np.int8).view(np.uint8)
     codes = codes & np.uint8((1 << bits) - 1)
@@ -266,7 +276,7 @@ def to_bytes(array: np.ndarray) -> bytes:
     padded[: len(codes)] = codes
     shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(bits)
     packed: np.ndarray = np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1)
-    return packed.astype(np.uint8).tobytes()
+    return packed.astype(np.uint8).data
 
 
 # --- types ----------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_data_of_a_model_that_was_never_finished_go(tmp_path):
     net = gk.Model(gk.nn.linear(x, 64, name="fc"), seed=0)
     for external in (True, False):
         (tmp_path / "net-0123456789abcdef.data").write_text("orphan")
-        exporter.save(net.to_onnx(), tmp_path / "net.onnx", external=external)
+        exporter.save(net.graph, net.params, tmp_path / "net.onnx", external=external)
         found = sorted(p.name for p in tmp_path.iterdir())
         assert len(found) == 1 + external
         assert not external or re.fullmatch(r"net-[0-9a-f]{16}\.data", found[0])

@@ -16,8 +16,8 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.onnx_io import exporter, external_data
 from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.onnx_io.exporter import save
 from graphkit.onnx_io.importer import import_model
+from graphkit.onnx_io.writing import write_proto
 from graphkit.ops import F
 
 W = np.arange(4096, dtype=np.float32).reshape(64, 64)
@@ -163,15 +163,16 @@ def test_a_pipe_is_no_model_and_is_not_waited_for(tmp_path, name):
 # --- writing --------------------------------------------------------------------------------------
 
 
-def exported(folder):
+def save(folder, path, weights=None, **options):
     found = load(folder, external_model("w.bin", 16))
-    return exporter.export(found.graph, found.params, name="m")
+    params = found.params if weights is None else {"w": weights}
+    return exporter.save(found.graph, params, path, name="m", **options)
 
 
 def test_saving_with_external_data(folder, tmp_path):
     path = tmp_path / "out" / "net.onnx"
     path.parent.mkdir()
-    data, written = save(exported(folder), path, external=True)
+    data, written = save(folder, path, external=True)
     assert written == path
     assert data.stat().st_size == W.nbytes
     np.testing.assert_array_equal(import_model(path).params["w"], W)
@@ -182,10 +183,8 @@ def test_saving_with_external_data(folder, tmp_path):
 
 def test_saving_again_replaces_the_data_file(folder, tmp_path):
     path = tmp_path / "net.onnx"
-    proto = exported(folder)
-    (first, _) = save(proto, path, external=True)
-    proto.graph.initializer[0].raw_data = (W + 1).tobytes()
-    (second, _) = save(proto, path, external=True)
+    (first, _) = save(folder, path, external=True)
+    (second, _) = save(folder, path, W + 1, external=True)
     assert first != second
     assert not first.exists()
     np.testing.assert_array_equal(import_model(path).params["w"], W + 1)
@@ -201,16 +200,16 @@ def test_a_full_disk_leaves_what_was_there(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     for external in (False, True):
         with pytest.raises(RuntimeFailure, match="No space left"):
-            save(exported(folder), path, external=external)
+            save(folder, path, external=external)
     assert path.read_bytes() == b"before"
     assert {p.name for p in tmp_path.iterdir()} == {"net.onnx", "model", "outside.bin"}
 
 
 def test_the_message_of_a_missing_folder(folder, tmp_path):
     with pytest.raises(RuntimeFailure, match="cannot be written: No such file"):
-        save(exported(folder), tmp_path / "none" / "net.onnx")
+        save(folder, tmp_path / "none" / "net.onnx")
     with pytest.raises(UsageError, match="is a directory"):
-        save(exported(folder), tmp_path)
+        save(folder, tmp_path)
 
 
 def test_nothing_but_the_data_of_large_initialisers_moves(folder, tmp_path):
@@ -230,7 +229,7 @@ def test_nothing_but_the_data_of_large_initialisers_moves(folder, tmp_path):
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, doc_string="text")
     proto.metadata_props.add(key="key", value="value")
     before = proto.SerializeToString(deterministic=True)
-    data, path = save(proto, tmp_path / "net.onnx", external=True)
+    data, path = write_proto(proto, tmp_path / "net.onnx", external=True)
     assert proto.SerializeToString(deterministic=True) == before
     assert data.stat().st_size >= 2 * large.nbytes
     again = onnx.load(path)
@@ -238,6 +237,30 @@ def test_nothing_but_the_data_of_large_initialisers_moves(folder, tmp_path):
         del tensor.external_data[:]
         tensor.ClearField("data_location")
     assert again.SerializeToString(deterministic=True) == before
+
+
+def test_embedded_data_are_those_of_the_message(tmp_path):
+    """Large and small tensors, sub-byte types, half floats, strings and scalars; also a large Constant."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "wide": rng.standard_normal((64, 128)).astype(np.float32), "half": np.ones((70, 70), np.float16),
+        "bias": np.arange(4, dtype=np.float32),
+        "nibbles": rng.integers(-8, 8, (90, 101)).astype(gk.DType("int4").numpy),
+        "words": np.array(["a", "\u00fc" * 5000], object), "scalar": np.asarray(3, np.int64),
+        "brain": np.full((50, 50), 1.5, gk.DType("bfloat16").numpy), "empty": np.zeros((0, 4), np.float64),
+    }  # fmt: skip
+    values = [Value(TensorType(gk.ir.types.dtype_of(a.dtype), a.shape), n, role="parameter") for n, a in arrays.items()]
+    constant = F.constant(value=rng.integers(0, 9, (40, 40)))
+    graph = Graph(values, [*map(F.identity, values), F.identity(constant)])
+    for opset in (21, 25):
+        exporter.save(graph, arrays, tmp_path / "net.onnx", opset=opset, meta={"k": "v"})
+        found, expected = onnx.load(tmp_path / "net.onnx"), exporter.export(graph, arrays, opset=opset, meta={"k": "v"})
+        for proto in (found, expected):
+            tensors = sorted(proto.graph.initializer, key=lambda tensor: tensor.name)
+            del proto.graph.initializer[:]
+            proto.graph.initializer.extend(tensors)
+        assert found == expected
+        assert len(found.graph.initializer) == len(arrays) + 1
 
 
 @pytest.mark.full
@@ -248,7 +271,7 @@ def test_more_than_a_message_holds(tmp_path):
     weights = [Value(TensorType("float32", a.shape), n, role="parameter") for n, a in arrays.items()]
     graph = Graph([x, *weights], [F.mat_mul(x, w) for w in weights])
     path = tmp_path / "net.onnx"
-    data, _ = save(exporter.export(graph, arrays), path)
+    data, _ = exporter.save(graph, arrays, path)
     assert data.stat().st_size > 1 << 31
     found = import_model(path).params
     for name, array in arrays.items():

@@ -1,0 +1,222 @@
+"""Write ONNX files: the arrays of larger initialisers go from memory to the file without a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import Message
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+
+from graphkit.errors import UsageError
+from graphkit.ir.atomic import write_whole
+from graphkit.ir.types import dtype_of
+from graphkit.onnx_io.external_data import ALIGNMENT, previous_data_files
+from graphkit.onnx_io.tensors import packed_nbytes, to_buffer
+
+# Larger models are written with external data: one protobuf message ends at 2 GiB.
+EXTERNAL_ABOVE = 1 << 30
+
+# Numbers of fields in onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_LENGTH_DELIMITED = 2
+
+
+class Initialiser(NamedTuple):
+    """Name, type and shape of an initialiser, and how to get its data as they are in a file."""
+
+    header: TensorProto
+    nbytes: int
+    data: Callable[[], memoryview]
+
+    @staticmethod
+    def of(array: np.ndarray, header: TensorProto) -> Initialiser:
+        """Return the initialiser of an array. No copy is made before it is written."""
+        return Initialiser(header, packed_nbytes(dtype_of(array.dtype), array.size), partial(to_buffer, array))
+
+
+@dataclass
+class UnwrittenModel:
+    """A model whose larger initialisers have no data in `proto`.
+
+    So neither the data nor the file are in memory twice, and messages stay below the 2 GiB of protobuf. is_attached:
+    whether the headers of initialisers are in `proto`. Otherwise they belong to its graph and must be added.
+    """
+
+    proto: ModelProto
+    initialisers: Sequence[Initialiser]
+    is_attached: bool = False
+
+    @staticmethod
+    def of(model: ModelProto) -> UnwrittenModel:
+        """Copy a model without the data of larger initialisers, which stay in the given model until they are written.
+
+        Protobuf copies a message by serialising it, which ends at 2 GiB, so it is copied field by field.
+        """
+        copy = ModelProto()
+        _copy_fields(model, copy, without="graph")
+        return UnwrittenModel(copy, _copy_graph(model.graph, copy.graph), is_attached=True)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the initialisers in a file."""
+        return sum(tensor.nbytes for tensor in self.initialisers)
+
+    def embedded(self) -> Iterator[bytes | memoryview]:
+        """Yield the content of a file that contains all data.
+
+        In protobuf, fields of a message may come in any order, and a repeated field may be interrupted. So the
+        initialisers follow the other fields of the graph.
+        """
+        assert not self.is_attached, "the headers are written with their data"
+        graph = self.proto.graph.SerializeToString()
+        heads = [t.header.SerializeToString() + _field(_RAW_DATA, t.nbytes) for t in self.initialisers]
+        heads = [
+            _field(_INITIALIZER, len(head) + tensor.nbytes) + head
+            for head, tensor in zip(heads, self.initialisers, strict=True)
+        ]
+        rest = ModelProto()
+        _copy_fields(self.proto, rest, without="graph")
+        yield rest.SerializeToString()
+        yield _field(_GRAPH, len(graph) + sum(map(len, heads)) + self.data_bytes)
+        yield graph
+        for head, tensor in zip(heads, self.initialisers, strict=True):
+            yield head
+            yield tensor.data()
+
+    def external(self, stem: str) -> tuple[str, Iterator[bytes | memoryview]]:
+        """Move the initialisers to a data file: return its name, and yield its content.
+
+        The name contains a digest of the content, so that a model never reads the weights of another one. `proto` then
+        refers to the file.
+        """
+        digest, position = hashlib.sha256(), 0
+        offsets = []
+        for tensor in self.initialisers:
+            position = -(-position // ALIGNMENT) * ALIGNMENT
+            digest.update(f"{tensor.header.name}:{position}:".encode())
+            digest.update(tensor.data())
+            offsets.append(position)
+            position += tensor.nbytes
+        location = f"{stem}-{digest.hexdigest()[:16]}.data"
+        for tensor, offset in zip(self.initialisers, offsets, strict=True):
+            header = tensor.header if self.is_attached else self.proto.graph.initializer.add()
+            if not self.is_attached:
+                header.CopyFrom(tensor.header)
+            header.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", location), ("offset", str(offset)), ("length", str(tensor.nbytes))):
+                header.external_data.add(key=key, value=value)
+        return location, self._contents(offsets)
+
+    def _contents(self, offsets: Sequence[int]) -> Iterator[bytes | memoryview]:
+        written = 0
+        for tensor, offset in zip(self.initialisers, offsets, strict=True):
+            yield b"\0" * (offset - written)
+            yield tensor.data()
+            written = offset + tensor.nbytes
+
+
+def write(model: UnwrittenModel, path: str | os.PathLike[str], *, external: bool | None = None) -> list[Path]:
+    """Write a model file; return the files written, the model last.
+
+    Files are written under temporary names and renamed when they are complete. If that fails, for example because the
+    disk is full, RuntimeFailure is raised, and the files that were there before remain.
+
+    Args:
+        model: The model. It must not be written again with external data.
+        path: The model file.
+        external: Write larger initialisers into `<stem>-<digest>.data` beside it (default: only above 1 GiB).
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"{path}: is a directory")
+    if external is None:
+        external = model.data_bytes > EXTERNAL_ABOVE
+    if not external:
+        stale = previous_data_files(path)
+        write_whole(path, model.embedded())
+        _remove(stale)
+        return [path]
+    location, content = model.external(path.stem)
+    data = path.parent / location
+    stale = [p for p in previous_data_files(path) if p != data]
+    if model.initialisers:
+        write_whole(data, content)
+    write_whole(path, [model.proto.SerializeToString()])
+    _remove(stale)
+    return [data, path] if model.initialisers else [path]
+
+
+def write_proto(model: ModelProto, path: Path, *, external: bool) -> list[Path]:
+    """Write any model to a file; return the files written, the model last. See `write`."""
+    if external:
+        return write(UnwrittenModel.of(model), path, external=True)
+    write_whole(path, [model.SerializeToString()])
+    return [path]
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _field(number: int, length: int) -> bytes:
+    """The tag and length that begin a field of bytes in protobuf's encoding."""
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(length)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _copy_graph(graph: GraphProto, copy: GraphProto) -> list[Initialiser]:
+    """Copy a graph and its subgraphs without the data of larger initialisers, which are returned."""
+    _copy_fields(graph, copy, without="initializer")
+    found = [*_copy_tensors(graph, copy)]
+    for node, copied in zip(graph.node, copy.node, strict=True):
+        for attribute, target in zip(node.attribute, copied.attribute, strict=True):
+            subgraphs = [(attribute.g, target.g)] if attribute.type == AttributeProto.GRAPH else []
+            for inner, inner_copy in (*subgraphs, *zip(attribute.graphs, target.graphs, strict=True)):
+                inner_copy.Clear()
+                found += _copy_graph(inner, inner_copy)
+    return found
+
+
+def _copy_tensors(graph: GraphProto, copy: GraphProto) -> Iterator[Initialiser]:
+    for tensor in graph.initializer:
+        copied = copy.initializer.add()
+        nbytes = len(tensor.raw_data) if tensor.HasField("raw_data") else 0
+        if nbytes < ALIGNMENT:
+            copied.CopyFrom(tensor)
+            continue
+        _copy_fields(tensor, copied, without="raw_data")
+        yield Initialiser(copied, nbytes, partial(_raw_data, tensor))
+
+
+def _raw_data(tensor: TensorProto) -> memoryview:
+    return memoryview(tensor.raw_data)
+
+
+def _copy_fields(message: Any, copy: Any, without: str) -> None:
+    for field, value in message.ListFields():
+        if field.name == without:
+            continue
+        if hasattr(value, "extend"):
+            getattr(copy, field.name).extend(value)
+        elif isinstance(value, Message):
+            getattr(copy, field.name).CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
