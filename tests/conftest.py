@@ -285,6 +285,7 @@ def on_ranks() -> Callable[..., list[Any]]:
         hosts: Sequence[Sequence[int]] = (),
     ) -> list[Any]:
         from graphkit.dist.kvstore import KVStore
+        from graphkit.dist.transport import Transport
 
         ranks, there = ranks_on_hosts(size, hosts)
         found: list[Any] = [None] * size
@@ -292,7 +293,7 @@ def on_ranks() -> Callable[..., list[Any]]:
 
         def go(rank: int) -> None:
             try:
-                found[rank] = work(KVStore("dist_sync", ranks[rank]))
+                found[rank] = work(KVStore("dist_sync", Transport(ranks[rank])))
             except threading.BrokenBarrierError as error:  # another one failed, or has not come
                 failed.append(error)
             except BaseException as error:  # noqa: BLE001 - it is raised again in the thread of the test

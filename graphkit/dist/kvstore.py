@@ -17,6 +17,7 @@ from graphkit.dist.job.start import checked_timeout
 from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.dist.store import KVStore
 from graphkit.dist.sums.rows import RowSparse
+from graphkit.dist.transport import Transport
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.signatures import check_argument
 
@@ -101,7 +102,7 @@ def create(
     _check_options(type, servers, replicate, staleness, period, strength)
     many = config.SERVERS.get() if servers is None else servers
     if type == "local":
-        return KVStore(type, LocalCommunicator())
+        return KVStore(type, Transport(LocalCommunicator()))
     from graphkit.dist.job.ending import join
 
     remote = type in REMOTE
@@ -110,7 +111,7 @@ def create(
     if timeout is not None:
         communicator.set_timeout(timeout)
     if not remote:
-        return KVStore(type, communicator, bucket_bytes)
+        return KVStore(type, Transport(communicator, bucket_bytes))
     if communicator.stores:
         raise UsageError("a job can have only one store with servers: use the existing one")
     communicator.stores = True
@@ -157,7 +158,9 @@ def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: M
         serve(Server(workers), communicator.mail, communicator)
         end_of_server(communicator)
     post = WorkersPost(communicator.mail, communicator, workers, communicator.servers)
-    store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None, **elastic)
+    store = RemoteStore(
+        type, Transport(communicator, servers_of=type), post, staleness if type == "dist_bounded" else None, **elastic
+    )
     before_end(store.leave, store.dismiss if communicator.rank == 0 else _nothing)
     return store
 
@@ -172,7 +175,9 @@ def _replicated(type: str, communicator: MpiCommunicator, staleness: int, elasti
         replicated.serve(communicator)
         end_of_server(communicator)
     post = replicated.post_of(communicator)
-    store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None, **elastic)
+    store = RemoteStore(
+        type, Transport(communicator, servers_of=type), post, staleness if type == "dist_bounded" else None, **elastic
+    )
 
     def leave() -> None:
         store.leave()

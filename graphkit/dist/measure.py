@@ -11,6 +11,7 @@ import numpy as np
 from graphkit.dist.job.ending import join
 from graphkit.dist.job.mpi import MpiCommunicator, library
 from graphkit.dist.kvstore import KVStore
+from graphkit.dist.transport import Transport
 from graphkit.errors import OutOfMemory, RuntimeFailure
 
 # A round of one engine, in seconds, and calls in it at most.
@@ -28,7 +29,7 @@ def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -
     a sum is wrong, OutOfMemory, and MissingDependency without MPI.
     """
     communicator = join()
-    store = KVStore("dist_sync", communicator)
+    store = KVStore("dist_sync", Transport(communicator))
     if compression is not None:
         store.set_gradient_compression(compression)
     with store.working():
@@ -54,9 +55,9 @@ def _row(communicator: MpiCommunicator, store: KVStore, size: int, rounds: int) 
     sent = store.sent_bytes - before
     expected = _gathered(communicator, given[:_COMPARED]).sum(axis=0)
     for name, out in outs.items():
-        if (name == "mpi" or not store.compresses) and not np.array_equal(out[:_COMPARED], expected):
+        if (name == "mpi" or not store.transport.compresses) and not np.array_equal(out[:_COMPARED], expected):
             raise RuntimeFailure(f"rank {store.rank}: the sum of {size} bytes by {name} is wrong")
-    if not store.compresses and not np.array_equal(outs["mpi"], outs["graphkit"]):
+    if not store.transport.compresses and not np.array_equal(outs["mpi"], outs["graphkit"]):
         raise RuntimeFailure(f"rank {store.rank}: the sums of {size} bytes by pushpull and by MPI differ")
     counts = {name: _calls_in_a_round(communicator, call) for name, call in calls.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}

@@ -15,9 +15,9 @@ from graphkit.dist import kvstore
 from graphkit.dist.job import mpi
 from graphkit.dist.job.mpi import _summands
 from graphkit.dist.rounds.channel import OVERLAPS
-from graphkit.dist.store import FIXED_BUCKET, KVStore
 from graphkit.dist.sums.rows import RowSparse
 from graphkit.dist.sums.slices import Slices
+from graphkit.dist.transport import FIXED_BUCKET, Transport
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 
 
@@ -27,7 +27,7 @@ def test_any_order_of_pushes_and_pulls(on_ranks, overlap, processes):
     keys = [f"key {number}" for number in range(7)]
 
     def work(store):
-        store._communicator.channel.overlap = overlap
+        store.transport.communicator.channel.overlap = overlap
         rng = np.random.default_rng(store.rank)
         sizes = {key: number * 1000 for number, key in enumerate(keys)}  # none to some that are sent alone
         store.init(keys, [np.zeros(sizes[key]) for key in keys])
@@ -67,7 +67,7 @@ def test_higher_priorities_go_first(on_ranks):
     seen = {}
 
     def work(store):
-        store._communicator.channel.overlap = "funnelled"  # nothing goes on before somebody waits
+        store.transport.communicator.channel.overlap = "funnelled"  # nothing goes on before somebody waits
         keys = [0, 1, 2, 3]
         store.init(keys, [np.zeros(9000)] * 4)
         mine = seen[store.rank] = []
@@ -83,10 +83,12 @@ def test_higher_priorities_go_first(on_ranks):
 
 def test_small_sums_travel_together_and_large_ones_alone(on_ranks):
     def work(store):
-        store._communicator.channel.overlap = "funnelled"
+        store.transport.communicator.channel.overlap = "funnelled"
         calls = []
-        summed = store._communicator.allreduce
-        store._communicator.allreduce = lambda array, out=None: calls.append(array.nbytes) or summed(array, out)
+        summed = store.transport.communicator.allreduce
+        store.transport.communicator.allreduce = lambda array, out=None: (
+            calls.append(array.nbytes) or summed(array, out)
+        )
         keys = [f"small {n}" for n in range(50)] + ["large", "text"]
         values = [np.full(4, n, np.float32) for n in range(50)] + [np.ones(1 << 20, np.float32), np.ones(3, np.int64)]
         found = store.pushpull(keys, values)
@@ -143,11 +145,12 @@ def test_what_a_rank_waits_for_is_told_to_the_watch():
 
 
 def test_several_ranks_use_the_bucket_that_rank_0_has_measured(on_ranks, monkeypatch):
-    monkeypatch.setattr(KVStore, "_measured_bucket", lambda store: 12_345 + store.rank)
+    monkeypatch.setattr(Transport, "_measured_bucket", lambda store: 12_345 + store.rank)
     assert (
-        on_ranks(lambda store: (store.bucket_bytes(fixed=True), store.bucket_bytes())) == [(FIXED_BUCKET, 12_345)] * 2
+        on_ranks(lambda store: (store.transport.bucket_bytes(fixed=True), store.transport.bucket_bytes()))
+        == [(FIXED_BUCKET, 12_345)] * 2
     )
-    assert kvstore.create("local").bucket_bytes() == FIXED_BUCKET
+    assert kvstore.create("local").transport.bucket_bytes() == FIXED_BUCKET
 
 
 def test_what_was_pushed_may_be_changed_at_once(on_ranks):
@@ -192,8 +195,8 @@ def test_an_error_that_nobody_has_heard_is_raised_at_the_end(on_ranks):
         with pytest.raises(InputError, match="not v"):
             store.wait("v")
         with pytest.raises(InputError, match="not w"):
-            store._communicator.flush()
-        store._communicator.flush()  # said once
+            store.transport.communicator.flush()
+        store.transport.communicator.flush()  # said once
 
     on_ranks(work)
 
@@ -209,7 +212,7 @@ def test_what_flies_arrives_before_what_is_done_to_its_key_next(on_ranks):
     seen = {}
 
     def work(store):
-        links = store._communicator
+        links = store.transport.communicator
         links.channel.overlap = "concurrent"
         links.start_allreduce = lambda array, out=None: (Slow(), links.allreduce(array, out))
         store.init(["a", "b"], [np.zeros(100), np.zeros(100)])
@@ -229,7 +232,7 @@ def test_what_flies_arrives_before_what_is_done_to_its_key_next(on_ranks):
 
 def test_sums_in_flight_are_awaited_at_the_end(on_ranks):
     def work(store):
-        links = store._communicator
+        links = store.transport.communicator
         links.channel.overlap = "concurrent"
         store.init("a", np.zeros(5000))
         store.push("a", np.ones(5000))
@@ -338,7 +341,7 @@ def test_no_thread_is_left_waiting_when_nothing_is_posted(on_ranks):
         store.init("a", np.zeros(1))
         store.push("a", np.ones(1))
         store.wait()
-        store._communicator.channel.close()
+        store.transport.communicator.channel.close()
 
     on_ranks(work)
     assert threading.active_count() <= before
@@ -442,7 +445,7 @@ def test_a_push_that_nobody_else_makes_is_named_at_the_end():
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_small_sums_at_once_meet_those_that_others_have_pushed_before(on_ranks, overlap):
     def work(store):
-        store._communicator.channel.overlap = overlap
+        store.transport.communicator.channel.overlap = overlap
         store.init(["a", "b"], [np.zeros(3), np.zeros(70_000)])
         found = []
         for turn in range(20):
@@ -463,7 +466,7 @@ def test_an_interrupted_small_sum_leaves_nobody_at_the_wheel(on_ranks):
     def work(store):
         store.barrier()
         if store.rank == 0:
-            links = store._communicator
+            links = store.transport.communicator
 
             def interrupted(mine):
                 raise KeyboardInterrupt
@@ -483,7 +486,7 @@ def test_a_small_sum_at_once_comes_before_what_another_thread_posts_to_its_key_m
 
     def work(store):
         store.init(["k", "other"], [np.zeros(2), np.zeros(2)])
-        links = store._communicator
+        links = store.transport.communicator
         if store.rank == 1:
             store.push("other", np.ones(2))
             found = store.pushpull("k", np.full(2, 1.0))
@@ -510,21 +513,21 @@ def test_a_small_sum_at_once_comes_before_what_another_thread_posts_to_its_key_m
 
 
 def _plainly(store, array):
-    return store.start_sum("bucket 7", array, array)
+    return store.transport.start_sum("bucket 7", array, array)
 
 
 def _in_order(store, array):
-    return store.start_sum("bucket 7", array, array, ordered=True)
+    return store.transport.start_sum("bucket 7", array, array, ordered=True)
 
 
 def _in_slices(store, array):
     slices = Slices.of([array.size], array.itemsize, store.num_workers)
     whole = np.zeros(slices.bounds[-1], array.dtype)
-    return store.start_scattered_sum("bucket 7", whole, slices, False, lambda _: None)
+    return store.transport.start_scattered_sum("bucket 7", whole, slices, False, lambda _: None)
 
 
 def _by_rows(store, array):
-    return store.start_row_sum("bucket 7", RowSparse(np.arange(3), array.reshape(3, -1)))
+    return store.transport.start_row_sum("bucket 7", RowSparse(np.arange(3), array.reshape(3, -1)))
 
 
 @pytest.mark.parametrize(
@@ -538,12 +541,12 @@ def test_another_operation_on_a_key_is_an_error_that_names_both(on_ranks, other,
 
         def calls():
             if store.rank == 0:
-                store.start_sum("loss", array[:2], array[:2])
+                store.transport.start_sum("loss", array[:2], array[:2])
                 _plainly(store, array)
             else:
                 other(store, array)
-                store.start_sum("loss", array[:2], array[:2])
-            store._communicator.flush()
+                store.transport.start_sum("loss", array[:2], array[:2])
+            store.transport.communicator.flush()
 
         # Whichever call comes to know of it.
         with pytest.raises(RuntimeFailure) as error:

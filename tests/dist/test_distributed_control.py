@@ -433,7 +433,7 @@ def test_a_full_window_makes_the_sender_wait(on_ranks, window):
 def test_a_window_of_one_is_refused(on_ranks):
     def work(store):
         with pytest.raises(UsageError, match="window=1"):
-            Channels(store.messages, 1)
+            Channels(store.transport.messages, 1)
 
     on_ranks(work)
 

@@ -13,6 +13,7 @@ import graphkit as gk
 from graphkit.dist import kvstore
 from graphkit.dist.servers.remote import RemoteStore
 from graphkit.dist.servers.replica import Holder, Outbox, Replica, holders
+from graphkit.dist.transport import Transport
 from graphkit.dist.wire.mesh import Frame, Kind
 from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import RuntimeFailure, UsageError
@@ -146,7 +147,7 @@ class Post:
 
 
 def stores(net, type="dist_async", bound=None):
-    return [RemoteStore(type, Alone(post.rank), post, bound) for post in net.posts]
+    return [RemoteStore(type, Transport(Alone(post.rank), servers_of=type), post, bound) for post in net.posts]
 
 
 def parts_are_alike(net):

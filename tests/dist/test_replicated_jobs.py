@@ -126,7 +126,7 @@ def test_who_only_pushes_keeps_no_more_than_a_window_and_waits_with_more():
     for _ in range(40):
         for key in keys:
             kv.push(key, np.ones(1000))
-            most = max(most, kv._servers.kept_bytes)
+            most = max(most, kv._client._post.kept_bytes)
     kv.barrier()
     assert all((value == 2 * 40 * kv.num_workers).all() for value in kv.pull(keys))
     assert 8_000 < most <= 20_000, most

@@ -25,7 +25,7 @@ def test_arrays_arrive_as_they_were(on_ranks, monkeypatch, part, inline):
     monkeypatch.setattr(transfers, "_INLINE", inline)
 
     def work(store):
-        post, other = store.messages, 1 - store.rank
+        post, other = store.transport.messages, 1 - store.rank
         post.send(other, ARRAYS)
         post.send(other, [])
         post.send(other, [np.array(store.rank)])
@@ -44,7 +44,7 @@ def test_arrays_arrive_as_they_were(on_ranks, monkeypatch, part, inline):
 
 def test_lanes_do_not_wait_for_each_other(on_ranks):
     def work(store):
-        post = store.messages
+        post = store.transport.messages
         if store.rank == 0:
             for lane in (0, 1, 0):
                 post.send(1, [np.array(lane)], lane)
@@ -61,20 +61,24 @@ def test_a_value_in_the_place_of_another_one(on_ranks):
 
     def work(store):
         if store.rank == 0:
-            store.messages.send(1, [np.array(0)], label=7)
-            store.messages.settle()
+            store.transport.messages.send(1, [np.array(0)], label=7)
+            store.transport.messages.settle()
             return
-        arrival = store.messages.expect(0, [Kind(np.dtype(int), 0)], label=8)
+        arrival = store.transport.messages.expect(0, [Kind(np.dtype(int), 0)], label=8)
         with pytest.raises(RuntimeFailure, match="value 7 of rank 0 arrived instead of value 8"):
-            store.messages.receive(arrival, "a number")
+            store.transport.messages.receive(arrival, "a number")
 
     on_ranks(work)
 
 
 def test_who_has_failed_does_nothing_any_more(on_ranks):
     def work(store):
-        store.messages.fail(ValueError("no"), "in a test")
-        for call in (lambda: store.messages.send(1, []), lambda: store.messages.expect(1, []), store.barrier):
+        store.transport.messages.fail(ValueError("no"), "in a test")
+        for call in (
+            lambda: store.transport.messages.send(1, []),
+            lambda: store.transport.messages.expect(1, []),
+            store.barrier,
+        ):
             with pytest.raises(RuntimeFailure, match="rank 0 failed in a test: no"):
                 call()
 
@@ -93,7 +97,7 @@ def test_large_arrays_cross_while_the_sender_computes(jobs, tmp_path):
     from pathlib import Path
     from graphkit.dist.wire.transfers import Kind
     received = Path({str(tmp_path / "received")!r})
-    post, array = kv.messages, np.arange(8 << 20, dtype=np.float32)
+    post, array = kv.transport.messages, np.arange(8 << 20, dtype=np.float32)
     kv.barrier()
     if kv.rank == 0:
         post.send(1, [array])

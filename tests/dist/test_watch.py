@@ -264,7 +264,7 @@ def test_a_callback_that_never_returns_ends_the_job(soon):
 
 @pytest.mark.full
 def test_a_rank_that_stops_inside_of_a_collective_ends_the_job(soon):
-    where = "kv._communicator.allreduce = lambda *_: act('stop')"
+    where = "kv.transport.communicator.allreduce = lambda *_: act('stop')"
     status, _, errors = finish(start(2, failing("stop", where), TRAINER))
     assert status in FAILED
     assert re.search(r"graphkit: rank 0: rank 1 .* no heartbeat", errors)
@@ -286,8 +286,8 @@ def test_a_rank_that_works_for_long_is_waited_for(soon):
 EXPECTS = """
 from graphkit.dist.wire.transfers import Kind
 steps(1)
-arrival = kv.messages.expect(1 - kv.rank, [Kind(np.dtype(np.float32), 1)])
-kv.messages.receive(arrival, f"the value of group {kv.rank}")
+arrival = kv.transport.messages.expect(1 - kv.rank, [Kind(np.dtype(np.float32), 1)])
+kv.transport.messages.receive(arrival, f"the value of group {kv.rank}")
 """
 
 

@@ -14,9 +14,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from graphkit.dist.rounds.posted import Pending
 from graphkit.dist.sums.fingerprint import powers
+from graphkit.dist.sums.operations import Collectives
 from graphkit.dist.sums.rows import RowSparse
 from graphkit.dist.sums.slices import Slices
-from graphkit.dist.sums.transport import Transport
 
 if TYPE_CHECKING:
     from graphkit.dist.sums.cards import CardSums
@@ -48,8 +48,10 @@ class Buckets:
     moved to lie together, `waited_seconds` the time for which the program waited.
     """
 
-    def __init__(self, store: Transport, ordered: bool = False, on_device: CardSums | None = None, staged: str = ""):
-        self._store = store
+    def __init__(
+        self, transport: Collectives, ordered: bool = False, on_device: CardSums | None = None, staged: str = ""
+    ):
+        self._transport = transport
         self.on_device, self.staged = on_device, staged
         self._ordered = ordered
         self._joint: dict[str, _Joint] = {}
@@ -79,7 +81,7 @@ class Buckets:
             for gap in known.gaps:
                 gap.fill(0)
             flight = self._flight(key, known.whole.nbytes)
-            self._begun[key] = self._store.start_sum(key, known.whole, known.whole, self._ordered, flight.arrive)
+            self._begun[key] = self._transport.start_sum(key, known.whole, known.whole, self._ordered, flight.arrive)
             return
         together = np.concatenate([a.reshape(-1) for a in arrays])
         self.copied_bytes += 2 * together.nbytes
@@ -91,27 +93,27 @@ class Buckets:
             for array, part in zip(arrays, np.split(total, np.cumsum([a.size for a in arrays[:-1]])), strict=True):
                 np.copyto(array, part.reshape(array.shape))
 
-        self._begun[key] = self._store.start_sum(key, together, together, self._ordered, take_apart)
+        self._begun[key] = self._transport.start_sum(key, together, together, self._ordered, take_apart)
 
     def _start_stamped(self, key: str, array: np.ndarray) -> None:
         """Sum an array together with the fingerprint. Waiting for the sum raises RanksDiffer where ranks differ."""
         size = array.size
         together = np.empty(size + 2, array.dtype)
         together[:size] = array.reshape(-1)
-        together[size], together[size + 1] = powers(self._store.fingerprint.number)
+        together[size], together[size + 1] = powers(self._transport.fingerprint.number)
         flight = self._flight(key, together.nbytes)
 
         def check(total: np.ndarray) -> None:
             flight.arrive()
-            self._store.fingerprint.check(total[size:], self._store.num_workers)
+            self._transport.fingerprint.check(total[size:], self._transport.size)
             array[...] = total[:size].reshape(array.shape)
 
-        self._begun[key] = self._store.start_sum(key, together, together, self._ordered, check)
+        self._begun[key] = self._transport.start_sum(key, together, together, self._ordered, check)
 
     def residuals(self) -> dict[str, Sequence[np.ndarray]]:
         """What compression has left out of each array of a key, as vectors. No sum may be on its way."""
         found = dict(self._restored)
-        for key, left in self._store.residuals().items():
+        for key, left in self._transport.residuals().items():
             if isinstance(key, str) and key in self._joint and key not in found:
                 known = self._joint[key]
                 places = zip(known.begins, known.arrays, strict=True)
@@ -126,11 +128,11 @@ class Buckets:
         left = np.zeros(known.size, np.float32)
         for begin, part in zip(known.begins, self._restored.pop(key), strict=True):
             left[begin : begin + part.size] = part
-        self._store.restore_residuals({key: left})
+        self._transport.restore_residuals({key: left})
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
         start = time.monotonic()
-        found: np.ndarray = self._store.gather(key, array)
+        found: np.ndarray = self._transport.gather(key, array)
         self._waited_seconds += time.monotonic() - start
         return found
 
@@ -143,12 +145,12 @@ class Buckets:
             flight.arrive()
             take_apart(total)
 
-        self._begun[key] = self._store.start_scattered_sum(key, whole, slices, self._ordered, then)
+        self._begun[key] = self._transport.start_scattered_sum(key, whole, slices, self._ordered, then)
 
     def start_gather(
         self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
     ) -> None:
-        rank, ranks = self._store.rank, self._store.num_workers
+        rank, ranks = self._transport.rank, self._transport.size
         slices = Slices.of([a.size for a in wholes], wholes[0].dtype.itemsize, ranks)
         mine = np.zeros(slices.bounds[rank + 1] - slices.bounds[rank], wholes[0].dtype)
         for of, begin, piece in pieces:
@@ -165,13 +167,13 @@ class Buckets:
                     at = slices.begins[index] - slices.bounds[other]
                     whole[begin:end] = part[at + begin : at + end]
 
-        self._begun[key] = self._store.start_gather(key, mine, slices, spread)
+        self._begun[key] = self._transport.start_gather(key, mine, slices, spread)
 
     def _in_slices(
         self, key: str, arrays: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, Slices, Callable[[np.ndarray], Any]]:
         """One vector of arrays, how it is cut into slices, and what to do with it in the end."""
-        slices = Slices.of([a.size for a in arrays], arrays[0].dtype.itemsize, self._store.num_workers)
+        slices = Slices.of([a.size for a in arrays], arrays[0].dtype.itemsize, self._transport.size)
         known = self._known(key, arrays)
         if known.whole is not None and known.whole.size == slices.bounds[-1]:
             for gap in known.gaps:
@@ -201,7 +203,7 @@ class Buckets:
         return known
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
-        self._begun[key] = self._store.start_row_sum(key, RowSparse(indices, rows), self._ordered)
+        self._begun[key] = self._transport.start_row_sum(key, RowSparse(indices, rows), self._ordered)
 
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         start = time.monotonic()

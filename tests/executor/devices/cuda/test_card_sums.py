@@ -70,7 +70,7 @@ def machine(on_ranks: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pyt
 
 
 def sums_of(store: Any) -> CardSums:
-    found = store.collectives(device="cuda").on_device
+    found = store.transport.collectives(device="cuda").on_device
     assert isinstance(found, CardSums)
     return found
 
@@ -125,10 +125,10 @@ def test_ranks_with_other_fingerprints_do_not_meet(machine: Machine) -> None:
 
     def work(store: Any, card: Card) -> bool:
         sums = sums_of(store)
-        store.fingerprint.number = 5 + store.rank
+        store.transport.fingerprint.number = 5 + store.rank
         with pytest.raises(RanksDiffer):
             sums.meet("order", 4, True, 1, 1)
-        store.fingerprint.number = 5
+        store.transport.fingerprint.number = 5
         return sums.meet("order", 4, True, 1, 1).known
 
     assert machine.run(work, 3) == [True] * 3
@@ -175,7 +175,7 @@ def _has(slices: Slices, index: int, rank: int, size: int) -> np.ndarray:
 
 
 def choice(store: Any, card: Card) -> tuple[bool, str]:
-    carrier = store.collectives(device="cuda")
+    carrier = store.transport.collectives(device="cuda")
     return carrier.on_device is not None, carrier.staged
 
 
@@ -196,7 +196,7 @@ def test_ranks_that_share_a_card(machine: Machine) -> None:
 
 def test_a_processor_among_cards(machine: Machine) -> None:
     def work(store: Any, card: Card) -> Any:
-        return store.collectives(device="cpu" if store.rank else "cuda").staged
+        return store.transport.collectives(device="cpu" if store.rank else "cuda").staged
 
     with pytest.warns(RuntimeWarning, match="rank 1 computes on the CPU"):
         assert machine.run(work) == ["rank 1 computes on the CPU"] * 2
@@ -204,11 +204,11 @@ def test_a_processor_among_cards(machine: Machine) -> None:
 
 def test_nothing_is_said_of_what_was_chosen(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def processors(store: Any, card: Card) -> tuple[Any, str]:
-        carrier = store.collectives(device="cpu")
+        carrier = store.transport.collectives(device="cpu")
         return carrier.on_device, carrier.staged
 
     def chosen(store: Any, card: Card) -> Any:
-        return store.collectives(device="cuda", staged="compression").staged
+        return store.transport.collectives(device="cuda", staged="compression").staged
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
