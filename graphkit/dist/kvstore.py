@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["REMOTE", "TYPES", "KVStore", "RowSparse", "create"]
 
-# Those with servers.
+# Types with servers.
 REMOTE = ("dist_async", "dist_bounded", "elastic")
 TYPES = ("local", "dist_sync", *REMOTE)
-# What MXNet calls them, and the store that is meant here.
+# MXNet's names.
 ALIASES = {
     "device": "local", "dist": "dist_sync", "dist_device_sync": "dist_sync", "dist_sync_device": "dist_sync",
     "dist_device_async": "dist_async", "dist_async_device": "dist_async",
@@ -146,13 +146,13 @@ def _check_options(
 
 
 def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
-    """A worker's store. On a server, this call does not return."""
+    """Return the store of a worker. On a server, this call does not return."""
     from graphkit.dist.job.ending import before_end, end_of_server
     from graphkit.dist.servers.post import WorkersPost, serve
     from graphkit.dist.servers.remote import RemoteStore
     from graphkit.dist.servers.server import Server
 
-    assert communicator.mail is not None, "it has servers"
+    assert communicator.mail is not None, "the job has servers"
     workers = communicator.processes - communicator.servers
     if communicator.serves:
         serve(Server(workers), communicator.mail, communicator)
@@ -166,7 +166,7 @@ def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: M
 
 
 def _replicated(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
-    """The same with replicated servers."""
+    """Return the store of a worker with replicated servers. On a server, this call does not return."""
     from graphkit.dist.job.ending import before_end, end_of_server
     from graphkit.dist.servers import replicated
     from graphkit.dist.servers.remote import RemoteStore
@@ -174,7 +174,7 @@ def _replicated(type: str, communicator: MpiCommunicator, staleness: int, elasti
     if communicator.serves:
         replicated.serve(communicator)
         end_of_server(communicator)
-    post = replicated.post_of(communicator)
+    post = replicated.connect(communicator)
     store = RemoteStore(
         type, Transport(communicator, servers_of=type), post, staleness if type == "dist_bounded" else None, **elastic
     )
@@ -193,4 +193,4 @@ def _replicated(type: str, communicator: MpiCommunicator, staleness: int, elasti
 
 
 def _nothing() -> None:
-    """Do nothing: another worker does it."""
+    """Do nothing: another worker ends the servers."""

@@ -14,9 +14,9 @@ from graphkit.dist.kvstore import KVStore
 from graphkit.dist.transport import Transport
 from graphkit.errors import OutOfMemory, RuntimeFailure
 
-# A round of one engine, in seconds, and calls in it at most.
+# Seconds of one round of calls, and the largest number of calls in it.
 _SECONDS, _MOST = 0.05, 2000
-# Elements that are compared with a sum by numpy.
+# Number of elements that are compared with a sum by numpy.
 _COMPARED = 1024
 
 
@@ -68,7 +68,7 @@ def _row(communicator: MpiCommunicator, store: KVStore, size: int, rounds: int) 
 
 
 def _calls_in_a_round(communicator: MpiCommunicator, call: Callable[[], object]) -> int:
-    """As many as take _SECONDS, _MOST at most; the same number in all processes."""
+    """Return a number of calls that takes _SECONDS, at most _MOST; the same in all processes."""
     count = 1
     while count < _MOST and _slowest(communicator, call, count) * count < _SECONDS:
         count = min(_MOST, 2 * count)
@@ -76,7 +76,7 @@ def _calls_in_a_round(communicator: MpiCommunicator, call: Callable[[], object])
 
 
 def _slowest(communicator: MpiCommunicator, call: Callable[[], object], count: int) -> float:
-    """The mean of so many calls, in seconds, in the process where it is the largest; all begin together."""
+    """Return the mean seconds of a call in the slowest process. All processes begin together."""
     communicator.perform("barrier")
     start = time.perf_counter()
     for _ in range(count):

@@ -312,7 +312,7 @@ def bounded(bound):
         second.push(keys, [np.full(2, 7.0)] * len(keys))
         second.begin_step()
         second.pull(keys)
-        parts = [part for part, _ in first._by_server(keys)]
+        parts = list(first._client.parts_by_server(keys))
         for answer in net.posts[0].answers(parts, "pull"):
             fields, arrays = unpack(answer)
             assert fields["behind"] == bound

@@ -131,7 +131,7 @@ def test_a_rank_that_fails_while_mpi_starts_says_so(monkeypatch):
         raise RuntimeFailure("no MPI")
 
     monkeypatch.setattr(roll, "join", lambda: None)
-    monkeypatch.setattr(roll, "say", lambda word, rank: said.append((word, rank)))
+    monkeypatch.setattr(roll, "report", lambda word, rank: said.append((word, rank)))
     monkeypatch.setattr(ending, "told_rank", lambda: 3)
     monkeypatch.setattr(ending, "MpiCommunicator", refuse)
     with pytest.raises(RuntimeFailure, match="no MPI"):

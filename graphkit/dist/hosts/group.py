@@ -1,4 +1,4 @@
-"""Sums and copies among some processes of a job: all of them, those of a host, or one of each host."""
+"""Collectives among some processes of a job: all of them, those of one host, or one of each host."""
 
 from __future__ import annotations
 
@@ -8,41 +8,42 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-# Waits for a request; the objects that it uses are named, and kept as long as it may write to them.
+# Waits for a request, given the objects that it uses, which stay alive as long as it may write to them.
 Complete: TypeAlias = Callable[..., None]
 
-# Larger sums go in parts of so many bytes: MPI's calls that do not block cut nothing themselves.
+# Larger sums are divided into parts of this many bytes, because MPI's non-blocking calls do not divide them.
 PART = 16 << 20
 
 
 class Group(Protocol):
-    """Some processes of a job, of which each calls the same; `rank` counts among them."""
+    """Some processes of a job, all of which make the same calls. `rank` counts among them."""
 
     rank: int
     size: int
 
     def sum_in_first(self, array: np.ndarray) -> np.ndarray | None:
-        """The elementwise sum in a new array, in the first of them; None in the others."""
+        """Return the elementwise sum in a new array on the first process; None on the others."""
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """The arrays of all, one behind the other along a new first axis; all pass one of the same type."""
+        """Return the arrays of all processes along a new first axis. All pass one of the same type."""
         ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """The bytes of each, of which there are so many by rank; they are at multiples of 8 in memory."""
+        """Return the bytes of each process. sizes: their numbers, by rank. Each part is aligned to 8 bytes."""
         ...
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
-        """The array of the first, in a new one; all pass one of the same dtype and shape."""
+        """Return the array of the first process, in a new one. All pass one of the same dtype and shape."""
         ...
 
 
 class Levels(NamedTuple):
-    """Two levels of a job over several hosts, of which one has several processes.
+    """Two levels of communication, for a job over several hosts that have several processes.
 
-    What goes `inside` of a host first, and is then exchanged by the `leaders` of all hosts, of which this process may
-    be one, crosses between hosts as if each had one process. leading: the leaders' ranks in the job.
+    `inside` connects the processes of this host. `leaders` connects the first processes of all hosts; None on others.
+    Data is combined inside each host first, so that it crosses the network once per host. leading: ranks of the
+    leaders.
     """
 
     inside: Group
@@ -51,7 +52,7 @@ class Levels(NamedTuple):
 
 
 class MpiGroup:
-    """The processes of a communicator of MPI's. given: called with the bytes that are brought to all of them."""
+    """The processes of an MPI communicator. given: called with the number of bytes that this process contributes."""
 
     def __init__(self, processes: Any, complete: Complete, given: Callable[[int], None]):
         self._processes, self._complete, self._given = processes, complete, given
@@ -94,16 +95,16 @@ class MpiGroup:
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """The memory of a contiguous array."""
+    """Return the memory of a contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8)
 
 
 def begins_of(sizes: Sequence[int]) -> list[int]:
-    """Where parts of so many bytes, one behind the other, begin; the last is the end of all."""
+    """Return where parts of these sizes begin if they are stored one after the other; the last number is the end."""
     return [0, *itertools.accumulate(sizes)]
 
 
 def parts_of(data: np.ndarray, begins: Sequence[int]) -> list[np.ndarray]:
-    """The parts of bytes, at multiples of 8 in memory."""
+    """Return the parts of `data`, each aligned to 8 bytes."""
     parts = [data[begin:end] for begin, end in itertools.pairwise(begins)]
     return [part.copy() if begin % 8 else part for part, begin in zip(parts, begins, strict=False)]

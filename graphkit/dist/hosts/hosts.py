@@ -1,8 +1,7 @@
-"""Which processes of a job share a host, and sums and copies that cross the network between hosts once for each host.
+"""Collectives that cross the network between hosts once per host.
 
-A call over several hosts goes inside of each host first, through the memory that its processes share; one of them, the
-leader, exchanges the result with the other leaders, and passes on what it got. Where each host has one process, or
-there is but one host, MPI's own call is as good.
+A call combines data inside each host first, through shared memory. One process of each host, the leader, exchanges the
+result with the other leaders and passes it on. With one host, or one process per host, MPI's own call is as good.
 """
 
 from __future__ import annotations
@@ -17,26 +16,32 @@ from graphkit.dist.hosts.group import Complete, Levels, MpiGroup, as_bytes, begi
 
 
 class Host(NamedTuple):
-    """A host of the job: its name, and its ranks in order. The first one leads."""
+    """A host of the job: its name and its ranks in order. The first rank is the leader."""
 
     name: str
     ranks: tuple[int, ...]
 
 
 class Hosts:
-    """The hosts of a communicator's processes.
+    """The hosts of the processes of a communicator. Every process must create it.
 
-    world: the communicator, of which every process calls this. inside: that of the processes that share this one's
-    host. complete: waits for a request. apart: processes are taken to be on different hosts, so many each; None for the
-    hosts that there are.
+    Args:
+        world: The MPI communicator.
+        inside: The MPI communicator of the processes on this host.
+        in_place: MPI's constant IN_PLACE.
+        complete: Waits for a request.
+        apart: Treat each group of this many ranks as a host of its own; None: use the real hosts.
 
-    `all` are the hosts by their leaders' ranks, `index` is this process's. `sent` counts the bytes that this process
-    gave to be exchanged between hosts. `levels`: None where MPI's own calls are as good.
+    Attributes:
+        all: The hosts, in the order of their leaders' ranks.
+        index: Index of this process's host.
+        sent: Bytes that this process contributed to exchanges between hosts.
+        levels: None if MPI's own calls are as good.
     """
 
     def __init__(self, world: Any, inside: Any, in_place: Any, complete: Complete, apart: int | None):
         number = 0 if apart is None else world.rank // apart
-        # Every process splits, whatever it was told of hosts: a split is a call of all of them.
+        # Every process must split, with or without `apart`: it is a collective call.
         self.inside = inside.Split(number, world.rank)
         self._world, self._in_place, self._complete = world, in_place, complete
         name = socket.gethostname() if apart is None else f"{socket.gethostname()}:{number}"
@@ -47,7 +52,7 @@ class Hosts:
         self.all = tuple(Host(named, tuple(ranks)) for _, (named, ranks) in sorted(found.items()))
         self.index = sorted(found).index(leader)
         self.leads = leader == world.rank
-        # Of leaders among themselves; the others share one that they do not use.
+        # The communicator of the leaders. The other processes get one that they do not use.
         self.leaders = world.Split(0 if self.leads else 1, world.rank)
         self.several = len(self.all) > 1
         self.sent = 0
@@ -58,7 +63,7 @@ class Hosts:
             self.levels = Levels(
                 MpiGroup(self.inside, complete, _keep), leaders, tuple(host.ranks[0] for host in self.all)
             )
-        # Ranks host by host, and where each of them comes there.
+        # Ranks in the order of hosts, and the position of each rank in that order.
         self._order = [rank for host in self.all for rank in host.ranks]
         self._places = sorted(range(world.size), key=self._order.__getitem__)
 
@@ -66,9 +71,8 @@ class Hosts:
         self.sent += size
 
     def allreduce(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> None:
-        """The elementwise sum of contiguous arrays of one type, the same bits in all processes.
-
-        in_place: both are one.
+        """Sum contiguous arrays elementwise, with the same bits on all processes. in_place: both arrays are
+        the same.
         """
         if self.levels is None:
             self._complete(self._start(source, result, in_place), source, result)
@@ -82,7 +86,7 @@ class Hosts:
         self._complete(self.inside.Ibcast(result), result)
 
     def start_allreduce(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> Any:
-        """Begin the same where it is one call, and do it where it is several; a request."""
+        """Start an all-reduce and return a request. If it takes several calls, it is already complete."""
         if self.levels is None:
             return self._start(source, result, in_place)
         self.allreduce(source, result, in_place)
@@ -96,7 +100,7 @@ class Hosts:
         self.sent += source.nbytes if self.leads and self.several else 0
 
     def broadcast(self, data: np.ndarray, root: int) -> None:
-        """The root's bytes, written into those of the others."""
+        """Write the root's bytes to those of the other processes."""
         place = next(index for index, host in enumerate(self.all) if root in host.ranks)
         here = place == self.index
         self.sent += data.nbytes if here and self.leads and self.several else 0
@@ -111,7 +115,7 @@ class Hosts:
             self._complete(self.inside.Ibcast(data), data)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """The arrays of all processes, of one type, by rank along a new first axis."""
+        """Return the arrays of all processes, by rank, along a new first axis."""
         if self.levels is None:
             return self._everybody.allgather(array)
         source = np.ascontiguousarray(array)
@@ -120,7 +124,9 @@ class Hosts:
         return rows if self._in_order else rows[self._places]
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """The bytes of all processes, of which each has so many; they are at multiples of 8 in memory."""
+        """Return the bytes of all processes, by rank; each part is aligned to 8 bytes. sizes: number of
+        bytes by rank.
+        """
         if self.levels is None:
             return self._everybody.allgather_parts(data, sizes)
         found = self._host_by_host(np.ascontiguousarray(data), sizes)
@@ -128,7 +134,7 @@ class Hosts:
         return [parts[place] for place in self._places]
 
     def _host_by_host(self, data: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-        """The bytes of all processes, one behind the other, in the order of the hosts."""
+        """Return the bytes of all processes, one after the other, in the order of hosts."""
         whole = np.empty(sum(sizes), np.uint8)
         counts = [sum(sizes[rank] for rank in host.ranks) for host in self.all]
         begins = begins_of(counts)[:-1]
@@ -146,11 +152,11 @@ class Hosts:
 
     @property
     def _in_order(self) -> bool:
-        """Whether the order of the hosts is that of the ranks."""
+        """Whether the order of hosts is the order of ranks."""
         return self._order == sorted(self._order)
 
     def reduce_scatter(self, source: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-        """This process's slice of the sum of vectors, from its bound to the next."""
+        """Return this process's slice of the sum of vectors. Slice r is bounds[r] to bounds[r + 1]."""
         counts = np.diff(bounds).tolist()
         result = np.empty(counts[self._world.rank], source.dtype)
         self._count(source)
@@ -172,11 +178,11 @@ class Hosts:
 
 
 def _keep(size: int) -> None:
-    """It stays on the host."""
+    """Do nothing: these bytes stay on the host."""
 
 
 class _Done:
-    """A request of what is done."""
+    """A request that is complete."""
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         return True

@@ -1,7 +1,7 @@
-"""Signs of life between hosts: leaders send each other what their hosts' boards say.
+"""Heartbeats between hosts: leaders send each other the heartbeats of their hosts.
 
-Times travel as ages: the clocks of hosts differ. At most one message to each host is on its way, so that one that has
-stopped does not fill the memory of the others.
+Times are sent as ages, because the clocks of hosts differ. At most one message to each host is under way, so that a
+stopped host does not fill the memory of the others.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from graphkit.dist.hosts.hosts import Host
 from graphkit.dist.hosts.watch import ENDED, SLOT, Board
 
-# How long the last signs of other hosts are awaited, and the pause between two looks for them, in seconds.
+# Seconds to wait for the last heartbeats of other hosts, and the pause between two checks.
 _LAST, _PAUSE = 5.0, 1e-3
 _TIMES = ("alive", "progress", "waits")
 
 
 class _Peer:
-    """Another host: where its message arrives, and this host's that is on its way to it."""
+    """Another host: a buffer for its next message, and the message that is being sent to it."""
 
     def __init__(self, leaders: Any, index: int, host: Host):
         self.index, self.slots = index, list(host.ranks)
@@ -34,28 +34,29 @@ class _Peer:
         self._arrival = self._leaders.Irecv(self._arriving.view(np.uint8), source=self.index)
 
     def send(self, message: np.ndarray) -> bool:
-        """Whether the message is on its way; not while the one before is."""
+        """Send a message unless the previous one is still under way. Return whether it was sent."""
         if self._sent is not None and not self._sent.Test():
             return False
         self._sent = self._leaders.Isend(message.view(np.uint8), dest=self.index)
         return True
 
     def receive(self) -> np.ndarray | None:
-        """The latest message that has come."""
+        """Return the latest message; None if there is no new one."""
         found = None
         while self._arrival is not None and self._arrival.Test():
             found = self._arriving.copy()
-            if int(found[0]["there"]) == ENDED:  # the leader's own sign
+            if int(found[0]["there"]) == ENDED:  # the first slot is that of the leader
                 self._arrival = None
             else:
                 self._await()
         return found
 
     def is_done(self) -> bool:
-        """Whether nothing is on its way any more."""
+        """Return whether no message is under way."""
         return self._arrival is None and (self._sent is None or bool(self._sent.Test()))
 
     def cancel(self) -> None:
+        """Cancel the receipt of a message."""
         if self._arrival is not None:
             self._arrival.Cancel()
             self._arrival.Wait()
@@ -63,33 +64,37 @@ class _Peer:
 
 
 class Relay:
-    """Of a leader: sends what its host's part of the board says, and writes there what the other hosts say.
+    """Exchanges heartbeats for the leader of a host: sends those of its board, and writes those of other hosts to it.
 
-    leaders: a communicator of all leaders, by host, that nothing else uses. board: slots by rank. One thread at a time
-    calls it, beside others that are in MPI: it needs MPI_THREAD_MULTIPLE.
+    It calls MPI beside other threads, so it needs MPI_THREAD_MULTIPLE. Only one thread at a time may call it.
+
+    Args:
+        leaders: Communicator of all leaders, in the order of hosts, that nothing else uses.
+        board: The board of this host, with a slot for each rank.
+        hosts: All hosts.
     """
 
     def __init__(self, leaders: Any, board: Board, hosts: Sequence[Host]):
         self._board = board
         self._slots = list(hosts[leaders.rank].ranks)
         self._peers = [_Peer(leaders, index, host) for index, host in enumerate(hosts) if index != leaders.rank]
-        self._gone: list[_Peer] = []  # MPI may go on to write to what they receive
+        self._gone: list[_Peer] = []  # kept, because MPI may still write to their buffers
 
     def forget(self, host: int) -> None:
-        """Of a leader that is lost; what is on its way to or from it stays so."""
+        """Stop exchanging heartbeats with a host whose leader is lost."""
         gone = [peer for peer in self._peers if peer.index == host]
         self._gone += gone
         self._peers = [peer for peer in self._peers if peer not in gone]
 
     def exchange(self) -> None:
-        """Send this host's signs to those who have received the ones before, and read what has come."""
+        """Send heartbeats to hosts that have received the previous ones, and read those that have arrived."""
         message = self._said()
         for peer in self._peers:
             peer.send(message)
         self._read()
 
     def close(self) -> None:
-        """Send this host's last signs, and wait for those of the others, which end together with it."""
+        """Send the last heartbeats of this host, and wait for those of other hosts, which end at the same time."""
         message, deadline = self._said(), time.monotonic() + _LAST
         told: set[int] = set()
         while time.monotonic() < deadline:

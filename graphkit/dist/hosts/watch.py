@@ -1,14 +1,14 @@
-"""Signs of life: each process says what it does in memory that those of its host share, and sees who gives none.
+"""Heartbeats: each process writes what it does to shared memory, and checks the other processes of its host.
 
-What the processes of other hosts do is written there by the host's leader (`graphkit.dist.hosts.relay`).
+The leader of a host also writes the heartbeats of other hosts there.
 
-A process that is stopped, or that has gone without a word, shows no sign at all; one that stalls shows no progress
-while others wait for it. Both end the job, with the rank and where it was last seen. What takes long and is known to (a
-step that is compiled, an evaluation, a checkpoint) is `working`, and counts as progress as long as it goes on. Code of
-the user's, such as a callback, does not: it may never return.
+A process that is stopped or has died sends no heartbeat. A process that is stalled makes no progress while others
+wait for it. Both end the job, with the rank and its last call. Known long work (compiling a step, an evaluation, a
+checkpoint) is marked with `working`, and counts as progress. Code of the user, such as a callback, does not count,
+because it may never return.
 
-If every rank waits and none has gone on for the timeout, nothing will ever happen: that ends the job too, with the call
-of each rank. A rank that computes or saves does not wait, and so keeps the others waiting for as long as it likes.
+If every rank waits and none makes progress within the timeout, the job ends with the call of each rank. A rank that
+computes or saves does not wait, so other ranks wait for it without a limit.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ import numpy as np
 
 from graphkit.dist.hosts.hosts import Host
 
-# Times are seconds of the host's monotonic clock, which its processes share. `waits`: since when the process waits and
-# has not gone on; infinity where it does not wait.
+# Times are seconds of the host's monotonic clock, which its processes share. `waits`: since when the process has waited
+# without progress; infinity if it does not wait.
 SLOT = np.dtype(
     [
         ("alive", "f8"), ("progress", "f8"), ("waits", "f8"), ("process", "i8"), ("steps", "i8"), ("there", "i8"),
         ("call", "S160"),
     ]
 )  # fmt: skip
-# The same, as it is written.
+# The same layout, for writing a slot at once.
 _PROGRESS = struct.Struct("=dddqqq160s")
-# `there`: the process has not started, takes part, or has ended.
+# Values of `there`: the process has not started, runs, or has ended.
 _BEFORE, _PART, ENDED = 0, 1, 2
 
-# How what a process says of itself begins while it runs code of the user's; else it is the last call that it came to.
+# Prefix of a call while code of the user runs.
 _IN = "in "
 
-# Signs in a timeout, and seconds between them at most.
+# Heartbeats per timeout, and the largest interval in seconds.
 _SIGNS, _LONGEST = 8, 1.0
-# So many of them missing, a process of a job that is over is taken to be stopped.
+# After the job has ended, a process that misses this many heartbeats counts as stopped.
 _LATE = 4
 
 
 class Board:
-    """A slot for each of so many processes, and for each host the time at which it was heard of last, in a file.
+    """Shared memory with a slot for each process, and for each host the time when it was last heard.
 
-    All processes of a host map it.
+    All processes of a host map the same file.
     """
 
     def __init__(self, path: str, count: int, hosts: int = 1):
@@ -69,7 +69,7 @@ class Board:
 
     @staticmethod
     def create(count: int, hosts: int = 1) -> str:
-        """A new file for it; whoever made it removes it once all have mapped it."""
+        """Create the file and return its path. The caller removes it once all processes have mapped it."""
         folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
         descriptor, path = tempfile.mkstemp(prefix="graphkit-", dir=folder)
         slots = np.zeros(count, SLOT)
@@ -80,23 +80,25 @@ class Board:
 
 
 class Messenger(Protocol):
-    """What takes the signs of a host to the others, and theirs to its board."""
+    """Exchanges heartbeats with other hosts."""
 
     def exchange(self) -> None:
-        """Send and receive what can be at once."""
+        """Send and receive what is possible at once."""
         ...
 
     def forget(self, host: int) -> None:
-        """Nothing comes from that host any more, by its number."""
+        """Stop exchanging heartbeats with this host, given by its number."""
         ...
 
     def close(self) -> None:
-        """Send this host's last signs, and wait for those of the others."""
+        """Send the last heartbeats of this host, and wait for those of the others."""
         ...
 
 
 class _Wait:
-    """A context in which a process waits for others; it may lie inside of another one. Each call enters it anew."""
+    """A context in which a process waits for others. Contexts may be nested, and one object may be entered
+    repeatedly.
+    """
 
     def __init__(self, watch: Watch, for_steps: bool):
         self._watch, self._for_steps = watch, for_steps
@@ -112,12 +114,17 @@ class _Wait:
 
 
 class Watch:
-    """Gives this process's signs, and looks for those of the others.
+    """Writes the heartbeats of this process, and checks those of others.
 
-    ranks: of the board's slots, in their order. mine: this process's slot. timeout: seconds without a sign after which
-    a process is given up. hosts: on which the ranks are, in the order of `Board.heard`, and `here` this process's; by
-    default all ranks are on this one. messenger: of the process that exchanges signs with the other hosts. complete:
-    whether the board has slots of all processes of the job.
+    Args:
+        board: The shared memory.
+        ranks: The rank of each slot.
+        mine: Slot of this process.
+        timeout: Seconds without a heartbeat after which a process counts as lost.
+        hosts: The hosts of the ranks, in the order of `HeartbeatBoard.heard`; default: one host.
+        here: Index of this host.
+        messenger: Exchanges heartbeats with other hosts; for leaders only.
+        complete: Whether the board has slots for all processes of the job.
     """
 
     def __init__(
@@ -133,18 +140,18 @@ class Watch:
         self._excused: set[int] = set()
         self._mine = board.slots[mine : mine + 1]
         self.timeout = timeout
-        # Waits and what takes long are numbered in the order in which they begin: `_wait` is the latest wait's number,
-        # `_working` has those of all that takes long and goes on.
+        # Waits and long work are numbered in the order in which they begin. `_wait` is the number of the latest wait,
+        # `_working` contains the numbers of current long work.
         self._numbers = itertools.count()
         self._wait = -1
         self._working: list[int] = []
-        # The numbers of code of the user's that runs, among those.
+        # The numbers of code of the user that runs.
         self._running: list[int] = []
         self._went_on = time.monotonic()
         self._waits: float | None = None
-        self._for_steps = False  # ... for processes that should make progress
+        self._for_steps = False  # whether the others should make progress
         self._outer: list[tuple[bool, float | None, int]] = []
-        # It waits for the others meanwhile: to go on, or to be there at all.
+        # Contexts of waiting for others: to make progress, or only to exist.
         self.for_progress = _Wait(self, for_steps=True)
         self.for_life = _Wait(self, for_steps=False)
         self._over = threading.Event()
@@ -153,20 +160,20 @@ class Watch:
         self._thread = threading.Thread(target=self._go, name="graphkit-watch", daemon=True)
         self._thread.start()
 
-    # --- what this process does -----------------------------------------------------------------------
+    # --- this process ---------------------------------------------------------------------------------
 
     def doing(self, call: bytes, steps: int) -> None:
-        """Progress: it comes to this call."""
+        """Report progress: this process has reached this call."""
         now = self._went_on = time.monotonic()
         _PROGRESS.pack_into(self._board.memory, self._at, now, now, math.inf, self._process, steps, _PART, call)
 
     def went_on(self) -> None:
-        """Something that this process waits for has made progress."""
+        """Report that an operation that this process waits for has made progress."""
         self._went_on = time.monotonic()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """What takes long goes on meanwhile."""
+        """Context of long work, which counts as progress."""
         number = next(self._numbers)
         self._working.append(number)
         try:
@@ -177,10 +184,10 @@ class Watch:
 
     @contextlib.contextmanager
     def running(self, code: str, steps: int) -> Iterator[None]:
-        """Code of the user's runs meanwhile, which `code` names: it does not count as work that goes on.
+        """Context in which code of the user runs, which does not count as progress.
 
-        Others wait for its return no longer than for anything else, also where it is called in the middle of work. What
-        it calls of graphkit's, and its own `working`, count again.
+        Others wait for it only until the timeout, even inside `working`. Calls of graphkit inside the code, and
+        `working` inside it, count as progress again.
         """
         number = next(self._numbers)
         self._running.append(number)
@@ -193,28 +200,28 @@ class Watch:
 
     @property
     def works(self) -> bool:
-        """Whether something takes long and goes on, which has begun inside of code of the user's if that runs."""
+        """Whether long work runs that began inside the current code of the user, if such code runs."""
         return max(self._working, default=-1) > max(self._running, default=-1)
 
     def end(self) -> None:
-        """This process takes part no longer; its last sign stays."""
+        """Stop writing heartbeats. The last one says that this process has ended."""
         self._over.set()
         self._thread.join()
         self._mine["there"] = ENDED
         if self._messenger is not None:
             self._messenger.close()
 
-    # --- what the others do ---------------------------------------------------------------------------
+    # --- other processes ------------------------------------------------------------------------------
 
     def excuse(self, rank: int) -> None:
-        """That process is lost, and the others go on: it is never given up, nor are others of whom it was to tell."""
+        """Continue without a lost process. Neither it nor the hosts that it reported on count as lost later."""
         self._excused.add(rank)
         for index, host in enumerate(self._hosts):
             if self._messenger is not None and host.ranks[0] == rank:
                 self._messenger.forget(index)
 
     def end_silent(self) -> None:
-        """Kill processes of this host that show no sign, where the job is over and its launcher ends none."""
+        """Kill processes of this host that send no heartbeat after the job has ended."""
         late = _LATE * self._pause
         now = time.monotonic()
         for rank in self._hosts[self._here].ranks:
@@ -225,12 +232,12 @@ class Watch:
                     os.kill(int(slot["process"]), signal.SIGKILL)
 
     def process_of(self, rank: int) -> int | None:
-        """Its number on its host; None where it is not watched, or has given no sign yet."""
+        """Return the process ID of a rank; None if it is not monitored or has sent no heartbeat yet."""
         slot = self._ranks.index(rank) if rank in self._ranks else None
         return None if slot is None else int(self._board.slots[slot]["process"]) or None
 
     def lost(self) -> str | None:
-        """Why a process is given up that this one has awaited for long enough; None as long as there is hope."""
+        """Return why a process counts as lost; None if none does, or if this process has not waited long enough."""
         waits = self._waits
         now = time.monotonic()
         if waits is None or now - waits <= self.timeout:
@@ -238,7 +245,7 @@ class Watch:
         slots = dict(zip(self._ranks, self._board.slots.copy(), strict=True))
         here = self._hosts[self._here]
         found = [self._given_up(rank, slots[rank], here, now) for rank in here.ranks]
-        # What is known of other hosts, this one's leader has written.
+        # The slots of other hosts are up to date only if the leader of this host is.
         if now - float(slots[here.ranks[0]]["alive"]) <= self.timeout:
             for index, host in enumerate(self._hosts):
                 if index == self._here or host.ranks[0] in self._excused:
@@ -246,21 +253,21 @@ class Watch:
                 heard = float(self._board.heard[index])
                 if now - heard > self.timeout:
                     found.append(_silent(host, slots, now - heard))
-                else:  # what its processes have done since then is not known
+                else:  # their state after that time is unknown
                     found += [self._given_up(rank, slots[rank], host, heard) for rank in host.ranks]
         return "; ".join(reason for reason in found if reason is not None) or self._all_wait(slots, now)
 
     def _all_wait(self, slots: Mapping[int, np.void], now: float) -> str | None:
-        """That every rank has waited for the timeout without going on, with the call of each; None where one has not.
+        """Return a text with the call of each rank if all have waited for the timeout without progress; otherwise None.
 
-        Of ranks of other hosts, it is what they did when they were heard of last.
+        For ranks of other hosts, it uses the last heartbeats.
         """
         if not self._complete:
             return None
         said = []
         for index, host in enumerate(self._hosts):
             if index != self._here and host.ranks[0] in self._excused:
-                return None  # nothing more is heard of that host
+                return None  # this host is not heard any more
             known = now if index == self._here else float(self._board.heard[index])
             for rank in host.ranks:
                 slot = slots[rank]
@@ -292,14 +299,14 @@ class Watch:
 
     @property
     def _pause(self) -> float:
-        """Seconds between two signs."""
+        """Seconds between two heartbeats."""
         return min(_LONGEST, self.timeout / _SIGNS)
 
     def _sign(self, progress: bool) -> None:
         now = time.monotonic()
         self._mine["alive"] = now
         since = self._waits
-        # A step that takes long may wait; what takes long inside of a wait does not.
+        # A long step may contain waits. Long work inside a wait is no wait.
         waits = since is not None and max(self._working, default=-1) < self._wait
         self._mine["waits"] = max(since, self._went_on) if since is not None and waits else math.inf
         if progress:
@@ -307,14 +314,14 @@ class Watch:
 
     def _go(self) -> None:
         while not self._over.wait(self._pause):
-            # Who waits for others is not the one that they wait for.
+            # A process that waits for others is not the one that they wait for.
             self._sign(progress=self.works or self._waits is not None)
             if self._messenger is not None:
                 self._messenger.exchange()
 
 
 def _silent(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | None:
-    """That nothing is heard of a host; None where its processes have ended."""
+    """Return that a host sends no heartbeats; None if its processes have ended."""
     of_host = [slots[rank] for rank in host.ranks]
     if all(int(slot["there"]) == ENDED for slot in of_host):
         return None

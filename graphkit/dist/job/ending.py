@@ -1,8 +1,8 @@
-"""How a process of a job ends: with all the others, whatever its way out.
+"""The end of a process of a job, together with all others.
 
-MPI's launchers end the whole job, without a word and with status 0, when a process leaves without closing MPI. So at
-the end of the interpreter a process tells the others that it has ended, waits for them, and closes MPI. A process that
-fails, or finds that the others have not ended with it, aborts the job with an exit code that is not 0.
+MPI launchers end the whole job without a message, with status 0, if a process leaves without closing MPI. So at the
+end of the interpreter, a process announces its end, waits for the others, and closes MPI. If a process fails, or the
+others do not end with it, it aborts the job with a non-zero exit code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from graphkit.dist.rounds.announcement import ENDED
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
 from graphkit.text import quantity
 
-# How long processes that do not agree wait for each other's last words, in seconds.
+# Seconds that ranks with different calls wait for each other's error messages.
 GRACE = 10.0
 
 _INTERRUPTED, _TERMINATED = 130, 143
@@ -37,11 +37,11 @@ _failure: BaseException | None = None
 
 
 def join(servers: int = 0, timeout: float | None = None, replicated: bool = False) -> MpiCommunicator:
-    """The communicator of all processes but the last ones, so many servers; replicated: whose loss is survived.
+    """Return the communicator of the workers: all processes except the last `servers`.
 
-    Initialises MPI at the first call, which every process must make: those that do not within `timeout` seconds
-    (default: GRAPHKIT_RANK_TIMEOUT; at least start.LEAST) end the job. Later calls, which servers do not come to, give
-    the same. Raises UsageError for servers that it has not.
+    The first call initialises MPI. Every process must make it within `timeout` seconds (default: GRAPHKIT_RANK_TIMEOUT;
+    at least start.LEAST); otherwise the job ends. Later calls return the same communicator. replicated: survive the
+    loss of a server. Raises UsageError if the job has other servers.
     """
     global _joined
     if _joined is None:
@@ -63,15 +63,15 @@ def _begun(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
         survival.prepare(servers)
     roll.join()
     if (rank := told_rank()) is not None:
-        roll.say(roll.BEGUN, rank)
+        roll.report(roll.BEGUN, rank)
     try:
         with deadline(max(timeout, LEAST), place):
             _followed = communicator = MpiCommunicator(servers, replicated)
     except BaseException:
         if rank is not None:
-            roll.say(roll.FAILED, rank)
+            roll.report(roll.FAILED, rank)
         raise
-    roll.say(roll.STARTED, communicator.place)
+    roll.report(roll.STARTED, communicator.place)
     atexit.register(end)
     if communicator.processes > 1:
         _follow_failures()
@@ -79,15 +79,15 @@ def _begun(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
 
 
 def before_end(leave: Callable[[], None], last: Callable[[], None]) -> None:
-    """At the end of this process, but not of one that failed: `leave`, and once all workers have, `last`."""
+    """At a normal end of this process, call `leave`, and `last` after all workers have left."""
     _farewells.append((leave, last))
 
 
 def end_of_server(communicator: MpiCommunicator) -> NoReturn:
-    """Close MPI together with the workers, and leave."""
+    """Close MPI together with the workers, and exit."""
     global _followed
     _followed = None
-    roll.say(roll.ENDED, communicator.place)
+    roll.report(roll.ENDED, communicator.place)
     communicator.finalize()
     sys.exit(0)
 
@@ -112,10 +112,10 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def end() -> None:
-    """Close MPI together with the other processes; abort the job when this one failed or the others go on."""
+    """Close MPI together with the other processes. Abort the job if this process failed, or the others continue."""
     global _followed
     communicator, _followed = _followed, None
-    if communicator is None or communicator.process != os.getpid():  # a child that was forked is none of the job
+    if communicator is None or communicator.process != os.getpid():  # a forked child does not belong to the job
         return
     try:
         if _failure is not None:
@@ -126,22 +126,22 @@ def end() -> None:
         communicator.perform(ENDED)
         for _, last in _farewells:
             last()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the others end with this process
+    except BaseException as error:  # noqa: BLE001 - any error ends the job
         _abort(communicator, error)
-    roll.say(roll.ENDED, communicator.place)
+    roll.report(roll.ENDED, communicator.place)
     communicator.finalize()
 
 
 def in_company() -> bool:
-    """Whether this process is one of several in a job that has not ended."""
+    """Whether this process is one of several in a running job."""
     return _followed is not None and _followed.processes > 1
 
 
 @contextlib.contextmanager
 def abort_on_error() -> Iterator[None]:
-    """End the whole job when this process fails, with the exit code of the error.
+    """Context that ends the whole job if this process fails, with the exit code of the error.
 
-    In place of what the end of the interpreter does, for a caller that turns exceptions into exit codes itself.
+    For callers that turn exceptions into exit codes. It also does the work of `end`.
     """
     try:
         yield
@@ -157,7 +157,7 @@ def abort_on_error() -> Iterator[None]:
 
 
 def _abort(communicator: MpiCommunicator, error: BaseException) -> None:
-    roll.say(roll.FAILED, communicator.place)
+    roll.report(roll.FAILED, communicator.place)
     try:
         print(f"graphkit: rank {communicator.place}: {_described(error)}; this ends the job", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):

@@ -1,8 +1,8 @@
-"""MPI through mpi4py: the only module that imports it.
+"""MPI through mpi4py. No other module imports it.
 
-mpi4py's automatic initialisation is off, so that the thread level is asked for here and an import has no side
-effect. Which collectives there are, and in which order, the processes agree upon in `graphkit.dist.rounds.channel`;
-`graphkit.dist.job.ending` is what happens at the end of a process.
+The automatic initialisation of mpi4py is switched off, so that imports have no side effects and this module chooses
+the thread level. `graphkit.dist.progress.engine` runs collectives in one order; `graphkit.dist.job.ending` ends a
+process.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 from graphkit.text import quantity, short_repr
 
-# Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
+# Variables of the process managers of MPICH and its derivatives, of Open MPI, and of Slurm's PMIx and PMI.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
-# Processes of the job, and those of this host, as MPICH's and Open MPI's launchers and Slurm tell. Slurm's are host by
-# host: a single number is that of one host.
+# Variables with the number of processes of the job and of this host, of MPICH, Open MPI and Slurm. Slurm lists the
+# numbers of all hosts, so a single number means one host.
 _COUNTS = (
     ("PMI_SIZE", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_SIZE", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
-# While others are awaited: how long a core of its own is kept, how long it is only offered to others, and the pauses
-# after that, in seconds.
+# During a wait: seconds for which a process keeps a core of its own, seconds for which it only yields the core, and the
+# pause after that.
 _KEEPS, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
 
 
 def launched_by_mpi() -> bool:
-    """Whether this process was started by an MPI launcher that is known. Imports nothing.
+    """Whether a known MPI launcher has started this process. Imports nothing.
 
-    It is for what is decided before MPI is loaded, which takes long and may not be repeated; where it is wrong, MPI's
-    own word is an error (`graphkit train --processes`).
+    It is used before MPI is loaded, which takes long and may be impossible twice. If it is wrong, MPI's own answer
+    leads to an error (`graphkit train --processes`).
     """
     return any(v in os.environ for v in _LAUNCHER_VARIABLES)
 
 
 def _on_one_host() -> bool:
-    """Whether the launcher says that all processes are on this host. A call of MPI costs less then."""
+    """Whether the launcher reports that all processes are on this host. MPI calls are then cheaper."""
     environment = os.environ
     return config.RANKS_PER_HOST.get() is None and any(
         size in environment and environment[size] == environment.get(local) for size, local in _COUNTS
@@ -89,44 +89,51 @@ def _mpi() -> Any:
 
 
 def library() -> str:
-    """The first words of what the MPI library says of itself: its name and version."""
+    """Return name and version of the MPI library."""
     first = str(_mpi().Get_library_version()).strip("\0 \n").splitlines()[0]
     return " ".join(first.partition(",")[0].split())
 
 
 def started() -> tuple[int, int] | None:
-    """This process's rank and the number of all, where a script has started MPI itself; None where nobody has."""
+    """Return this process's rank and the number of processes if the script has initialised MPI; otherwise None."""
     mpi = _mpi()
     return (mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size) if mpi.Is_initialized() else None
 
 
 class MpiCommunicator:
-    """The workers of MPI_COMM_WORLD: all processes but the last `servers`, which have a communicator of their own.
+    """The workers of MPI_COMM_WORLD: all processes except the last `servers`, which get a communicator of their own.
 
-    MPI is called by one thread at a time, the one that drives the channel. `place` is this process's rank in the job,
-    `mail` what workers and servers send each other. replicated: servers may be lost; there is no mail then, as MPI's
-    messages do not get over that. unclosed: one was lost, so that MPI cannot be closed.
+    Only the thread that drives the progress engine calls MPI.
+
+    Args:
+        servers: Number of servers.
+        replicated: Whether the loss of a server is survived. Messages to servers then do not use MPI.
+
+    Attributes:
+        place: Rank of this process in the job, including servers.
+        mail: Messages between workers and servers.
+        unclosed: Whether a server was lost, so that MPI cannot be closed.
     """
 
     def __init__(self, servers: int = 0, replicated: bool = False) -> None:
         mpi = _mpi()
         self._opened = not mpi.Is_initialized()
-        # Starting waits for every process, in a library that sees no signals of Python's.
+        # Initialisation waits for every process, and does not run Python's signal handlers.
         with _default_signals():
             if self._opened:
-                # Leaders of hosts send each other signs of life beside the calls of another thread.
+                # Leaders of hosts send heartbeats beside the calls of another thread.
                 level = mpi.Init_thread(mpi.THREAD_SERIALIZED if _on_one_host() else mpi.THREAD_MULTIPLE)
                 if level < mpi.THREAD_SERIALIZED:
                     raise RuntimeFailure(
                         f"MPI provides thread level {level}, but graphkit needs MPI_THREAD_SERIALIZED "
                         f"({mpi.THREAD_SERIALIZED})"
                     )
-            # A communicator of our own: what is sent here never meets what a script sends.
+            # A communicator of our own: its messages do not mix with those of the script.
             self._job = mpi.COMM_WORLD.Dup()
             self.place, self.processes, self.servers = self._job.rank, self._job.size, servers
             check_company(self.processes)
             self.replicated, self.unclosed = replicated, False
-            # Whether there is a store whose keys are on the servers.
+            # Whether a store with servers exists.
             self.stores = False
             if not 0 <= servers < self.processes:
                 raise UsageError(
@@ -138,7 +145,7 @@ class MpiCommunicator:
             apart = config.RANKS_PER_HOST.get()
             self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._done, apart)
             self.local: int = here.rank
-            # Whoever offers a core, on a busy machine gets it back some milliseconds later.
+            # A process that yields a core on a busy machine gets it back some milliseconds later.
             self._keeps = _KEEPS if place(here.allgather(Allowed.here()), here.rank) else 0.0
             self._comm, self.mail = self._job, None
             if servers:
@@ -157,7 +164,7 @@ class MpiCommunicator:
         self._watch = self._watched()
         self.channel = Channel(self)
         self.messages = Messages(self)
-        # None: more processes than tell each other one by one.
+        # None if there are too many processes for messages from each one to each other one.
         self._exchange: Exchange | None = None
         if self.size <= MOST:
             self._exchange = Exchange(self._comm.Dup(), _mpi().BYTE, announcement.LENGTH, self._complete)
@@ -182,7 +189,7 @@ class MpiCommunicator:
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         source, result = _summands(array, out)
         given, total = source.reshape(-1), result.reshape(-1)
-        # In parts, at least one: everybody has to take part in a sum of nothing, too.
+        # At least one part: every process must take part in an empty sum, too.
         step = PART // source.itemsize
         for at in range(0, max(1, given.size), step):
             self.hosts.allreduce(given[at : at + step], total[at : at + step], source is result)
@@ -195,7 +202,7 @@ class MpiCommunicator:
         return self.hosts.start_allreduce(source, result, source is result), result
 
     def raw_allreduce(self, array: np.ndarray, out: np.ndarray) -> None:
-        """MPI's own Allreduce, for comparisons: two contiguous arrays of one type, neither checked nor watched."""
+        """Call MPI's own Allreduce, for comparisons. Two contiguous arrays of one type; no checks."""
         self._comm.Allreduce(array, out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
@@ -211,7 +218,7 @@ class MpiCommunicator:
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
-        # As bytes, so that every dtype travels.
+        # As bytes, because MPI has no types for some dtypes.
         self.hosts.broadcast(as_bytes(result), root)
         return result
 
@@ -226,7 +233,7 @@ class MpiCommunicator:
     def fail(self, reason: str) -> None:
         self.channel.fail(reason)
 
-    # --- losses ----------------------------------------------------------------------------------
+    # --- lost processes --------------------------------------------------------------------------
 
     @property
     def host_by_rank(self) -> dict[int, int]:
@@ -234,37 +241,39 @@ class MpiCommunicator:
         return {rank: index for index, host in enumerate(self._everywhere.all) for rank in host.ranks}
 
     def tell_all(self, mine: Any) -> list[Any]:
-        """What each process of the job gives, by rank, at the start. Where they do not come within the timeout, this
-        process ends as where they do not start.
+        """All-gather a value of each process of the job, at the start. If a process does not call it within the
+        timeout, this process ends with an error.
         """
         with deadline(max(self.timeout, LEAST), (self.place, self.processes), "opened their store"):
             return list(self._job.allgather(mine))
 
     def called(self, rank: int) -> str:
-        """A process of the job: its rank, its host, and its number there."""
+        """Return a text with rank, host and process ID of a process."""
         host = next(host.name for host in self._everywhere.all if rank in host.ranks)
         process = None if self._watch is None else self._watch.process_of(rank)
         return f"rank {rank} on {host}" + ("" if process is None else f" (process {process})")
 
     def excuse(self, rank: int) -> None:
-        """That process is lost, and the others go on without it."""
-        roll.say(roll.EXCUSED, rank)
+        """Continue without a lost process."""
+        roll.report(roll.EXCUSED, rank)
         if self._watch is not None:
             self._watch.excuse(rank)
 
     def end_silent(self) -> None:
-        """The job is over: so are processes of this host that show no sign."""
+        """Kill processes of this host that send no heartbeat after the job has ended."""
         if self._watch is not None:
             self._watch.end_silent()
 
     def before_abort(self, tell: Callable[[int], None]) -> None:
-        """Call this with the exit code before this process ends the job; what was given last comes first."""
+        """Call `tell` with the exit code before this process aborts the job. The last registered function
+        runs first.
+        """
         self._tells_of_abort.insert(0, tell)
 
-    # --- signs of life ---------------------------------------------------------------------------
+    # --- heartbeats ------------------------------------------------------------------------------
 
     def _watched(self) -> Watch | None:
-        """The watch over the processes of all hosts, or of this one where MPI takes calls of one thread at a time."""
+        """Return the monitor of all hosts; of this host only, if MPI allows calls from only one thread."""
         hosts, mpi = self._everywhere, _mpi()
         everywhere = hosts.several and self._job.allreduce(mpi.Query_thread(), mpi.MIN) == mpi.THREAD_MULTIPLE
         watched = hosts.all if everywhere else (hosts.all[hosts.index],)
@@ -281,7 +290,7 @@ class MpiCommunicator:
         if path is None:
             raise RuntimeFailure(failure)
         board = Board(path, len(ranks), len(watched))
-        # Before anything waits for other hosts: who is lost there leaves no file here.
+        # Remove the file before any wait for other hosts: a lost host must not leave it behind.
         hosts.inside.Barrier()
         if hosts.leads:
             os.unlink(path)
@@ -293,11 +302,11 @@ class MpiCommunicator:
 
     @property
     def timeout(self) -> float:
-        """Seconds after which a process is given up."""
+        """Seconds after which a process counts as lost."""
         return config.RANK_TIMEOUT.get() if self._watch is None else self._watch.timeout
 
     def set_timeout(self, seconds: float) -> None:
-        """Give up processes that show no sign, or do not go on, for so long."""
+        """Set the seconds without heartbeat or progress after which a process counts as lost."""
         checked = checked_timeout(seconds)
         if self._watch is not None:
             self._watch.timeout = checked
@@ -313,7 +322,7 @@ class MpiCommunicator:
             self._watch.doing(call, self.steps)
 
     def went_on(self) -> None:
-        """What this process waits for has made progress."""
+        """Report that an operation that this process waits for has made progress."""
         if self._watch is not None:
             self._watch.went_on()
 
@@ -337,20 +346,20 @@ class MpiCommunicator:
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
 
     def _done(self, request: Any, *used: Any) -> None:
-        """`_complete` for a request of a collective: with each that is done, this process goes on."""
+        """Wait for a request of a collective, and report progress."""
         self._complete(request, *used)
         self.went_on()
 
     def _complete(self, request: Any, *used: Any) -> None:
-        """Wait until the request is done, which uses these objects.
+        """Wait until a request is complete. used: the objects that it uses.
 
-        Others get the core meanwhile, signals are seen, and so is who is lost. A call of MPI's own that blocks would
-        see none of them, and take the core from processes that it waits for.
+        During the wait, other processes get the core, signal handlers run, and lost ranks are noticed. A blocking call
+        of MPI would allow none of this.
         """
         start = time.monotonic()
         try:
             while not request.Test():
-                # While this process computes, the core is wanted.
+                # This process computes on another thread, which needs the core.
                 if self.channel.awaited and (waited := time.monotonic() - start) < _EAGER:
                     if waited >= self._keeps:
                         os.sched_yield()
@@ -358,7 +367,7 @@ class MpiCommunicator:
                     time.sleep(_PAUSE)
                     self.channel.idle()
         except BaseException:
-            # The others may be in this call still: MPI goes on to write here.
+            # Other ranks may still be in this call, so MPI may write to these objects.
             self._kept += [request, *used]
             raise
 
@@ -366,11 +375,11 @@ class MpiCommunicator:
 
     @property
     def disagreement(self) -> str | None:
-        """Why the processes do not go on together."""
+        """Why the ranks cannot continue together."""
         return self.channel.disagreement
 
     def meet(self, seconds: float) -> bool:
-        """Whether all processes came here within that time."""
+        """Return whether all processes call it within this time."""
         end = time.monotonic() + seconds
         if not self.channel.quiet(seconds):
             return False
@@ -386,7 +395,7 @@ class MpiCommunicator:
             self._watch.end()
         mpi = _mpi()
         if self._opened and not self.unclosed and not mpi.Is_finalized():
-            # MPI would wait for ever for one that is lost from here on.
+            # MPI would wait forever for a process that is lost from now on.
             with deadline(max(self.timeout, LEAST), (self.place, self.processes), "closed MPI"):
                 mpi.Finalize()
 
@@ -405,9 +414,9 @@ class MpiCommunicator:
 
 
 def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """What is summed, and where to: into the same array where that is `out`."""
+    """Return the array to sum, and the array for the sum: the same array if it is `out`."""
     source = np.ascontiguousarray(array)
-    # Half floats have no MPI type: they are summed in float32.
+    # MPI has no types for float16 and bfloat16: they are summed in float32.
     if source.dtype.itemsize == 2 and source.dtype.kind in "fV":
         source = source.astype(np.float32)
         return source, source
@@ -421,7 +430,7 @@ def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np
 
 @contextlib.contextmanager
 def _default_signals() -> Iterator[None]:
-    """Ctrl-C ends the process at once: Python's own handler would wait for the call to return."""
+    """Context in which Ctrl-C ends the process at once. Python's handler would wait until the MPI call returns."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,9 +1,9 @@
-"""What the ranks of a job and the command that has started them know of each other, through a named pipe.
+"""Reports of the ranks to the command that has started the job, through a named pipe.
 
-A launcher of MPI may end with status 0 after a rank has left in the middle of its program, and it names no rank. So
-each rank writes a line to the pipe when it begins, and another one when its program has ended. The command reads which
-ranks have not ended, and which of them left first. A rank that sees nobody read the pipe knows that the command is
-gone, and ends: nobody could stop the job any more.
+An MPI launcher may end with status 0 although a rank left in the middle of its program, and it does not name the rank.
+So each rank writes a line to the pipe when it starts, and another one when its program has ended. The command reads
+which ranks have not ended, and which of them left first. If a rank notices that the command has ended, it ends too,
+because nothing could stop the job any more.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from typing import NamedTuple, NoReturn
 from graphkit import config
 from graphkit.errors import RuntimeFailure
 
-# What a rank says of itself: BEGUN before it starts MPI, if the launcher tells its number, STARTED after that. EXCUSED
-# is what others say of one that was lost and without which they go on.
+# Reports of a rank. BEGUN: before MPI starts, if the launcher tells the rank. STARTED: after that. EXCUSED: another
+# rank reports that this one was lost and the job continues.
 BEGUN, STARTED, ENDED, FAILED, EXCUSED = "begun", "started", "ended", "failed", "excused"
 
-# What launchers end the other ranks with.
+# Signals with which launchers end the other ranks.
 _BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)
 
-# The request for PIDFD_INFO_EXIT of a pidfd, and its answer: a mask, the process's status at the end (linux/pidfd.h).
+# The request PIDFD_INFO_EXIT of a pidfd, and its answer: a mask and the exit status (linux/pidfd.h).
 _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 _INFO = struct.Struct("=Q52xi")
 _INFO_EXIT = 1 << 3
 
-# Bytes that are read at once; a line is far below what a pipe takes as a whole.
+# Bytes to read at once. A pipe writes lines that are much shorter without splitting them.
 _PART = 1 << 16
 
 
 class Place(NamedTuple):
-    """Where a rank runs."""
+    """The process of a rank."""
 
     rank: int
     process: int
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 
 
 class Roll:
-    """The end of the command that starts a job of so many ranks; a context, in which the pipe exists."""
+    """The command's end of the pipe; a context in which the pipe exists. ranks: number of ranks."""
 
     def __init__(self, ranks: int):
         self._ranks = ranks
@@ -64,7 +64,7 @@ class Roll:
         self._said: dict[int, str] = {}
         # Ranks whose processes have ended, in this order.
         self._left: list[int] = []
-        # Whether a rank has said why it failed before one was lost. Launchers end the others after both.
+        # Whether a rank reported its failure before any rank was lost. Launchers end the others after both.
         self._explained = False
         self._rest = b""
 
@@ -79,7 +79,7 @@ class Roll:
                 f"{self.path}: cannot create a named pipe ({error.strerror}): set TMPDIR to a folder on another file "
                 "system"
             ) from None
-        # For writing too: without a writer the pipe would be at its end, and never wait.
+        # Open it for writing too. Without a writer, reads would return at once.
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
         self._processes: dict[int, int | None] = {}
         self._events = select.epoll() if hasattr(select, "epoll") and hasattr(os, "pidfd_open") else None
@@ -107,7 +107,7 @@ class Roll:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     job.wait(pause)
             else:
-                # Events come in the order in which they have happened.
+                # Events come in order of time.
                 for descriptor, _ in self._events.poll(pause):
                     self._look(descriptor)
         self._read()
@@ -143,7 +143,7 @@ class Roll:
         return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._said]
 
     def _follow(self, process: int, rank: int | None) -> None:
-        """Have an event at the end of a process."""
+        """Watch for the end of a process."""
         if self._events is None:
             return
         try:
@@ -152,7 +152,7 @@ class Roll:
             if rank is not None:
                 self._left.append(rank)
         except OSError as error:
-            # Such as a system that lacks the call: `lost` names all ranks that have not ended.
+            # For example, the system lacks the call. `_lost` then names all ranks that have not ended.
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
         else:
@@ -160,17 +160,17 @@ class Roll:
             self._events.register(descriptor, select.EPOLLIN)
 
     def _look(self, descriptor: int) -> None:
-        """A process has ended, or the pipe has something."""
+        """Handle an event: a process has ended, or the pipe has data."""
         if descriptor == self._pipe:
             self._read()
         elif descriptor in self._processes:
-            assert self._events is not None, "there was an event"
+            assert self._events is not None, "the event comes from it"
             self._events.unregister(descriptor)
             if (rank := self._processes[descriptor]) is not None:
                 self._left.append(rank)
 
     def _read(self) -> None:
-        """Take in what ranks have written."""
+        """Read the reports of ranks."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._pipe, _PART):
                 *lines, self._rest = (self._rest + data).split(b"\n")
@@ -182,7 +182,7 @@ class Roll:
         if word in (BEGUN, STARTED):
             if word == STARTED:
                 self._started.add(place.rank)
-            # BEGUN is said with the launcher's number, STARTED with MPI's.
+            # BEGUN contains the launcher's rank, STARTED that of MPI.
             if self._begun.get(place.rank) != place:
                 self._begun[place.rank] = place
                 self._follow(place.process, place.rank)
@@ -203,15 +203,15 @@ def _ended_by(descriptor: int) -> int | None:
     return os.WTERMSIG(status) if mask & _INFO_EXIT and os.WIFSIGNALED(status) else None
 
 
-# The pipe of this process, where it is a rank that such a command has started.
+# The pipe of this process, if it is a rank of such a job.
 _pipe: int | None = None
 
 
 def join() -> None:
-    """Open the pipe, and end this process from now on when the command is gone that has started its job.
+    """Open the pipe. From now on, this process ends if the command that started its job ends.
 
-    It does nothing where no such command has started this process. Raises RuntimeFailure where the command is gone
-    already, or the pipe is not to be found.
+    Does nothing if no such command started this process. Raises RuntimeFailure if the command has already ended, or the
+    pipe does not exist.
     """
     global _pipe
     path = config.JOB_PIPE.get()
@@ -231,13 +231,13 @@ def join() -> None:
     threading.Thread(target=_end_with_command, args=(_pipe, path), name="graphkit-roll", daemon=True).start()
 
 
-def say(word: str, rank: int) -> None:
-    """Tell the command that has started the job, if there is one.
+def report(word: str, rank: int) -> None:
+    """Report to the command that started the job, if there is one.
 
-    BEGUN, STARTED, ENDED and FAILED are of this process's rank, EXCUSED of another one.
+    BEGUN, STARTED, ENDED and FAILED are about this process, EXCUSED is about another one.
     """
     if _pipe is not None:
-        # It is gone, or does not read: the thread sees to the first.
+        # The command has ended, which the thread notices, or does not read.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(_pipe, f"{word}\t{rank}\t{os.getpid()}\t{socket.gethostname()}\n".encode())
 
@@ -245,7 +245,7 @@ def say(word: str, rank: int) -> None:
 def _end_with_command(pipe: int, path: str) -> NoReturn:
     """Wait until nobody reads the pipe; then end this process. Its launcher ends the other ranks."""
     events = select.poll()
-    events.register(pipe, 0)  # what remains is the error that there is no reader
+    events.register(pipe, 0)  # only the error that there is no reader remains
     events.poll()
     _remove(path)
     with contextlib.suppress(OSError):
@@ -258,8 +258,8 @@ def _end_with_command(pipe: int, path: str) -> NoReturn:
 
 
 def _remove(path: str) -> None:
-    """Remove the pipe and its folder, which the command can do no more."""
-    with contextlib.suppress(OSError):  # another rank may have been earlier
+    """Remove the pipe and its folder, because the command cannot do it any more."""
+    with contextlib.suppress(OSError):  # another rank may have removed it
         os.unlink(path)
     with contextlib.suppress(OSError):
         os.rmdir(Path(path).parent)

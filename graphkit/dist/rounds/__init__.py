@@ -1,1 +1,1 @@
-"""What processes do together, in an order that they agree upon."""
+"""Progress engine: ranks agree which pending operations to run next, and run them in the same order."""

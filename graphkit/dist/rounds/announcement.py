@@ -1,6 +1,6 @@
-"""What a process tells the others in a round of the channel: where it is, what it waits for, what it has posted.
+"""The message that ranks exchange in each progress step: where a rank is, what it waits for, what is pending.
 
-Arrays of some bytes that are to be summed travel with it: their sum needs no exchange of its own.
+Small arrays to be summed are sent with it, so that their sum needs no further exchange.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# What a process says that takes part in nothing any more.
+# Name of the last operation of a rank.
 ENDED = "ended"
 
-# Steps, calls, digest of all that is posted, how many these are, who waits; what for.
+# Steps, calls, digest of all pending operations, their number, who waits, name of an operation.
 _FORMAT = struct.Struct("<qqQqB95s")
-# Where the digest and the number lie in it.
+# The bytes with the digest and the number of pending operations.
 POSTED = slice(16, 32)
-# The longest text.
+# Largest number of bytes of the name.
 TEXT = 95
-# Behind it: so many bytes of arrays that are to be summed.
+# The bytes behind it, for small arrays that are summed.
 CARRIED = slice(_FORMAT.size, _FORMAT.size + 64)
-# All of it.
+# Bytes of a message.
 LENGTH = CARRIED.stop
 
-# Calls whose digests are kept.
+# Number of calls whose digests are kept.
 _KEPT = 4096
 
 
 class Waits(IntEnum):
-    """Who waits in a process: nobody, some of the threads that have taken part in anything, or all of these."""
+    """Which threads of a rank wait: none, some of those that have posted operations, or all of these."""
 
     NOBODY = 0
     SOME = 1
@@ -40,7 +40,7 @@ class Waits(IntEnum):
 
 
 class Announcement(NamedTuple):
-    """What a process waits for or has posted: in how many steps and calls, and who waits."""
+    """What a rank reports: its steps and calls, its pending operations (digest and number), who waits, and for what."""
 
     steps: int
     calls: int
@@ -65,18 +65,18 @@ class Announcement(NamedTuple):
 
 
 def alike(mine: bytes, rows: Sequence[bytes]) -> bool:
-    """Whether all have posted the same, by their announcements."""
+    """Whether all ranks have the same pending operations, by their messages."""
     posted = mine[POSTED]
     return all(row[POSTED] == posted for row in rows)
 
 
 def disagreement(found: Sequence[Announcement]) -> str:
-    """What is wrong where processes do not go on together, by rank."""
+    """Return an error text: what each rank waits for or has pending. found: by rank."""
     groups: dict[str, list[int]] = {}
     for rank, announced in enumerate(found):
         groups.setdefault(str(announced), []).append(rank)
     said = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
-    if len(said) == 1:  # texts that were cut
+    if len(said) == 1:  # the names were truncated
         said.append("with different arrays")
     return (
         f"the processes make different calls: {'; '.join(said)}. All must take the same steps and make the same calls"
@@ -84,13 +84,13 @@ def disagreement(found: Sequence[Announcement]) -> str:
 
 
 class Digests:
-    """What is said of calls, kept for those that come again."""
+    """Digests of calls, which are kept for calls that are repeated."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[int, int, bytes]] = {}
 
     def of(self, call: str, arrays: Sequence[np.ndarray], operation: str = "") -> tuple[int, int, bytes]:
-        """The digests of a call without and with its operation and the types of its arrays, and its text."""
+        """Return the digest of the name, that of name, operation and array types, and the name for messages."""
         key = (call, operation, *((a.dtype, a.shape) for a in arrays))
         found = self._known.get(key)
         if found is None:
@@ -104,19 +104,19 @@ class Digests:
 
 
 def digest_of_all(calls: Sequence[tuple[int, int]]) -> int:
-    """The digest of calls in any order, each with its own digest and priority."""
+    """Return a digest of calls that does not depend on their order. calls: digest and priority of each."""
     if len(calls) == 1 and not calls[0][1]:
         return calls[0][0]
     return unsigned(sum(digest if priority == 0 else _mixed(digest, priority) for digest, priority in calls))
 
 
 def digest_of(text: str) -> int:
-    """64 bits that are not 0."""
+    """Return a digest of 64 bits that is not 0."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1
 
 
 def _mixed(digest: int, priority: int) -> int:
-    """64 bits of a call and its priority (the finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
+    """Return 64 bits of a call and its priority (the finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
     bits = (digest ^ unsigned(priority) * 0x9E3779B97F4A7C15) & BITS
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & BITS
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & BITS
@@ -127,10 +127,10 @@ BITS = (1 << 64) - 1
 
 
 def unsigned(number: int) -> int:
-    """The 64 bits of an integer with a sign."""
+    """Return the 64 bits of a signed integer."""
     return number & BITS
 
 
 def signed(bits: int) -> int:
-    """The integer with a sign of 64 bits."""
+    """Return the signed integer of 64 bits."""
     return bits - (1 << 64) if bits >> 63 else bits

@@ -1,11 +1,12 @@
-"""What processes do together, in an order that they agree upon: none waits for another that does things differently.
+"""The progress engine: it runs operations that all ranks have posted, in one order, so that no rank deadlocks.
 
-Each process posts what it wants to take part in. In a round all tell each other what they have posted; what every one
-of them has, they do, by priority and name. The order in which a process posts different things does not matter, that of
-equal names does. Horovod negotiates likewise, by way of rank 0 (Sergeev and Del Balso, arXiv:1802.05799, 2018).
+Each rank posts operations. In a progress step, all ranks exchange what they have pending. Operations that all of them
+have are run, by priority and name. Ranks may post operations with different names in different orders; those with the
+same name run in the order in which they were posted. Horovod negotiates in a similar way, through rank 0 (Sergeev and
+Del Balso, arXiv:1802.05799, 2018).
 
-Who waits for something drives the rounds; a thread drives them while nobody waits. Where all wait and nothing is common
-to them, they go on for ever: then all raise the same error, which names what each of them waits for.
+A thread that waits for an operation drives the progress steps. While no thread waits, a thread of the engine does. If
+all ranks wait and have no pending operation in common, all raise the same error, which names what each waits for.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ from graphkit.dist.rounds.posted import (
 from graphkit.dist.wire.promptness import be_prompt
 from graphkit.errors import RuntimeFailure, UsageError
 
-# How sums get on while a process computes: not at all, one after the other, or several at a time.
+# How sums progress while a rank computes: not at all, one after the other, or several at a time.
 Overlap: TypeAlias = Literal["funnelled", "chained", "concurrent"]
 OVERLAPS: tuple[Overlap, ...] = ("funnelled", "chained", "concurrent")
 
-# Rounds without anything in common after which processes give up: while all that could post anything waits, and while
-# another thread of one of them might still. A pause between two, in seconds.
+# Progress steps without a common operation after which ranks give up: if all threads that have posted operations wait,
+# and if some do not. Then the pause between two steps, in seconds.
 _STUCK, _STUCK_THREADS, _PAUSE = 500, 20_000, 1e-3
-# The longest time in which a waiting thread does not look for who is lost, in seconds.
+# Seconds between two checks for lost ranks.
 _LOOK = 0.05
 
 
-# A result, or why there is none.
+# A result, or the error.
 _Outcome: TypeAlias = tuple[Any, Exception | None]
 
 
 class _Flight(NamedTuple):
-    """A sum that goes on by itself."""
+    """A sum that runs in the background."""
 
     request: Any
     total: np.ndarray
@@ -64,11 +65,11 @@ class _Flight(NamedTuple):
 
 
 class _Lost(RuntimeFailure):
-    """Another process is given up."""
+    """Another rank is lost."""
 
 
 class Channel:
-    """Carries out what all processes have posted, over `links`; `overlap` says what happens while nobody waits."""
+    """Runs operations that all ranks have posted, over `links`. overlap: what happens while no thread waits."""
 
     def __init__(self, links: Links, overlap: Overlap = "chained"):
         self._links = links
@@ -76,17 +77,17 @@ class Channel:
         self.calls = 0
         self.disagreement: str | None = None
         self._failure: str | None = None
-        # By call, what was posted and is not done, in order; the lock guards it.
+        # By name, pending operations in order; the lock guards it.
         self._posted: dict[str, deque[Pending]] = {}
         self._news = News()
         self._digests = Digests()
-        # Who waits for what: pairs of thread and what was posted.
+        # Which thread waits for which operation.
         self._awaited: list[tuple[int, Pending]] = []
-        # Threads that have posted something.
+        # Threads that have posted operations.
         self._threads: set[int] = set()
-        # What failed, and nobody has waited for.
+        # Operations whose error no caller has received.
         self._unheard: list[Pending] = []
-        # The thread that drives a round, or 0; the lock guards it.
+        # The thread that drives a progress step, or 0; the lock guards it.
         self._driver = 0
         self._flying: deque[_Flight] = deque()
         self._broken: list[_Flight] = []
@@ -95,7 +96,7 @@ class Channel:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    # --- what is posted ---------------------------------------------------------------------------
+    # --- posting operations -----------------------------------------------------------------------
 
     def post(
         self,
@@ -107,10 +108,18 @@ class Channel:
         later: bool = True,
         operation: str = "",
     ) -> Pending:
-        """Take part in a call with arrays of these types once all do. later: nobody will wait for it soon.
+        """Post an operation: it runs once all ranks have posted it with arrays of the same types.
 
-        operation: names what the action does, if calls of this name may do different things. Raises
-        RuntimeFailure when the processes no longer go on together.
+        Args:
+            call: Name of the operation.
+            arrays: Arrays whose types the ranks compare.
+            action: What to run.
+            priority: Operations with a higher priority run first.
+            later: Whether no thread will wait for it soon. A thread of the engine then runs it.
+            operation: Names what the action does, if operations of this name may do different things.
+
+        Raises:
+            RuntimeFailure: The engine has stopped after a failure.
         """
         if self._links.size == 1:
             return alone(call, action)
@@ -137,7 +146,7 @@ class Channel:
         return made
 
     def _number(self, made: Pending) -> None:
-        """It is the next call of this thread's; the lock is held."""
+        """Count the operation as the next one of this thread. The lock is held."""
         self._threads.add(threading.get_ident())
         self.calls += 1
         made.number = self.calls
@@ -151,14 +160,14 @@ class Channel:
         priority: int = 0,
         operation: str = "",
     ) -> Any:
-        """Post it and wait for it; its result."""
+        """Post an operation, wait for it, and return its result."""
         if self._links.size == 1:
             return alone(call, action).wait()
         made = self._made(call, arrays, action, priority, operation)
         return self._at_once(made, action) if isinstance(action, Sum) else self._queued(made, later=False).wait()
 
     def _at_once(self, made: Pending, summed: Sum) -> Any:
-        """The result of a sum, which needs no queue where nothing else is posted."""
+        """Return a sum, without the queue if nothing else is pending."""
         mine = threading.get_ident(), made
         free = False
         try:
@@ -179,8 +188,8 @@ class Channel:
                         if failure is not None:
                             raise failure
                         return summed.deliver(total)
-                    # Others have posted something else, which this process has to look at as they do. It is announced,
-                    # and so comes before what another thread has posted to the same call meanwhile.
+                    # Other ranks have posted something else, so this rank must compare as they do. The operation was
+                    # announced, so it comes before those that another thread has posted under this name meanwhile.
                     with self._news.lock:
                         self._posted.setdefault(made.call, deque()).appendleft(made)
                     self._go_on([made], {}, told, rows, self.calls)
@@ -191,7 +200,7 @@ class Channel:
         return (made if free else self._queued(made, later=False)).wait()
 
     def flush(self) -> None:
-        """Wait for all that was posted; raises the first error that nobody has heard of."""
+        """Wait for all pending operations. Raises the first error that no caller has received."""
         while left := self._left():
             for made in left:
                 made.wait()
@@ -200,7 +209,7 @@ class Channel:
                 made.wait()
 
     def _left(self) -> list[Pending]:
-        """What is not done."""
+        """Return the operations that are not done."""
         with self._news.lock:
             posted = [made for queue in self._posted.values() for made in queue]
             return posted + [flight.made for flight in self._flying]
@@ -208,7 +217,7 @@ class Channel:
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, pending: Pending) -> None:
-        """Return when it is done. Raises RuntimeFailure when another process is given up meanwhile."""
+        """Return when the operation is done. Raises RuntimeFailure if a rank is lost meanwhile."""
         if self._driver == threading.get_ident():
             raise UsageError(
                 f"{pending.call}: a function that handles the result of an all-reduce must not wait for another one"
@@ -233,7 +242,7 @@ class Channel:
                         self._news.tell()
 
     def _takes_the_wheel(self, pending: Pending) -> bool:
-        """Whether this thread drives from now on; if another one does, it waits for news."""
+        """Return whether this thread drives from now on. If another one does, wait for a notification first."""
         with self._news.lock:
             if self._driver:
                 if not pending.done:
@@ -254,7 +263,7 @@ class Channel:
             raise _Lost(self._failure)
 
     def _serve(self) -> None:
-        """Drive the rounds while nobody waits."""
+        """Drive progress steps while no thread waits."""
         be_prompt()
         while True:
             with self._news.lock:
@@ -265,18 +274,18 @@ class Channel:
                 self._driver = threading.get_ident()
             try:
                 self._drive()
-            except Exception as error:  # noqa: BLE001 - who waits next is told
+            except Exception as error:  # noqa: BLE001 - the next caller that waits gets it
                 self._break(f"{type(error).__name__}: {error}")
             finally:
                 self._leaves_the_wheel()
 
     def fail(self, reason: str) -> None:
-        """Nothing is done together from now on: whoever waits, or posts something, is told the reason."""
+        """Stop the engine: every thread that waits, or posts an operation, gets the reason as an error."""
         self._break(reason)
 
     @contextmanager
     def at_the_wheel(self) -> Iterator[None]:
-        """No other thread drives a round meanwhile."""
+        """Context in which no other thread drives a progress step."""
         with self._news.lock:
             while self._driver:
                 self._news.wait(_LOOK)
@@ -287,7 +296,7 @@ class Channel:
             self._leaves_the_wheel()
 
     def close(self) -> None:
-        """No round is driven any more."""
+        """End the thread of the engine."""
         with self._news.lock:
             self._closed = True
             self._news.tell()
@@ -295,7 +304,9 @@ class Channel:
             self._thread.join()
 
     def quiet(self, seconds: float) -> bool:
-        """Whether no thread drives a round, within that time; none does from then on."""
+        """Wait until no thread drives a progress step; none does afterwards. Return whether this took at most
+        `seconds`.
+        """
         with self._news.lock:
             end = time.monotonic() + seconds
             while self._driver:
@@ -305,10 +316,10 @@ class Channel:
             self._driver = threading.get_ident()
             return True
 
-    # --- rounds -----------------------------------------------------------------------------------
+    # --- progress steps ---------------------------------------------------------------------------
 
     def _drive(self) -> None:
-        """One round, or a look at the sums in flight where nothing else is posted."""
+        """Run one progress step, or check the sums in the background if nothing else is pending."""
         self._land()
         with self._news.lock:
             heads, calls = [queue[0] for queue in self._posted.values()], self.calls
@@ -325,7 +336,7 @@ class Channel:
         self._go_on(heads, small, mine, rows, calls)
 
     def _exchanged(self, mine: bytes, shown: Pending) -> list[bytes]:
-        """What all announce. What goes wrong ends all that is done together, of which `shown` is awaited."""
+        """Return the messages of all ranks. A failure stops the engine. shown: an operation to name in the error."""
         try:
             return self._links.tell(mine)
         except RuntimeFailure as error:
@@ -340,7 +351,9 @@ class Channel:
     def _go_on(
         self, heads: Sequence[Pending], small: Mapping[str, np.ndarray], mine: bytes, rows: Sequence[bytes], calls: int
     ) -> None:
-        """Do what all have announced. small: the arrays that the announcements carry; calls: of which they know."""
+        """Run what all ranks have announced. small: the arrays in the announcements; calls: the number of calls known
+        then.
+        """
         same = alike(mine, rows)
         chosen = heads if same else self._common(heads, rows)
         if chosen:
@@ -369,18 +382,22 @@ class Channel:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits, so that the core is free."""
+        """Whether a thread waits, so that this rank does not need the core."""
         return bool(self._awaited)
 
     def idle(self) -> None:
-        """Called now and then while others are awaited; raises RuntimeFailure when one of them is given up."""
+        """Check running sums and lost ranks; called regularly during a wait. Raises RuntimeFailure if a
+        rank is lost.
+        """
         self._land()
         if self._awaited and (now := time.monotonic()) - self._looked > _LOOK:
             self._looked = now
             self._look()
 
     def _common(self, heads: Sequence[Pending], rows: Sequence[bytes]) -> list[Pending]:
-        """What all have posted. Raises RuntimeFailure everywhere where they mean different things by one call."""
+        """Return the operations that all ranks have. Raises RuntimeFailure on all ranks if one name has two
+        meanings.
+        """
         most = max(Announcement.unpack(row).posted for row in rows)
         table = np.zeros((most, 3), np.uint64)
         for line, made in zip(table, heads, strict=False):
@@ -394,13 +411,13 @@ class Channel:
                 meant = next(made for made in heads if made.name == name)
                 self._disagree(self._exchanged(self._announcement(heads, meant).pack(b""), meant))
         found = [made for made in heads if made.name in names]
-        for made in found:  # the same everywhere
+        for made in found:  # ranks may have given different priorities
             made.priority = max(announcement.signed(lines[made.name][1]) for lines in posted)
         found.sort(key=order)
         return found
 
     def _without_common(self, rows: Sequence[bytes], calls: int) -> None:
-        """Nothing is common to all. Where all wait, and go on waiting, none of them will go on."""
+        """Handle a step without a common operation. If all ranks keep waiting, none can ever continue."""
         least = min(Announcement.unpack(row).waits for row in rows)
         self._stuck = self._stuck + 1 if least else 0
         if self._stuck >= (_STUCK if least == Waits.ALL else _STUCK_THREADS):
@@ -414,10 +431,10 @@ class Channel:
         self._break(self.disagreement)
         raise RuntimeFailure(self.disagreement)
 
-    # --- doing ------------------------------------------------------------------------------------
+    # --- running operations -----------------------------------------------------------------------
 
     def _carry_out(self, chosen: Sequence[Pending], there: Mapping[str, np.ndarray]) -> None:
-        """Do it in this order. there: sums that are there already, by call."""
+        """Run these operations in order. there: sums that are already known, by name."""
         for group in grouped(chosen, there):
             self._links.doing(group[0].text)
             flight: _Flight | None = None
@@ -437,26 +454,28 @@ class Channel:
                 self._news.tell()
 
     def _tried(self, made: Pending, do: Callable[..., Any], *arguments: Any) -> _Outcome:
-        """What comes of it, or why nothing does; what others may be in the middle of ends all that is done together."""
+        """Return a result, or its error. If other ranks may be inside the operation, an interruption stops
+        the engine.
+        """
         try:
             return do(*arguments), None
         except _Lost as error:
             self._break(str(error))
             raise
-        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+        except Exception as error:  # noqa: BLE001 - the caller that waits gets it
             return None, error
         except BaseException:
             self._break(f"rank {self._links.rank} was interrupted in step {self._links.steps}, in {made.call}")
             raise
 
     def _flight(self, made: Pending) -> _Flight:
-        """Begin a sum, which goes on by itself."""
+        """Start a sum that runs in the background."""
         summed = made.action
         assert isinstance(summed, Sum)
         return _Flight(*self._links.start_allreduce(summed.array, summed.out), made, summed)
 
     def _outcomes(self, group: Sequence[Pending], there: Mapping[str, np.ndarray]) -> list[_Outcome]:
-        """The results of what is done in one go, each with its own error."""
+        """Return the results of operations that run together, each with its own error."""
         if self._flying:
             self._await_flights({made.call for made in group})
         sums = [made.action for made in group if isinstance(made.action, Sum)]
@@ -470,39 +489,39 @@ class Channel:
         return [_delivered(s, total[end - s.array.size : end].copy()) for s, end in zip(sums, ends, strict=True)]
 
     def _total(self, summed: Sum, known: np.ndarray | None) -> np.ndarray:
-        """The sum, which may be known."""
+        """Return the sum. known: the sum, if it is already known."""
         if known is not None:
             return known
-        if summed.alone and is_carried(summed):  # as if it had been: its bits are the same
+        if summed.alone and is_carried(summed):  # the bits are those of a sum sent with announcements
             return in_rank_order(self._links.allgather(summed.array))
         return self._links.allreduce(summed.array, summed.out)
 
     def _await_flights(self, calls: Collection[str]) -> None:
-        """Return when no sum of these calls is in flight: what is done to a key is done in its order."""
+        """Wait until no sum of these names is running, to keep the order of operations with one name."""
         while any(flight.made.call in calls for flight in self._flying):
             self._land()
             time.sleep(0)
             self._look()
 
     def _land(self) -> None:
-        """Finish the sums in flight that have arrived, in their order."""
+        """Finish the running sums that are complete, in their order."""
         while self._flying and self._flying[0].request.Test():
             flight = self._flying[0]
             outcome = _delivered(flight.summed, flight.total)
             with self._news.lock:
-                if self._flying:  # all is not broken off
+                if self._flying:  # the engine has not stopped meanwhile
                     self._flying.popleft()
                     self._finish(flight.made, *outcome)
                 self._news.tell()
 
     def _finish(self, made: Pending, result: Any = None, error: Exception | None = None) -> None:
-        """It is done, and stays known as long as nobody has heard of its error; the lock is held."""
+        """Mark an operation as done. An error is kept until a caller has received it. The lock is held."""
         made.finish(result, error)
         if error is not None:
             self._unheard = [m for m in self._unheard if not m.heard] + [made]
 
     def _taken(self, group: Iterable[Pending]) -> None:
-        """It is posted no longer; the lock is held."""
+        """Remove operations from the pending ones. The lock is held."""
         for made in group:
             queue = self._posted[made.call]
             queue.popleft()
@@ -510,14 +529,14 @@ class Channel:
                 del self._posted[made.call]
 
     def _break(self, reason: str) -> None:
-        """Nothing is done together any more."""
+        """Stop the engine: all pending operations fail with the reason."""
         with self._news.lock:
             if self._failure is None:
                 self._failure = reason
             left = [made for queue in self._posted.values() for made in queue]
             left += [flight.made for flight in self._flying]
             self._posted.clear()
-            self._broken.extend(self._flying)  # MPI may go on to write there
+            self._broken.extend(self._flying)  # MPI may still write to their arrays
             self._flying.clear()
             for made in left:
                 self._finish(made, error=RuntimeFailure(self._failure))
@@ -525,8 +544,8 @@ class Channel:
 
 
 def _delivered(summed: Sum, total: np.ndarray) -> _Outcome:
-    """What becomes of a sum, or why nothing does."""
+    """Return the result of a sum, or the error of its `then`."""
     try:
         return summed.deliver(total), None
-    except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+    except Exception as error:  # noqa: BLE001 - the caller that waits gets it
         return None, error

@@ -1,4 +1,4 @@
-"""What carries a channel between processes."""
+"""What the progress engine needs to reach other ranks."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import numpy as np
 
 
 class Links(Protocol):
-    """What carries a channel: exchanges of small messages, sums, and signs of life."""
+    """Exchanges of small messages, sums, and heartbeats."""
 
     rank: int
     size: int
     steps: int
 
     def tell(self, mine: bytes) -> list[bytes]:
-        """The messages of all processes, all of one length."""
+        """Return the messages of all ranks. All have the same length."""
         ...
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray: ...
     def allgather(self, array: np.ndarray) -> np.ndarray: ...
     def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
-        """Begin a sum: something with a method `Test`, and where the sum will be, which may be `out`."""
+        """Start a sum. Return a request with a method `Test`, and the array for the sum, which may be `out`."""
         ...
 
     def doing(self, call: bytes) -> None:
-        """This process goes on, with this call."""
+        """Report progress: this rank has reached this call."""
         ...
 
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
-        """The others are awaited meanwhile: to go on, or only to be there."""
+        """Context in which this rank waits for others: to make progress, or only to exist."""
         ...
 
     def lost(self) -> str | None:
-        """Why another process is given up; None as long as there is hope."""
+        """Return why another rank is considered lost; None if none is."""
         ...

@@ -1,4 +1,4 @@
-"""What threads wait for and tell each other."""
+"""Notifications between threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 class News:
-    """A lock, and what threads that hold it wait for and tell. Both cost little where nobody sleeps."""
+    """A lock and a condition. Notifying costs little if no thread waits."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

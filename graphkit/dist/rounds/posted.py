@@ -1,4 +1,4 @@
-"""What is posted to a channel: calls, and arrays that are summed; what is done in one go, what announcements carry."""
+"""Pending operations, and which of them run together or travel with announcements."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import numpy as np
 
 from graphkit.dist.rounds.announcement import CARRIED
 
-# Sums of one dtype of at most so many bytes each are sent together, those of so many bytes with the announcement.
+# Sums of one dtype of at most _SMALL bytes each are sent together. Those of at most _ROOM bytes travel with
+# announcements.
 _SMALL, _ROOM = 16 << 10, CARRIED.stop - CARRIED.start
 
 
 @dataclass(slots=True)
 class Sum:
-    """A sum over the processes, into `out` when given. then: gets it, and what it returns is the result of the call.
+    """A sum over the ranks.
 
-    alone: it is sent on its own, so that its bits do not depend on what else there is.
+    array: this rank's summand. out: where the sum is written; default: a new array. then: called with the sum; the
+    result of the operation is what it returns. alone: send it separately, so that its bits do not depend on other sums.
     """
 
     array: np.ndarray
@@ -27,7 +29,7 @@ class Sum:
     alone: bool = False
 
     def deliver(self, total: np.ndarray) -> Any:
-        """The result, once there is the sum."""
+        """Return the result of the operation, given the sum."""
         array = self.array
         if total.dtype != array.dtype or total.shape != array.shape:
             total = total.astype(array.dtype, copy=False).reshape(array.shape)
@@ -35,7 +37,7 @@ class Sum:
 
 
 def placed(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-    """The result, written into `out` when given."""
+    """Return the result, written to `out` if given."""
     if out is None or out is result:
         return result
     np.copyto(out, result)
@@ -46,13 +48,13 @@ Action: TypeAlias = Callable[[], Any] | Sum
 
 
 class Waiter(Protocol):
-    """What returns when a call is done."""
+    """Waits until an operation is done."""
 
     def wait(self, pending: Pending) -> None: ...
 
 
 class Pending:
-    """What was posted and may not be done yet. `wait` returns its result, or raises its error."""
+    """An operation that may not be done yet. `wait` returns its result, or raises its error."""
 
     __slots__ = (
         "_channel",
@@ -91,7 +93,7 @@ class Pending:
 
 
 def alone(call: str, action: Action | None) -> Pending:
-    """A call in which one process takes part: it is done at once."""
+    """Run an operation of a job with one rank at once."""
     made = Pending(call, None, 0)
     if isinstance(action, Sum):
         made.finish(action.deliver(action.array.copy() if action.out is None else action.array))
@@ -101,12 +103,12 @@ def alone(call: str, action: Action | None) -> Pending:
 
 
 def order(made: Pending) -> tuple[int, str]:
-    """The same in all processes."""
+    """Sort key for operations; the same on all ranks."""
     return -made.priority, made.call
 
 
 def grouped(chosen: Sequence[Pending], totals: Mapping[str, np.ndarray]) -> Iterator[list[Pending]]:
-    """What is done in one go: small sums of one dtype that follow each other, and each other thing alone."""
+    """Yield the operations that run together: neighbouring small sums of one dtype, and every other operation alone."""
     if len(chosen) == 1:
         yield [*chosen]
         return
@@ -129,7 +131,7 @@ def grouped(chosen: Sequence[Pending], totals: Mapping[str, np.ndarray]) -> Iter
 
 
 def flies(group: Sequence[Pending], totals: Mapping[str, np.ndarray]) -> bool:
-    """Whether it is a sum that may go on by itself."""
+    """Whether this is one sum that can run in the background."""
     first, action = group[0], group[0].action
     if len(group) > 1 or not isinstance(action, Sum) or first.call in totals:
         return False
@@ -137,12 +139,12 @@ def flies(group: Sequence[Pending], totals: Mapping[str, np.ndarray]) -> bool:
 
 
 def is_carried(summed: Sum) -> bool:
-    """Whether announcements have room for it."""
+    """Whether the array of a sum fits into an announcement."""
     return summed.array.nbytes <= _ROOM and summed.array.dtype.kind in "iufcV"
 
 
 def carried(heads: Iterable[Pending]) -> dict[str, np.ndarray]:
-    """By call, the arrays that travel with the announcement."""
+    """Return the arrays that travel with the announcement, by name."""
     found, room = {}, _ROOM
     for made in heads:
         action = made.action
@@ -153,7 +155,7 @@ def carried(heads: Iterable[Pending]) -> dict[str, np.ndarray]:
 
 
 def totals(mine: Mapping[str, np.ndarray], rows: Sequence[bytes]) -> dict[str, np.ndarray]:
-    """The sums of what announcements have carried, of which these are this process's arrays, by call."""
+    """Return the sums of arrays that travelled with announcements, by name. mine: the arrays of this rank."""
     found, at = {}, CARRIED.start
     for call, array in mine.items():
         data = b"".join(row[at : at + array.nbytes] for row in rows)
@@ -163,7 +165,7 @@ def totals(mine: Mapping[str, np.ndarray], rows: Sequence[bytes]) -> dict[str, n
 
 
 def in_rank_order(parts: np.ndarray) -> np.ndarray:
-    """The sum along the first axis, one after the other; of half floats in float32."""
+    """Return the sum along the first axis, in order; float16 and bfloat16 are summed in float32."""
     wide = np.float32 if parts.dtype.itemsize == 2 and parts.dtype.kind in "fV" else parts.dtype
     if wide is parts.dtype and len(parts) == 2:
         return np.asarray(parts[0] + parts[1])

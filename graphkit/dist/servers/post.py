@@ -1,4 +1,4 @@
-"""How workers and servers reach each other: messages between polls, with an eye on who is lost."""
+"""Messages between workers and servers over MPI, with checks for lost ranks."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from graphkit.dist.servers.server import Server
 from graphkit.dist.wire.mail import Mail
 from graphkit.errors import RuntimeFailure
 
-# After the last message: how long the core is only offered to others, and the pauses after that, in seconds. A pause
-# is so small a part of the time since the last message that it delays nothing, and idle servers leave the core alone.
+# After the last message: seconds during which the core is only yielded, and bounds of the pause after that. The pause
+# is a small part of the time since the last message, so it hardly delays a message, and idle servers use no core.
 _EAGER, _PAUSE, _LONGEST_PAUSE, _PART = 0.005, 2e-4, 5e-3, 1e-3
-# Between two looks for who is lost, and two at messages that leave while nobody waits, in seconds.
+# Seconds between two checks for lost ranks, and between two calls that let messages progress.
 _LOOK, _LEAVING = 0.05, 1e-3
 
 
 class Post(Protocol):
-    """What takes a worker's messages to the servers."""
+    """A worker's connection to the servers."""
 
     servers: int
 
     @property
     def sent_bytes(self) -> int: ...
     def send(self, server: int, message: np.ndarray) -> None:
-        """Send behind what was sent before, and return at once."""
+        """Send a message after earlier ones, and return at once."""
         ...
 
     def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:
-        """The next answer of each; raises RuntimeFailure when a process is given up meanwhile."""
+        """Return the next answer of each server. Raises RuntimeFailure if a rank is lost meanwhile."""
         ...
 
 
 class Company(Protocol):
-    """The processes of a job: who calls MPI, and signs of life."""
+    """The processes of a job: which thread calls MPI, and heartbeats."""
 
     def at_the_wheel(self) -> AbstractContextManager[None]:
-        """This thread alone calls MPI meanwhile."""
+        """Context in which no other thread calls MPI."""
         ...
 
     def doing(self, call: bytes) -> None: ...
@@ -51,14 +51,16 @@ class Company(Protocol):
 
 
 class Correspondent:
-    """Sends and receives for a process, worker or server, whose polls do not block."""
+    """Sends and receives messages for a worker or a server, without blocking inside MPI."""
 
     def __init__(self, mail: Mail, company: Company):
         self._mail, self._company = mail, company
         self._looked = self._heard = time.monotonic()
 
     def receive(self) -> list[tuple[int, np.ndarray]]:
-        """What has come; waits a little where nothing has. Raises RuntimeFailure when a process is given up."""
+        """Return messages that have arrived; if there are none, wait briefly. Raises RuntimeFailure if a
+        rank is lost.
+        """
         with self._company.at_the_wheel():
             come = self._mail.receive()
         now = time.monotonic()
@@ -76,14 +78,14 @@ class Correspondent:
         return []
 
     def dispatch(self, to: int, message: np.ndarray) -> bool:
-        """Send, and return at once: whether something is on its way still."""
+        """Send a message and return at once. Return whether some messages are not sent completely."""
         with self._company.at_the_wheel():
             self._mail.send(to, message)
             return self._mail.progress()
 
 
 class WorkersPost(Correspondent):
-    """A worker's: servers are the ranks from `first` on."""
+    """A worker's connection to servers that are not replicated. first: rank of the first server."""
 
     def __init__(self, mail: Mail, company: Company, first: int, servers: int):
         super().__init__(mail, company)
@@ -105,7 +107,7 @@ class WorkersPost(Correspondent):
             self._leaves.set()
 
     def _see_off(self) -> None:
-        """Large messages leave while this process computes."""
+        """Let large messages progress while this process computes."""
         while True:
             self._leaves.wait()
             with self._company.at_the_wheel():
@@ -124,7 +126,7 @@ class WorkersPost(Correspondent):
 
 
 def serve(server: Server, mail: Mail, company: Company) -> None:
-    """Answer workers until the job ends. Raises RuntimeFailure when a process is given up."""
+    """Answer workers until the job ends. Raises RuntimeFailure if a rank is lost."""
     post = Correspondent(mail, company)
     while not server.ended:
         come: list[tuple[int, np.ndarray]] = []

@@ -1,4 +1,4 @@
-"""Workers and servers that go on when a server is lost: `graphkit.dist.servers.replica` over connections."""
+"""Workers and servers that continue after the loss of a server."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from graphkit.dist.servers.replica import Holder, Outbox, holders
 from graphkit.dist.wire.mesh import Frame, Kind, Mesh, open_mesh
 from graphkit.errors import RuntimeFailure
 
-# The longest time without a look for who is lost, and that last words may take, in seconds.
+# Seconds between two checks for lost ranks, and seconds to send last frames.
 _LOOK, _LAST = 0.05, 5.0
-# How long a server waits for the word of a rank that failed, after another rank has ended without notice.
+# Seconds that a server waits for the message of a failed rank, after another rank has ended without notice.
 _WORD = 1.0
 
 
 class Company(Protocol):
-    """The processes of a job, as `graphkit.dist.job.mpi` has them."""
+    """The processes of a job, as `graphkit.dist.job.mpi` implements them."""
 
     rank: int
     place: int
@@ -55,7 +55,7 @@ class Company(Protocol):
 
 
 def _connected(company: Company) -> Mesh:
-    """The connections of this process; every process of the job calls it."""
+    """Return the connections of this process. Every process of the job must call it."""
     workers = company.processes - company.servers
     servers = range(workers, company.processes)
     seconds = max(company.timeout, LEAST)
@@ -70,13 +70,13 @@ def _connected(company: Company) -> Mesh:
     return mesh
 
 
-def post_of(company: Company) -> ReplicatedPost:
-    """A worker's, once every process of the job has come here or to `serve`."""
-    return ReplicatedPost(_connected(company), company)
+def connect(company: Company) -> ReplicatedConnection:
+    """Return a worker's connection to the servers. Every process of the job must call it or `serve`."""
+    return ReplicatedConnection(_connected(company), company)
 
 
-class ReplicatedPost:
-    """A worker's: servers are the ranks behind the workers'. A thread receives, and sends again after a loss."""
+class ReplicatedConnection:
+    """A worker's connection to replicated servers. A thread receives frames, and sends messages again after a loss."""
 
     def __init__(self, mesh: Mesh, company: Company):
         self.servers = company.servers
@@ -97,7 +97,7 @@ class ReplicatedPost:
 
     @property
     def kept_bytes(self) -> int:
-        """Of messages that would be sent again."""
+        """Bytes of messages that are kept, to be sent again after a loss."""
         return self._outbox.kept_bytes
 
     def send(self, server: int, message: np.ndarray) -> None:
@@ -135,7 +135,7 @@ class ReplicatedPost:
                             return
                         self._take(source, frame)
                         self._news.notify_all()
-        except Exception as error:  # noqa: BLE001 - who waits next is told
+        except Exception as error:  # noqa: BLE001 - the next caller that waits gets it
             self._fail(f"what servers send: {type(error).__name__}: {error}")
 
     def _take(self, source: int, frame: Frame | None) -> None:
@@ -149,7 +149,7 @@ class ReplicatedPost:
             self._come[frame.part].append(frame.data)
 
     def _lose(self, rank: int) -> None:
-        """A server is lost, by what its connection or another process says."""
+        """Handle the loss of a server, reported by its connection or by another process."""
         server = rank - self._workers
         if server in self._outbox.lost:
             return
@@ -165,30 +165,30 @@ class ReplicatedPost:
             self._fail(str(error))
 
     def _fail(self, reason: str) -> None:
-        """The main thread is told, whatever it waits for."""
+        """Stop with an error, which the main thread gets wherever it waits."""
         self._failure = reason
         self._company.fail(reason)
 
     # --- the end ----------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """All workers learn whether a server was lost: then MPI cannot be closed."""
+        """Tell all workers whether a server was lost. If so, MPI cannot be closed."""
         mine = np.array([len(self._outbox.lost)])
         found = self._company.perform("servers lost", [mine], lambda: self._company.allgather(mine))
         self._company.unclosed = bool(found.any())
 
     def dismiss(self) -> None:
-        """The servers end. One worker says so, once all have left."""
+        """End the servers. One worker calls it after all have left."""
         for rank in self._mesh.ranks:
             self._mesh.send(rank, Frame(Kind.END, number=int(self._company.unclosed)))
 
     def close(self) -> None:
-        """This worker is done with servers."""
+        """Close the connections of this worker."""
         self._stop()
         self._mesh.close(_LAST)
 
     def _stop(self, code: int = 0) -> None:
-        """What comes from now on means nothing."""
+        """Ignore all frames from now on."""
         with self._news:
             self._over = True
         if threading.current_thread() is not self._thread:
@@ -196,7 +196,7 @@ class ReplicatedPost:
 
 
 def serve(company: Company) -> None:
-    """Hold parts until the workers have ended. Raises RuntimeFailure when a process is given up."""
+    """Store parts until the workers have ended. Raises RuntimeFailure if a rank is lost."""
     mesh = _connected(company)
     workers = company.processes - company.servers
     holder = Holder(company.place - workers, company.servers, workers, mesh.send, lambda text: _warn(company, text))
@@ -207,7 +207,7 @@ def serve(company: Company) -> None:
                 come = mesh.receive(_LOOK)
                 if (reason := company.lost()) is not None:
                     raise RuntimeFailure(reason)
-        # A failure explains all losses; what a lost rank has sent comes before the word of its loss.
+        # A failure explains all losses, so it comes first. Frames of a lost rank come before the report of its loss.
         come.sort(key=lambda each: 0 if _is(each[1], Kind.FAILED) else 2 if _is(each[1], Kind.LOST) else 1)
         for source, frame in come:
             if frame is not None and frame.kind == Kind.END:
@@ -242,9 +242,9 @@ def _serve_one(holder: Holder, mesh: Mesh, company: Company, source: int, frame:
 
 
 def _parted(mesh: Mesh, rank: int) -> list[Frame]:
-    """End what connects with a server that is lost, telling all; what has come from it before.
+    """Disconnect from a lost server and tell all others; return the frames that it had sent.
 
-    Where it lives, and the connection alone is broken, it learns that the others go on without it.
+    If it still runs, and only its connection is broken, it learns that the others continue without it.
     """
     for other in mesh.ranks:
         mesh.send(other, Frame(Kind.LOST, number=rank))
@@ -252,7 +252,7 @@ def _parted(mesh: Mesh, rank: int) -> list[Frame]:
 
 
 def _told(company: Company, rank: int, servers: int, lost: set[int]) -> str:
-    """What a loss means, given who was lost before."""
+    """Return the message about a loss. lost: servers that were lost before."""
     workers = company.processes - company.servers
     server = rank - workers
     now = lost | {server}
@@ -275,9 +275,9 @@ def _is(frame: Frame | None, kind: Kind) -> bool:
 
 
 def _leave_if_failed(mesh: Mesh, company: Company) -> None:
-    """Leave with the exit code of a rank that failed, if its word arrives soon.
+    """Exit with the code of a rank that failed, if its message arrives soon.
 
-    The launcher may have ended another rank because of that failure, and the end of that rank may be seen first.
+    The launcher may end other ranks because of that failure, and their end may be noticed first.
     """
     end = time.monotonic() + _WORD
     while time.monotonic() < end:
@@ -288,9 +288,9 @@ def _leave_if_failed(mesh: Mesh, company: Company) -> None:
 
 
 def _leave(company: Company, code: int) -> None:
-    """End this process at once, with the job that another one has ended and said why."""
+    """Exit at once, because another rank has ended the job and reported why."""
     company.end_silent()
-    with contextlib.suppress(OSError, ValueError):  # who reads that may have ended before
+    with contextlib.suppress(OSError, ValueError):  # the reader may have ended before
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Rows of keys that are divided among servers: which part has which of them, and all of them again."""
+"""The rows of a key that each server stores."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from graphkit.dist.sums.rows import RowSparse
 
 
 def within(indices: np.ndarray, part: Part) -> slice:
-    """Where those of a part stand. indices: each once, ascending."""
+    """Return the positions of a part's rows in `indices`, which are sorted and unique."""
     begin, end = np.searchsorted(indices, (part.begin, part.end))
     return slice(int(begin), int(end))
 
 
 def cut(rows: RowSparse, part: Part) -> list[np.ndarray]:
-    """Indices, counted from the first row of a part, and values of those that it has. rows: each once, ascending."""
+    """Return the rows of a part: indices, counted from its first row, and values. rows: sorted and unique."""
     mine = within(rows.indices, part)
     return [rows.indices[mine] - part.begin, rows.values[mine]]
 
 
 def joined(indices: np.ndarray, parts: Sequence[Part], values: Sequence[np.ndarray]) -> RowSparse:
-    """All rows from those of each part. indices: each once, ascending; parts: of the key, in its order."""
+    """Join the rows of all parts. indices: sorted and unique; parts: of one key, in order."""
     found = np.empty((len(indices), *values[0].shape[1:]), values[0].dtype)
     for part, own in zip(parts, values, strict=True):
         found[within(indices, part)] = own

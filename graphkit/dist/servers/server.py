@@ -1,8 +1,8 @@
-"""What a server does: it holds parts of keys, changes them by what workers push, and answers when that is fresh enough.
+"""A parameter server: it stores parts of keys, applies pushes, and answers pulls that are fresh enough.
 
-A worker's clock counts the steps that it has finished. A worker that is `bound` steps ahead of the slowest one gets its
-answer when that one has come closer (stale synchronous parallel: Ho et al., NIPS 2013; bounded delay: Li et al., OSDI
-2014). Elastic averaging: Zhang, Choromanska, LeCun, NIPS 2015.
+The clock of a worker counts its finished steps. If a worker is more than `bound` steps ahead of the slowest one, its
+answer waits until the slowest one has caught up (stale synchronous parallel: Ho et al., NIPS 2013; bounded delay: Li
+et al., OSDI 2014). Elastic averaging: Zhang, Choromanska, LeCun, NIPS 2015.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from graphkit.text import quantity, short_repr
 
 Key: TypeAlias = int | str
 
-# How a part of a push travels: as it is, compressed, not at all as all of it is 0, or some rows, which are counted from
-# the first of the part.
+# Forms of a pushed part: the whole array; compressed; nothing, because all of it is 0; some rows, with indices that
+# count from the first row of the part.
 PLAIN, PACKED, ZERO, ROWS = 0, 1, 2, 3
 
 
 @dataclass
 class Held:
-    """Rows [begin, end) of a key, and how often they have changed."""
+    """Rows [begin, end) of a key. version: how often they have changed."""
 
     key: Key
     begin: int
@@ -40,42 +40,44 @@ class Held:
 
 
 class _Deferred(NamedTuple):
-    """A question whose answer waits for slower workers."""
+    """A request whose answer waits for slower workers."""
 
     worker: int
     fields: Mapping[str, Any]
     arrays: list[np.ndarray]
 
 
-# To whom, and what.
+# Receiver and message of each answer.
 Answers: TypeAlias = Iterator[tuple[int, np.ndarray]]
 
 
 class Server:
-    """One server of so many workers, without the way that messages take: `handle` gives the answers to one.
+    """The state of one server, independent of how messages are sent: `handle` returns the answers to a message.
 
-    `stalest` is the largest number of steps by which an answer was behind the one who asked.
+    `stalest` is the largest number of steps by which the slowest worker was behind the one that asked.
     """
 
     def __init__(self, workers: int):
         self.ended = False
         self.stalest = 0
         self._workers = workers
-        # Steps that each has finished; infinite for one that takes no more.
+        # Finished steps of each worker; infinite for one that has left.
         self._clocks = [0.0] * workers
         self._held: dict[Key, Held] = {}
-        # By worker and number, the keys that it has named.
+        # By worker: its numbers of keys.
         self._named: list[dict[int, Key]] = [{} for _ in range(workers)]
         self._updater: Callable[[Key, Any, np.ndarray], Any] | None = None
-        self._updater_given: np.ndarray | None = None  # as it came
+        self._updater_given: np.ndarray | None = None  # pickled
         self._compression: compression.Compression | None = None
         self._compression_given: str | dict[str, Any] | None = None
-        # What went wrong in pushes of a worker, until it asks something.
+        # The first error of each worker's pushes, until its next request.
         self._errors: list[GraphkitError | None] = [None] * workers
         self._waiting: list[_Deferred] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """All of it; of an updater with states, these, as it may hold programs of this process."""
+        """Return the state for pickling. Of an updater with states, only these, because it may hold
+        compiled programs.
+        """
         state = dict(vars(self), _compression=None)
         if _has_states(self._updater):
             state["_updater"], state["_states"] = None, pack_named(self._stateful().states())
@@ -87,18 +89,18 @@ class Server:
         if self._compression_given is not None:
             self._compression = compression.create(self._compression_given)
         if states is not None:
-            assert self._updater_given is not None, "a call has set it"
+            assert self._updater_given is not None, "it belongs to the states"
             self._updater = _updater(self._updater_given)
             self._take_states(states)
 
     def handle(self, worker: int, message: np.ndarray) -> Answers:
-        """What is answered to a message: to its sender, and to those who waited for it."""
+        """Yield the answers to a message: to its sender, and to workers that waited for it."""
         return self.take(worker, *unpack(message))
 
     def take(
         self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray], answered_elsewhere: bool = False
     ) -> Answers:
-        """The same of an unpacked message; not to its sender where another process sees to that."""
+        """Handle an unpacked message, as `handle` does. answered_elsewhere: another server answers its sender."""
         self._named[worker].update(dict(fields.get("names", ())))
         if "clock" in fields:
             self._clocks[worker] = math.inf if fields["clock"] is None else fields["clock"]
@@ -116,22 +118,22 @@ class Server:
                 yield question.worker, answer
 
     def has_failed(self, worker: int) -> bool:
-        """Whether the worker is to hear what its pushes did wrong."""
+        """Whether an error of the worker's pushes has not been reported to it."""
         return self._errors[worker] is not None
 
     def forget(self, worker: int) -> None:
-        """No question of this worker's waits any longer."""
+        """Drop waiting requests of a worker."""
         self._waiting = [question for question in self._waiting if question.worker != worker]
 
     def _answer(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray | None:
-        """Do what is asked; None where nobody waits for an answer, who is told with the next one what went wrong."""
+        """Run a request. Return None if its worker does not wait for an answer; its error is kept for the next one."""
         call, asks = fields["call"], fields["asks"]
         try:
             if asks and (earlier := self._errors[worker]) is not None:
                 self._errors[worker] = None
                 raise earlier
             answer = _CALLS[call](self, worker, fields, arrays)
-        except Exception as error:  # noqa: BLE001 - the worker is told
+        except Exception as error:  # noqa: BLE001 - the worker gets it
             named = error if isinstance(error, GraphkitError) else _as_failure(call, error)
             answer = _refusal(named)
             if not asks:
@@ -192,13 +194,13 @@ class Server:
                     f"pushed {sent.dtype}{list(sent.shape)}"
                 )
             return sent
-        assert self._compression is not None, "all processes have chosen it"
+        assert self._compression is not None, "all processes have set it"
         total = np.zeros(held.value.shape, np.float32)
         self._compression.add(sent, total.reshape(-1))
         return total
 
     def _pulled(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        """Values of parts that have changed since the version that the worker has."""
+        """Return the parts that have changed since the version that the worker has."""
         versions, values = [], []
         for number, known in fields["parts"]:
             held = self._part(worker, number)
@@ -208,13 +210,13 @@ class Server:
         return pack({"versions": versions, "behind": self._behind(fields)}, values)
 
     def _rows_pulled(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        """Some rows of parts, by indices that ascend."""
+        """Return some rows of parts, by sorted indices."""
         parts = [self._part(worker, number) for number in fields["parts"]]
         values = [rows_of(f"key {p.key!r}", p.value, wanted).values for p, wanted in zip(parts, arrays, strict=True)]
         return pack({"behind": self._behind(fields)}, values)
 
     def _averages(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        """The moving averages of parts."""
+        """Return the moving averages of parts."""
         parts = [self._part(worker, number) for number in fields["parts"]]
         updater: Any = self._updater
         if not hasattr(updater, "average"):
@@ -222,7 +224,7 @@ class Server:
         return pack({}, [updater.average(part.key, part.value) for part in parts])
 
     def _behind(self, fields: Mapping[str, Any]) -> int:
-        """By how many steps the slowest worker is behind the one who asks."""
+        """Return by how many steps the slowest worker is behind the one that asks."""
         behind = 0
         if "clock" in fields and math.isfinite(slowest := min(self._clocks)):
             behind = max(0, int(fields["clock"] - slowest))
@@ -230,7 +232,7 @@ class Server:
         return behind
 
     def _drawn(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        """Move the centre and the worker's values towards each other: both by alpha times what is between them."""
+        """Move the centre and the worker's values towards each other, both by alpha times their difference."""
         moves = []
         for number, value in zip(fields["parts"], arrays, strict=True):
             held = self._part(worker, number)
@@ -251,7 +253,7 @@ class Server:
         return pack({})
 
     def _called(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        """What a function of the user's makes of the parts, by key."""
+        """Call a function of the user with the parts by key, and return its result."""
         function, arguments = _unpickled(arrays[0], "the function")
         found = function({held.key: held.value for held in self._held.values()}, *arguments)
         for held in self._held.values():

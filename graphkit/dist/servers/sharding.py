@@ -1,6 +1,6 @@
-"""Which server holds what: small keys by consistent hashing, large ones in equal ranges of rows on all.
+"""The distribution of keys over servers: small keys by consistent hashing, large ones as equal ranges of rows.
 
-Consistent hashing: Karger et al., STOC 1997; a server more or less moves few keys.
+Consistent hashing: Karger et al., STOC 1997. If the number of servers changes by one, few keys move.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 from graphkit.dist.rounds.announcement import digest_of
 
-# Elements from which on a key is divided, as MXNet's MXNET_KVSTORE_BIGARRAY_BOUND.
+# Keys with at least this many elements are divided, as with MXNet's MXNET_KVSTORE_BIGARRAY_BOUND.
 LARGE = 1_000_000
 
-# Places of each server on the circle.
+# Number of points of each server on the hash circle.
 _PLACES = 64
 
 
 class Part(NamedTuple):
-    """Rows [begin, end) of a key, along its first axis, and the server that holds them."""
+    """Rows [begin, end) of a key, along its first axis, on one server."""
 
     server: int
     begin: int
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 class Sharding:
-    """Of keys over so many servers."""
+    """Assigns keys to servers."""
 
     def __init__(self, servers: int):
         self._servers = servers
@@ -35,7 +35,7 @@ class Sharding:
         self._owners = [server for _, server in circle]
 
     def parts(self, key: int | str, size: int, rows: int | None = None) -> list[Part]:
-        """Of a key with so many elements in so many rows (default: one each); one part at least."""
+        """Return the parts of a key, at least one. size: its elements; rows: its rows (default: one per element)."""
         rows = size if rows is None else rows
         if size < LARGE or self._servers == 1:
             at = bisect.bisect(self._places, digest_of(f"{type(key).__name__} {key}")) % len(self._places)

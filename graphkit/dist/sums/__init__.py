@@ -1,1 +1,1 @@
-"""What is summed over processes, and how it travels: in buckets, slices, rows, and in fewer bytes."""
+"""Collectives between ranks: of buckets, slices and rows, between GPUs, and with compression."""

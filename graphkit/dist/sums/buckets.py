@@ -1,4 +1,4 @@
-"""Sums of a program over processes: of arrays that lie one behind the other in memory, begun while it goes on."""
+"""The collectives of one program: all-reduces of buckets, which run while the program computes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from graphkit.dist.sums.slices import Slices
 if TYPE_CHECKING:
     from graphkit.dist.sums.cards import CardSums
 
-# Arrays that are no further apart than this lie one behind the other.
+# Arrays with smaller gaps between them form one bucket in place, without a copy.
 _GAP = 64
-# Exchanges that are remembered.
+# Number of transfers that are kept for traces.
 _FLIGHTS = 4096
 
 
 @dataclass(slots=True)
 class Flight:
-    """What was exchanged under a key: how many bytes, from when to when in nanoseconds; `arrived` is 0 until then."""
+    """One collective: its key, its bytes, and when it began and ended, in nanoseconds; `arrived` is 0 until the end."""
 
     key: str
     size: int
@@ -41,11 +41,18 @@ class Flight:
 
 
 class Buckets:
-    """Carries the sums of one program at a time, under the keys of its buckets, through a store.
+    """Carries the collectives of one program at a time.
 
-    ordered: they are added up in the order of the ranks, so that their bits depend on nothing else. on_device: sums of
-    cards' arrays, which go by way of the host without it; staged: why they do. `copied_bytes` counts what had to be
-    moved to lie together, `waited_seconds` the time for which the program waited.
+    Args:
+        transport: The ranks.
+        ordered: Sum in the order of the ranks, so that the bits depend on nothing else.
+        on_device: Collectives between GPUs. Without it, arrays of GPUs are copied through host memory.
+        staged: Why arrays of GPUs are copied through host memory.
+
+    Attributes:
+        copied_bytes: Bytes that were copied to make arrays contiguous.
+        stamped: The key of a float64 sum that also carries the fingerprint of the transport.
+        flights: The last collectives, for traces.
     """
 
     def __init__(
@@ -54,22 +61,22 @@ class Buckets:
         self._transport = transport
         self.on_device, self.staged = on_device, staged
         self._ordered = ordered
-        self._joint: dict[str, _Joint] = {}
+        self._buckets: dict[str, _Bucket] = {}
         self._begun: dict[str, Pending] = {}
-        # What was left out before of arrays that have not come yet.
+        # By key, residuals of an earlier run that are not yet passed to the transport.
         self._restored: dict[str, Sequence[np.ndarray]] = {}
-        # The key of a sum, float64, with which the store's fingerprint travels.
         self.stamped: str | None = None
         self.copied_bytes = 0
         self._waited_seconds = 0.0
-        # The last ones, for traces.
         self.flights: deque[Flight] = deque(maxlen=_FLIGHTS)
 
     @property
     def waited_seconds(self) -> float:
+        """Seconds that the program waited for collectives."""
         return self._waited_seconds + (0.0 if self.on_device is None else self.on_device.waited_seconds)
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
+        """Start the all-reduce of arrays, in place. copied: bytes that the caller copied for it."""
         if key == self.stamped:
             self._start_stamped(key, *arrays)
             return
@@ -96,7 +103,7 @@ class Buckets:
         self._begun[key] = self._transport.start_sum(key, together, together, self._ordered, take_apart)
 
     def _start_stamped(self, key: str, array: np.ndarray) -> None:
-        """Sum an array together with the fingerprint. Waiting for the sum raises RanksDiffer where ranks differ."""
+        """Sum an array together with the fingerprint. Waiting for the sum raises RanksDiffer if the ranks differ."""
         size = array.size
         together = np.empty(size + 2, array.dtype)
         together[:size] = array.reshape(-1)
@@ -111,32 +118,35 @@ class Buckets:
         self._begun[key] = self._transport.start_sum(key, together, together, self._ordered, check)
 
     def residuals(self) -> dict[str, Sequence[np.ndarray]]:
-        """What compression has left out of each array of a key, as vectors. No sum may be on its way."""
+        """Return the residuals of compression by key: a vector for each array. No sum may be pending."""
         found = dict(self._restored)
         for key, left in self._transport.residuals().items():
-            if isinstance(key, str) and key in self._joint and key not in found:
-                known = self._joint[key]
+            if isinstance(key, str) and key in self._buckets and key not in found:
+                known = self._buckets[key]
                 places = zip(known.begins, known.arrays, strict=True)
                 found[key] = [left[begin : begin + array.size] for begin, array in places]
         return found
 
     def restore(self, residuals: Mapping[str, Sequence[np.ndarray]]) -> None:
-        """Take over what `residuals` gave; it is added to the sums that come next."""
+        """Set residuals that `residuals` returned. They are added to the next sums."""
         self._restored = dict(residuals)
 
-    def _give_back(self, key: str, known: _Joint) -> None:
+    def _give_back(self, key: str, known: _Bucket) -> None:
+        """Pass the restored residuals of a bucket to the transport."""
         left = np.zeros(known.size, np.float32)
         for begin, part in zip(known.begins, self._restored.pop(key), strict=True):
             left[begin : begin + part.size] = part
         self._transport.restore_residuals({key: left})
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
+        """Return the arrays of all ranks by rank, along a new first axis."""
         start = time.monotonic()
         found: np.ndarray = self._transport.gather(key, array)
         self._waited_seconds += time.monotonic() - start
         return found
 
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
+        """Start the reduce-scatter of arrays: each rank gets the sum of its slice."""
         self.copied_bytes += copied
         whole, slices, take_apart = self._in_slices(key, arrays)
         flight = self._flight(key, whole.nbytes)
@@ -150,6 +160,7 @@ class Buckets:
     def start_gather(
         self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
     ) -> None:
+        """Start the all-gather of arrays. pieces: this rank's, as index of the array, first element, and elements."""
         rank, ranks = self._transport.rank, self._transport.size
         slices = Slices.of([a.size for a in wholes], wholes[0].dtype.itemsize, ranks)
         mine = np.zeros(slices.bounds[rank + 1] - slices.bounds[rank], wholes[0].dtype)
@@ -172,7 +183,7 @@ class Buckets:
     def _in_slices(
         self, key: str, arrays: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, Slices, Callable[[np.ndarray], Any]]:
-        """One vector of arrays, how it is cut into slices, and what to do with it in the end."""
+        """Return one vector of all arrays, its slices, and a function that copies the result back to the arrays."""
         slices = Slices.of([a.size for a in arrays], arrays[0].dtype.itemsize, self._transport.size)
         known = self._known(key, arrays)
         if known.whole is not None and known.whole.size == slices.bounds[-1]:
@@ -196,22 +207,25 @@ class Buckets:
         self.flights.append(flight)
         return flight
 
-    def _known(self, key: str, arrays: Sequence[np.ndarray]) -> _Joint:
-        known = self._joint.get(key)
+    def _known(self, key: str, arrays: Sequence[np.ndarray]) -> _Bucket:
+        known = self._buckets.get(key)
         if known is None or any(a is not b for a, b in zip(known.arrays, arrays, strict=True)):
-            known = self._joint[key] = _joint(arrays)
+            known = self._buckets[key] = _joined(arrays)
         return known
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
+        """Start the sum of rows of a table."""
         self._begun[key] = self._transport.start_row_sum(key, RowSparse(indices, rows), self._ordered)
 
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sum of rows: their indices and values."""
         start = time.monotonic()
         total = self._begun.pop(key).wait()
         self._waited_seconds += time.monotonic() - start
         return total.indices, total.values
 
     def wait(self, keys: Sequence[str]) -> None:
+        """Wait for the collectives with these keys."""
         start = time.monotonic()
         for key in keys:
             self._begun.pop(key).wait()
@@ -219,12 +233,14 @@ class Buckets:
 
 
 def _nothing(_: np.ndarray) -> None:
-    """It is where it was."""
+    """Do nothing: the result is already in the arrays."""
 
 
-class _Joint(NamedTuple):
-    """Arrays, where each begins in a vector of so many elements, the one over all of them (None where they lie
-    elsewhere, and are copied), and what lies between them.
+class _Bucket(NamedTuple):
+    """Arrays that are summed together, as parts of one vector.
+
+    begins: where each array begins in the vector. size: elements of the vector. whole: the memory of all arrays as one
+    vector; None if they are not contiguous, and must be copied. gaps: elements of `whole` between the arrays.
     """
 
     arrays: Sequence[np.ndarray]
@@ -234,21 +250,21 @@ class _Joint(NamedTuple):
     gaps: Sequence[np.ndarray]
 
 
-def _joint(arrays: Sequence[np.ndarray]) -> _Joint:
+def _joined(arrays: Sequence[np.ndarray]) -> _Bucket:
     filled = [a for a in arrays if a.size]
     ends = list(itertools.accumulate(a.size for a in arrays))
     begins = [0, *ends[:-1]]
     if not filled:
-        return _Joint(arrays, begins, 0, arrays[0].reshape(-1), ())
+        return _Bucket(arrays, begins, 0, arrays[0].reshape(-1), ())
     item = filled[0].dtype.itemsize
     first = filled[0].__array_interface__["data"][0]
     froms = [a.__array_interface__["data"][0] - first for a in filled]
     tos = [at + a.nbytes for at, a in zip(froms, filled, strict=True)]
     between = list(zip(tos, froms[1:], strict=False))
     if any(not 0 <= begin - end < _GAP or (begin - end) % item for end, begin in between):
-        return _Joint(arrays, begins, ends[-1], None, ())
+        return _Bucket(arrays, begins, ends[-1], None, ())
     whole = as_strided(filled[0].reshape(-1), (tos[-1] // item,), (item,))
     gaps = [whole[end // item : begin // item] for end, begin in between if end < begin]
     places = iter(froms)
     begins = [next(places) // item if a.size else 0 for a in arrays]
-    return _Joint(arrays, begins, whole.size, whole, gaps)
+    return _Bucket(arrays, begins, whole.size, whole, gaps)

@@ -1,8 +1,8 @@
-"""Sums over the cards of processes, which all have agreed upon: nothing of them goes by way of the hosts.
+"""Collectives between the GPUs of all ranks, without copies through host memory.
 
-The processes meet on the hosts before each run of a program, and say what they are about to launch: one that does not
-come, or comes to something else, is found there as everywhere. Behind that, cards wait for each other, and the hosts
-look for who is lost meanwhile.
+Before each run of a program, the ranks exchange on their hosts what they will launch. Ranks that are missing, or launch
+something else, are found there, as for other collectives. Then the GPUs wait for each other, while the hosts check for
+lost ranks.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from graphkit.executor.devices.device import address_of
 from graphkit.executor.lower.lowering import Meeting
 from graphkit.ir.types import DType
 
-# While cards are awaited: how long the core is only offered to others, pauses after that, and the longest time in which
-# nobody looks for who is lost, in seconds.
+# While this host waits for its GPU: seconds during which it only yields the core, the pause after that, and seconds
+# between two checks for lost ranks.
 _EAGER, _PAUSE, _LOOK = 0.02, 5e-5, 0.05
-# For so long what was launched may take to end when it is to.
+# Seconds that aborted kernels may take to end.
 _ENDING = 10.0
 
 
 class Group(Protocol):
-    """Cards of all processes; see CardGroup."""
+    """An NCCL communicator of all GPUs; see CardGroup."""
 
     def launch(self, exchanges: Sequence[Exchange], dtype: DType, stream: int) -> None: ...
     def check(self) -> None: ...
@@ -42,15 +42,18 @@ class Group(Protocol):
 
 
 class Card(Protocol):
-    """This process's card, as a CudaDevice is."""
+    """The GPU of this process, such as a CudaDevice."""
 
     @property
     def current_stream(self) -> int: ...
 
 
 class CardSums:
-    """See DeviceSums. `waited_seconds` counts the time for which this process waited for others to come to a run,
-    `sent_bytes` what it gave to be summed.
+    """Collectives between the GPUs of all ranks; implements DeviceSums.
+
+    Attributes:
+        waited_seconds: Seconds that this rank waited for others before runs.
+        sent_bytes: Bytes that this rank contributed to sums.
     """
 
     def __init__(self, communicator: Communicator, card: Card, group: Group, fingerprint: Fingerprint | None = None):
@@ -79,7 +82,7 @@ class CardSums:
         return Meeting(all_know, common, self._recordings)
 
     def _told(self, call: str, numbers: Sequence[int]) -> np.ndarray:
-        """The sums of the numbers of all processes, in one exchange of few bytes."""
+        """Return the sums of these numbers over all ranks, in one exchange of a few bytes."""
         array = np.array(numbers, np.int64)
         found: np.ndarray = self._communicator.perform(call, [array], Sum(array, None, _itself, alone=True))
         return found
@@ -96,7 +99,7 @@ class CardSums:
         self._launch(self._parts("broadcast", wholes, dtype), dtype)
 
     def _parts(self, kind: Any, arrays: Sequence[Any], dtype: DType) -> list[Exchange]:
-        """An exchange for what the slice of each process has of each array."""
+        """Return an exchange for each rank's slice of each array."""
         size, itemsize = self._communicator.size, dtype.numpy.itemsize
         slices = Slices.of([a.size for a in arrays], itemsize, size)
         found = []
@@ -116,7 +119,7 @@ class CardSums:
     def wait(self, done: Callable[[], bool]) -> None:
         if self.broken or done():
             return
-        # Cards compute meanwhile: this process does not wait for the others alone.
+        # GPUs compute meanwhile, so this rank does not only wait for others.
         with self._communicator.waiting(True), self._communicator.working():
             begun = looked = time.monotonic()
             while not done():
@@ -132,7 +135,7 @@ class CardSums:
                         raise RuntimeFailure(reason)
 
     def _reason(self) -> str | None:
-        """Why what was launched will not be done; None as long as there is hope."""
+        """Return why the launched collectives cannot complete; None if they still can."""
         if (reason := self._communicator.lost()) is not None:
             return reason
         try:
@@ -142,7 +145,7 @@ class CardSums:
         return None
 
     def _end(self, reason: str, done: Callable[[], bool]) -> None:
-        """Have the cards stop waiting, as long as that takes; the call itself may wait for recordings to be gone."""
+        """Abort the collectives, so that GPUs stop waiting. The abort itself may wait until recordings are freed."""
         self.broken = True
         self._communicator.fail(reason)
         threading.Thread(target=self._group.abort, name="graphkit-abort", daemon=True).start()

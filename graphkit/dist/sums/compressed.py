@@ -1,4 +1,4 @@
-"""Sums over processes of arrays in fewer bytes, with what they have left out."""
+"""All-reduces of compressed arrays, and the residuals of compression."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from graphkit.errors import InputError
 
 
 class Residuals:
-    """By key, vectors of float32 with what compression has left out of all that was sent."""
+    """The residuals of gradient compression (error feedback), float32 vectors by key."""
 
     def __init__(self) -> None:
         self._sizes: dict[Any, int] = {}
         self._arrays: dict[Any, np.ndarray] = {}
 
     def check(self, key: Any, size: int) -> None:
-        """Raise InputError where the key had another number of elements before."""
+        """Raise InputError if the key had another number of elements before."""
         known = self._sizes.setdefault(key, size)
         if known != size:
             raise InputError(f"key {key!r} had {known} elements in an earlier push, but has {size} now")
 
     def of(self, key: Any, size: int) -> np.ndarray:
-        """What is left of a key, zeros at first, to be changed in place."""
+        """Return the residual of a key, to be changed in place; it begins as zeros."""
         self.check(key, size)
         if key not in self._arrays:
             self._arrays[key] = np.zeros(size, np.float32)
@@ -39,7 +39,7 @@ class Residuals:
         return {key: array.copy() for key, array in self._arrays.items()}
 
     def restore(self, given: Mapping[Any, np.ndarray]) -> None:
-        """Take over what `copies` gave of some keys. Raises InputError for other than float32."""
+        """Set residuals that `copies` returned. Raises InputError unless they are float32."""
         found = {key: np.array(array).reshape(-1) for key, array in given.items()}
         for key, array in found.items():
             if array.dtype != np.float32:
@@ -49,11 +49,11 @@ class Residuals:
 
 
 class CompressedSums:
-    """How float32 arrays are summed over the processes of a communicator, by key.
+    """All-reduces of compressed float32 arrays.
 
-    Each process packs its own, and all add up the parts in the order of the ranks. Where there are several hosts with
-    several processes, those of a host are added up first; its leader packs the sum and keeps what is left out, and the
-    parts of hosts are added up in their order.
+    Each rank compresses its array, and all ranks sum the compressed arrays in the order of the ranks. With several
+    hosts that have several ranks each, the arrays of a host are summed first. Its first rank then compresses the sum
+    and keeps the residual, and the arrays of all hosts are summed in order.
     """
 
     def __init__(self, compression: Compression, communicator: Communicator):
@@ -70,9 +70,10 @@ class CompressedSums:
         ordered: bool,
         later: bool,
     ) -> tuple[Action, int]:
-        """What is to be done once all processes are there, and the bytes that the array takes between them.
+        """Return the action that sums an array once all ranks have posted it, and the number of compressed bytes.
 
-        later: the array may be changed before. Raises InputError where the key had another size before.
+        ordered: sum the arrays of a host in the order of the ranks. later: the array may change before the action runs.
+        Raises InputError if the key had another size before.
         """
         size = self.compression.packed_bytes(array.size)
         self.residuals.check(key, array.size)
@@ -89,7 +90,7 @@ class CompressedSums:
         return self.compression.pack(np.ascontiguousarray(array).reshape(-1), residual)
 
     def _sum_of(self, packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """The same in all processes: in the order of the ranks."""
+        """Return the sum in the order of the ranks, which is the same on all of them."""
         return self._added(self._communicator.allgather(packed), shape)
 
     def _added(self, parts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -99,11 +100,10 @@ class CompressedSums:
         return total
 
     def _over_hosts(self, levels: Levels, key: Any, array: np.ndarray, ordered: bool) -> np.ndarray:
-        """ordered: those of a host are added up in the order of the ranks, too."""
         inside = levels.inside
         own = in_rank_order(inside.allgather(array)) if ordered else inside.sum_in_first(array)
         total = array
         if levels.leaders is not None:
-            assert own is not None, "leaders are the first of their hosts"
+            assert own is not None, "a leader is the first rank of its host"
             total = self._added(levels.leaders.allgather(self._packed(key, own)), array.shape)
         return inside.broadcast(total)

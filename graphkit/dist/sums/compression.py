@@ -1,7 +1,7 @@
-"""Gradients in fewer bytes between processes; what is left out is added to the next ones.
+"""Gradient compression. The part of a gradient that is not sent (the residual) is added to the next gradient.
 
-Error feedback: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; that it keeps the rate of
-convergence: Karimireddy et al., ICML 2019. What is not a number arrives as such, and nothing of it stays behind.
+Error feedback: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014. It keeps the rate of convergence:
+Karimireddy et al., ICML 2019. NaN is sent as NaN, and leaves no residual.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from graphkit.text import settings, short_repr
 
 
 class Compression(ABC):
-    """A way to write gradients, float32 arrays of one axis, in fewer bytes, `packed_bytes` of them."""
+    """A compressed form of gradients, which are float32 vectors."""
 
     @abstractmethod
     def packed_bytes(self, size: int) -> int:
-        """The bytes that `size` elements take; raises UsageError for more than it can take."""
+        """Return the number of bytes for `size` elements. Raises UsageError if there are too many elements."""
 
     @abstractmethod
     def pack(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """The bytes for gradient + residual; what they do not say is left in `residual`."""
+        """Return gradient + residual in compressed form, and set `residual` to the part that it does not contain."""
 
     @abstractmethod
     def add(self, packed: np.ndarray, total: np.ndarray) -> None:
-        """Add what the bytes say to `total`, in place."""
+        """Add a compressed gradient to `total`, in place."""
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: ["", *settings(self)])
 
 
 class Halves(Compression):
-    """float16 or bfloat16: half the bytes. Numbers beyond the largest are sent as this, and the rest follows."""
+    """float16 or bfloat16: half the bytes. A value above the largest is sent as the largest; the rest is residual."""
 
     def __init__(self, type: str):
         self._native = _native(type)
@@ -58,7 +58,7 @@ class Halves(Compression):
 
 
 class TwoBit(Compression):
-    """Two bits an element, as MXNet's: -threshold, 0 or threshold, which is above 0 (else UsageError)."""
+    """Two bits per element, as in MXNet: -threshold, 0 or threshold. Raises UsageError unless threshold > 0."""
 
     def __init__(self, threshold: float = 0.5):
         if not (math.isfinite(threshold) and threshold > 0):
@@ -79,7 +79,7 @@ class TwoBit(Compression):
 
 
 class TopK(Compression):
-    """The largest elements by magnitude, `ratio` of all, at least one; of equal ones those that come first.
+    """The elements with the largest magnitude: `ratio` of all, at least one. Of equal ones, the first are taken.
 
     Raises UsageError for a ratio outside (0, 1], and for arrays of 2**32 elements and more.
     """
@@ -119,7 +119,7 @@ def _native(kind: str) -> Any:
     return native
 
 
-# By type: the class and what it takes besides the type.
+# By type: the class, its fixed arguments, and the names of its options.
 _TYPES: Mapping[str, tuple[type[Compression], tuple[Any, ...], tuple[str, ...]]] = {
     "float16": (Halves, ("float16",), ()),
     "bfloat16": (Halves, ("bfloat16",), ()),
@@ -132,9 +132,9 @@ TYPES = tuple(_TYPES)
 
 
 def create(options: str | Mapping[str, Any]) -> Compression:
-    """The compression of such options: "2bit", "2bit:0.5", or {"type": "2bit", "threshold": 0.5}.
+    """Return the compression for options: "2bit", "2bit:0.5", or {"type": "2bit", "threshold": 0.5}.
 
-    Raises UsageError for others.
+    Raises UsageError for other options.
     """
     if not isinstance(options, (str, Mapping)):
         raise UsageError(
@@ -155,7 +155,7 @@ def create(options: str | Mapping[str, Any]) -> Compression:
 
 
 def _read(text: str) -> dict[str, Any]:
-    """The options that such a text stands for: a type, or one and the number that it takes."""
+    """Return the options of a text such as "2bit" or "2bit:0.5"."""
     name, colon, number = text.partition(":")
     if not colon:
         return {"type": name}

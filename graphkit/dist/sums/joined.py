@@ -1,4 +1,4 @@
-"""Whether the cards of all processes sum gradients among themselves: all decide alike, by what each says of itself."""
+"""Whether the GPUs of all ranks sum gradients directly. All ranks decide alike, from what each rank reports."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from graphkit.errors import GraphkitError, MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.libraries import nccl
 from graphkit.executor.devices.loading import DeviceName
 
-# Bytes of what a process says, and letters of a reason in it.
+# Bytes of the report of a rank, and characters of a reason in it.
 _TOLD, _REASON = 1024, 300
-# Of the identifier that a group is made with.
+# Bytes of NCCL's identifier of a group.
 _UNIQUE = 128
-# For so long a group may take to come together at least, in seconds, and the pause between two looks.
+# Seconds that a group may take to form, at least, and the pause between two checks.
 _JOINING, _LOOK = 30.0, 0.05
 
 
 class _Said(NamedTuple):
-    """What a process says of itself: its card, "" where it has none, why it takes no part, "" where it would, whether
-    that was chosen, and the number of the group that its card is in already, 0 where it is in none.
+    """What a rank reports about its GPU.
+
+    card: its GPU; "" without one. why: why it takes no part; "" if it does. chosen: whether the user chose that. group:
+    number of the group that the GPU already belongs to; 0 for none.
     """
 
     card: str
@@ -44,7 +46,7 @@ class _Said(NamedTuple):
 
 
 class Cards:
-    """What the cards of all processes of a communicator agree upon, one group for each choice of cards."""
+    """Forms groups of the GPUs of all ranks, one for each choice of GPUs."""
 
     def __init__(self, communicator: Communicator, fingerprint: Fingerprint | None = None):
         self._communicator = communicator
@@ -53,11 +55,17 @@ class Cards:
         self._count = 0
 
     def sums(self, device: str, staged: str = "") -> tuple[CardSums | None, str]:
-        """What sums arrays of this process's device and those of the others', or why nothing does; "" where no process
-        has a card. Every process calls it; where one cannot take part none does, and rank 0 warns.
+        """Return the collectives between GPUs, or None and the reason; "" if no rank has a GPU. Every rank must call
+        it.
 
-        staged: why this process takes no part, as it was chosen. Raises as `load_device` does, and RuntimeFailure when
-        another process is given up.
+        If one rank cannot take part, no rank does, and rank 0 warns.
+
+        Args:
+            device: Device of this rank's program.
+            staged: Why this rank takes no part, if the user chose that.
+
+        Raises:
+            RuntimeFailure: A rank is lost. Also raises the errors of `load_device`.
         """
         mine, card = (_Said("", staged, chosen=True), None) if staged else self._own(device)
         said = self._told(mine)
@@ -65,7 +73,7 @@ class Cards:
             return None, staged
         why = _objection(said)
         if not why:
-            assert card is not None, "nobody objects"
+            assert card is not None, "no rank has a reason against it"
             number = DeviceName.of(device).number
             if {s.group for s in said} == {mine.group} and mine.group:
                 return self._made[number][1], ""
@@ -81,7 +89,7 @@ class Cards:
 
     @property
     def sent_bytes(self) -> int:
-        """What this process gave to be summed."""
+        """Bytes that this rank contributed to sums."""
         return sum(sums.sent_bytes for _, sums in self._made.values())
 
     def _own(self, device: str) -> tuple[_Said, Any]:
@@ -100,7 +108,7 @@ class Cards:
         return _Said(place, "", group=0 if sums is None or sums.broken else group), card
 
     def _told(self, mine: _Said) -> list[_Said]:
-        """What each process says, by rank."""
+        """Return the reports of all ranks, by rank."""
         why = mine.why[:_REASON].encode("ascii", "replace").decode()
         text = json.dumps(mine._replace(why=why)).encode().ljust(_TOLD)
         array = np.frombuffer(text, np.uint8)
@@ -108,7 +116,7 @@ class Cards:
         return [_Said(*json.loads(row.tobytes())) for row in self._communicator.perform("cards", [array], action)]
 
     def _joined(self, card: Any) -> tuple[CardSums | None, str]:
-        """A new group, or why there is none, for all alike."""
+        """Return a new group, or the reason why there is none. The result is the same on all ranks."""
         group, why = None, ""
         first, mine = self._communicator.rank == 0, np.zeros(_UNIQUE, np.uint8)
         if first:
@@ -129,7 +137,7 @@ class Cards:
         return CardSums(self._communicator, card, group, self._fingerprint), ""
 
     def _waited_for(self, card: Any, unique: bytes) -> tuple[Any, str]:
-        """The group, or why there is none: a thread makes it, which may wait for another process for ever."""
+        """Return the group, or the reason why there is none. A thread forms it, because that may block forever."""
         made: list[Any] = []
         failed: list[str] = []
 
@@ -155,7 +163,7 @@ class Cards:
 
 
 def outlook(processes: int) -> str:
-    """How so many processes of this machine would sum gradients of its cards: "nccl", or "staged" and why."""
+    """Return how this number of processes would sum gradients of the GPUs here: "nccl", or "staged" and the reason."""
     cards = importlib.import_module("graphkit.executor.devices.cuda").cards()
     if not config.NCCL.get():
         return "staged: GRAPHKIT_NCCL=0"
@@ -168,7 +176,7 @@ def outlook(processes: int) -> str:
 
 
 def _objection(said: Sequence[_Said]) -> str:
-    """Why not all take part: the first rank's reason that has one, or the first card that several have."""
+    """Return why the GPUs cannot sum directly: a rank's reason, or that several ranks share one GPU; "" if they can."""
     for rank, one in enumerate(said):
         if one.why:
             return f"rank {rank} {one.why}"
@@ -183,6 +191,6 @@ def _objection(said: Sequence[_Said]) -> str:
 
 
 def _machine() -> str:
-    """The same for all processes of a machine, in containers too, and for no others."""
+    """Return a text that is the same for all processes of a machine, also in containers, and differs elsewhere."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else platform.node()

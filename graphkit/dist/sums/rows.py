@@ -1,4 +1,4 @@
-"""Row-sparse arrays: some rows of an array by index, all others 0; their sums over processes."""
+"""Row-sparse arrays: some rows of an array, by index; all other rows are 0. And their sums over ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RowSparse:
         values: [K, ...].
 
     Raises:
-        InputError: Indices or values have another form.
+        InputError: Indices or values have another shape or type.
     """
 
     __slots__ = ("indices", "values")
@@ -55,7 +55,7 @@ class RowSparse:
         return found
 
     def check(self, what: str, stored: np.ndarray) -> None:
-        """Raises InputError, which begins with `what`, where these are no rows of such an array."""
+        """Raise InputError, which begins with `what`, unless these are rows of such an array."""
         if self.dtype != stored.dtype or not stored.ndim or self.values.shape[1:] != stored.shape[1:]:
             given = f"{self.dtype}{list(self.values.shape[1:])}"
             raise InputError(f"{what} is {stored.dtype}{list(stored.shape)}; pushed rows of {given}")
@@ -63,7 +63,7 @@ class RowSparse:
 
 
 def row_ids(given: Any) -> np.ndarray:
-    """An int64 vector of indices that are not negative. Raises InputError for others."""
+    """Return indices as an int64 vector. Raises InputError unless they are integers of at least 0."""
     found = _array(given, "row indices")
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise InputError(f"row indices must be a vector of integers, not {found.dtype}{list(found.shape)}")
@@ -75,7 +75,7 @@ def row_ids(given: Any) -> np.ndarray:
 
 
 def _array(given: Any, what: str) -> np.ndarray:
-    """An array of numbers. Raises InputError, which begins with `what`."""
+    """Return an array of numbers. Raises InputError, which begins with `what`, for other values."""
     try:
         found = np.asarray(given)
     except (TypeError, ValueError) as error:
@@ -86,10 +86,10 @@ def _array(given: Any, what: str) -> np.ndarray:
 
 
 def wanted_rows(what: str, shape: Sequence[int], given: Any) -> np.ndarray:
-    """The row indices that a caller asks for, each once, ascending.
+    """Return requested row indices, each once, in ascending order.
 
-    Raises InputError, which begins with `what`, for what is not a vector of integers, and for rows that an array of
-    this shape does not have.
+    Raises InputError, which begins with `what`, unless they are a vector of integers and rows of an array of this
+    shape.
     """
     if not shape:
         raise InputError(f"{what} has no rows: it is a single number")
@@ -102,15 +102,16 @@ def wanted_rows(what: str, shape: Sequence[int], given: Any) -> np.ndarray:
 
 
 def check_within(what: str, indices: np.ndarray, rows: int) -> None:
-    """Raises InputError where one of the indices is none of so many rows."""
+    """Raise InputError unless all indices are below the number of rows."""
     if indices.size and indices.max() >= rows:
         raise InputError(f"{what} has {rows} rows, so index {indices.max()} is out of range")
 
 
 def total(parts: Sequence[RowSparse]) -> RowSparse:
-    """The sum of at least one: each row once, by ascending index, added up in the order of the parts and of each.
+    """Return the sum: each row once, by ascending index. Rows are added in the order of the parts, and within each
+    part.
 
-    Half floats are added in float32.
+    float16 and bfloat16 are added in float32. There must be at least one part.
     """
     kind, tail = parts[0].dtype, parts[0].values.shape[1:]
     wide = _wide(kind)
@@ -128,13 +129,14 @@ def total(parts: Sequence[RowSparse]) -> RowSparse:
 
 
 def _wide(kind: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in which elements are added."""
+    """Return the type in which elements are added."""
     return np.dtype(np.float32) if kind.itemsize == 2 and kind.kind in "fV" else kind
 
 
 def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> RowSparse:
-    """The sum of what one process pushes to `stored`. Raises InputError, which begins with `what`, for other than
-    rows of it, and UsageError where there is nothing stored.
+    """Return the sum of the rows that one rank pushes to `stored`.
+
+    Raises InputError, which begins with `what`, unless all are rows of it, and UsageError if nothing is stored.
     """
     if stored is None:
         raise UsageError(f"{what}: a RowSparse needs a key with a value: call init, then push and pull")
@@ -146,22 +148,23 @@ def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> R
 
 
 def rows_of(what: str, stored: np.ndarray, given: Any) -> RowSparse:
-    """Rows of an array, each once, by ascending index. Raises InputError, which begins with `what`, for no rows."""
+    """Return rows of an array, each once, by ascending index. Raises InputError, which begins with `what`."""
     wanted = wanted_rows(what, stored.shape, given)
     return RowSparse(wanted, stored[wanted])
 
 
 class RowSum:
-    """What a process does for a sum over all of them, called when all are there: the total, the same everywhere.
+    """The sum of rows over all ranks. Call it once all ranks have posted theirs; the result is the same on all ranks.
 
-    Rows are added up in the order of the ranks. Where several hosts have several processes, those of a host are added
-    up first, and then those of hosts in their order, so that a row crosses once for each host; ordered: as if there
-    were no hosts. Nothing of the rows given is read any more once this is made.
+    Rows are added in the order of the ranks. With several hosts that have several ranks each, the rows of a host are
+    added first and then those of the hosts, so that a row crosses the network once per host. The given rows are copied.
+
+    ordered: add in the order of the ranks, also across hosts.
     """
 
     def __init__(self, own: RowSparse, ordered: bool = False):
         self._own = RowSparse(own.indices.copy(), own.values.copy())
-        # The arrays by whose types processes find out that they do not mean the same: no rows.
+        # Ranks compare the types of these arrays, which have no rows, to detect different calls.
         self.types = (self._own.values[:0], self._own.indices[:0])
         self.ordered = ordered
         self.sent_bytes = self._own.nbytes
@@ -172,7 +175,7 @@ class RowSum:
 
     def _over_hosts(self, levels: Levels) -> RowSparse:
         kind = self._own.dtype
-        # Half floats are rounded once, in the end.
+        # float16 and bfloat16 are rounded only once, at the end.
         own = RowSparse(self._own.indices, self._own.values.astype(_wide(kind), copy=False))
         here = _each(levels.inside, own)
         found = None if levels.leaders is None else total(_each(levels.leaders, total(here)))
@@ -183,14 +186,14 @@ class RowSum:
 
 
 def _each(group: Group | Communicator, own: RowSparse) -> list[RowSparse]:
-    """What each of a group has, in the order of the ranks."""
+    """Return the rows of each rank of a group, by rank."""
     counts = group.allgather(np.array([len(own.indices)], np.int64)).reshape(-1).tolist()
     messages = group.allgather_parts(_message(own), [count * _width(own.values) for count in counts])
     return [_read(m, c, own.values) for m, c in zip(messages, counts, strict=True)]
 
 
 def _width(values: np.ndarray) -> int:
-    """Bytes that a row takes with its index."""
+    """Return the bytes of a row and its index."""
     return 8 + values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
 
 
@@ -199,7 +202,7 @@ def _message(rows: RowSparse) -> np.ndarray:
 
 
 def _read(message: np.ndarray, count: int, like: np.ndarray) -> RowSparse:
-    """So many rows of a message; their type is that of other ones."""
+    """Return the rows of a message. like: an array with the type and shape of a row."""
     indices, values = message[: 8 * count].view(np.int64), message[8 * count :].view(like.dtype)
     return RowSparse(indices, values.reshape(count, *like.shape[1:]))
 

@@ -1,16 +1,16 @@
-"""Arrays one behind the other, cut into a slice for each rank, of which each rank works on its own."""
+"""Vectors that contain several arrays, divided into one slice per rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Arrays and slices begin at multiples of so many bytes, as the arrays of a program's memory do.
+# Arrays and slices begin at multiples of this number of bytes, as in the memory of a program.
 ALIGNMENT = 64
 
 
 class Slices(NamedTuple):
-    """In elements: where each array begins, and where the slice of each rank does; the last bound is the end of all."""
+    """Where arrays and slices begin in a vector, in elements. Slice r is bounds[r] to bounds[r + 1]."""
 
     begins: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -18,7 +18,7 @@ class Slices(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Sequence[int], itemsize: int, ranks: int) -> Slices:
-        """Of arrays with so many elements."""
+        """Return the layout of arrays with these numbers of elements, in equal slices for the ranks."""
         unit = max(1, ALIGNMENT // itemsize)
         begins, end = [], 0
         for size in sizes:
@@ -32,7 +32,7 @@ class Slices(NamedTuple):
         return slice(self.bounds[rank], self.bounds[rank + 1])
 
     def part(self, index: int, rank: int) -> tuple[int, int]:
-        """Begin and end, in the array itself, of what a rank's slice has of it; equal where it has nothing."""
+        """Return begin and end, within array `index`, of its part in the slice of a rank; equal if there is none."""
         begin, size = self.begins[index], self.sizes[index]
         first = min(max(self.bounds[rank] - begin, 0), size)
         return first, min(max(self.bounds[rank + 1] - begin, first), size)

@@ -1,4 +1,4 @@
-"""Small messages from each process to each other one, over requests that are made once."""
+"""All-gathers of small messages with persistent requests of MPI."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 
-# More processes exchange by MPI's own collective, whose messages do not grow with the square of their number.
+# With more ranks, MPI's own all-gather is used, which sends fewer messages.
 MOST = 8
 _TAG = 1
 
 
 class Exchange:
-    """Of messages of so many bytes between the processes of a communicator, on which nothing else is sent.
+    """All-gathers messages of a fixed number of bytes. Only one thread at a time may call it.
 
-    byte: MPI's type of a byte. complete: waits for a request, which uses these objects. One thread at a time calls it.
+    Args:
+        comm: MPI communicator that nothing else uses.
+        byte: MPI's type of a byte.
+        length: Bytes of a message.
+        complete: Waits for a request, given the objects that the request uses.
     """
 
     def __init__(self, comm: Any, byte: Any, length: int, complete: Callable[..., None]):
@@ -27,7 +31,7 @@ class Exchange:
         self._sends = [comm.Send_init([self._mine, byte], rank, _TAG) for rank in others]
 
     def __call__(self, mine: bytes) -> list[bytes]:
-        """The messages of all, by rank."""
+        """Return the messages of all ranks, by rank."""
         self._mine[:] = mine
         for request in self._receives:
             request.Start()

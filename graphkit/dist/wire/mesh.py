@@ -1,7 +1,7 @@
-"""Connections between processes of a job that outlive the loss of one of them.
+"""Connections between processes that survive the loss of one of them.
 
-A message of MPI to a process that is gone holds buffers of its sender for ever, until nothing leaves that one any more.
-A connection of the operating system tells both ends at once when a process is gone, whatever it died of.
+An MPI message to a dead process holds buffers of its sender forever, until the sender can send nothing more. A
+connection of the operating system tells both ends at once if a process dies for any reason.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ import numpy as np
 
 from graphkit.errors import RuntimeFailure
 
-# Kind, part, worker, number, bytes of what follows.
+# Kind, part, worker, number, bytes of the data.
 _HEADER = struct.Struct("<BxHIqQ")
-# Rank, and the word by which the processes of a job know each other.
+# Rank, and the secret of the job.
 _SECRET = 32
 _HELLO = struct.Struct(f"<I{_SECRET}s")
-# How long a process that connects may take to say who it is, in seconds.
+# Seconds that a process may take to send its greeting after it connects.
 _GREETING = 10.0
-# Bytes that one connection is read at a time, so that all get their turn.
+# Bytes that are read from one connection at a time, so that every connection gets its turn.
 _TURN = 8 << 20
 _NOTHING = np.empty(0, np.uint8)
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """What a frame contains."""
 
-    MESSAGE = 1  # of a worker, to who leads a part
+    MESSAGE = 1  # of a worker, for the leader of a part
     ANSWER = 2
-    ACKNOWLEDGED = 3  # to a worker: up to this number, nothing gets lost
-    FORWARD = 4  # of a worker's message, to who holds the replica
-    APPLIED = 5  # so many of them
-    SNAPSHOT = 6  # of a part, to who is to hold its replica from now on
+    ACKNOWLEDGED = 3  # to a worker: messages up to this number are safe
+    FORWARD = 4  # of a worker's message, to the follower of a part
+    APPLIED = 5  # the number of messages that a follower has applied
+    SNAPSHOT = 6  # the state of a part, to its new follower
     END = 7  # the servers end
-    LOST = 8  # a server is taken to be
-    FAILED = 9  # the job has; `number` is its exit code
-    GOODBYE = 10  # the last frame of one that ends in order
+    LOST = 8  # `number` is the rank of a lost server
+    FAILED = 9  # the job has failed; `number` is its exit code
+    GOODBYE = 10  # the last frame before an orderly end
 
 
 class Frame(NamedTuple):
-    """A message on a connection. part, worker and number: what its kind says of them; data: uint8."""
+    """A message on a connection. The kind defines part, worker and number. data: uint8."""
 
     kind: Kind
     part: int = 0
@@ -66,7 +66,7 @@ class Frame(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where a process listens: a path for those of its host, names and a port for others."""
+    """Where a process listens: a path for processes of its host; host names and a port for others."""
 
     path: str
     names: tuple[str, ...]
@@ -74,19 +74,21 @@ class Address(NamedTuple):
 
 
 class _Line:
-    """One connection: what leaves, and what has come of the frame that is under way."""
+    """One connection: frames to be sent, and the received part of the current frame."""
 
     def __init__(self, connection: socket.socket):
         connection.setblocking(False)
         self.socket = connection
         self.leaving: deque[memoryview] = deque()
-        self.ending = False  # it has said goodbye
+        self.ending = False  # the other end has said goodbye
         self._header, self._data = bytearray(_HEADER.size), _NOTHING
         self._into, self._got = memoryview(self._header), 0
         self._in_header = True
 
     def flush(self) -> None:
-        """Send what can be sent at once. What leaves to one that is gone is dropped: reading tells of the loss."""
+        """Send what the socket takes at once. If the other end is gone, frames are dropped; reading reports
+        the loss.
+        """
         try:
             while self.leaving:
                 sent = self.socket.sendmsg(list(self.leaving)[:16])
@@ -100,7 +102,7 @@ class _Line:
             self.leaving.clear()
 
     def read(self) -> Iterator[Frame | None]:
-        """The frames that have come; None where the connection has ended."""
+        """Yield complete frames, and None if the connection has ended."""
         taken = 0
         while True:
             if self._got == len(self._into):
@@ -122,7 +124,7 @@ class _Line:
             taken += count
 
     def _whole(self) -> Frame | None:
-        """The frame, once what follows its header has come as well."""
+        """Return the frame if its data is complete."""
         kind, part, worker, number, size = _HEADER.unpack(self._header)
         if self._in_header:
             self._data = np.empty(size, np.uint8)
@@ -136,9 +138,10 @@ class _Line:
 
 
 class Mesh:
-    """Sends to and receives from processes by their ranks, each over a connection of its own.
+    """Sends frames to ranks and receives theirs, over one connection per rank. Any thread may send; one thread
+    receives.
 
-    lines: a connection for each of them. Any thread may send; one receives.
+    lines: a connected socket for each rank.
     """
 
     def __init__(self, lines: dict[int, socket.socket]):
@@ -151,12 +154,12 @@ class Mesh:
 
     @property
     def ranks(self) -> list[int]:
-        """Of the processes to which there is a connection."""
+        """The ranks that are connected."""
         with self._lock:
             return list(self._lines)
 
     def send(self, to: int, frame: Frame) -> None:
-        """Send behind what was sent before, and return at once; to one that is gone, nothing."""
+        """Queue a frame and return at once. Frames to a rank that is gone are dropped."""
         header = _HEADER.pack(frame.kind, frame.part, frame.worker, frame.number, frame.data.nbytes)
         with self._lock:
             self.sent_bytes += len(header) + frame.data.nbytes
@@ -169,13 +172,13 @@ class Mesh:
             line.flush()
             waits = bool(line.leaving)
         if waits:
-            with contextlib.suppress(BlockingIOError):  # it is awake already
+            with contextlib.suppress(BlockingIOError):  # the pipe is full: the receiver wakes anyway
                 os.write(self._wake, b"x")
 
     def receive(self, seconds: float) -> list[tuple[int, Frame | None]]:
-        """What has come, with its source, in so long at most; None, behind all frames of a source: it is gone.
+        """Return frames with their sources, after at most this time. None as the last frame of a source: it is gone.
 
-        One that has said goodbye before is not gone; nothing is told of its end.
+        The end of a rank that has said goodbye is not reported.
         """
         poll = select.poll()
         with self._lock:
@@ -209,14 +212,14 @@ class Mesh:
                     yield rank, None
 
     def close_to(self, rank: int) -> None:
-        """Nothing goes to that process any more, and nothing comes from it."""
+        """Close the connection to a rank."""
         with self._lock:
             line = self._lines.pop(rank, None)
         if line is not None:
             line.socket.close()
 
     def cut(self, rank: int) -> list[Frame]:
-        """End the connection to a process that is not gone by what is known here; what has come from it before."""
+        """Close the connection to a rank that may still run; return the frames that it had sent."""
         found: list[Frame] = []
         while (line := self._lines.get(rank)) is not None:
             more = [frame for _, frame in self._read(rank, line) if frame is not None]
@@ -226,7 +229,7 @@ class Mesh:
         return found
 
     def close(self, seconds: float, farewell: Frame | None = None) -> None:
-        """Send what is left, and a last frame to all, and end all connections; in that time at most."""
+        """Send queued frames and a last frame to all ranks, then close all connections, within this time."""
         deadline = time.monotonic() + seconds
         for rank in self.ranks:
             self.send(rank, farewell or Frame(Kind.GOODBYE))
@@ -244,9 +247,9 @@ class Mesh:
 
 
 class Listener:
-    """Where a process waits for others to connect; a context that ends with the waiting.
+    """Accepts connections from other processes; a context.
 
-    Only who knows the job's secret is let in, and nobody once all are there. Processes of a host share its network.
+    A process must know the secret of the job. The listener closes once all expected processes have connected.
     """
 
     def __init__(self, for_other_hosts: bool, expected: int):
@@ -270,7 +273,7 @@ class Listener:
         self.address = Address(path, names, port)
 
     def accept(self, ranks: Iterable[int], secret: bytes, seconds: float) -> dict[int, socket.socket]:
-        """A connection from each of these ranks. Raises RuntimeFailure for those that do not come in that time."""
+        """Return a connection from each of these ranks. Raises RuntimeFailure if one does not connect in this time."""
         missing, found = set(ranks), {}
         deadline = time.monotonic() + seconds
         while missing:
@@ -298,7 +301,7 @@ class Listener:
 
 
 def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds: float) -> socket.socket:
-    """A connection to the process that listens there. Raises RuntimeFailure where that time brings none."""
+    """Return a connection to a listening process. Raises RuntimeFailure if there is none within this time."""
     tried = []
     ways: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)] if same_host else []
     ways += [(socket.AF_INET, (name, address.port)) for name in address.names if not same_host]
@@ -319,9 +322,9 @@ def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds
 
 
 def _place_on_this_host() -> tuple[tempfile.TemporaryDirectory[str] | None, str]:
-    """A name for a socket that nothing else has: on Linux one that is in no folder, and goes with the socket.
+    """Return a name for a socket, and the folder that contains it.
 
-    Elsewhere in a folder, which is whoever's who listens; TMPDIR may be too long for it.
+    On Linux, an abstract name, which needs no file. Elsewhere a path in a folder of the listening process.
     """
     if sys.platform == "linux":
         return None, f"\0graphkit-{secrets.token_hex(16)}"
@@ -330,13 +333,11 @@ def _place_on_this_host() -> tuple[tempfile.TemporaryDirectory[str] | None, str]
 
 
 def _shown(place: object) -> str:
-    return str(place).replace("\0", "@")  # as Linux shows names that are in no folder
+    return str(place).replace("\0", "@")  # as Linux shows abstract names
 
 
 def _ready(sockets: Sequence[socket.socket], event: int, seconds: float) -> list[socket.socket]:
-    """Those that can be read (POLLIN), or written (POLLOUT), or have ended, in that time at most; descriptors of any
-    number.
-    """
+    """Return the sockets that can be read (POLLIN) or written (POLLOUT), or have ended, after at most this time."""
     poll = select.poll()
     by_number = {each.fileno(): each for each in sockets}
     for number in by_number:
@@ -346,7 +347,7 @@ def _ready(sockets: Sequence[socket.socket], event: int, seconds: float) -> list
 
 
 def _greeted(connection: socket.socket, secret: bytes) -> int | None:
-    """The rank of who has connected; None where it is none of the job."""
+    """Return the rank of a process that has connected; None if it does not know the secret."""
     connection.settimeout(_GREETING)
     try:
         rank, word = _HELLO.unpack(_read_exactly(connection, _HELLO.size))
@@ -380,13 +381,13 @@ def _tuned(connection: socket.socket) -> socket.socket:
 
 
 def _names_of_this_host() -> tuple[str, ...]:
-    """By which other hosts may find this one, the likeliest first."""
+    """Return names and addresses by which other hosts may reach this one, the most likely first."""
     name = socket.gethostname()
     found = [name]
     with contextlib.suppress(OSError):
         found += [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET)]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("10.255.255.255", 9))  # sends nothing: it asks which way out there is
+        probe.connect(("10.255.255.255", 9))  # sends nothing: it selects the interface to other hosts
         found.append(probe.getsockname()[0])
     return tuple(dict.fromkeys(found))
 
@@ -395,9 +396,15 @@ def open_mesh(
     rank: int, servers: Sequence[int], workers: Sequence[int], hosts: dict[int, Any],
     tell_all: Callable[[Any], list[Any]], seconds: float,
 ) -> Mesh:  # fmt: skip
-    """Connect every server with every other process; every process of the job calls it.
+    """Connect every server with every other process. Every process of the job must call it.
 
-    hosts: of each rank. tell_all: what each process gives, by rank, a call of MPI's. seconds: how long one is awaited.
+    Args:
+        rank: This process.
+        servers: Ranks of the servers.
+        workers: Ranks of the workers.
+        hosts: The host of each rank.
+        tell_all: All-gathers a value of each process, through MPI.
+        seconds: How long to wait for another process.
     """
     several = len(set(hosts.values())) > 1
     word = os.urandom(_SECRET)
@@ -408,7 +415,7 @@ def open_mesh(
             listener = stack.enter_context(Listener(several, len(before)))
         told = tell_all((word, None if listener is None else listener.address))
         secret = told[0][0]
-        # The last server waits for none; each is let in once those behind it are.
+        # The last server waits for no other one. Each server is accepted once those after it have connected.
         lines = {
             to: connect(rank, told[to][1], hosts[to] == hosts[rank], secret, seconds)
             for to in reversed(servers)

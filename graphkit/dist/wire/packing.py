@@ -1,4 +1,4 @@
-"""Messages of fields and arrays, as bytes."""
+"""Messages that contain fields and arrays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy as np
 from graphkit.ir.types import dtype_of
 from graphkit.ir.weights import restored, stored
 
-# Bytes of the length of the header; arrays begin at multiples of the alignment.
+# Bytes of the header's length; arrays begin at multiples of the alignment.
 _LENGTH, _ALIGNED = 8, 16
 
 
 def pack(fields: Any, arrays: Sequence[np.ndarray] = ()) -> np.ndarray:
-    """uint8 vector: length of a header, the header (JSON: `fields`, types, shapes, bytes), the bytes of all arrays."""
+    """Return a uint8 vector: the length of a header, the header (JSON: `fields`, types, shapes, bytes), and
+    all arrays.
+    """
     types = [dtype_of(array.dtype) for array in arrays]
     data = [stored(array, kind).data for array, kind in zip(arrays, types, strict=True)]
     said = [[k.value, list(a.shape), d.nbytes] for k, a, d in zip(types, arrays, data, strict=True)]
@@ -27,7 +29,7 @@ def pack(fields: Any, arrays: Sequence[np.ndarray] = ()) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray) -> tuple[Any, list[np.ndarray]]:
-    """The fields and the arrays, which cannot be written to: they lie in the message."""
+    """Return fields and arrays of a message. The arrays are read-only views of it."""
     raw = packed.data
     at = _LENGTH + int.from_bytes(raw[:_LENGTH], "little")
     fields, said = json.loads(bytes(raw[_LENGTH:at]))
@@ -39,10 +41,11 @@ def unpack(packed: np.ndarray) -> tuple[Any, list[np.ndarray]]:
 
 
 def pack_named(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Arrays by name."""
+    """Return a message with arrays by name."""
     return pack(list(arrays), list(arrays.values()))
 
 
 def unpack_named(packed: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the arrays of such a message, by name."""
     names, arrays = unpack(packed)
     return dict(zip(names, arrays, strict=True))

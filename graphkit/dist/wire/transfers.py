@@ -1,9 +1,8 @@
-"""Arrays from one process to another, while both go on computing.
+"""Arrays sent from one rank to another while both compute.
 
-A message is a header with the shapes, and one part for each array, which travels as it lies in memory; few bytes travel
-with the header. A thread sees to
-what is on its way: without it, an MPI that makes no progress of its own would let the receiver of a large array wait
-until the sender has computed its next part. Nobody waits inside of MPI.
+A message is a header with the shapes, followed by one part for each array, which is sent without a copy. Small arrays
+are sent with the header. A thread lets messages progress. Without it, some MPI libraries would deliver a large array
+only when the sender calls MPI again. No thread blocks inside MPI.
 """
 
 from __future__ import annotations
@@ -20,54 +19,54 @@ import numpy as np
 from graphkit.dist.wire.promptness import be_prompt
 from graphkit.errors import RuntimeFailure
 
-# Tags: of headers and of arrays, for each lane.
+# Tags per lane: one for headers and one for arrays.
 _TAGS_OF_A_LANE = 2
-# MPI counts in 32 bits: larger arrays go in parts.
+# MPI counts in 32 bits, so larger arrays are sent in parts.
 _PART = 1 << 30
-# Arrays of so many bytes together travel behind their header.
+# Arrays of at most this many bytes together are sent with their header.
 _INLINE = 1024
-# While something is on its way: the pause between two looks; how often somebody who waits looks for who is lost.
+# While messages are under way: the pause between two checks, and seconds between two checks for lost ranks.
 _PAUSE, _LOOK = 5e-5, 0.05
 
 
 class Links(Protocol):
-    """What carries messages."""
+    """What carries messages between ranks."""
 
     rank: int
     size: int
 
     def start_send(self, data: np.ndarray, to: int, tag: int) -> Any:
-        """Begin to send bytes (uint8, contiguous) to a rank: something with a method `Test`."""
+        """Start to send bytes (uint8, contiguous) to a rank. Return a request with a method `Test`."""
         ...
 
     def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any:
-        """Begin to receive at most so many bytes."""
+        """Start to receive at most this many bytes. Return a request with a method `Test`."""
         ...
 
     def doing(self, call: bytes) -> None:
-        """This process goes on, with this call."""
+        """Report progress: this rank has reached this call."""
         ...
 
     def went_on(self) -> None:
-        """What this process waits for has made progress."""
+        """Report that an operation that this rank waits for has made progress."""
         ...
 
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]: ...
     def lost(self) -> str | None: ...
     def fail(self, reason: str) -> None:
-        """Do nothing together any more."""
+        """Stop all collectives with an error."""
         ...
 
 
 class Kind(NamedTuple):
-    """What both sides know of an array: its element type, and how many axes it has."""
+    """The type of an array that both sides know: dtype and number of axes."""
 
     dtype: np.dtype[Any]
     rank: int
 
 
 class Arrival:
-    """Arrays that are to come. `done` once they are all there."""
+    """Arrays that a rank will send. `done`: they are complete."""
 
     def __init__(self, source: int, lane: int, number: int, kinds: Sequence[Kind], label: int = 0):
         self.source, self.lane, self.number, self.kinds, self.label = source, lane, number, kinds, label
@@ -80,7 +79,7 @@ class Arrival:
         self.done = False
 
     def make_room(self) -> list[np.ndarray]:
-        """Arrays of the shapes that the header tells. Raises RuntimeFailure for another message than the one meant."""
+        """Allocate arrays of the shapes in the header. Raises RuntimeFailure if another message has arrived."""
         number, label = self.header[:2].tolist()
         if number != self.number:
             raise RuntimeFailure(f"message {number} of rank {self.source} arrived instead of number {self.number}")
@@ -93,7 +92,7 @@ class Arrival:
         return self.arrays
 
     def take_inline(self) -> bool:
-        """Whether the arrays have come with the header; they are there then."""
+        """Return whether the arrays were sent with the header; if so, they are complete."""
         if sum(array.nbytes for array in self.arrays) > _INLINE:
             return False
         at = self.header.nbytes
@@ -105,15 +104,15 @@ class Arrival:
 
 
 class Messages:
-    """Sends to, and receives from, the other processes. Messages of a lane between two processes keep their order.
+    """Sends arrays to other ranks and receives theirs. Messages of one lane between two ranks keep their order.
 
-    One thread at a time calls it, and takes part in no collective before `settle` has returned.
+    Only one thread at a time may call it. It must call `settle` before it takes part in a collective.
     """
 
     def __init__(self, links: Links):
         self._links = links
         self._news = threading.Condition()
-        # All of the following are guarded by `_news`.
+        # The following attributes are guarded by `_news`.
         self._sent: list[tuple[Any, np.ndarray]] = []
         self._awaited: list[Arrival] = []
         self._numbers: dict[tuple[str, int, int], int] = {}
@@ -122,9 +121,9 @@ class Messages:
         self.sent_bytes = 0
 
     def send(self, to: int, arrays: Sequence[np.ndarray], lane: int = 0, label: int = 0) -> None:
-        """Send arrays to a rank, which expects their kinds; they must not change before `settle`.
+        """Send arrays to a rank that expects their types. They must not change before `settle` returns.
 
-        label: what they are, which both sides have to agree on.
+        label: a number that both sides compare, to detect a wrong message.
         """
         tag = lane * _TAGS_OF_A_LANE
         self._check()
@@ -142,7 +141,7 @@ class Messages:
             self._go_on()
 
     def expect(self, source: int, kinds: Sequence[Kind], lane: int = 0, label: int = 0) -> Arrival:
-        """Be ready for the next message of a rank."""
+        """Prepare to receive the next message of a rank."""
         self._check()
         with self._news:
             arrival = Arrival(source, lane, self._number("from", source, lane), kinds, label)
@@ -152,24 +151,27 @@ class Messages:
         return arrival
 
     def receive(self, arrival: Arrival, what: str) -> list[np.ndarray]:
-        """The arrays, once they are there. Raises RuntimeFailure, which says what is missed, when the rank is lost."""
+        """Return the arrays once they are complete. Raises RuntimeFailure, which contains `what`, if the
+        rank is lost.
+        """
         self._wait(lambda: arrival.done, f"{what} of rank {arrival.source}")
         return arrival.arrays
 
     def settle(self, left: int = 0) -> None:
-        """Wait until no more than so many parts that were sent are still on their way."""
+        """Wait until at most `left` sent parts are still under way."""
         self._wait(lambda: len(self._sent) <= left, "receipts of what was sent")
 
     def fail(self, error: BaseException, where: str) -> None:
-        """Do nothing with the others any more, who may wait for messages that do not come: whatever this process begins
-        with them from now on, its end too, raises RuntimeFailure, and so ends the job.
+        """Stop communicating after an error, so that other ranks do not wait for messages of this one.
+
+        Every later call of this rank, and its end, raises RuntimeFailure, which ends the job.
         """
         with self._news:
             if self._failure is None:
                 self._failure = f"rank {self._links.rank} failed {where}: {str(error) or type(error).__name__}"
         self._links.fail(self._failure)
 
-    # --- what goes on ---------------------------------------------------------------------------------
+    # --- progress -------------------------------------------------------------------------------------
 
     def _number(self, way: str, other: int, lane: int) -> int:
         key = (way, other, lane)
@@ -177,7 +179,7 @@ class Messages:
         return self._numbers[key]
 
     def _go_on(self) -> None:
-        """See to what has been begun; `_news` is held."""
+        """Wake the thread that lets messages progress; `_news` is held."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="graphkit-messages", daemon=True)
             self._thread.start()
@@ -192,11 +194,11 @@ class Messages:
             time.sleep(_PAUSE)
 
     def _advance(self) -> None:
-        """Look at all that is on its way; `_news` is held."""
+        """Check all messages that are under way; `_news` is held."""
         before = self._left
         try:
             self._sent = [(request, part) for request, part in self._sent if not request.Test()]
-            # Messages of a lane come in their order: the room of one is made before that of the next.
+            # Messages of a lane arrive in order, so the arrays of one are allocated before those of the next.
             closed = set()
             for arrival in self._awaited:
                 if (arrival.source, arrival.lane) not in closed and not self._has_room(arrival):
@@ -205,7 +207,7 @@ class Messages:
                     arrival.requests = [request for request in arrival.requests if not request.Test()]
                     arrival.done = not arrival.requests
             self._awaited = [arrival for arrival in self._awaited if not arrival.done]
-        except Exception as error:  # noqa: BLE001 - whoever waits is told
+        except Exception as error:  # noqa: BLE001 - the caller that waits gets it
             self._failure = str(error)
         if self._left != before:
             self._links.went_on()
@@ -213,11 +215,11 @@ class Messages:
 
     @property
     def _left(self) -> tuple[int, int]:
-        """How many parts and messages are on their way; `_news` is held."""
+        """Numbers of sent parts and expected messages that are not complete; `_news` is held."""
         return len(self._sent), len(self._awaited)
 
     def _has_room(self, arrival: Arrival) -> bool:
-        """Whether the shapes are known, and the arrays on their way."""
+        """Return whether the header has arrived. Its arrival starts the receipt of the arrays."""
         if arrival.header_request is None:
             return True
         if not arrival.header_request.Test():
@@ -252,17 +254,17 @@ class Messages:
         self._check(f"{what} will not arrive: ")
 
     def _check(self, before: str = "") -> None:
-        """Raise RuntimeFailure when this process has failed before, or MPI."""
+        """Raise RuntimeFailure if this rank or MPI has failed before."""
         if self._failure is not None:
             raise RuntimeFailure(f"{before}{self._failure}")
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
-    """The bytes of a contiguous array, which they belong to."""
+    """Return the memory of a contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
 
 
 def _parts(data: np.ndarray) -> list[np.ndarray]:
-    """Bytes in parts that MPI can count; none of no bytes."""
+    """Split bytes into parts that MPI can count; no part if there are no bytes."""
     count = math.ceil(data.size / _PART)
     return [data[index * _PART : (index + 1) * _PART] for index in range(count)]

@@ -1,8 +1,8 @@
-"""Single values from program to program while these run, with a bound on how far one may be ahead of another.
+"""Values sent between programs that run on different ranks, with a limit on how far one may be ahead of another.
 
-Between two ranks, values travel in one order, which both know. A sender waits for nobody until `window` values are on
-their way to a receiver, which says after each half of that how far it is. So a rank may be ahead of one that is slow,
-and what waits there has bounded memory (in TensorFlow, `parallel_iterations` bounds the iterations under way).
+Between two ranks, values are sent in an order that both know. A sender continues until `window` values are not yet
+received. The receiver confirms each half window. So a fast rank may be ahead of a slow one, with bounded memory
+(compare `parallel_iterations` of TensorFlow).
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ import numpy as np
 from graphkit.dist.wire.transfers import Kind, Messages
 from graphkit.errors import UsageError
 
-# Lanes of messages; those of a pipeline have 0 to 4.
+# Lanes of messages; pipelines use lanes 0 to 4.
 _VALUES, _RECEIPTS = 5, 6
 
 WINDOW = 32
 
 
 class Channels:
-    """Sends and receives for one process; programs that it is given to run one at a time, alike on every rank.
+    """Sends and receives the values of one rank's programs, which run one at a time, in the same order on every rank.
 
-    sent, received: the values by rank, since it was made; by_key: those that were sent, by name. ahead: the most values
-    that a rank had been sent and had not yet said to have taken, by rank. waits: how often a window was full.
+    Attributes:
+        sent, received: Number of values by rank.
+        by_key: Number of sent values by name.
+        ahead: Largest number of values that were sent and not yet confirmed, by rank.
+        waits: How often a window was full.
     """
 
     def __init__(self, messages: Messages, window: int = WINDOW):
@@ -37,11 +40,11 @@ class Channels:
         self.by_key: Counter[str] = Counter()
         self.ahead: Counter[int] = Counter()
         self.waits = 0
-        # Receipts of each rank, every one of which is for half a window.
+        # Confirmations of each rank, for half a window each.
         self._receipts: Counter[int] = Counter()
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
-        """Send an array, which is copied, to a rank; waits while the window of that rank is full."""
+        """Send a copy of an array to a rank. Waits while the window of that rank is full."""
         while (under_way := self.sent[to] - self._receipts[to] * self._half) >= self.window:
             self.waits += 1
             self._take_receipt(to)
@@ -51,8 +54,9 @@ class Channels:
         self.by_key[key] += 1
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], rank: int) -> np.ndarray:
-        """The array that a rank sends under this number, of so many axes. Raises RuntimeFailure where it does not come,
-        or another one does.
+        """Return the array that a rank sends under this number.
+
+        rank: number of axes. Raises RuntimeFailure if the array does not arrive, or another one does.
         """
         arrival = self._messages.expect(source, [Kind(dtype, rank)], _VALUES, number)
         (array,) = self._messages.receive(arrival, f"the values of {key}")
@@ -62,7 +66,7 @@ class Channels:
         return array
 
     def finish(self) -> None:
-        """Behind a run of every rank: wait until all that was sent has been taken, so that collectives may follow."""
+        """Wait until all values of a run have been received. Collectives may follow. Every rank must call it."""
         for to, count in self.sent.items():
             while self._receipts[to] < count // self._half:
                 self._take_receipt(to)
