@@ -44,7 +44,7 @@ def picture() -> str:
         ("graphkit", "Arrows point down", "graphkit"),
         ("graphkit.executor", "The executor's rooms", "graphkit.executor"),
         ("graphkit.passes", "The passes' rooms", "graphkit.passes"),
-        ("graphkit.dist", "The rooms of several processes", "graphkit.dist"),
+        ("graphkit.dist", "The packages of dist", "graphkit.dist"),
     ):
         rows = layers(name, package)
         parts.append(f'<text class="title" x="{MARGIN}" y="{y + 14:g}">{title}</text>')

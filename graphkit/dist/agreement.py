@@ -1,4 +1,4 @@
-"""Comparison of settings between all ranks of a job. A difference is one error on all ranks, which names all sides."""
+"""Comparison of settings and steps between all ranks. A difference is one error on all ranks, which names all sides."""
 
 from __future__ import annotations
 
@@ -112,3 +112,30 @@ def checksum(array: np.ndarray) -> int:
     if array.dtype.kind in "OT":  # strings
         return zlib.crc32(repr(array.tolist()).encode())
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+# Fingerprints are integers in [1, LIMIT). Their squares, summed over 8192 ranks, are exact in float64.
+LIMIT = 1 << 20
+
+
+def powers(number: int) -> list[int]:
+    """The first and the second power, which are to be summed over all ranks."""
+    return [number, number * number]
+
+
+def are_alike(sums: np.ndarray, ranks: int) -> bool:
+    """Whether integers whose `powers` have these sums are one and the same, and not 0 (Cauchy, Schwarz)."""
+    first, second = map(int, sums.tolist())
+    return first > 0 and first * first == ranks * second
+
+
+class Fingerprint:
+    """The fingerprint of this rank's step; 0 outside of steps, where nothing is compared."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def check(self, sums: np.ndarray, ranks: int) -> None:
+        """Raise RanksDiffer, on all ranks, where the sums of `powers` show that ranks have different numbers."""
+        if not are_alike(sums, ranks) and sums.any():
+            raise RanksDiffer("the ranks take steps with different settings or from different states")

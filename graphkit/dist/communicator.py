@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.dist.hosts.group import Levels
-from graphkit.dist.rounds.posted import Action, Pending, alone, placed
-from graphkit.dist.wire.transfers import Messages
+from graphkit.dist.hosts.groups import Levels
+from graphkit.dist.progress.pending import Action, Pending, complete_locally, placed
+from graphkit.dist.wire.messages import Messages
 from graphkit.errors import UsageError
 from graphkit.text import short_repr
 
@@ -142,7 +142,7 @@ class LocalCommunicator:
         later: bool = True,
         operation: str = "",
     ) -> Pending:
-        return alone(call, action)
+        return complete_locally(call, action)
 
     def perform(
         self,
@@ -153,7 +153,7 @@ class LocalCommunicator:
         priority: int = 0,
         operation: str = "",
     ) -> Any:
-        return alone(call, action).wait()
+        return complete_locally(call, action).wait()
 
     def flush(self) -> None:
         return None

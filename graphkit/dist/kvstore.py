@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from graphkit import config
 from graphkit.dist.arguments import whole
+from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.communicator import LocalCommunicator
 from graphkit.dist.job.start import checked_timeout
-from graphkit.dist.rounds.channel import OVERLAPS
+from graphkit.dist.progress.engine import OVERLAPS
 from graphkit.dist.store import KVStore
-from graphkit.dist.sums.rows import RowSparse
 from graphkit.dist.transport import Transport
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.signatures import check_argument
@@ -107,7 +107,7 @@ def create(
 
     remote = type in REMOTE
     communicator = join(many if remote else 0, timeout, replicate)
-    communicator.channel.overlap = overlap
+    communicator.engine.overlap = overlap
     if timeout is not None:
         communicator.set_timeout(timeout)
     if not remote:
@@ -148,7 +148,7 @@ def _check_options(
 def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
     """Return the store of a worker. On a server, this call does not return."""
     from graphkit.dist.job.ending import before_end, end_of_server
-    from graphkit.dist.servers.post import WorkersPost, serve
+    from graphkit.dist.servers.connection import MpiConnection, serve
     from graphkit.dist.servers.remote import RemoteStore
     from graphkit.dist.servers.server import Server
 
@@ -157,7 +157,7 @@ def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: M
     if communicator.serves:
         serve(Server(workers), communicator.mail, communicator)
         end_of_server(communicator)
-    post = WorkersPost(communicator.mail, communicator, workers, communicator.servers)
+    post = MpiConnection(communicator.mail, communicator, workers, communicator.servers)
     store = RemoteStore(
         type, Transport(communicator, servers_of=type), post, staleness if type == "dist_bounded" else None, **elastic
     )

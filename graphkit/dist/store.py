@@ -24,10 +24,10 @@ from graphkit.dist.arguments import (
     shown,
     whole,
 )
-from graphkit.dist.rounds.posted import Pending
-from graphkit.dist.sums import compression
-from graphkit.dist.sums.operations import check_summed
-from graphkit.dist.sums.rows import RowSparse, local_rows, wanted_rows
+from graphkit.dist.collectives import compression
+from graphkit.dist.collectives.operations import check_summed
+from graphkit.dist.collectives.row_sparse import RowSparse, local_rows, wanted_rows
+from graphkit.dist.progress.pending import Pending
 from graphkit.dist.transport import FIXED_BUCKET as FIXED_BUCKET  # until training imports it from there
 from graphkit.dist.transport import Transport
 from graphkit.dist.updaters import (
@@ -206,7 +206,7 @@ class KVStore:
         for k in keys:
             waiting = self._pushed.pop(k, None)
             for pending in waiting or ():
-                if not pending.heard:  # `Transport.meet` may have raised its error
+                if not pending.reported:  # `Transport.meet` may have raised its error
                     pending.wait()
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.dist.agreement import compare
+from graphkit.dist.agreement import compare, powers
+from graphkit.dist.collectives.buckets import Buckets
+from graphkit.dist.collectives.operations import Collectives
 from graphkit.dist.communicator import Communicator
-from graphkit.dist.rounds.posted import Sum
-from graphkit.dist.sums.buckets import Buckets
-from graphkit.dist.sums.fingerprint import powers
-from graphkit.dist.sums.operations import Collectives, unchanged
-from graphkit.dist.wire.transfers import Messages
+from graphkit.dist.progress.pending import Sum, unchanged
+from graphkit.dist.wire.messages import Messages
 from graphkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from graphkit.dist.sums.joined import Cards
+    from graphkit.dist.collectives.gpu import GpuGroups
 
 # Bytes of a bucket if they are not measured, and bounds of a measured one.
 FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
@@ -43,7 +42,7 @@ class Transport(Collectives):
         super().__init__(communicator, every_rank_compresses=bool(servers_of))
         self._bucket_bytes = bucket_bytes
         self._servers_of = servers_of
-        self._cards: Cards | None = None
+        self._gpu_groups: GpuGroups | None = None
 
     @property
     def local_rank(self) -> int:
@@ -53,7 +52,7 @@ class Transport(Collectives):
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank has contributed to collectives so far, after compression."""
-        return self._sent_bytes + (0 if self._cards is None else self._cards.sent_bytes)
+        return self._sent_bytes + (0 if self._gpu_groups is None else self._gpu_groups.sent_bytes)
 
     @property
     def sent_between_hosts(self) -> int:
@@ -81,11 +80,11 @@ class Transport(Collectives):
             raise UsageError(f"a {self._servers_of!r} store does not sum gradients inside a program; push them")
         if self.size == 1 or device is None:
             return Buckets(self, ordered, staged=staged)
-        if self._cards is None:
-            from graphkit.dist.sums.joined import Cards
+        if self._gpu_groups is None:
+            from graphkit.dist.collectives.gpu import GpuGroups
 
-            self._cards = Cards(self.communicator, self.fingerprint)
-        return Buckets(self, ordered, *self._cards.sums(device, staged))
+            self._gpu_groups = GpuGroups(self.communicator, self.fingerprint)
+        return Buckets(self, ordered, *self._gpu_groups.sums(device, staged))
 
     # --- agreement --------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import graphkit as gk
-from graphkit.dist.wire.values import Channels
+from graphkit.dist.wire.messages import Channels
 from graphkit.executor.run.session import Executor
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes

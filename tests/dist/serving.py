@@ -2,10 +2,10 @@
 
 from collections import deque
 
+from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.communicator import LocalCommunicator
 from graphkit.dist.servers.remote import RemoteStore
 from graphkit.dist.servers.server import Server
-from graphkit.dist.sums.rows import RowSparse
 from graphkit.dist.transport import Transport
 from graphkit.dist.wire.packing import unpack
 

@@ -276,9 +276,9 @@ def test_the_fingerprint_needs_no_further_message(on_ranks, monkeypatch):
         told = []
         tell = store.transport.communicator.tell
         monkeypatch.setattr(store.transport.communicator, "tell", lambda mine: told.append(len(mine)) or tell(mine))
-        calls = store.transport.communicator.channel.calls
+        calls = store.transport.communicator.engine._queue.calls
         trainer.step(X, Y)
-        return store.transport.communicator.channel.calls - calls
+        return store.transport.communicator.engine._queue.calls - calls
 
     # The loss, and the gradients of one bucket.
     assert on_ranks(work) == [2, 2]

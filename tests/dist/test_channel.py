@@ -12,11 +12,11 @@ import pytest
 from jobs import FAILED, finish, start
 
 from graphkit.dist import kvstore
+from graphkit.dist.collectives.layout import Slices
+from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.job import mpi
 from graphkit.dist.job.mpi import _summands
-from graphkit.dist.rounds.channel import OVERLAPS
-from graphkit.dist.sums.rows import RowSparse
-from graphkit.dist.sums.slices import Slices
+from graphkit.dist.progress.engine import OVERLAPS
 from graphkit.dist.transport import FIXED_BUCKET, Transport
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 
@@ -27,7 +27,7 @@ def test_any_order_of_pushes_and_pulls(on_ranks, overlap, processes):
     keys = [f"key {number}" for number in range(7)]
 
     def work(store):
-        store.transport.communicator.channel.overlap = overlap
+        store.transport.communicator.engine.overlap = overlap
         rng = np.random.default_rng(store.rank)
         sizes = {key: number * 1000 for number, key in enumerate(keys)}  # none to some that are sent alone
         store.init(keys, [np.zeros(sizes[key]) for key in keys])
@@ -67,7 +67,7 @@ def test_higher_priorities_go_first(on_ranks):
     seen = {}
 
     def work(store):
-        store.transport.communicator.channel.overlap = "funnelled"  # nothing goes on before somebody waits
+        store.transport.communicator.engine.overlap = "funnelled"  # nothing goes on before somebody waits
         keys = [0, 1, 2, 3]
         store.init(keys, [np.zeros(9000)] * 4)
         mine = seen[store.rank] = []
@@ -83,7 +83,7 @@ def test_higher_priorities_go_first(on_ranks):
 
 def test_small_sums_travel_together_and_large_ones_alone(on_ranks):
     def work(store):
-        store.transport.communicator.channel.overlap = "funnelled"
+        store.transport.communicator.engine.overlap = "funnelled"
         calls = []
         summed = store.transport.communicator.allreduce
         store.transport.communicator.allreduce = lambda array, out=None: (
@@ -129,7 +129,7 @@ def test_mpi_is_closed_by_whom_it_was_opened_once(monkeypatch, opened, unclosed,
     library = SimpleNamespace(Is_finalized=lambda: finalized, Finalize=lambda: closed.append("MPI"))
     monkeypatch.setattr(mpi, "_mpi", lambda: library)
     found = object.__new__(mpi.MpiCommunicator)
-    found.channel, found._watch = SimpleNamespace(close=lambda: closed.append("channel"), timeout=10.0), None
+    found.engine, found._monitor = SimpleNamespace(close=lambda: closed.append("channel"), timeout=10.0), None
     found._opened, found.unclosed, found.place, found.processes = opened, unclosed, 0, 1
     found.finalize()
     assert closed == ["channel", *(["MPI"] if opened and not unclosed and not finalized else [])]
@@ -138,9 +138,9 @@ def test_mpi_is_closed_by_whom_it_was_opened_once(monkeypatch, opened, unclosed,
 def test_what_a_rank_waits_for_is_told_to_the_watch():
     """Without that, a job that hangs would not be ended."""
     watch = SimpleNamespace(for_progress=object(), for_life=object())
-    waiting = [mpi.MpiCommunicator.waiting(SimpleNamespace(_watch=watch), steps) for steps in (True, False)]
+    waiting = [mpi.MpiCommunicator.waiting(SimpleNamespace(_monitor=watch), steps) for steps in (True, False)]
     assert waiting == [watch.for_progress, watch.for_life]
-    with mpi.MpiCommunicator.waiting(SimpleNamespace(_watch=None), True) as nothing:
+    with mpi.MpiCommunicator.waiting(SimpleNamespace(_monitor=None), True) as nothing:
         assert nothing is None
 
 
@@ -213,13 +213,13 @@ def test_what_flies_arrives_before_what_is_done_to_its_key_next(on_ranks):
 
     def work(store):
         links = store.transport.communicator
-        links.channel.overlap = "concurrent"
+        links.engine.overlap = "concurrent"
         links.start_allreduce = lambda array, out=None: (Slow(), links.allreduce(array, out))
         store.init(["a", "b"], [np.zeros(100), np.zeros(100)])
         mine = seen[store.rank] = []
         store.set_updater(lambda key, total, stored: mine.append((key, total[0])))
         store.push("a", np.full(100, 1.0))
-        while not links.channel._flying:
+        while not links.engine._running:
             time.sleep(0.001)
         store.push(["a", "b"], [np.full(100, 2.0), np.full(100, 3.0)])  # two small ones go together, at once
         links.flush()
@@ -233,11 +233,11 @@ def test_what_flies_arrives_before_what_is_done_to_its_key_next(on_ranks):
 def test_sums_in_flight_are_awaited_at_the_end(on_ranks):
     def work(store):
         links = store.transport.communicator
-        links.channel.overlap = "concurrent"
+        links.engine.overlap = "concurrent"
         store.init("a", np.zeros(5000))
         store.push("a", np.ones(5000))
         links.flush()
-        assert not links.channel._flying
+        assert not links.engine._running
         return store._values["a"][0] == 2
 
     assert all(on_ranks(work))
@@ -341,7 +341,7 @@ def test_no_thread_is_left_waiting_when_nothing_is_posted(on_ranks):
         store.init("a", np.zeros(1))
         store.push("a", np.ones(1))
         store.wait()
-        store.transport.communicator.channel.close()
+        store.transport.communicator.engine.close()
 
     on_ranks(work)
     assert threading.active_count() <= before
@@ -445,7 +445,7 @@ def test_a_push_that_nobody_else_makes_is_named_at_the_end():
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_small_sums_at_once_meet_those_that_others_have_pushed_before(on_ranks, overlap):
     def work(store):
-        store.transport.communicator.channel.overlap = overlap
+        store.transport.communicator.engine.overlap = overlap
         store.init(["a", "b"], [np.zeros(3), np.zeros(70_000)])
         found = []
         for turn in range(20):
@@ -474,7 +474,7 @@ def test_an_interrupted_small_sum_leaves_nobody_at_the_wheel(on_ranks):
             links.tell = interrupted
             with pytest.raises(KeyboardInterrupt):
                 store.pushpull("a", np.zeros(1))
-            assert links.channel.quiet(1)
+            assert links.engine.stop_driving(1)
             with pytest.raises(RuntimeFailure, match="rank 0 was interrupted in step 0, at sum 'a'"):
                 store.pushpull("a", np.zeros(1))
 

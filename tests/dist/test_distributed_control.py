@@ -9,7 +9,7 @@ import pytest
 from distributed import NORMAL, alone, assert_alike, group, normal, parts_of, run_part, with_gradients
 
 import graphkit as gk
-from graphkit.dist.wire.values import Channels
+from graphkit.dist.wire.messages import Channels
 from graphkit.errors import RuntimeFailure, UnsupportedError, UsageError
 from graphkit.executor.run.session import Executor
 from graphkit.ops import F

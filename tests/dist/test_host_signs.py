@@ -6,14 +6,14 @@ import re
 import numpy as np
 import pytest
 
-from graphkit.dist.hosts.hosts import Host
-from graphkit.dist.hosts.watch import ENDED, Board, Watch
+from graphkit.dist.hosts.groups import Host
+from graphkit.dist.hosts.heartbeats import ENDED, HeartbeatBoard, HeartbeatMonitor
 
 
 @pytest.fixture
 def board(clock):
-    path = Board.create(4, 2)
-    found = Board(path, 4, 2)
+    path = HeartbeatBoard.create(4, 2)
+    found = HeartbeatBoard(path, 4, 2)
     os.unlink(path)
     return found
 
@@ -21,7 +21,7 @@ def board(clock):
 @pytest.fixture
 def watch(board):
     hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
-    made = Watch(board, range(4), 0, 0.2, hosts, 0)
+    made = HeartbeatMonitor(board, range(4), 0, 0.2, hosts, 0)
     yield made
     made.end()
 
@@ -84,7 +84,7 @@ def test_ranks_of_all_hosts_that_wait_are_named(watch, board, clock, waited):
 
 def test_what_is_known_of_others_is_old_where_the_leader_is_silent(board, clock):
     hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
-    follower = Watch(board, range(4), 1, 0.2, hosts, 0)
+    follower = HeartbeatMonitor(board, range(4), 1, 0.2, hosts, 0)
     try:
         with follower.for_progress:
             clock.forward(0.4, progress=(follower,))

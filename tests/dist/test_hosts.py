@@ -13,7 +13,7 @@ from jobs import FAILED, finish, start
 
 import graphkit as gk
 from graphkit import config
-from graphkit.dist.sums import compression
+from graphkit.dist.collectives import compression
 from graphkit.train import checkpoint
 
 # --- sums and copies ----------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ MORE = """
     import numpy as np
     import graphkit as gk
     from graphkit.dist import kvstore
-    from graphkit.dist.sums import compression
-    from graphkit.dist.sums.slices import Slices
+    from graphkit.dist.collectives import compression
+    from graphkit.dist.collectives.layout import Slices
     def numbers(seed, size):
         return np.random.default_rng(seed).integers(-9, 9, size).astype(np.float32)
     {part}
@@ -210,7 +210,7 @@ APART = """
     import sys
     import numpy as np
     from graphkit.dist.job import ending
-    from graphkit.dist.hosts.hosts import Hosts
+    from graphkit.dist.hosts.groups import Hosts
     from graphkit.dist.job.mpi import MpiCommunicator, _mpi
     with ending.abort_on_error():
         communicator = ending.join(0)
@@ -357,14 +357,14 @@ def test_who_is_lost_while_hosts_connect_leaves_no_file(monkeypatch):
     import os
     from graphkit.dist import kvstore
     from graphkit.dist.job import mpi
-    create, relay, paths = mpi.Board.create, mpi.Relay, []
+    create, relay, paths = mpi.HeartbeatBoard.create, mpi.HeartbeatRelay, []
     def created(*sizes):
         paths.append(create(*sizes))
         return paths[-1]
     def connected(*of):
         print([os.path.exists(path) for path in paths])
         return relay(*of)
-    mpi.Board.create, mpi.Relay = created, connected
+    mpi.HeartbeatBoard.create, mpi.HeartbeatRelay = created, connected
     kvstore.create("dist_sync")
     """
     status, out, errors = finish(start(2, code, before=""))
@@ -404,7 +404,7 @@ LEVEL = """
     {first}
     kv = kvstore.create("dist_sync")
     assert MPI.Query_thread() == MPI.THREAD_{level}, MPI.Query_thread()
-    assert (kv.transport.communicator._watch is not None) == {watched}
+    assert (kv.transport.communicator._monitor is not None) == {watched}
     assert kv.pushpull("w", np.ones(3)).tolist() == [2] * 3
 """
 

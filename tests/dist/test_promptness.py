@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from graphkit.dist.wire import promptness
+from graphkit.dist.wire import scheduling
 
 # Kernels from 6.12 on know slices of single threads.
 KNOWN = (
@@ -30,16 +30,19 @@ def in_a_thread(function):
 
 @pytest.mark.skipif(not KNOWN, reason="this system has no slices of single threads")
 def test_slices_are_of_the_thread_that_asks_and_of_no_other():
-    mine = promptness.slice_of_this_thread()
-    assert in_a_thread(lambda: (promptness.be_prompt(), promptness.slice_of_this_thread())) == (True, promptness.SLICE)
-    assert promptness.slice_of_this_thread() == mine != promptness.SLICE
-    assert in_a_thread(promptness.slice_of_this_thread) != promptness.SLICE
+    mine = scheduling.time_slice()
+    assert in_a_thread(lambda: (scheduling.reduce_wakeup_latency(), scheduling.time_slice())) == (
+        True,
+        scheduling.SLICE,
+    )
+    assert scheduling.time_slice() == mine != scheduling.SLICE
+    assert in_a_thread(scheduling.time_slice) != scheduling.SLICE
 
 
 def test_other_systems_are_left_alone(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert in_a_thread(promptness.be_prompt) is False
-    assert promptness.slice_of_this_thread() is None
+    assert in_a_thread(scheduling.reduce_wakeup_latency) is False
+    assert scheduling.time_slice() is None
 
 
 @pytest.mark.skipif(not KNOWN, reason="this system has no slices of single threads")
@@ -47,7 +50,7 @@ def test_the_thread_of_sums_is_prompt(on_ranks):
     seen = {}
 
     def updater(key, gradient, stored):  # called where sums arrive
-        seen[threading.current_thread().name] = promptness.slice_of_this_thread()
+        seen[threading.current_thread().name] = scheduling.time_slice()
 
     def work(store):
         store.init("x", np.zeros(3))
@@ -60,4 +63,4 @@ def test_the_thread_of_sums_is_prompt(on_ranks):
         store.pull("x")
 
     on_ranks(work)
-    assert seen["graphkit-channel"] == promptness.SLICE
+    assert seen["graphkit-progress"] == scheduling.SLICE

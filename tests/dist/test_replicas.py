@@ -12,7 +12,7 @@ from serving import Alone, add_twice, begun
 import graphkit as gk
 from graphkit.dist import kvstore
 from graphkit.dist.servers.remote import RemoteStore
-from graphkit.dist.servers.replica import Holder, Outbox, Replica, holders
+from graphkit.dist.servers.replica import Outbox, Replica, ReplicatedServer, holders
 from graphkit.dist.transport import Transport
 from graphkit.dist.wire.mesh import Frame, Kind
 from graphkit.dist.wire.packing import pack, unpack
@@ -59,9 +59,10 @@ class Net:
         self.taken = 0
         self.kills = dict(zip(kill_at, kills, strict=True))
         self.holders = [
-            Holder(me, servers, workers, self.sender(workers + me), self.warnings.append) for me in range(servers)
+            ReplicatedServer(me, servers, workers, self.sender(workers + me), self.warnings.append)
+            for me in range(servers)
         ]
-        self.posts = [Post(self, rank) for rank in range(workers)]
+        self.posts = [ServerConnection(self, rank) for rank in range(workers)]
 
     def sender(self, source):
         def send(to, frame):
@@ -123,7 +124,7 @@ class Net:
             pass
 
 
-class Post:
+class ServerConnection:
     """A worker's, in memory."""
 
     def __init__(self, net, rank):
@@ -443,7 +444,7 @@ def test_a_question_that_waits_and_is_asked_again_is_answered_once():
 
 def test_frames_that_cannot_be():
     sent = []
-    holder = Holder(0, 2, 1, lambda to, frame: sent.append((to, frame)), pytest.fail)
+    holder = ReplicatedServer(0, 2, 1, lambda to, frame: sent.append((to, frame)), pytest.fail)
     message = pack({"call": "wait", "asks": True})
     with pytest.raises(RuntimeFailure, match="message 3 of rank 0 comes behind message 0"):
         holder.received(0, Frame(Kind.MESSAGE, 0, number=3, data=message))

@@ -126,7 +126,7 @@ def test_who_only_pushes_keeps_no_more_than_a_window_and_waits_with_more():
     for _ in range(40):
         for key in keys:
             kv.push(key, np.ones(1000))
-            most = max(most, kv._client._post.kept_bytes)
+            most = max(most, kv._client._connection.kept_bytes)
     kv.barrier()
     assert all((value == 2 * 40 * kv.num_workers).all() for value in kv.pull(keys))
     assert 8_000 < most <= 20_000, most
@@ -254,7 +254,7 @@ def test_who_leaves_unseen_before_the_connections_are_there_is_not_waited_for():
     import os, graphkit as gk
     from graphkit.dist.job import mpi
     from graphkit.dist.servers import replicated
-    mpi.LEAST = 2.0
+    mpi.LEAST_TIMEOUT = 2.0
     if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "3":
         replicated.open_mesh = lambda *_: os._exit(0)
     gk.kvstore.create("dist_async", servers=2, replicate=True, timeout=2)
@@ -269,7 +269,7 @@ def test_a_server_that_is_lost_while_mpi_is_closed_is_not_waited_for():
     code = """
     import os, signal, graphkit as gk
     from graphkit.dist.job import mpi
-    mpi.LEAST = 3
+    mpi.LEAST_TIMEOUT = 3
     if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "3":
         mpi.MpiCommunicator.finalize = lambda self: os.kill(os.getpid(), signal.SIGKILL)
     kv = gk.kvstore.create("dist_async", servers=2, replicate=True, timeout=3)

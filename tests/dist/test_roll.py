@@ -12,7 +12,7 @@ import pytest
 from jobs import STEPS, finish
 
 from graphkit import config
-from graphkit.dist.job import ending, launch, roll
+from graphkit.dist.job import ending, launch, status_pipe
 from graphkit.errors import RuntimeFailure
 
 LAUNCH = "import sys; from graphkit.dist.job import launch; sys.exit(launch.run_processes(2, []))"
@@ -80,7 +80,11 @@ def test_a_rank_that_leaves_without_a_word_is_named(started, leaves, status, who
 )
 def test_a_rank_that_leaves_by_itself_comes_before_one_that_was_killed():
     words = "begun\t0\t%d\tbox\nbegun\t1\t%d\tbox\nstarted\t0\t%d\tbox\nstarted\t1\t%d\tbox\n"
-    with roll.Roll(2) as ranks, subprocess.Popen(["sleep", "60"]) as killed, subprocess.Popen(["sleep", "0.2"]) as left:
+    with (
+        status_pipe.StatusPipe(2) as ranks,
+        subprocess.Popen(["sleep", "60"]) as killed,
+        subprocess.Popen(["sleep", "0.2"]) as left,
+    ):
         pipe = os.open(ranks.path, os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, (words % ((killed.pid, left.pid) * 2)).encode())
         killed.kill()
@@ -92,7 +96,7 @@ def test_a_rank_that_leaves_by_itself_comes_before_one_that_was_killed():
 
 
 def test_a_rank_that_has_waited_for_another_to_start_is_not_called_killed():
-    with roll.Roll(3) as ranks, subprocess.Popen(["sleep", "0.1"]) as first:
+    with status_pipe.StatusPipe(3) as ranks, subprocess.Popen(["sleep", "0.1"]) as first:
         pipe = os.open(ranks.path, os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, f"begun\t0\t{first.pid}\tbox\nbegun\t1\t{os.getpid()}\tbox\n".encode())
         ranks.wait(subprocess.Popen(["sleep", "1"]), 0.1)
@@ -105,10 +109,10 @@ def test_a_folder_that_holds_no_pipe_is_named(monkeypatch, tmp_path):
     def refused(path):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(roll.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(status_pipe.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "mkfifo", refused)
     with pytest.raises(RuntimeFailure, match=r"cannot create a named pipe .*: set TMPDIR"):
-        roll.Roll(2).__enter__()
+        status_pipe.StatusPipe(2).__enter__()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -130,18 +134,18 @@ def test_a_rank_that_fails_while_mpi_starts_says_so(monkeypatch):
     def refuse(servers, replicated):
         raise RuntimeFailure("no MPI")
 
-    monkeypatch.setattr(roll, "join", lambda: None)
-    monkeypatch.setattr(roll, "report", lambda word, rank: said.append((word, rank)))
-    monkeypatch.setattr(ending, "told_rank", lambda: 3)
+    monkeypatch.setattr(status_pipe, "join", lambda: None)
+    monkeypatch.setattr(status_pipe, "report", lambda word, rank: said.append((word, rank)))
+    monkeypatch.setattr(ending, "launcher_rank", lambda: 3)
     monkeypatch.setattr(ending, "MpiCommunicator", refuse)
     with pytest.raises(RuntimeFailure, match="no MPI"):
         ending._begun(0, 60.0, False)
-    assert said == [(roll.BEGUN, 3), (roll.FAILED, 3)]
+    assert said == [(status_pipe.BEGUN, 3), (status_pipe.FAILED, 3)]
 
 
 def test_a_command_without_standard_error_says_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    with roll.Roll(2) as ranks:
+    with status_pipe.StatusPipe(2) as ranks:
         assert launch._judged(0, ranks) == RuntimeFailure.exit_code
 
 

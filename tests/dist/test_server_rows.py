@@ -197,7 +197,7 @@ def test_rows_wait_for_the_slowest_worker_as_whole_keys_do():
     slow.push("table", RowSparse([2], np.full((1, 3), 9, np.float32)))
     slow.begin_step()
     slow.row_sparse_pull("table", [0])
-    fields, (values,) = unpack(fast._client._post.inbox[0].popleft())
+    fields, (values,) = unpack(fast._client._connection.inbox[0].popleft())
     assert fields["behind"] == 1
     np.testing.assert_array_equal(values, [[9, 9, 9], [0, 0, 0]])
 

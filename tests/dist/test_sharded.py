@@ -10,7 +10,7 @@ from job_server import command
 from test_shared_step import assert_same, net, samples, trained
 
 import graphkit as gk
-from graphkit.dist.sums.slices import Slices
+from graphkit.dist.collectives.layout import Slices
 from graphkit.dist.transport import Transport
 from graphkit.errors import UsageError
 from graphkit.train.sharded import parts_of

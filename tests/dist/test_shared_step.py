@@ -5,7 +5,7 @@ import pytest
 from combinations import covering
 
 import graphkit as gk
-from graphkit.dist.rounds.channel import OVERLAPS
+from graphkit.dist.progress.engine import OVERLAPS
 from graphkit.dist.transport import Transport
 
 
@@ -98,7 +98,7 @@ def test_however_sums_go_on(on_ranks, small_buckets, overlap, processes):
     whole, _ = trained(None, count=18)
 
     def work(store):
-        store.transport.communicator.channel.overlap = overlap
+        store.transport.communicator.engine.overlap = overlap
         return trained(store, count=18)[0]
 
     for found in on_ranks(work, processes):

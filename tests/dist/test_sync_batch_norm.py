@@ -9,7 +9,7 @@ import graphkit as gk
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.cli import invoke
 from graphkit.dist.kvstore import REMOTE
-from graphkit.dist.rounds.channel import OVERLAPS
+from graphkit.dist.progress.engine import OVERLAPS
 from graphkit.dist.transport import Transport
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
@@ -319,7 +319,7 @@ def test_however_sums_go_on(on_ranks, monkeypatch, overlap):
     whole, _ = trained(None)
 
     def work(store):
-        store.transport.communicator.channel.overlap = overlap
+        store.transport.communicator.engine.overlap = overlap
         return trained(store, sizes=(9, 0, 23))[0]
 
     for trainer in on_ranks(work, 3):

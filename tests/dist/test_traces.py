@@ -7,7 +7,7 @@ import pytest
 from job_server import command
 
 import graphkit as gk
-from graphkit.dist.sums.buckets import Flight
+from graphkit.dist.collectives.buckets import Flight
 from graphkit.train.traces import _exchanged, _origin
 
 

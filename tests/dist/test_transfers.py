@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from graphkit.dist.wire import transfers
-from graphkit.dist.wire.transfers import Kind
+from graphkit.dist.wire import messages
+from graphkit.dist.wire.messages import Kind
 from graphkit.errors import RuntimeFailure
 
 ARRAYS = [
@@ -21,8 +21,8 @@ def kinds(arrays):
 @pytest.mark.parametrize("inline", [0, 40, 1 << 20])
 @pytest.mark.parametrize("part", [1, 7, 1 << 30])
 def test_arrays_arrive_as_they_were(on_ranks, monkeypatch, part, inline):
-    monkeypatch.setattr(transfers, "_PART", part)
-    monkeypatch.setattr(transfers, "_INLINE", inline)
+    monkeypatch.setattr(messages, "_PART", part)
+    monkeypatch.setattr(messages, "_INLINE", inline)
 
     def work(store):
         post, other = store.transport.messages, 1 - store.rank
@@ -95,7 +95,7 @@ def test_large_arrays_cross_while_the_sender_computes(jobs, tmp_path):
         f"""
     import time, numpy as np
     from pathlib import Path
-    from graphkit.dist.wire.transfers import Kind
+    from graphkit.dist.wire.messages import Kind
     received = Path({str(tmp_path / "received")!r})
     post, array = kv.transport.messages, np.arange(8 << 20, dtype=np.float32)
     kv.barrier()

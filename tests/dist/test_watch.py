@@ -19,8 +19,8 @@ from jobs import FAILED, TRAINER, finish, start
 import graphkit as gk
 from graphkit import config
 from graphkit.cli._processes import run_job
-from graphkit.dist.hosts.hosts import Host
-from graphkit.dist.hosts.watch import ENDED, Board, Watch
+from graphkit.dist.hosts.groups import Host
+from graphkit.dist.hosts.heartbeats import ENDED, HeartbeatBoard, HeartbeatMonitor
 from graphkit.dist.job import launch
 from graphkit.errors import UsageError
 
@@ -33,9 +33,9 @@ def watches(clock):
     made = []
 
     def make(count, timeout=0.2):
-        path = Board.create(count)
+        path = HeartbeatBoard.create(count)
         ranks = range(10, 10 + count)
-        made.extend(Watch(Board(path, count), ranks, number, timeout) for number in range(count))
+        made.extend(HeartbeatMonitor(HeartbeatBoard(path, count), ranks, number, timeout) for number in range(count))
         Path(path).unlink()
         return made
 
@@ -115,19 +115,19 @@ def test_who_is_excused_is_not_given_up_nor_the_host_that_it_spoke_for(watches, 
     with one.for_progress, three.for_progress:
         clock.forward(0.5, progress=(one, three))
         assert "rank 11" in one.lost()
-        one.excuse(11)
+        one.exclude(11)
         assert "rank 11" not in one.lost()
         assert "rank 11" in three.lost()
-    path = Board.create(3, 2)
-    far = Watch(Board(path, 3, 2), range(3), 0, 0.2, (Host("a", (0,)), Host("b", (1, 2))))
+    path = HeartbeatBoard.create(3, 2)
+    far = HeartbeatMonitor(HeartbeatBoard(path, 3, 2), range(3), 0, 0.2, (Host("a", (0,)), Host("b", (1, 2))))
     Path(path).unlink()
     far._board.slots["there"] = 1
     with far.for_progress:
         clock.forward(0.5, progress=(far,))
         assert "host b (ranks 1, 2) has sent no heartbeat" in far.lost()
-        far.excuse(2)
+        far.exclude(2)
         assert "host b" in far.lost()
-        far.excuse(1)
+        far.exclude(1)
         assert far.lost() is None
     far.end()
 
@@ -182,7 +182,7 @@ def test_ranks_that_wait_have_hope_while_one_goes_on(watches, clock):
             assert one.lost() is None
             clock.forward(0.3, waits=(one, two, three))
             assert "rank 12" in one.lost()
-            three.went_on()
+            three.made_progress()
             clock.forward(0.1, waits=(three,))
             assert one.lost() is None
 
@@ -284,7 +284,7 @@ def test_a_rank_that_works_for_long_is_waited_for(soon):
 
 
 EXPECTS = """
-from graphkit.dist.wire.transfers import Kind
+from graphkit.dist.wire.messages import Kind
 steps(1)
 arrival = kv.transport.messages.expect(1 - kv.rank, [Kind(np.dtype(np.float32), 1)])
 kv.transport.messages.receive(arrival, f"the value of group {kv.rank}")

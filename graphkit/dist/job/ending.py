@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from graphkit.dist.job import roll, survival
+from graphkit.dist.job import status_pipe, survival
 from graphkit.dist.job.mpi import MpiCommunicator, started
-from graphkit.dist.job.start import LEAST, checked_timeout, deadline, told_rank
-from graphkit.dist.rounds.announcement import ENDED
+from graphkit.dist.job.start import LEAST_TIMEOUT, checked_timeout, deadline, launcher_rank
+from graphkit.dist.progress.announcement import ENDED
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
 from graphkit.text import quantity
 
@@ -40,8 +40,8 @@ def join(servers: int = 0, timeout: float | None = None, replicated: bool = Fals
     """Return the communicator of the workers: all processes except the last `servers`.
 
     The first call initialises MPI. Every process must make it within `timeout` seconds (default: GRAPHKIT_RANK_TIMEOUT;
-    at least start.LEAST); otherwise the job ends. Later calls return the same communicator. replicated: survive the
-    loss of a server. Raises UsageError if the job has other servers.
+    at least start.LEAST_TIMEOUT); otherwise the job ends. Later calls return the same communicator. replicated: survive
+    the loss of a server. Raises UsageError if the job has other servers.
     """
     global _joined
     if _joined is None:
@@ -61,17 +61,17 @@ def _begun(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
     place = started()
     if replicated:
         survival.prepare(servers)
-    roll.join()
-    if (rank := told_rank()) is not None:
-        roll.report(roll.BEGUN, rank)
+    status_pipe.join()
+    if (rank := launcher_rank()) is not None:
+        status_pipe.report(status_pipe.BEGUN, rank)
     try:
-        with deadline(max(timeout, LEAST), place):
+        with deadline(max(timeout, LEAST_TIMEOUT), place):
             _followed = communicator = MpiCommunicator(servers, replicated)
     except BaseException:
         if rank is not None:
-            roll.report(roll.FAILED, rank)
+            status_pipe.report(status_pipe.FAILED, rank)
         raise
-    roll.report(roll.STARTED, communicator.place)
+    status_pipe.report(status_pipe.STARTED, communicator.place)
     atexit.register(end)
     if communicator.processes > 1:
         _follow_failures()
@@ -87,7 +87,7 @@ def end_of_server(communicator: MpiCommunicator) -> NoReturn:
     """Close MPI together with the workers, and exit."""
     global _followed
     _followed = None
-    roll.report(roll.ENDED, communicator.place)
+    status_pipe.report(status_pipe.ENDED, communicator.place)
     communicator.finalize()
     sys.exit(0)
 
@@ -128,11 +128,11 @@ def end() -> None:
             last()
     except BaseException as error:  # noqa: BLE001 - any error ends the job
         _abort(communicator, error)
-    roll.report(roll.ENDED, communicator.place)
+    status_pipe.report(status_pipe.ENDED, communicator.place)
     communicator.finalize()
 
 
-def in_company() -> bool:
+def in_running_job() -> bool:
     """Whether this process is one of several in a running job."""
     return _followed is not None and _followed.processes > 1
 
@@ -147,17 +147,17 @@ def abort_on_error() -> Iterator[None]:
         yield
     except BaseException as error:
         communicator = _followed
-        if communicator is None or not in_company() or (isinstance(error, SystemExit) and not error.code):
+        if communicator is None or not in_running_job() or (isinstance(error, SystemExit) and not error.code):
             raise
         if not isinstance(error, (GraphkitError, KeyboardInterrupt, SystemExit)):
             traceback.print_exc()
         _abort(communicator, error)
-    if in_company():
+    if in_running_job():
         end()
 
 
 def _abort(communicator: MpiCommunicator, error: BaseException) -> None:
-    roll.report(roll.FAILED, communicator.place)
+    status_pipe.report(status_pipe.FAILED, communicator.place)
     try:
         print(f"graphkit: rank {communicator.place}: {_described(error)}; this ends the job", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):

@@ -15,8 +15,8 @@ from types import FrameType
 
 from graphkit import config
 from graphkit.dist.job.mpi import launched_by_mpi
-from graphkit.dist.job.roll import Roll
 from graphkit.dist.job.start import check_tasks
+from graphkit.dist.job.status_pipe import StatusPipe
 from graphkit.dist.job.survival import launcher_options
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
@@ -107,15 +107,15 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     mpiexec = find_mpiexec()
     options = launcher_options(mpiexec) if survives else []
     command = [mpiexec, *options, "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
-    with Roll(processes) as roll, _forwarding() as signals:
-        environment[config.JOB_PIPE.name] = roll.path
+    with StatusPipe(processes) as status_pipe, _forwarding() as signals:
+        environment[config.JOB_PIPE.name] = status_pipe.path
         # A background process group must not read from the terminal. A closed standard stream must not become the
         # descriptor of another file in the launcher.
         out, err = (None if stream is not None else subprocess.DEVNULL for stream in (sys.stdout, sys.stderr))
         nothing = subprocess.DEVNULL
         job = subprocess.Popen(command, env=environment, stdin=nothing, stdout=out, stderr=err, process_group=0)
         signals.go_to(job)
-        status = roll.wait(job, _PAUSE)
+        status = status_pipe.wait(job, _PAUSE)
     sent = signals.sent
     if status < 0:
         return 128 - status
@@ -124,12 +124,12 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
         _say(f"the job was {what}")  # the output of its processes may be lost
         return 128 + sent[0]
-    return _judged(status, roll)
+    return _judged(status, status_pipe)
 
 
-def _judged(status: int, roll: Roll) -> int:
+def _judged(status: int, status_pipe: StatusPipe) -> int:
     """Return the exit status of a job. Print what the ranks have not reported themselves."""
-    number, first = _signal_of(status), roll.first_lost()
+    number, first = _signal_of(status), status_pipe.first_lost()
     if first is not None:
         shown = str(status) if number is None else f"{status} ({number.name})"
         _say(f"{first}; the launcher's status is {shown}")
@@ -137,7 +137,7 @@ def _judged(status: int, roll: Roll) -> int:
     if number is not None:
         several = ", or several have failed with different statuses" if status in _COMBINED else ""
         _say(f"a process of the job was ended by {number.name}{several}")
-    elif status == 0 and (missing := roll.not_ended()):
+    elif status == 0 and (missing := status_pipe.not_ended()):
         _say(f"the launcher's status is 0, but the program of these ranks has not ended: {', '.join(missing)}")
     else:
         return status

@@ -20,19 +20,16 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.dist.hosts.group import PART, Levels, as_bytes
-from graphkit.dist.hosts.hosts import Hosts
+from graphkit.dist.hosts.groups import PART, Hosts, Levels, as_bytes
+from graphkit.dist.hosts.heartbeats import HeartbeatBoard, HeartbeatMonitor, HeartbeatRelay
 from graphkit.dist.hosts.placement import Allowed, place
-from graphkit.dist.hosts.relay import Relay
-from graphkit.dist.hosts.watch import Board, Watch
-from graphkit.dist.job import roll
-from graphkit.dist.job.start import LEAST, check_company, checked_timeout, deadline
-from graphkit.dist.rounds import announcement
-from graphkit.dist.rounds.channel import Channel
-from graphkit.dist.rounds.posted import placed
-from graphkit.dist.wire.exchange import MOST, Exchange
-from graphkit.dist.wire.mail import Mail
-from graphkit.dist.wire.transfers import Messages
+from graphkit.dist.job import status_pipe
+from graphkit.dist.job.start import LEAST_TIMEOUT, check_launcher, checked_timeout, deadline
+from graphkit.dist.progress import announcement
+from graphkit.dist.progress.engine import ProgressEngine
+from graphkit.dist.progress.pending import placed
+from graphkit.dist.wire.messages import Messages
+from graphkit.dist.wire.point_to_point import MOST_RANKS, Mailbox, PersistentAllgather
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 from graphkit.text import quantity, short_repr
@@ -131,7 +128,7 @@ class MpiCommunicator:
             # A communicator of our own: its messages do not mix with those of the script.
             self._job = mpi.COMM_WORLD.Dup()
             self.place, self.processes, self.servers = self._job.rank, self._job.size, servers
-            check_company(self.processes)
+            check_launcher(self.processes)
             self.replicated, self.unclosed = replicated, False
             # Whether a store with servers exists.
             self.stores = False
@@ -153,7 +150,7 @@ class MpiCommunicator:
                 beside = here.Split(int(self.serves), self.place)
                 self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, self._done, apart)
                 beside.Free()
-                self.mail = None if replicated else Mail(self._job.Dup(), mpi.Status, mpi.BYTE)
+                self.mail = None if replicated else Mailbox(self._job.Dup(), mpi.Status, mpi.BYTE)
             here.Free()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
@@ -161,15 +158,17 @@ class MpiCommunicator:
         self.process = os.getpid()
         self._kept: list[Any] = []
         self._tells_of_abort: list[Callable[[int], None]] = []
-        self._watch = self._watched()
-        self.channel = Channel(self)
+        self._monitor = self._started_monitor()
+        self.engine = ProgressEngine(self)
         self.messages = Messages(self)
         # None if there are too many processes for messages from each one to each other one.
-        self._exchange: Exchange | None = None
-        if self.size <= MOST:
-            self._exchange = Exchange(self._comm.Dup(), _mpi().BYTE, announcement.LENGTH, self._complete)
-        self.at_the_wheel = self.channel.at_the_wheel
-        self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
+        self._allgather_small: PersistentAllgather | None = None
+        if self.size <= MOST_RANKS:
+            self._allgather_small = PersistentAllgather(
+                self._comm.Dup(), _mpi().BYTE, announcement.LENGTH, self._complete
+            )
+        self.driving = self.engine.driving
+        self.post, self.perform, self.flush = self.engine.post, self.engine.perform, self.engine.flush
 
     @property
     def serves(self) -> bool:
@@ -231,7 +230,7 @@ class MpiCommunicator:
         return self._comm.Irecv(data, source=source, tag=tag)
 
     def fail(self, reason: str) -> None:
-        self.channel.fail(reason)
+        self.engine.fail(reason)
 
     # --- lost processes --------------------------------------------------------------------------
 
@@ -244,25 +243,25 @@ class MpiCommunicator:
         """All-gather a value of each process of the job, at the start. If a process does not call it within the
         timeout, this process ends with an error.
         """
-        with deadline(max(self.timeout, LEAST), (self.place, self.processes), "opened their store"):
+        with deadline(max(self.timeout, LEAST_TIMEOUT), (self.place, self.processes), "opened their store"):
             return list(self._job.allgather(mine))
 
     def called(self, rank: int) -> str:
         """Return a text with rank, host and process ID of a process."""
         host = next(host.name for host in self._everywhere.all if rank in host.ranks)
-        process = None if self._watch is None else self._watch.process_of(rank)
+        process = None if self._monitor is None else self._monitor.process_of(rank)
         return f"rank {rank} on {host}" + ("" if process is None else f" (process {process})")
 
-    def excuse(self, rank: int) -> None:
+    def exclude(self, rank: int) -> None:
         """Continue without a lost process."""
-        roll.report(roll.EXCUSED, rank)
-        if self._watch is not None:
-            self._watch.excuse(rank)
+        status_pipe.report(status_pipe.EXCLUDED, rank)
+        if self._monitor is not None:
+            self._monitor.exclude(rank)
 
     def end_silent(self) -> None:
         """Kill processes of this host that send no heartbeat after the job has ended."""
-        if self._watch is not None:
-            self._watch.end_silent()
+        if self._monitor is not None:
+            self._monitor.end_silent()
 
     def before_abort(self, tell: Callable[[int], None]) -> None:
         """Call `tell` with the exit code before this process aborts the job. The last registered function
@@ -272,7 +271,7 @@ class MpiCommunicator:
 
     # --- heartbeats ------------------------------------------------------------------------------
 
-    def _watched(self) -> Watch | None:
+    def _started_monitor(self) -> HeartbeatMonitor | None:
         """Return the monitor of all hosts; of this host only, if MPI allows calls from only one thread."""
         hosts, mpi = self._everywhere, _mpi()
         everywhere = hosts.several and self._job.allreduce(mpi.Query_thread(), mpi.MIN) == mpi.THREAD_MULTIPLE
@@ -283,64 +282,64 @@ class MpiCommunicator:
         path, failure = None, None
         if hosts.leads:
             try:
-                path = Board.create(len(ranks), len(watched))
+                path = HeartbeatBoard.create(len(ranks), len(watched))
             except OSError as error:
                 failure = f"rank {self.place}: cannot allocate memory to share between processes: {error}"
         path, failure = hosts.inside.bcast((path, failure))
         if path is None:
             raise RuntimeFailure(failure)
-        board = Board(path, len(ranks), len(watched))
+        board = HeartbeatBoard(path, len(ranks), len(watched))
         # Remove the file before any wait for other hosts: a lost host must not leave it behind.
         hosts.inside.Barrier()
         if hosts.leads:
             os.unlink(path)
-        relay = Relay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
+        relay = HeartbeatRelay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
         here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.place)
         complete = len(ranks) == self.processes
-        watch = Watch(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay, complete)
+        watch = HeartbeatMonitor(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay, complete)
         return watch
 
     @property
     def timeout(self) -> float:
         """Seconds after which a process counts as lost."""
-        return config.RANK_TIMEOUT.get() if self._watch is None else self._watch.timeout
+        return config.RANK_TIMEOUT.get() if self._monitor is None else self._monitor.timeout
 
     def set_timeout(self, seconds: float) -> None:
         """Set the seconds without heartbeat or progress after which a process counts as lost."""
         checked = checked_timeout(seconds)
-        if self._watch is not None:
-            self._watch.timeout = checked
+        if self._monitor is not None:
+            self._monitor.timeout = checked
 
     def working(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._watch is None else self._watch.working()
+        return nullcontext() if self._monitor is None else self._monitor.working()
 
     def running(self, code: str) -> AbstractContextManager[None]:
-        return nullcontext() if self._watch is None else self._watch.running(code, self.steps)
+        return nullcontext() if self._monitor is None else self._monitor.running(code, self.steps)
 
     def doing(self, call: bytes) -> None:
-        if self._watch is not None:
-            self._watch.doing(call, self.steps)
+        if self._monitor is not None:
+            self._monitor.doing(call, self.steps)
 
-    def went_on(self) -> None:
+    def made_progress(self) -> None:
         """Report that an operation that this process waits for has made progress."""
-        if self._watch is not None:
-            self._watch.went_on()
+        if self._monitor is not None:
+            self._monitor.made_progress()
 
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
-        if self._watch is None:
+        if self._monitor is None:
             return nullcontext()
-        return self._watch.for_progress if for_steps else self._watch.for_life
+        return self._monitor.for_progress if for_steps else self._monitor.for_life
 
     def lost(self) -> str | None:
-        return None if self._watch is None else self._watch.lost()
+        return None if self._monitor is None else self._monitor.lost()
 
     # --- waiting ---------------------------------------------------------------------------------
 
     def tell(self, mine: bytes) -> list[bytes]:
         if _mpi().Is_finalized():
             raise RuntimeFailure(f"rank {self.rank} continues after the end of MPI")
-        if self._exchange is not None and len(mine) == announcement.LENGTH:
-            return self._exchange(mine)
+        if self._allgather_small is not None and len(mine) == announcement.LENGTH:
+            return self._allgather_small(mine)
         gathered = bytearray(self.size * len(mine))
         self._complete(self._comm.Iallgather(mine, gathered), mine, gathered)
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
@@ -348,7 +347,7 @@ class MpiCommunicator:
     def _done(self, request: Any, *used: Any) -> None:
         """Wait for a request of a collective, and report progress."""
         self._complete(request, *used)
-        self.went_on()
+        self.made_progress()
 
     def _complete(self, request: Any, *used: Any) -> None:
         """Wait until a request is complete. used: the objects that it uses.
@@ -360,12 +359,12 @@ class MpiCommunicator:
         try:
             while not request.Test():
                 # This process computes on another thread, which needs the core.
-                if self.channel.awaited and (waited := time.monotonic() - start) < _EAGER:
+                if self.engine.awaited and (waited := time.monotonic() - start) < _EAGER:
                     if waited >= self._keeps:
                         os.sched_yield()
                 else:
                     time.sleep(_PAUSE)
-                    self.channel.idle()
+                    self.engine.poll()
         except BaseException:
             # Other ranks may still be in this call, so MPI may write to these objects.
             self._kept += [request, *used]
@@ -376,12 +375,12 @@ class MpiCommunicator:
     @property
     def disagreement(self) -> str | None:
         """Why the ranks cannot continue together."""
-        return self.channel.disagreement
+        return self.engine.disagreement
 
     def meet(self, seconds: float) -> bool:
         """Return whether all processes call it within this time."""
         end = time.monotonic() + seconds
-        if not self.channel.quiet(seconds):
+        if not self.engine.stop_driving(seconds):
             return False
         request = self._comm.Ibarrier()
         while not (met := request.Test()) and time.monotonic() < end:
@@ -390,13 +389,13 @@ class MpiCommunicator:
 
     def finalize(self) -> None:
         """Close MPI, if it was opened here."""
-        self.channel.close()
-        if self._watch is not None:
-            self._watch.end()
+        self.engine.close()
+        if self._monitor is not None:
+            self._monitor.end()
         mpi = _mpi()
         if self._opened and not self.unclosed and not mpi.Is_finalized():
             # MPI would wait forever for a process that is lost from now on.
-            with deadline(max(self.timeout, LEAST), (self.place, self.processes), "closed MPI"):
+            with deadline(max(self.timeout, LEAST_TIMEOUT), (self.place, self.processes), "closed MPI"):
                 mpi.Finalize()
 
     def abort(self, code: int) -> None:

@@ -28,7 +28,7 @@ _TORCH_RANK, _TORCH_SIZE, _TORCHRUN = "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID
 _HOW = "start them with --processes N on one machine, or with mpiexec -n N or srun"
 
 # Seconds that processes have to start, even if the timeout is shorter, because imports may take long.
-LEAST = 10.0
+LEAST_TIMEOUT = 10.0
 # Seconds between the error message of a process and the end of the job, so that others can print theirs.
 _GRACE = 1.0
 
@@ -45,7 +45,7 @@ def checked_timeout(seconds: float | None) -> float:
     return float(seconds)
 
 
-def check_company(size: int) -> None:
+def check_launcher(size: int) -> None:
     """Raise UsageError if the launcher has started several processes, but each is alone according to MPI.
 
     Otherwise, each would do the same work and write the same files.
@@ -61,8 +61,7 @@ def check_company(size: int) -> None:
         raise UsageError(
             f"a PyTorch launcher has started {torch} processes ({_TORCH_SIZE}={torch}), but MPI reports that each is "
             f"alone: processes of graphkit find each other through MPI; {_HOW}. If this process should run alone, "
-            "unset "
-            f"{_TORCH_SIZE}"
+            f"unset {_TORCH_SIZE}"
         )
 
 
@@ -81,7 +80,7 @@ def check_tasks(processes: int) -> None:
         )
 
 
-def told_rank() -> int | None:
+def launcher_rank() -> int | None:
     """Return this process's rank as the launcher tells it before MPI starts; None if it does not."""
     return _told(_RANKS)
 
@@ -135,9 +134,8 @@ def _last_words(rank: int | None, size: int | None, seconds: float, done: str) -
     who = "a process" if rank is None else f"rank {rank}" + (f" of {size}" if size is not None else "")
     return (
         f"graphkit: {who} on {socket.gethostname()} (process {os.getpid()}): not all processes of the job have {done} "
-        f"within {seconds:g} s ({config.RANK_TIMEOUT.name}, at least {LEAST:g}); ranks without this message are "
-        "missing; "
-        "this ends the job\n"
+        f"within {seconds:g} s ({config.RANK_TIMEOUT.name}, at least {LEAST_TIMEOUT:g}); ranks without this message "
+        "are missing; this ends the job\n"
     )
 
 

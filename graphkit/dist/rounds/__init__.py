@@ -1,1 +1,1 @@
-"""Progress engine: ranks agree which pending operations to run next, and run them in the same order."""
+"""The former path of a module, until training uses the new one."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from graphkit import errors
 from graphkit.dist.arguments import Key
-from graphkit.dist.servers.post import Post
+from graphkit.dist.servers.connection import ServerConnection
 from graphkit.dist.servers.sharding import Part, Sharding
 from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import RuntimeFailure, UsageError
@@ -48,25 +48,25 @@ class ServerClient:
         lock: Held during a request and its answer, so that threads take turns.
     """
 
-    def __init__(self, post: Post):
+    def __init__(self, connection: ServerConnection):
         self.specs: dict[Key, KeySpec] = {}
         self.waited_seconds = 0.0
         self.unanswered_bytes = 0
         self.lock = threading.RLock()
-        self._post = post
-        self._sharding = Sharding(post.servers)
+        self._connection = connection
+        self._sharding = Sharding(connection.servers)
         # For each server, the numbers whose keys it knows.
-        self._introduced: list[set[int]] = [set() for _ in range(post.servers)]
+        self._introduced: list[set[int]] = [set() for _ in range(connection.servers)]
 
     @property
     def servers(self) -> int:
         """Number of servers."""
-        return self._post.servers
+        return self._connection.servers
 
     @property
     def sent_bytes(self) -> int:
         """Bytes sent to servers so far."""
-        return self._post.sent_bytes
+        return self._connection.sent_bytes
 
     def declare(self, key: Key, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         """Give a key a number, and divide it among the servers."""
@@ -97,7 +97,7 @@ class ServerClient:
         numbers = {self.specs[k].number: k for k in keys}
         new = [[n, k] for n, k in numbers.items() if n not in self._introduced[server]]
         self._introduced[server].update(numbers)
-        self._post.send(server, pack({**fields, **({"names": new} if new else {})}, arrays))
+        self._connection.send(server, pack({**fields, **({"names": new} if new else {})}, arrays))
 
     def ask(
         self, call: str, keys: Sequence[Key], messages: Mapping[int, Message]
@@ -111,7 +111,7 @@ class ServerClient:
                 self.send(server, keys, {"call": call, "asks": True, **fields}, arrays)
             named = f"{call} {keys[0]!r}" if len(keys) == 1 else f"{call} {len(keys)} keys" if keys else call
             start = time.monotonic()
-            answers = self._post.answers(list(messages), f"{named} (servers)")
+            answers = self._connection.answers(list(messages), f"{named} (servers)")
             found = {server: unpack(answer) for server, answer in zip(messages, answers, strict=True)}
             self.waited_seconds += time.monotonic() - start
             self.unanswered_bytes = 0

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from graphkit.dist.arguments import Key, array_of, callable_of, keys_of, pairs_of, path_of, whole
-from graphkit.dist.servers import rows
+from graphkit.dist.collectives import compression
+from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.servers.client import Message, ServerClient
-from graphkit.dist.servers.post import Post
+from graphkit.dist.servers.connection import ServerConnection
 from graphkit.dist.servers.server import PACKED, PLAIN, ROWS, ZERO
-from graphkit.dist.servers.sharding import Part
+from graphkit.dist.servers.sharding import Part, cut_rows, join_rows, rows_within
 from graphkit.dist.store import KVStore
-from graphkit.dist.sums import compression
-from graphkit.dist.sums.rows import RowSparse
 from graphkit.dist.transport import Transport
 from graphkit.dist.updaters import HasUpdater, Updater, check_optimizer, checked_updater, updater_facts
 from graphkit.dist.wire.packing import pack_named
@@ -48,7 +47,7 @@ class RemoteStore(KVStore):
     Args:
         type: Type of the store.
         transport: Connection to the other workers.
-        post: Connection to the servers.
+        connection: Connection to the servers.
         bound: For `dist_bounded`: how many steps this worker may be ahead of the slowest one. Steps are counted by
             `begin_step`.
         period: For `elastic`: updates between two exchanges with the centre variable; tau of Zhang, Choromanska and
@@ -66,7 +65,7 @@ class RemoteStore(KVStore):
         self,
         type: str,
         transport: Transport,
-        post: Post,
+        connection: ServerConnection,
         bound: int | None = None,
         period: int = ELASTIC_PERIOD,
         strength: float = ELASTIC_STRENGTH,
@@ -75,7 +74,7 @@ class RemoteStore(KVStore):
         self.period, self.strength = period, strength
         self.steps_per_push = 1
         self.staleness = 0
-        self._client = ServerClient(post)
+        self._client = ServerClient(connection)
         self._bound = bound
         # By key and server: version and value of the part that was pulled last.
         self._pulled: dict[tuple[Key, int], tuple[int, np.ndarray]] = {}
@@ -141,7 +140,7 @@ class RemoteStore(KVStore):
     def _encoded(self, key: Key, part: Part, given: np.ndarray | RowSparse) -> tuple[int, list[np.ndarray]]:
         """Return the form in which a pushed value is sent to a part, and its arrays."""
         if isinstance(given, RowSparse):
-            return ROWS, rows.cut(given, part)
+            return ROWS, cut_rows(given, part)
         spec = self._client.spec(key)
         array = spec.cut(given, part)
         compressed = self.transport.compressed
@@ -191,12 +190,12 @@ class RemoteStore(KVStore):
             for part in spec.parts:
                 fields, arrays = messages.setdefault(part.server, ({"parts": []}, []))
                 fields["parts"].append(spec.number)
-                arrays.append(indices[rows.within(indices, part)] - part.begin)
+                arrays.append(indices[rows_within(indices, part)] - part.begin)
         answers = self._ask_within_bound("pull_rows", [key for key, _ in wanted], messages)
         self.staleness = max([self.staleness, *(self._behind(fields) for fields, _ in answers.values())])
         values = {server: iter(arrays) for server, (_, arrays) in answers.items()}
         return [
-            rows.joined(indices, parts, [next(values[part.server]) for part in parts])
+            join_rows(indices, parts, [next(values[part.server]) for part in parts])
             for key, indices in wanted
             for parts in [self._client.spec(key).parts]
         ]

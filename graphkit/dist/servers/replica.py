@@ -130,7 +130,7 @@ class Replica:
         return found
 
 
-class _Held(NamedTuple):
+class _Unreleased(NamedTuple):
     """Answers, and the confirmation of a message, to send once the follower has applied `position` messages."""
 
     position: int
@@ -146,10 +146,10 @@ class _Role:
     replica: Replica
     leads: bool
     follower: int | None = None
-    held: deque[_Held] = field(default_factory=deque)
+    held: deque[_Unreleased] = field(default_factory=deque)
 
 
-class Holder:
+class ReplicatedServer:
     """A server that leads its own part and follows another one; after losses, more of them.
 
     Args:
@@ -217,7 +217,7 @@ class Holder:
             data = frame.data[:0] if role.replica.has(worker, number) else frame.data
             self._send(self._workers + role.follower, Frame(Kind.FORWARD, part, worker, number, data))
         asks, answers = role.replica.lead(worker, number, frame.data)
-        role.held.append(_Held(role.replica.count, worker, None if asks else number, answers))
+        role.held.append(_Unreleased(role.replica.count, worker, None if asks else number, answers))
         if role.follower is None:
             self._release(part, role, role.replica.count)
 

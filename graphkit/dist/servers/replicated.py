@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphkit.dist.job import survival
-from graphkit.dist.job.start import LEAST
+from graphkit.dist.job.start import LEAST_TIMEOUT
 from graphkit.dist.servers.remote import WINDOW
-from graphkit.dist.servers.replica import Holder, Outbox, holders
+from graphkit.dist.servers.replica import Outbox, ReplicatedServer, holders
 from graphkit.dist.wire.mesh import Frame, Kind, Mesh, open_mesh
 from graphkit.errors import RuntimeFailure
 
@@ -47,7 +47,7 @@ class Company(Protocol):
     def doing(self, call: bytes) -> None: ...
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]: ...
     def lost(self) -> str | None: ...
-    def excuse(self, rank: int) -> None: ...
+    def exclude(self, rank: int) -> None: ...
     def called(self, rank: int) -> str: ...
     def fail(self, reason: str) -> None: ...
     def before_abort(self, tell: Callable[[int], None]) -> None: ...
@@ -58,7 +58,7 @@ def _connected(company: Company) -> Mesh:
     """Return the connections of this process. Every process of the job must call it."""
     workers = company.processes - company.servers
     servers = range(workers, company.processes)
-    seconds = max(company.timeout, LEAST)
+    seconds = max(company.timeout, LEAST_TIMEOUT)
     mesh = open_mesh(company.place, servers, range(workers), company.host_by_rank, company.tell_all, seconds)
 
     def tell(code: int) -> None:
@@ -155,7 +155,7 @@ class ReplicatedConnection:
             return
         for frame in _parted(self._mesh, rank):
             self._take(rank, frame)
-        self._company.excuse(rank)
+        self._company.exclude(rank)
         if self._company.rank == 0:
             before = self._outbox.lost
             print(f"graphkit: {_told(self._company, rank, self.servers, before)}", file=sys.stderr, flush=True)
@@ -199,7 +199,9 @@ def serve(company: Company) -> None:
     """Store parts until the workers have ended. Raises RuntimeFailure if a rank is lost."""
     mesh = _connected(company)
     workers = company.processes - company.servers
-    holder = Holder(company.place - workers, company.servers, workers, mesh.send, lambda text: _warn(company, text))
+    holder = ReplicatedServer(
+        company.place - workers, company.servers, workers, mesh.send, lambda text: _warn(company, text)
+    )
     while True:
         come: list[tuple[int, Frame | None]] = []
         with company.waiting(False):
@@ -218,7 +220,7 @@ def serve(company: Company) -> None:
         holder.flush()
 
 
-def _serve_one(holder: Holder, mesh: Mesh, company: Company, source: int, frame: Frame | None) -> None:
+def _serve_one(holder: ReplicatedServer, mesh: Mesh, company: Company, source: int, frame: Frame | None) -> None:
     workers = company.processes - company.servers
     if frame is None and source < workers:
         _leave_if_failed(mesh, company)
@@ -237,7 +239,7 @@ def _serve_one(holder: Holder, mesh: Mesh, company: Company, source: int, frame:
         return
     for earlier in _parted(mesh, rank):
         _serve_one(holder, mesh, company, rank, earlier)
-    company.excuse(rank)
+    company.exclude(rank)
     holder.gone(rank - workers)
 
 

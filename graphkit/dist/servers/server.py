@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from graphkit.dist.sums import compression
-from graphkit.dist.sums.rows import RowSparse, rows_of
+from graphkit.dist.collectives import compression
+from graphkit.dist.collectives.row_sparse import RowSparse, rows_of
 from graphkit.dist.wire.packing import pack, pack_named, unpack, unpack_named
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
 from graphkit.text import quantity, short_repr
@@ -29,7 +29,7 @@ PLAIN, PACKED, ZERO, ROWS = 0, 1, 2, 3
 
 
 @dataclass
-class Held:
+class StoredPart:
     """Rows [begin, end) of a key. version: how often they have changed."""
 
     key: Key
@@ -63,7 +63,7 @@ class Server:
         self._workers = workers
         # Finished steps of each worker; infinite for one that has left.
         self._clocks = [0.0] * workers
-        self._held: dict[Key, Held] = {}
+        self._held: dict[Key, StoredPart] = {}
         # By worker: its numbers of keys.
         self._named: list[dict[int, Key]] = [{} for _ in range(workers)]
         self._updater: Callable[[Key, Any, np.ndarray], Any] | None = None
@@ -144,7 +144,7 @@ class Server:
         bound = fields.get("bound")
         return bound is not None and min(self._clocks) < fields["clock"] - bound
 
-    def _part(self, worker: int, number: int) -> Held:
+    def _part(self, worker: int, number: int) -> StoredPart:
         key = self._named[worker][number]
         if key not in self._held:
             raise UsageError(f"key {key!r} is not initialised; call init({key!r}, value) first")
@@ -157,7 +157,7 @@ class Server:
             key = self._named[worker][number]
             if key in self._held:
                 raise UsageError(f"key {key!r} is already initialised")
-            self._held[key] = Held(key, begin, end, value.copy())
+            self._held[key] = StoredPart(key, begin, end, value.copy())
         return pack({})
 
     def _put(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
@@ -179,7 +179,7 @@ class Server:
                 self._updater(held.key, gradient, held.value)
         return pack({})
 
-    def _gradient(self, held: Held, how: int, given: Iterator[np.ndarray]) -> np.ndarray | RowSparse:
+    def _gradient(self, held: StoredPart, how: int, given: Iterator[np.ndarray]) -> np.ndarray | RowSparse:
         if how == ZERO:
             return np.zeros_like(held.value)
         sent = next(given)

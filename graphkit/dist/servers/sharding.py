@@ -6,9 +6,13 @@ Consistent hashing: Karger et al., STOC 1997. If the number of servers changes b
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from graphkit.dist.rounds.announcement import digest_of
+import numpy as np
+
+from graphkit.dist.collectives.row_sparse import RowSparse
+from graphkit.dist.progress.announcement import digest_of
 
 # Keys with at least this many elements are divided, as with MXNet's MXNET_KVSTORE_BIGARRAY_BOUND.
 LARGE = 1_000_000
@@ -42,3 +46,23 @@ class Sharding:
             return [Part(self._owners[at], 0, rows)]
         bounds = [rows * server // self._servers for server in range(self._servers + 1)]
         return [Part(s, bounds[s], bounds[s + 1]) for s in range(self._servers) if bounds[s] < bounds[s + 1]]
+
+
+def rows_within(indices: np.ndarray, part: Part) -> slice:
+    """Return the positions of a part's rows in `indices`, which are sorted and unique."""
+    begin, end = np.searchsorted(indices, (part.begin, part.end))
+    return slice(int(begin), int(end))
+
+
+def cut_rows(rows: RowSparse, part: Part) -> list[np.ndarray]:
+    """Return the rows of a part: indices, counted from its first row, and values. rows: sorted and unique."""
+    mine = rows_within(rows.indices, part)
+    return [rows.indices[mine] - part.begin, rows.values[mine]]
+
+
+def join_rows(indices: np.ndarray, parts: Sequence[Part], values: Sequence[np.ndarray]) -> RowSparse:
+    """Join the rows of all parts. indices: sorted and unique; parts: of one key, in order."""
+    found = np.empty((len(indices), *values[0].shape[1:]), values[0].dtype)
+    for part, own in zip(parts, values, strict=True):
+        found[rows_within(indices, part)] = own
+    return RowSparse(indices, found)

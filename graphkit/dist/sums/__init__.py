@@ -1,1 +1,1 @@
-"""Collectives between ranks: of buckets, slices and rows, between GPUs, and with compression."""
+"""The former path of a module, until training uses the new one."""

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.dist.agreement import Fingerprint
 from graphkit.dist.arguments import Key, described
+from graphkit.dist.collectives.compression import CompressedSums, Compression
+from graphkit.dist.collectives.layout import Slices
+from graphkit.dist.collectives.row_sparse import RowSparse, RowSum
 from graphkit.dist.communicator import Communicator
-from graphkit.dist.rounds.posted import Action, Pending, Sum, placed
-from graphkit.dist.sums.compressed import CompressedSums
-from graphkit.dist.sums.compression import Compression
-from graphkit.dist.sums.fingerprint import Fingerprint
-from graphkit.dist.sums.rows import RowSparse, RowSum
-from graphkit.dist.sums.slices import Slices
+from graphkit.dist.progress.pending import Action, Pending, Sum, placed, unchanged
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.types import NUMERIC, DType
 
@@ -38,11 +37,6 @@ def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
             f"key {key!r} is {dtype}: a store cannot sum {dtype}; push integers, "
             "float16, bfloat16, float32, float64 or complex numbers (`broadcast` and `gather` take every dtype)"
         )
-
-
-def unchanged(result: Any) -> Any:
-    """Return the argument: the `then` of an operation whose result needs no further step."""
-    return result
 
 
 class Collectives:

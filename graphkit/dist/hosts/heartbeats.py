@@ -26,11 +26,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
-from graphkit.dist.hosts.hosts import Host
+from graphkit.dist.hosts.groups import Host
 
 # Times are seconds of the host's monotonic clock, which its processes share. `waits`: since when the process has waited
 # without progress; infinity if it does not wait.
@@ -49,12 +49,12 @@ _BEFORE, _PART, ENDED = 0, 1, 2
 _IN = "in "
 
 # Heartbeats per timeout, and the largest interval in seconds.
-_SIGNS, _LONGEST = 8, 1.0
+_HEARTBEATS, _LONGEST = 8, 1.0
 # After the job has ended, a process that misses this many heartbeats counts as stopped.
 _LATE = 4
 
 
-class Board:
+class HeartbeatBoard:
     """Shared memory with a slot for each process, and for each host the time when it was last heard.
 
     All processes of a host map the same file.
@@ -79,41 +79,25 @@ class Board:
         return path
 
 
-class Messenger(Protocol):
-    """Exchanges heartbeats with other hosts."""
-
-    def exchange(self) -> None:
-        """Send and receive what is possible at once."""
-        ...
-
-    def forget(self, host: int) -> None:
-        """Stop exchanging heartbeats with this host, given by its number."""
-        ...
-
-    def close(self) -> None:
-        """Send the last heartbeats of this host, and wait for those of the others."""
-        ...
-
-
 class _Wait:
     """A context in which a process waits for others. Contexts may be nested, and one object may be entered
     repeatedly.
     """
 
-    def __init__(self, watch: Watch, for_steps: bool):
-        self._watch, self._for_steps = watch, for_steps
+    def __init__(self, monitor: HeartbeatMonitor, for_steps: bool):
+        self._monitor, self._for_steps = monitor, for_steps
 
     def __enter__(self) -> None:
-        watch = self._watch
-        watch._outer.append((watch._for_steps, watch._waits, watch._wait))
-        watch._for_steps, watch._waits, watch._wait = self._for_steps, time.monotonic(), next(watch._numbers)
+        monitor = self._monitor
+        monitor._outer.append((monitor._for_steps, monitor._waits, monitor._wait))
+        monitor._for_steps, monitor._waits, monitor._wait = self._for_steps, time.monotonic(), next(monitor._numbers)
 
     def __exit__(self, *_: object) -> None:
-        watch = self._watch
-        watch._for_steps, watch._waits, watch._wait = watch._outer.pop()
+        monitor = self._monitor
+        monitor._for_steps, monitor._waits, monitor._wait = monitor._outer.pop()
 
 
-class Watch:
+class HeartbeatMonitor:
     """Writes the heartbeats of this process, and checks those of others.
 
     Args:
@@ -123,21 +107,21 @@ class Watch:
         timeout: Seconds without a heartbeat after which a process counts as lost.
         hosts: The hosts of the ranks, in the order of `HeartbeatBoard.heard`; default: one host.
         here: Index of this host.
-        messenger: Exchanges heartbeats with other hosts; for leaders only.
+        relay: Exchanges heartbeats with other hosts; for leaders only.
         complete: Whether the board has slots for all processes of the job.
     """
 
     def __init__(
-        self, board: Board, ranks: Sequence[int], mine: int, timeout: float,
-        hosts: Sequence[Host] = (), here: int = 0, messenger: Messenger | None = None, complete: bool = True,
+        self, board: HeartbeatBoard, ranks: Sequence[int], mine: int, timeout: float,
+        hosts: Sequence[Host] = (), here: int = 0, relay: HeartbeatRelay | None = None, complete: bool = True,
     ):  # fmt: skip
         self._board = board
         self._ranks = tuple(ranks)
         self._hosts = tuple(hosts) or (Host(socket.gethostname(), self._ranks),)
         self._here = here
-        self._messenger = messenger
+        self._relay = relay
         self._complete = complete
-        self._excused: set[int] = set()
+        self._excluded: set[int] = set()
         self._mine = board.slots[mine : mine + 1]
         self.timeout = timeout
         # Waits and long work are numbered in the order in which they begin. `_wait` is the number of the latest wait,
@@ -147,7 +131,7 @@ class Watch:
         self._working: list[int] = []
         # The numbers of code of the user that runs.
         self._running: list[int] = []
-        self._went_on = time.monotonic()
+        self._progressed = time.monotonic()
         self._waits: float | None = None
         self._for_steps = False  # whether the others should make progress
         self._outer: list[tuple[bool, float | None, int]] = []
@@ -157,19 +141,19 @@ class Watch:
         self._over = threading.Event()
         self._at, self._process = mine * SLOT.itemsize, os.getpid()
         self.doing(b"", 0)
-        self._thread = threading.Thread(target=self._go, name="graphkit-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="graphkit-heartbeats", daemon=True)
         self._thread.start()
 
     # --- this process ---------------------------------------------------------------------------------
 
     def doing(self, call: bytes, steps: int) -> None:
         """Report progress: this process has reached this call."""
-        now = self._went_on = time.monotonic()
+        now = self._progressed = time.monotonic()
         _PROGRESS.pack_into(self._board.memory, self._at, now, now, math.inf, self._process, steps, _PART, call)
 
-    def went_on(self) -> None:
+    def made_progress(self) -> None:
         """Report that an operation that this process waits for has made progress."""
-        self._went_on = time.monotonic()
+        self._progressed = time.monotonic()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -180,7 +164,7 @@ class Watch:
             yield
         finally:
             self._working.remove(number)
-            self._sign(progress=True)
+            self._write(progress=True)
 
     @contextlib.contextmanager
     def running(self, code: str, steps: int) -> Iterator[None]:
@@ -208,17 +192,17 @@ class Watch:
         self._over.set()
         self._thread.join()
         self._mine["there"] = ENDED
-        if self._messenger is not None:
-            self._messenger.close()
+        if self._relay is not None:
+            self._relay.close()
 
     # --- other processes ------------------------------------------------------------------------------
 
-    def excuse(self, rank: int) -> None:
+    def exclude(self, rank: int) -> None:
         """Continue without a lost process. Neither it nor the hosts that it reported on count as lost later."""
-        self._excused.add(rank)
+        self._excluded.add(rank)
         for index, host in enumerate(self._hosts):
-            if self._messenger is not None and host.ranks[0] == rank:
-                self._messenger.forget(index)
+            if self._relay is not None and host.ranks[0] == rank:
+                self._relay.forget(index)
 
     def end_silent(self) -> None:
         """Kill processes of this host that send no heartbeat after the job has ended."""
@@ -227,7 +211,7 @@ class Watch:
         for rank in self._hosts[self._here].ranks:
             slot = self._board.slots[self._ranks.index(rank)]
             silent = int(slot["there"]) == _PART and now - float(slot["alive"]) > late
-            if silent and rank not in self._excused and int(slot["process"]) != self._process:
+            if silent and rank not in self._excluded and int(slot["process"]) != self._process:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(slot["process"]), signal.SIGKILL)
 
@@ -244,17 +228,17 @@ class Watch:
             return None
         slots = dict(zip(self._ranks, self._board.slots.copy(), strict=True))
         here = self._hosts[self._here]
-        found = [self._given_up(rank, slots[rank], here, now) for rank in here.ranks]
+        found = [self._loss_of(rank, slots[rank], here, now) for rank in here.ranks]
         # The slots of other hosts are up to date only if the leader of this host is.
         if now - float(slots[here.ranks[0]]["alive"]) <= self.timeout:
             for index, host in enumerate(self._hosts):
-                if index == self._here or host.ranks[0] in self._excused:
+                if index == self._here or host.ranks[0] in self._excluded:
                     continue
                 heard = float(self._board.heard[index])
                 if now - heard > self.timeout:
-                    found.append(_silent(host, slots, now - heard))
+                    found.append(_silent_host(host, slots, now - heard))
                 else:  # their state after that time is unknown
-                    found += [self._given_up(rank, slots[rank], host, heard) for rank in host.ranks]
+                    found += [self._loss_of(rank, slots[rank], host, heard) for rank in host.ranks]
         return "; ".join(reason for reason in found if reason is not None) or self._all_wait(slots, now)
 
     def _all_wait(self, slots: Mapping[int, np.void], now: float) -> str | None:
@@ -266,12 +250,12 @@ class Watch:
             return None
         said = []
         for index, host in enumerate(self._hosts):
-            if index != self._here and host.ranks[0] in self._excused:
+            if index != self._here and host.ranks[0] in self._excluded:
                 return None  # this host is not heard any more
             known = now if index == self._here else float(self._board.heard[index])
             for rank in host.ranks:
                 slot = slots[rank]
-                if rank in self._excused:
+                if rank in self._excluded:
                     continue
                 seconds = known - float(slot["waits"])
                 if int(slot["there"]) != _PART or not seconds > self.timeout:
@@ -283,8 +267,8 @@ class Watch:
                 )
         return f"all ranks wait for each other: {'; '.join(said)}"
 
-    def _given_up(self, rank: int, slot: np.void, host: Host, now: float) -> str | None:
-        if int(slot["there"]) != _PART or rank in self._excused:
+    def _loss_of(self, rank: int, slot: np.void, host: Host, now: float) -> str | None:
+        if int(slot["there"]) != _PART or rank in self._excluded:
             return None
         silent, still = now - float(slot["alive"]), now - float(slot["progress"])
         if silent > self.timeout:
@@ -293,44 +277,152 @@ class Watch:
             what = f"has made no progress for {still:.0f} s"
         else:
             return None
-        return f"rank {rank} on {host.name} (process {int(slot['process'])}) {what}{_seen(slot, 'it')}"
+        return f"rank {rank} on {host.name} (process {int(slot['process'])}) {what}{_last_seen(slot, 'it')}"
 
     # --- the thread -----------------------------------------------------------------------------------
 
     @property
     def _pause(self) -> float:
         """Seconds between two heartbeats."""
-        return min(_LONGEST, self.timeout / _SIGNS)
+        return min(_LONGEST, self.timeout / _HEARTBEATS)
 
-    def _sign(self, progress: bool) -> None:
+    def _write(self, progress: bool) -> None:
         now = time.monotonic()
         self._mine["alive"] = now
         since = self._waits
         # A long step may contain waits. Long work inside a wait is no wait.
         waits = since is not None and max(self._working, default=-1) < self._wait
-        self._mine["waits"] = max(since, self._went_on) if since is not None and waits else math.inf
+        self._mine["waits"] = max(since, self._progressed) if since is not None and waits else math.inf
         if progress:
             self._mine["progress"] = now
 
-    def _go(self) -> None:
+    def _run(self) -> None:
         while not self._over.wait(self._pause):
             # A process that waits for others is not the one that they wait for.
-            self._sign(progress=self.works or self._waits is not None)
-            if self._messenger is not None:
-                self._messenger.exchange()
+            self._write(progress=self.works or self._waits is not None)
+            if self._relay is not None:
+                self._relay.exchange()
 
 
-def _silent(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | None:
+def _silent_host(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | None:
     """Return that a host sends no heartbeats; None if its processes have ended."""
     of_host = [slots[rank] for rank in host.ranks]
     if all(int(slot["there"]) == ENDED for slot in of_host):
         return None
     ranks = f"rank{'s' if len(host.ranks) > 1 else ''} {', '.join(map(str, host.ranks))}"
-    where = _seen(of_host[0], f"rank {host.ranks[0]}")
+    where = _last_seen(of_host[0], f"rank {host.ranks[0]}")
     return f"host {host.name} ({ranks}) has sent no heartbeat for {seconds:.0f} s{where}"
 
 
-def _seen(slot: np.void, who: str) -> str:
+def _last_seen(slot: np.void, name: str) -> str:
     call = slot["call"].decode(errors="replace")
     where = call if call.startswith(_IN) else f"after {call}"
-    return f"; {who} was last seen in step {int(slot['steps'])}, {where}" if call else ""
+    return f"; {name} was last seen in step {int(slot['steps'])}, {where}" if call else ""
+
+
+# Seconds to wait for the last heartbeats of other hosts, and the pause between two checks.
+_LAST, _PAUSE = 5.0, 1e-3
+_TIMES = ("alive", "progress", "waits")
+
+
+class _Peer:
+    """Another host: a buffer for its next message, and the message that is being sent to it."""
+
+    def __init__(self, leaders: Any, index: int, host: Host):
+        self.index, self.slots = index, list(host.ranks)
+        self._leaders = leaders
+        self._arriving = np.empty(len(self.slots), SLOT)
+        self._sent: Any = None
+        self._await()
+
+    def _await(self) -> None:
+        self._arrival = self._leaders.Irecv(self._arriving.view(np.uint8), source=self.index)
+
+    def send(self, message: np.ndarray) -> bool:
+        """Send a message unless the previous one is still under way. Return whether it was sent."""
+        if self._sent is not None and not self._sent.Test():
+            return False
+        self._sent = self._leaders.Isend(message.view(np.uint8), dest=self.index)
+        return True
+
+    def receive(self) -> np.ndarray | None:
+        """Return the latest message; None if there is no new one."""
+        found = None
+        while self._arrival is not None and self._arrival.Test():
+            found = self._arriving.copy()
+            if int(found[0]["there"]) == ENDED:  # the first slot is that of the leader
+                self._arrival = None
+            else:
+                self._await()
+        return found
+
+    def is_done(self) -> bool:
+        """Return whether no message is under way."""
+        return self._arrival is None and (self._sent is None or bool(self._sent.Test()))
+
+    def cancel(self) -> None:
+        """Cancel the receipt of a message."""
+        if self._arrival is not None:
+            self._arrival.Cancel()
+            self._arrival.Wait()
+            self._arrival = None
+
+
+class HeartbeatRelay:
+    """Exchanges heartbeats for the leader of a host: sends those of its board, and writes those of other hosts to it.
+
+    It calls MPI beside other threads, so it needs MPI_THREAD_MULTIPLE. Only one thread at a time may call it.
+
+    Args:
+        leaders: Communicator of all leaders, in the order of hosts, that nothing else uses.
+        board: The board of this host, with a slot for each rank.
+        hosts: All hosts.
+    """
+
+    def __init__(self, leaders: Any, board: HeartbeatBoard, hosts: Sequence[Host]):
+        self._board = board
+        self._slots = list(hosts[leaders.rank].ranks)
+        self._peers = [_Peer(leaders, index, host) for index, host in enumerate(hosts) if index != leaders.rank]
+        self._gone: list[_Peer] = []  # kept, because MPI may still write to their buffers
+
+    def forget(self, host: int) -> None:
+        """Stop exchanging heartbeats with a host whose leader is lost."""
+        gone = [peer for peer in self._peers if peer.index == host]
+        self._gone += gone
+        self._peers = [peer for peer in self._peers if peer not in gone]
+
+    def exchange(self) -> None:
+        """Send heartbeats to hosts that have received the previous ones, and read those that have arrived."""
+        message = self._said()
+        for peer in self._peers:
+            peer.send(message)
+        self._read()
+
+    def close(self) -> None:
+        """Send the last heartbeats of this host, and wait for those of other hosts, which end at the same time."""
+        message, deadline = self._said(), time.monotonic() + _LAST
+        told: set[int] = set()
+        while time.monotonic() < deadline:
+            told |= {peer.index for peer in self._peers if peer.index not in told and peer.send(message)}
+            self._read()
+            if len(told) == len(self._peers) and all(peer.is_done() for peer in self._peers):
+                break
+            time.sleep(_PAUSE)
+        for peer in self._peers:
+            peer.cancel()
+
+    def _said(self) -> np.ndarray:
+        rows: np.ndarray = self._board.slots[self._slots]
+        now = time.monotonic()
+        for name in _TIMES:
+            rows[name] = now - rows[name]
+        return rows
+
+    def _read(self) -> None:
+        for peer in self._peers:
+            if (rows := peer.receive()) is not None:
+                now = time.monotonic()
+                for name in _TIMES:
+                    rows[name] = now - rows[name]
+                self._board.slots[peer.slots] = rows
+                self._board.heard[peer.index] = now

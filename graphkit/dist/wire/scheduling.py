@@ -17,7 +17,7 @@ _PR_SET_TIMERSLACK = 29
 SLICE = 100_000
 
 
-def be_prompt() -> bool:
+def reduce_wakeup_latency() -> bool:
     """Let this thread get a core soon after it wakes, for a short time. Return whether the system supports it.
 
     Linux from 6.12 on schedules threads with shorter time slices earlier. The default is 3 ms, and a thread that wakes
@@ -32,10 +32,10 @@ def be_prompt() -> bool:
         return False
     size, policy, flags, nice, priority, _, *rest = attributes
     wanted = ctypes.create_string_buffer(_ATTRIBUTES.pack(size, policy, flags, nice, priority, SLICE, *rest))
-    return policy == 0 and library.syscall(setting, 0, wanted, 0) == 0 and slice_of_this_thread() == SLICE
+    return policy == 0 and library.syscall(setting, 0, wanted, 0) == 0 and time_slice() == SLICE
 
 
-def slice_of_this_thread() -> int | None:
+def time_slice() -> int | None:
     """Return the time slice of this thread in nanoseconds; 0 or None if the system does not tell."""
     if not sys.platform.startswith("linux") or platform.machine() not in _CALLS:
         return None

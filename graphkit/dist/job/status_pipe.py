@@ -27,9 +27,9 @@ from typing import NamedTuple, NoReturn
 from graphkit import config
 from graphkit.errors import RuntimeFailure
 
-# Reports of a rank. BEGUN: before MPI starts, if the launcher tells the rank. STARTED: after that. EXCUSED: another
+# Reports of a rank. BEGUN: before MPI starts, if the launcher tells the rank. STARTED: after that. EXCLUDED: another
 # rank reports that this one was lost and the job continues.
-BEGUN, STARTED, ENDED, FAILED, EXCUSED = "begun", "started", "ended", "failed", "excused"
+BEGUN, STARTED, ENDED, FAILED, EXCLUDED = "begun", "started", "ended", "failed", "excluded"
 
 # Signals with which launchers end the other ranks.
 _BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)
@@ -54,7 +54,7 @@ class Place(NamedTuple):
         return f"rank {self.rank} on {self.host} (process {self.process})"
 
 
-class Roll:
+class StatusPipe:
     """The command's end of the pipe; a context in which the pipe exists. ranks: number of ranks."""
 
     def __init__(self, ranks: int):
@@ -68,7 +68,7 @@ class Roll:
         self._explained = False
         self._rest = b""
 
-    def __enter__(self) -> Roll:
+    def __enter__(self) -> StatusPipe:
         self._folder = tempfile.mkdtemp(prefix="graphkit-job-")
         self.path = str(Path(self._folder) / "ranks")
         try:
@@ -143,7 +143,7 @@ class Roll:
         return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._said]
 
     def _follow(self, process: int, rank: int | None) -> None:
-        """Watch for the end of a process."""
+        """HeartbeatMonitor for the end of a process."""
         if self._events is None:
             return
         try:
@@ -228,13 +228,13 @@ def join() -> None:
             f"({error.strerror}): the command is gone, or this rank does not see the temporary folder of the command's "
             "machine"
         ) from None
-    threading.Thread(target=_end_with_command, args=(_pipe, path), name="graphkit-roll", daemon=True).start()
+    threading.Thread(target=_end_with_command, args=(_pipe, path), name="graphkit-status_pipe", daemon=True).start()
 
 
 def report(word: str, rank: int) -> None:
     """Report to the command that started the job, if there is one.
 
-    BEGUN, STARTED, ENDED and FAILED are about this process, EXCUSED is about another one.
+    BEGUN, STARTED, ENDED and FAILED are about this process, EXCLUDED is about another one.
     """
     if _pipe is not None:
         # The command has ended, which the thread notices, or does not read.

@@ -8,11 +8,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from graphkit.dist.rounds.announcement import CARRIED
+from graphkit.dist.progress.announcement import PAYLOAD
 
 # Sums of one dtype of at most _SMALL bytes each are sent together. Those of at most _ROOM bytes travel with
 # announcements.
-_SMALL, _ROOM = 16 << 10, CARRIED.stop - CARRIED.start
+_SMALL, _ROOM = 16 << 10, PAYLOAD.stop - PAYLOAD.start
 
 
 @dataclass(slots=True)
@@ -36,6 +36,11 @@ class Sum:
         return self.then(placed(total, self.out))
 
 
+def unchanged(result: Any) -> Any:
+    """Return the argument: the `then` of an operation whose result needs no further step."""
+    return result
+
+
 def placed(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
     """Return the result, written to `out` if given."""
     if out is None or out is result:
@@ -57,13 +62,13 @@ class Pending:
     """An operation that may not be done yet. `wait` returns its result, or raises its error."""
 
     __slots__ = (
-        "_channel",
+        "_engine",
         "action",
         "call",
         "digest",
         "done",
         "error",
-        "heard",
+        "reported",
         "name",
         "number",
         "priority",
@@ -71,19 +76,19 @@ class Pending:
         "text",
     )
 
-    def __init__(self, call: str, action: Action | None, priority: int, channel: Waiter | None = None):
-        self.call, self.action, self.priority, self._channel = call, action, priority, channel
+    def __init__(self, call: str, action: Action | None, priority: int, engine: Waiter | None = None):
+        self.call, self.action, self.priority, self._engine = call, action, priority, engine
         self.name = self.digest = self.number = 0
         self.text = b""
-        self.done = self.heard = False
+        self.done = self.reported = False
         self.result: Any = None
         self.error: Exception | None = None
 
     def wait(self) -> Any:
-        if not self.done and self._channel is not None:
-            self._channel.wait(self)
+        if not self.done and self._engine is not None:
+            self._engine.wait(self)
         if self.error is not None:
-            self.heard = True
+            self.reported = True
             raise self.error
         return self.result
 
@@ -92,71 +97,71 @@ class Pending:
         self.done = True
 
 
-def alone(call: str, action: Action | None) -> Pending:
+def complete_locally(call: str, action: Action | None) -> Pending:
     """Run an operation of a job with one rank at once."""
-    made = Pending(call, None, 0)
+    pending = Pending(call, None, 0)
     if isinstance(action, Sum):
-        made.finish(action.deliver(action.array.copy() if action.out is None else action.array))
+        pending.finish(action.deliver(action.array.copy() if action.out is None else action.array))
     else:
-        made.finish(action() if action is not None else None)
-    return made
+        pending.finish(action() if action is not None else None)
+    return pending
 
 
-def order(made: Pending) -> tuple[int, str]:
+def order(pending: Pending) -> tuple[int, str]:
     """Sort key for operations; the same on all ranks."""
-    return -made.priority, made.call
+    return -pending.priority, pending.call
 
 
-def grouped(chosen: Sequence[Pending], totals: Mapping[str, np.ndarray]) -> Iterator[list[Pending]]:
+def grouped(chosen: Sequence[Pending], payload_sums: Mapping[str, np.ndarray]) -> Iterator[list[Pending]]:
     """Yield the operations that run together: neighbouring small sums of one dtype, and every other operation alone."""
     if len(chosen) == 1:
         yield [*chosen]
         return
     group: list[Pending] = []
     dtype = None  # of the group
-    for made in chosen:
-        action = made.action
+    for pending in chosen:
+        action = pending.action
         small = isinstance(action, Sum) and not action.alone and action.array.nbytes <= _SMALL
-        kind = action.array.dtype if isinstance(action, Sum) and small and made.call not in totals else None
+        kind = action.array.dtype if isinstance(action, Sum) and small and pending.call not in payload_sums else None
         if group and (kind is None or kind != dtype):
             yield group
             group = []
         if kind is None:
-            yield [made]
+            yield [pending]
         else:
-            group.append(made)
+            group.append(pending)
             dtype = kind
     if group:
         yield group
 
 
-def flies(group: Sequence[Pending], totals: Mapping[str, np.ndarray]) -> bool:
+def can_run_alone(group: Sequence[Pending], payload_sums: Mapping[str, np.ndarray]) -> bool:
     """Whether this is one sum that can run in the background."""
     first, action = group[0], group[0].action
-    if len(group) > 1 or not isinstance(action, Sum) or first.call in totals:
+    if len(group) > 1 or not isinstance(action, Sum) or first.call in payload_sums:
         return False
-    return not (action.alone and is_carried(action))
+    return not (action.alone and fits_announcement(action))
 
 
-def is_carried(summed: Sum) -> bool:
+def fits_announcement(summed: Sum) -> bool:
     """Whether the array of a sum fits into an announcement."""
     return summed.array.nbytes <= _ROOM and summed.array.dtype.kind in "iufcV"
 
 
-def carried(heads: Iterable[Pending]) -> dict[str, np.ndarray]:
+def payload(heads: Iterable[Pending]) -> dict[str, np.ndarray]:
     """Return the arrays that travel with the announcement, by name."""
     found, room = {}, _ROOM
-    for made in heads:
-        action = made.action
-        if isinstance(action, Sum) and is_carried(action) and action.array.nbytes <= room:
-            found[made.call] = action.array
+    for pending in heads:
+        action = pending.action
+        if isinstance(action, Sum) and fits_announcement(action) and action.array.nbytes <= room:
+            found[pending.call] = action.array
             room -= action.array.nbytes
     return found
 
 
-def totals(mine: Mapping[str, np.ndarray], rows: Sequence[bytes]) -> dict[str, np.ndarray]:
+def payload_sums(mine: Mapping[str, np.ndarray], rows: Sequence[bytes]) -> dict[str, np.ndarray]:
     """Return the sums of arrays that travelled with announcements, by name. mine: the arrays of this rank."""
-    found, at = {}, CARRIED.start
+    found, at = {}, PAYLOAD.start
     for call, array in mine.items():
         data = b"".join(row[at : at + array.nbytes] for row in rows)
         found[call] = in_rank_order(np.ndarray((len(rows), *array.shape), array.dtype, data))

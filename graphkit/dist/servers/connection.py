@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from graphkit.dist.servers.server import Server
-from graphkit.dist.wire.mail import Mail
+from graphkit.dist.wire.point_to_point import Mailbox
 from graphkit.errors import RuntimeFailure
 
 # After the last message: seconds during which the core is only yielded, and bounds of the pause after that. The pause
@@ -22,7 +22,7 @@ _EAGER, _PAUSE, _LONGEST_PAUSE, _PART = 0.005, 2e-4, 5e-3, 1e-3
 _LOOK, _LEAVING = 0.05, 1e-3
 
 
-class Post(Protocol):
+class ServerConnection(Protocol):
     """A worker's connection to the servers."""
 
     servers: int
@@ -41,7 +41,7 @@ class Post(Protocol):
 class Company(Protocol):
     """The processes of a job: which thread calls MPI, and heartbeats."""
 
-    def at_the_wheel(self) -> AbstractContextManager[None]:
+    def driving(self) -> AbstractContextManager[None]:
         """Context in which no other thread calls MPI."""
         ...
 
@@ -50,10 +50,10 @@ class Company(Protocol):
     def lost(self) -> str | None: ...
 
 
-class Correspondent:
+class PollingMailbox:
     """Sends and receives messages for a worker or a server, without blocking inside MPI."""
 
-    def __init__(self, mail: Mail, company: Company):
+    def __init__(self, mail: Mailbox, company: Company):
         self._mail, self._company = mail, company
         self._looked = self._heard = time.monotonic()
 
@@ -61,7 +61,7 @@ class Correspondent:
         """Return messages that have arrived; if there are none, wait briefly. Raises RuntimeFailure if a
         rank is lost.
         """
-        with self._company.at_the_wheel():
+        with self._company.driving():
             come = self._mail.receive()
         now = time.monotonic()
         if come:
@@ -79,15 +79,15 @@ class Correspondent:
 
     def dispatch(self, to: int, message: np.ndarray) -> bool:
         """Send a message and return at once. Return whether some messages are not sent completely."""
-        with self._company.at_the_wheel():
+        with self._company.driving():
             self._mail.send(to, message)
             return self._mail.progress()
 
 
-class WorkersPost(Correspondent):
+class MpiConnection(PollingMailbox):
     """A worker's connection to servers that are not replicated. first: rank of the first server."""
 
-    def __init__(self, mail: Mail, company: Company, first: int, servers: int):
+    def __init__(self, mail: Mailbox, company: Company, first: int, servers: int):
         super().__init__(mail, company)
         self.servers = servers
         self._first = first
@@ -110,7 +110,7 @@ class WorkersPost(Correspondent):
         """Let large messages progress while this process computes."""
         while True:
             self._leaves.wait()
-            with self._company.at_the_wheel():
+            with self._company.driving():
                 if not self._mail.progress():
                     self._leaves.clear()
             time.sleep(_LEAVING)
@@ -125,9 +125,9 @@ class WorkersPost(Correspondent):
             return [self._come[source].pop(0) for source in wanted]
 
 
-def serve(server: Server, mail: Mail, company: Company) -> None:
+def serve(server: Server, mail: Mailbox, company: Company) -> None:
     """Answer workers until the job ends. Raises RuntimeFailure if a rank is lost."""
-    post = Correspondent(mail, company)
+    post = PollingMailbox(mail, company)
     while not server.ended:
         come: list[tuple[int, np.ndarray]] = []
         with company.waiting(False):
