@@ -117,7 +117,7 @@ def create(
     communicator.stores = True
     bound = _STALENESS if staleness is None else staleness
     elastic = {name: v for name, v in (("period", period), ("strength", strength)) if v is not None}
-    return (_replicated if replicate else _remote)(type, communicator, bound, elastic)
+    return _with_servers(type, communicator, bound if type == "dist_bounded" else None, elastic)
 
 
 def _check_options(
@@ -145,52 +145,27 @@ def _check_options(
         )
 
 
-def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
+def _with_servers(type: str, communicator: MpiCommunicator, bound: int | None, elastic: Mapping[str, Any]) -> KVStore:
     """Return the store of a worker. On a server, this call does not return."""
     from graphkit.dist.job.ending import before_end, end_of_server
-    from graphkit.dist.servers.connection import MpiConnection, serve
-    from graphkit.dist.servers.remote import RemoteStore
-    from graphkit.dist.servers.server import Server
-
-    assert communicator.mail is not None, "the job has servers"
-    workers = communicator.processes - communicator.servers
-    if communicator.serves:
-        serve(Server(workers), communicator.mail, communicator)
-        end_of_server(communicator)
-    post = MpiConnection(communicator.mail, communicator, workers, communicator.servers)
-    store = RemoteStore(
-        type, Transport(communicator, servers_of=type), post, staleness if type == "dist_bounded" else None, **elastic
-    )
-    before_end(store.leave, store.dismiss if communicator.rank == 0 else _nothing)
-    return store
-
-
-def _replicated(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
-    """Return the store of a worker with replicated servers. On a server, this call does not return."""
-    from graphkit.dist.job.ending import before_end, end_of_server
-    from graphkit.dist.servers import replicated
+    from graphkit.dist.servers import connection, replicated
     from graphkit.dist.servers.remote import RemoteStore
 
+    servers = replicated if communicator.replicated else connection
     if communicator.serves:
-        replicated.serve(communicator)
+        servers.serve(communicator)
         end_of_server(communicator)
-    post = replicated.connect(communicator)
-    store = RemoteStore(
-        type, Transport(communicator, servers_of=type), post, staleness if type == "dist_bounded" else None, **elastic
-    )
+    connected = servers.connect(communicator)
+    store = RemoteStore(type, Transport(communicator, servers_of=type), connected, bound, **elastic)
 
     def leave() -> None:
         store.leave()
-        post.settle()
+        connected.leave()
 
     def last() -> None:
         if communicator.rank == 0:
-            post.dismiss()
-        post.close()
+            connected.end_servers()
+        connected.close()
 
     before_end(leave, last)
     return store
-
-
-def _nothing() -> None:
-    """Do nothing: another worker ends the servers."""

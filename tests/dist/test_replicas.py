@@ -81,7 +81,7 @@ class Net:
         if to < self.workers:
             self.posts[to].take(source, frame)
         elif frame is None:
-            self.holders[to - self.workers].gone(source - self.workers)
+            self.holders[to - self.workers].handle_loss(source - self.workers)
         else:
             self.holders[to - self.workers].received(source, frame)
         if to >= self.workers and self.random.random() < 0.7:
@@ -135,7 +135,7 @@ class ServerConnection:
 
     def take(self, source, frame):
         if frame is None:
-            self.outbox.gone(source - self.net.workers)
+            self.outbox.handle_loss(source - self.net.workers)
         elif self.outbox.received(frame):
             self.come[frame.part].append(frame.data)
 
@@ -451,10 +451,10 @@ def test_frames_that_cannot_be():
     with pytest.raises(RuntimeFailure, match="rank 2 sent FORWARD of part 0 to server 0"):
         holder.received(2, Frame(Kind.FORWARD, 0, 0, 1, message))
     outbox = Outbox(2, 1, lambda to, frame: None)
-    outbox.gone(0)
+    outbox.handle_loss(0)
     outbox.post(1, message)
     with pytest.raises(RuntimeFailure, match="all servers are lost"):
-        outbox.gone(1)
+        outbox.handle_loss(1)
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from graphkit import errors
 from graphkit.dist.arguments import Key
-from graphkit.dist.servers.connection import ServerConnection
+from graphkit.dist.servers.connection import ServerConnection, raise_error
 from graphkit.dist.servers.sharding import Part, Sharding
 from graphkit.dist.wire.packing import pack, unpack
-from graphkit.errors import RuntimeFailure, UsageError
+from graphkit.errors import UsageError
 
 # Fields and arrays of a message.
 Message: TypeAlias = tuple[Mapping[str, Any], Sequence[np.ndarray]]
@@ -116,8 +116,7 @@ class ServerClient:
             self.waited_seconds += time.monotonic() - start
             self.unanswered_bytes = 0
         for fields, _ in found.values():
-            if isinstance(fields, dict) and "error" in fields:
-                _raise(*fields["error"])
+            raise_error(fields)
         return found
 
     def ask_all(
@@ -125,8 +124,3 @@ class ServerClient:
     ) -> list[tuple[Any, list[np.ndarray]]]:
         """Send the same request to all servers, and return their answers."""
         return list(self.ask(call, [], dict.fromkeys(range(self.servers), (fields or {}, arrays))).values())
-
-
-def _raise(kind: str, text: str) -> NoReturn:
-    cls = getattr(errors, kind, RuntimeFailure)
-    raise cls(text)

@@ -6,12 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from graphkit import errors
+from graphkit.dist.job.mpi import MpiCommunicator
 from graphkit.dist.servers.server import Server
+from graphkit.dist.wire.packing import pack, unpack
 from graphkit.dist.wire.point_to_point import Mailbox
 from graphkit.errors import RuntimeFailure
 
@@ -19,7 +21,7 @@ from graphkit.errors import RuntimeFailure
 # is a small part of the time since the last message, so it hardly delays a message, and idle servers use no core.
 _EAGER, _PAUSE, _LONGEST_PAUSE, _PART = 0.005, 2e-4, 5e-3, 1e-3
 # Seconds between two checks for lost ranks, and between two calls that let messages progress.
-_LOOK, _LEAVING = 0.05, 1e-3
+_CHECK, _PROGRESS = 0.05, 1e-3
 
 
 class ServerConnection(Protocol):
@@ -37,49 +39,56 @@ class ServerConnection(Protocol):
         """Return the next answer of each server. Raises RuntimeFailure if a rank is lost meanwhile."""
         ...
 
-
-class Company(Protocol):
-    """The processes of a job: which thread calls MPI, and heartbeats."""
-
-    def driving(self) -> AbstractContextManager[None]:
-        """Context in which no other thread calls MPI."""
+    def leave(self) -> None:
+        """Prepare the end. Every worker calls it after its last request."""
         ...
 
-    def doing(self, call: bytes) -> None: ...
-    def waiting(self, for_steps: bool) -> AbstractContextManager[None]: ...
-    def lost(self) -> str | None: ...
+    def end_servers(self) -> None:
+        """End the servers. One worker calls it after all have left."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection of this worker."""
+        ...
+
+
+def raise_error(fields: Any) -> None:
+    """Raise the error in an answer, if it contains one."""
+    if isinstance(fields, dict) and "error" in fields:
+        kind, text = fields["error"]
+        raise getattr(errors, kind, RuntimeFailure)(text)
 
 
 class PollingMailbox:
     """Sends and receives messages for a worker or a server, without blocking inside MPI."""
 
-    def __init__(self, mail: Mailbox, company: Company):
-        self._mail, self._company = mail, company
-        self._looked = self._heard = time.monotonic()
+    def __init__(self, mail: Mailbox, communicator: MpiCommunicator):
+        self._mail, self._communicator = mail, communicator
+        self._checked = self._last_message = time.monotonic()
 
     def receive(self) -> list[tuple[int, np.ndarray]]:
         """Return messages that have arrived; if there are none, wait briefly. Raises RuntimeFailure if a
         rank is lost.
         """
-        with self._company.driving():
-            come = self._mail.receive()
+        with self._communicator.driving():
+            arrived = self._mail.receive()
         now = time.monotonic()
-        if come:
-            self._heard = now
-            return come
-        if now - self._heard < _EAGER:
+        if arrived:
+            self._last_message = now
+            return arrived
+        if now - self._last_message < _EAGER:
             os.sched_yield()
         else:
-            time.sleep(min(max(_PAUSE, _PART * (now - self._heard)), _LONGEST_PAUSE))
-        if now - self._looked > _LOOK:
-            self._looked = now
-            if (reason := self._company.lost()) is not None:
+            time.sleep(min(max(_PAUSE, _PART * (now - self._last_message)), _LONGEST_PAUSE))
+        if now - self._checked > _CHECK:
+            self._checked = now
+            if (reason := self._communicator.lost()) is not None:
                 raise RuntimeFailure(reason)
         return []
 
     def dispatch(self, to: int, message: np.ndarray) -> bool:
         """Send a message and return at once. Return whether some messages are not sent completely."""
-        with self._company.driving():
+        with self._communicator.driving():
             self._mail.send(to, message)
             return self._mail.progress()
 
@@ -87,12 +96,12 @@ class PollingMailbox:
 class MpiConnection(PollingMailbox):
     """A worker's connection to servers that are not replicated. first: rank of the first server."""
 
-    def __init__(self, mail: Mailbox, company: Company, first: int, servers: int):
-        super().__init__(mail, company)
+    def __init__(self, mail: Mailbox, communicator: MpiCommunicator, first: int, servers: int):
+        super().__init__(mail, communicator)
         self.servers = servers
         self._first = first
-        self._come: dict[int, list[np.ndarray]] = {}
-        self._leaves = threading.Event()
+        self._arrived: dict[int, list[np.ndarray]] = {}
+        self._unsent = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
@@ -102,41 +111,63 @@ class MpiConnection(PollingMailbox):
     def send(self, server: int, message: np.ndarray) -> None:
         if self.dispatch(self._first + server, message):
             if self._thread is None:
-                self._thread = threading.Thread(target=self._see_off, name="graphkit-post", daemon=True)
+                self._thread = threading.Thread(target=self._send_rest, name="graphkit-servers", daemon=True)
                 self._thread.start()
-            self._leaves.set()
+            self._unsent.set()
 
-    def _see_off(self) -> None:
+    def _send_rest(self) -> None:
         """Let large messages progress while this process computes."""
         while True:
-            self._leaves.wait()
-            with self._company.driving():
+            self._unsent.wait()
+            with self._communicator.driving():
                 if not self._mail.progress():
-                    self._leaves.clear()
-            time.sleep(_LEAVING)
+                    self._unsent.clear()
+            time.sleep(_PROGRESS)
 
     def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:
-        self._company.doing(call.encode())
+        self._communicator.doing(call.encode())
         wanted = [self._first + server for server in servers]
-        with self._company.waiting(True):
-            while not all(self._come.get(source) for source in wanted):
+        with self._communicator.waiting(True):
+            while not all(self._arrived.get(source) for source in wanted):
                 for source, message in self.receive():
-                    self._come.setdefault(source, []).append(message)
-            return [self._come[source].pop(0) for source in wanted]
+                    self._arrived.setdefault(source, []).append(message)
+            return [self._arrived[source].pop(0) for source in wanted]
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+    def end_servers(self) -> None:
+        for server in range(self.servers):
+            self.send(server, pack({"call": "end", "asks": True}))
+        for answer in self.answers(range(self.servers), "end (servers)"):
+            raise_error(unpack(answer)[0])
+
+    def close(self) -> None:
+        """Do nothing: MPI is closed later."""
 
 
-def serve(server: Server, mail: Mailbox, company: Company) -> None:
+def connect(communicator: MpiCommunicator) -> MpiConnection:
+    """Return a worker's connection to the servers."""
+    assert communicator.mail is not None, "the job has servers"
+    first = communicator.processes - communicator.servers
+    return MpiConnection(communicator.mail, communicator, first, communicator.servers)
+
+
+def serve(communicator: MpiCommunicator) -> None:
     """Answer workers until the job ends. Raises RuntimeFailure if a rank is lost."""
-    post = PollingMailbox(mail, company)
+    mail = communicator.mail
+    assert mail is not None, "the job has servers"
+    server = Server(communicator.processes - communicator.servers)
+    mailbox = PollingMailbox(mail, communicator)
     while not server.ended:
-        come: list[tuple[int, np.ndarray]] = []
-        with company.waiting(False):
-            while not come:
-                come = post.receive()
-        for worker, message in come:
-            company.doing(f"message of rank {worker}".encode())
+        arrived: list[tuple[int, np.ndarray]] = []
+        with communicator.waiting(False):
+            while not arrived:
+                arrived = mailbox.receive()
+        for worker, message in arrived:
+            communicator.doing(f"message of rank {worker}".encode())
             for to, answer in server.handle(worker, message):
-                post.dispatch(to, answer)
-    with company.waiting(False):
+                mailbox.dispatch(to, answer)
+    with communicator.waiting(False):
         while mail.progress():
             time.sleep(_PAUSE)

@@ -263,10 +263,6 @@ class RemoteStore(KVStore):
         """Tell the servers that this worker stops pushing and pulling, so that no other worker waits for it."""
         self._client.ask_all("leave", {"clock": None})
 
-    def dismiss(self) -> None:
-        """End the servers. One worker calls it after all have left."""
-        self._client.ask_all("end")
-
     # --- functions that run on servers ------------------------------------------------------------
 
     def set_updater(self, updater: Updater) -> None:

@@ -232,7 +232,7 @@ class ReplicatedServer:
 
     # --- lost servers -----------------------------------------------------------------------------
 
-    def gone(self, server: int) -> None:
+    def handle_loss(self, server: int) -> None:
         """Handle the loss of a server, after all its frames. Raises RuntimeFailure if a part is lost with it."""
         self.lost.add(server)
         for part in range(self._servers):
@@ -303,7 +303,7 @@ class Outbox:
         self._answered[frame.part] = frame.number
         return True
 
-    def gone(self, server: int) -> None:
+    def handle_loss(self, server: int) -> None:
         """Handle the loss of a server, after all its frames. Raises RuntimeFailure if it was the last one."""
         led = [part for part in range(self._servers) if self._leader(part) == self._workers + server]
         self.lost.add(server)
