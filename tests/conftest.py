@@ -207,7 +207,7 @@ class Rank(Among):
     def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any:
         return _Expected(self._post[source, self.rank, tag], data)
 
-    def tell(self, mine: bytes) -> list[bytes]:
+    def allgather_bytes(self, mine: bytes) -> list[bytes]:
         return self._exchange(mine)
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

@@ -112,9 +112,9 @@ def create(
         communicator.set_timeout(timeout)
     if not remote:
         return KVStore(type, Transport(communicator, bucket_bytes))
-    if communicator.stores:
+    if communicator.has_server_store:
         raise UsageError("a job can have only one store with servers: use the existing one")
-    communicator.stores = True
+    communicator.has_server_store = True
     bound = _STALENESS if staleness is None else staleness
     elastic = {name: v for name, v in (("period", period), ("strength", strength)) if v is not None}
     return _with_servers(type, communicator, bound if type == "dist_bounded" else None, elastic)
@@ -152,7 +152,7 @@ def _with_servers(type: str, communicator: MpiCommunicator, bound: int | None, e
     from graphkit.dist.servers.remote import RemoteStore
 
     servers = replicated if communicator.replicated else connection
-    if communicator.serves:
+    if communicator.is_server:
         servers.serve(communicator)
         end_of_server(communicator)
     connected = servers.connect(communicator)

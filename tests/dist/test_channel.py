@@ -122,24 +122,24 @@ def test_a_sum_is_written_into_out_where_mpi_can_write_it():
 
 
 @pytest.mark.parametrize("opened", [True, False])
-@pytest.mark.parametrize("unclosed", [True, False])
+@pytest.mark.parametrize("cannot_close", [True, False])
 @pytest.mark.parametrize("finalized", [True, False])
-def test_mpi_is_closed_by_whom_it_was_opened_once(monkeypatch, opened, unclosed, finalized):
+def test_mpi_is_closed_by_whom_it_was_opened_once(monkeypatch, opened, cannot_close, finalized):
     closed = []
     library = SimpleNamespace(Is_finalized=lambda: finalized, Finalize=lambda: closed.append("MPI"))
     monkeypatch.setattr(mpi, "_mpi", lambda: library)
     found = object.__new__(mpi.MpiCommunicator)
     found.engine, found._monitor = SimpleNamespace(close=lambda: closed.append("channel"), timeout=10.0), None
-    found._opened, found.unclosed, found.place, found.processes = opened, unclosed, 0, 1
+    found._opened, found.cannot_close, found.job_rank, found.processes = opened, cannot_close, 0, 1
     found.finalize()
-    assert closed == ["channel", *(["MPI"] if opened and not unclosed and not finalized else [])]
+    assert closed == ["channel", *(["MPI"] if opened and not cannot_close and not finalized else [])]
 
 
 def test_what_a_rank_waits_for_is_told_to_the_watch():
     """Without that, a job that hangs would not be ended."""
-    watch = SimpleNamespace(for_progress=object(), for_life=object())
+    watch = SimpleNamespace(for_progress=object(), for_presence=object())
     waiting = [mpi.MpiCommunicator.waiting(SimpleNamespace(_monitor=watch), steps) for steps in (True, False)]
-    assert waiting == [watch.for_progress, watch.for_life]
+    assert waiting == [watch.for_progress, watch.for_presence]
     with mpi.MpiCommunicator.waiting(SimpleNamespace(_monitor=None), True) as nothing:
         assert nothing is None
 
@@ -471,7 +471,7 @@ def test_an_interrupted_small_sum_leaves_nobody_at_the_wheel(on_ranks):
             def interrupted(mine):
                 raise KeyboardInterrupt
 
-            links.tell = interrupted
+            links.allgather_bytes = interrupted
             with pytest.raises(KeyboardInterrupt):
                 store.pushpull("a", np.zeros(1))
             assert links.engine.stop_driving(1)
@@ -492,7 +492,7 @@ def test_a_small_sum_at_once_comes_before_what_another_thread_posts_to_its_key_m
             found = store.pushpull("k", np.full(2, 1.0))
             store.push("k", np.full(2, 10.0))
         else:
-            told, pushed = links.tell, []
+            told, pushed = links.allgather_bytes, []
 
             def tell(mine):
                 if not pushed:
@@ -501,7 +501,7 @@ def test_a_small_sum_at_once_comes_before_what_another_thread_posts_to_its_key_m
                     pushed[0].join()
                 return told(mine)
 
-            links.tell = tell
+            links.allgather_bytes = tell
             found = store.pushpull("k", np.full(2, 2.0))
             store.push("other", np.ones(2))
         return found, store.pull("k"), store.pull("other")

@@ -28,7 +28,7 @@ def watch(board):
 
 def signs(board, clock, **of):
     """All of the other processes are there; those of `of` were so many seconds ago."""
-    board.slots["there"][1:] = 1
+    board.slots["state"][1:] = 1
     for name in ("alive", "progress"):
         board.slots[name][1:] = clock.now - of.get(name, 0.0)
     board.heard[1] = clock.now - of.get("heard", 0.0)
@@ -58,7 +58,7 @@ def test_a_silent_host_is_named_with_its_ranks(watch, board, clock, waited):
     assert reason == (
         "host two (ranks 2, 3) has sent no heartbeat for 5 s; rank 2 was last seen in step 7, after sum 'w'"
     )
-    board.slots["there"][2:] = ENDED
+    board.slots["state"][2:] = ENDED
     with watch.for_progress:
         clock.forward(0.4, progress=(watch,))
         assert "host two" not in (watch.lost() or "")  # it has ended in order
@@ -89,7 +89,7 @@ def test_what_is_known_of_others_is_old_where_the_leader_is_silent(board, clock)
         with follower.for_progress:
             clock.forward(0.4, progress=(follower,))
             signs(board, clock, heard=5.0)
-            board.slots["there"][0], board.slots["alive"][0] = 1, clock.now - 5
+            board.slots["state"][0], board.slots["alive"][0] = 1, clock.now - 5
             reason = follower.lost()
         assert "rank 0 on one" in reason
         assert "two" not in reason

@@ -20,19 +20,19 @@ from graphkit.errors import RuntimeFailure
 
 
 class Together:
-    """`tell_all` of threads that stand for processes."""
+    """`allgather_objects` of threads that stand for processes."""
 
     def __init__(self, count):
         self.said = [None] * count
         self.barrier = threading.Barrier(count)
 
     def of(self, rank):
-        def tell_all(mine):
+        def allgather_objects(mine):
             self.said[rank] = mine
             self.barrier.wait(30)
             return list(self.said)
 
-        return tell_all
+        return allgather_objects
 
 
 @pytest.fixture
@@ -109,9 +109,9 @@ def test_frames_of_all_sizes_arrive_in_order_while_both_ends_send(meshes, monkey
 def test_who_is_gone_is_told_behind_what_it_sent_and_who_says_goodbye_is_not(meshes):
     one, two, three = meshes(0, 3)
     two.send(0, Frame(Kind.APPLIED, 1, number=5, data=np.zeros(1 << 16, np.uint8)))
-    for line in two._lines.values():
+    for line in two._connections.values():
         line.socket.close()  # as the system does for a process that is killed
-    two._lines.clear()
+    two._connections.clear()
     (first, second) = received(one, 2)
     assert first[1].number == 5
     assert second == (1, None)
@@ -126,9 +126,9 @@ def test_a_connection_that_is_cut_gives_what_has_come(meshes):
     for number in range(3):
         two.send(0, Frame(Kind.FORWARD, number=number))
     time.sleep(0.2)
-    assert [frame.number for frame in one.cut(1)] == [0, 1, 2]
+    assert [frame.number for frame in one.disconnect(1)] == [0, 1, 2]
     assert one.ranks == []
-    assert one.cut(1) == []
+    assert one.disconnect(1) == []
     assert received(two, 1) == [(0, None)]
 
 
@@ -206,11 +206,11 @@ def test_processes_are_given_some_time_to_connect_however_short_the_timeout(monk
             types.SimpleNamespace(
                 processes=2,
                 servers=1,
-                place=0,
+                job_rank=0,
                 host_by_rank={},
-                tell_all=None,
+                allgather_objects=None,
                 timeout=timeout,
-                before_abort=lambda tell: None,
+                on_abort=lambda tell: None,
             )
         )
     assert told == [10.0, 300.0]

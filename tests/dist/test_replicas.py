@@ -160,10 +160,10 @@ def parts_are_alike(net):
             continue
         one, two = (net.holders[server].replica(part) for server in (leader, follower))
         assert one.count == two.count
-        assert one.server._held.keys() == two.server._held.keys()
-        for key, held in one.server._held.items():
-            assert (held.value == two.server._held[key].value).all()
-            assert held.version == two.server._held[key].version
+        assert one.server._parts.keys() == two.server._parts.keys()
+        for key, held in one.server._parts.items():
+            assert (held.value == two.server._parts[key].value).all()
+            assert held.version == two.server._parts[key].version
 
 
 def additions(net, rounds=3):
@@ -256,7 +256,7 @@ def test_a_second_loss_behind_the_first_ones_repair_is_survived():
         net.settle()
         last = (set(range(3)) - {first, second}).pop()
         seen = {
-            key: held.value for part in range(3) for key, held in net.holders[last].replica(part).server._held.items()
+            key: held.value for part in range(3) for key, held in net.holders[last].replica(part).server._parts.items()
         }
         assert len(seen) == 6
         assert all((value == 2 * (1 + 2 + 3) * (1 + 10)).all() for value in seen.values())

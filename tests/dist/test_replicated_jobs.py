@@ -408,7 +408,7 @@ def test_a_failure_explains_a_worker_that_is_gone(monkeypatch):
 
     monkeypatch.setattr(replicated, "_exit", leave)
     monkeypatch.setattr(replicated, "_FAILURE_WAIT", 0.2)
-    company = types.SimpleNamespace(processes=4, servers=2, called=lambda rank: f"rank {rank}")
+    company = types.SimpleNamespace(processes=4, servers=2, describe=lambda rank: f"rank {rank}")
     failed = [[], [(1, Frame(Kind.FAILED, number=2))]]
     mesh = types.SimpleNamespace(receive=lambda seconds: failed.pop(0) if failed else [], close=lambda *words: None)
     with pytest.raises(Left, match="2"):

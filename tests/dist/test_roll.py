@@ -139,14 +139,14 @@ def test_a_rank_that_fails_while_mpi_starts_says_so(monkeypatch):
     monkeypatch.setattr(ending, "launcher_rank", lambda: 3)
     monkeypatch.setattr(ending, "MpiCommunicator", refuse)
     with pytest.raises(RuntimeFailure, match="no MPI"):
-        ending._begun(0, 60.0, False)
+        ending._create(0, 60.0, False)
     assert said == [(status_pipe.BEGUN, 3), (status_pipe.FAILED, 3)]
 
 
 def test_a_command_without_standard_error_says_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     with status_pipe.StatusPipe(2) as ranks:
-        assert launch._judged(0, ranks) == RuntimeFailure.exit_code
+        assert launch._exit_status(0, ranks) == RuntimeFailure.exit_code
 
 
 def gone(process):

@@ -66,15 +66,15 @@ def test_code_of_the_user_that_does_not_return_is_named(watches, clock):
     one, two = watches(2)
     with one.for_progress, two.working(), two.running("callback mine.on_epoch_end", 7):
         with two.working():
-            assert two.works
-        assert not two.works
+            assert two.is_working
+        assert not two.is_working
         clock.forward(10, alive=(two,), progress=(one,))
         reason = one.lost()
     assert re.search(r"made no progress for 10 s; it was last seen in step 7, in callback mine\.on_epoch_end$", reason)
     with two.working():
         with two.running("callback mine.on_epoch_end", 7):
-            assert not two.works
-        assert two.works
+            assert not two.is_working
+        assert two.is_working
     with one.for_progress:
         clock.forward(10, alive=(two,), progress=(one,))
         assert one.lost().endswith("in step 7, after callback mine.on_epoch_end")
@@ -93,10 +93,10 @@ def test_who_waits_is_not_the_one_that_is_waited_for(watches, clock):
 
 def test_at_the_end_only_life_counts(watches, clock):
     one, two = watches(2)
-    with one.for_life:
+    with one.for_presence:
         clock.forward(0.6, alive=(one, two))
         assert one.lost() is None  # the other may have work of its own to do
-        two._over.set()
+        two._ended.set()
         two._thread.join()
         clock.forward(0.5, alive=(one,))
         assert "no heartbeat" in one.lost()
@@ -110,7 +110,7 @@ def test_who_is_excused_is_not_given_up_nor_the_host_that_it_spoke_for(watches, 
     one, two, three = watches(3)
     assert one.process_of(11) == os.getpid()
     assert one.process_of(99) is None
-    two._over.set()
+    two._ended.set()
     two._thread.join()
     with one.for_progress, three.for_progress:
         clock.forward(0.5, progress=(one, three))
@@ -121,7 +121,7 @@ def test_who_is_excused_is_not_given_up_nor_the_host_that_it_spoke_for(watches, 
     path = HeartbeatBoard.create(3, 2)
     far = HeartbeatMonitor(HeartbeatBoard(path, 3, 2), range(3), 0, 0.2, (Host("a", (0,)), Host("b", (1, 2))))
     Path(path).unlink()
-    far._board.slots["there"] = 1
+    far._board.slots["state"] = 1
     with far.for_progress:
         clock.forward(0.5, progress=(far,))
         assert "host b (ranks 1, 2) has sent no heartbeat" in far.lost()
@@ -140,7 +140,7 @@ def test_who_is_stopped_ends_with_its_job(watches, clock):
         for watch, child in zip((two, three), children, strict=True):
             watch._process = child.pid
             watch.doing(b"", 0)
-        two._over.set()
+        two._ended.set()
         two._thread.join()
         clock.forward(0.4, alive=(one, three))
         one.end_silent()
@@ -177,7 +177,7 @@ def test_ranks_that_wait_have_hope_while_one_goes_on(watches, clock):
         with three.working():
             both_wait(one, two, clock, three)
             assert one.lost() is None
-        with three.for_life:  # it waits as well, from now on
+        with three.for_presence:  # it waits as well, from now on
             clock.forward(0.1, waits=(one, two, three))
             assert one.lost() is None
             clock.forward(0.3, waits=(one, two, three))
@@ -202,7 +202,7 @@ def test_ranks_wait_not_for_those_who_have_ended_or_not_begun(watches, clock):
     with one.for_progress, two.for_progress:
         both_wait(one, two, clock)
         for there in (0, ENDED):
-            one._board.slots["there"][1] = there
+            one._board.slots["state"][1] = there
             assert one.lost() is None
 
 

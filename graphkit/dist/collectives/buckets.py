@@ -62,7 +62,7 @@ class Buckets:
         self.on_device, self.staged = on_device, staged
         self._ordered = ordered
         self._buckets: dict[str, _Bucket] = {}
-        self._begun: dict[str, Pending] = {}
+        self._started: dict[str, Pending] = {}
         # By key, residuals of an earlier run that are not yet passed to the transport.
         self._restored: dict[str, Sequence[np.ndarray]] = {}
         self.stamped: str | None = None
@@ -80,63 +80,63 @@ class Buckets:
         if key == self.stamped:
             self._start_stamped(key, *arrays)
             return
-        known = self._known(key, arrays)
+        bucket = self._bucket(key, arrays)
         self.copied_bytes += copied
         if key in self._restored:
-            self._give_back(key, known)
-        if known.whole is not None:
-            for gap in known.gaps:
+            self._pass_residuals(key, bucket)
+        if bucket.whole is not None:
+            for gap in bucket.gaps:
                 gap.fill(0)
-            flight = self._flight(key, known.whole.nbytes)
-            self._begun[key] = self._transport.start_sum(key, known.whole, known.whole, self._ordered, flight.arrive)
+            whole, flight = bucket.whole, self._flight(key, bucket.whole.nbytes)
+            self._started[key] = self._transport.start_sum(key, whole, whole, self._ordered, flight.arrive)
             return
-        together = np.concatenate([a.reshape(-1) for a in arrays])
-        self.copied_bytes += 2 * together.nbytes
+        joined = np.concatenate([a.reshape(-1) for a in arrays])
+        self.copied_bytes += 2 * joined.nbytes
 
-        flight = self._flight(key, together.nbytes)
+        flight = self._flight(key, joined.nbytes)
 
-        def take_apart(total: np.ndarray) -> None:
+        def copy_back(total: np.ndarray) -> None:
             flight.arrive()
             for array, part in zip(arrays, np.split(total, np.cumsum([a.size for a in arrays[:-1]])), strict=True):
                 np.copyto(array, part.reshape(array.shape))
 
-        self._begun[key] = self._transport.start_sum(key, together, together, self._ordered, take_apart)
+        self._started[key] = self._transport.start_sum(key, joined, joined, self._ordered, copy_back)
 
     def _start_stamped(self, key: str, array: np.ndarray) -> None:
         """Sum an array together with the fingerprint. Waiting for the sum raises RanksDiffer if the ranks differ."""
         size = array.size
-        together = np.empty(size + 2, array.dtype)
-        together[:size] = array.reshape(-1)
-        together[size], together[size + 1] = powers(self._transport.fingerprint.number)
-        flight = self._flight(key, together.nbytes)
+        joined = np.empty(size + 2, array.dtype)
+        joined[:size] = array.reshape(-1)
+        joined[size], joined[size + 1] = powers(self._transport.fingerprint.number)
+        flight = self._flight(key, joined.nbytes)
 
         def check(total: np.ndarray) -> None:
             flight.arrive()
             self._transport.fingerprint.check(total[size:], self._transport.size)
             array[...] = total[:size].reshape(array.shape)
 
-        self._begun[key] = self._transport.start_sum(key, together, together, self._ordered, check)
+        self._started[key] = self._transport.start_sum(key, joined, joined, self._ordered, check)
 
     def residuals(self) -> dict[str, Sequence[np.ndarray]]:
         """Return the residuals of compression by key: a vector for each array. No sum may be pending."""
         found = dict(self._restored)
-        for key, left in self._transport.residuals().items():
+        for key, residual in self._transport.residuals().items():
             if isinstance(key, str) and key in self._buckets and key not in found:
-                known = self._buckets[key]
-                places = zip(known.begins, known.arrays, strict=True)
-                found[key] = [left[begin : begin + array.size] for begin, array in places]
+                bucket = self._buckets[key]
+                places = zip(bucket.begins, bucket.arrays, strict=True)
+                found[key] = [residual[begin : begin + array.size] for begin, array in places]
         return found
 
     def restore(self, residuals: Mapping[str, Sequence[np.ndarray]]) -> None:
         """Set residuals that `residuals` returned. They are added to the next sums."""
         self._restored = dict(residuals)
 
-    def _give_back(self, key: str, known: _Bucket) -> None:
+    def _pass_residuals(self, key: str, bucket: _Bucket) -> None:
         """Pass the restored residuals of a bucket to the transport."""
-        left = np.zeros(known.size, np.float32)
-        for begin, part in zip(known.begins, self._restored.pop(key), strict=True):
-            left[begin : begin + part.size] = part
-        self._transport.restore_residuals({key: left})
+        residual = np.zeros(bucket.size, np.float32)
+        for begin, part in zip(bucket.begins, self._restored.pop(key), strict=True):
+            residual[begin : begin + part.size] = part
+        self._transport.restore_residuals({key: residual})
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
         """Return the arrays of all ranks by rank, along a new first axis."""
@@ -148,14 +148,14 @@ class Buckets:
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
         """Start the reduce-scatter of arrays: each rank gets the sum of its slice."""
         self.copied_bytes += copied
-        whole, slices, take_apart = self._in_slices(key, arrays)
+        whole, slices, copy_back = self._in_slices(key, arrays)
         flight = self._flight(key, whole.nbytes)
 
         def then(total: np.ndarray) -> None:
             flight.arrive()
-            take_apart(total)
+            copy_back(total)
 
-        self._begun[key] = self._transport.start_scattered_sum(key, whole, slices, self._ordered, then)
+        self._started[key] = self._transport.start_scattered_sum(key, whole, slices, self._ordered, then)
 
     def start_gather(
         self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
@@ -170,7 +170,7 @@ class Buckets:
 
         flight = self._flight(key, slices.bounds[-1] * mine.itemsize)
 
-        def spread(parts: Sequence[np.ndarray]) -> None:
+        def copy_slices(parts: Sequence[np.ndarray]) -> None:
             flight.arrive()
             for other, part in enumerate(parts):
                 for index, whole in enumerate(wholes):
@@ -178,49 +178,49 @@ class Buckets:
                     at = slices.begins[index] - slices.bounds[other]
                     whole[begin:end] = part[at + begin : at + end]
 
-        self._begun[key] = self._transport.start_gather(key, mine, slices, spread)
+        self._started[key] = self._transport.start_gather(key, mine, slices, copy_slices)
 
     def _in_slices(
         self, key: str, arrays: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, Slices, Callable[[np.ndarray], Any]]:
         """Return one vector of all arrays, its slices, and a function that copies the result back to the arrays."""
         slices = Slices.of([a.size for a in arrays], arrays[0].dtype.itemsize, self._transport.size)
-        known = self._known(key, arrays)
-        if known.whole is not None and known.whole.size == slices.bounds[-1]:
-            for gap in known.gaps:
+        bucket = self._bucket(key, arrays)
+        if bucket.whole is not None and bucket.whole.size == slices.bounds[-1]:
+            for gap in bucket.gaps:
                 gap.fill(0)
-            return known.whole, slices, _nothing
-        together = np.zeros(slices.bounds[-1], arrays[0].dtype)
-        places = [together[begin : begin + a.size] for begin, a in zip(slices.begins, arrays, strict=True)]
+            return bucket.whole, slices, _do_nothing
+        joined = np.zeros(slices.bounds[-1], arrays[0].dtype)
+        places = [joined[begin : begin + a.size] for begin, a in zip(slices.begins, arrays, strict=True)]
         for place, array in zip(places, arrays, strict=True):
             place[:] = array.reshape(-1)
-        self.copied_bytes += 2 * together.nbytes
+        self.copied_bytes += 2 * joined.nbytes
 
-        def take_apart(_: np.ndarray) -> None:
+        def copy_back(_: np.ndarray) -> None:
             for place, array in zip(places, arrays, strict=True):
                 np.copyto(array, place.reshape(array.shape))
 
-        return together, slices, take_apart
+        return joined, slices, copy_back
 
     def _flight(self, key: str, size: int) -> Flight:
         flight = Flight(key, size, time.monotonic_ns())
         self.flights.append(flight)
         return flight
 
-    def _known(self, key: str, arrays: Sequence[np.ndarray]) -> _Bucket:
-        known = self._buckets.get(key)
-        if known is None or any(a is not b for a, b in zip(known.arrays, arrays, strict=True)):
-            known = self._buckets[key] = _joined(arrays)
-        return known
+    def _bucket(self, key: str, arrays: Sequence[np.ndarray]) -> _Bucket:
+        bucket = self._buckets.get(key)
+        if bucket is None or any(a is not b for a, b in zip(bucket.arrays, arrays, strict=True)):
+            bucket = self._buckets[key] = _bucket_of(arrays)
+        return bucket
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
         """Start the sum of rows of a table."""
-        self._begun[key] = self._transport.start_row_sum(key, RowSparse(indices, rows), self._ordered)
+        self._started[key] = self._transport.start_row_sum(key, RowSparse(indices, rows), self._ordered)
 
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the sum of rows: their indices and values."""
         start = time.monotonic()
-        total = self._begun.pop(key).wait()
+        total = self._started.pop(key).wait()
         self._waited_seconds += time.monotonic() - start
         return total.indices, total.values
 
@@ -228,11 +228,11 @@ class Buckets:
         """Wait for the collectives with these keys."""
         start = time.monotonic()
         for key in keys:
-            self._begun.pop(key).wait()
+            self._started.pop(key).wait()
         self._waited_seconds += time.monotonic() - start
 
 
-def _nothing(_: np.ndarray) -> None:
+def _do_nothing(_: np.ndarray) -> None:
     """Do nothing: the result is already in the arrays."""
 
 
@@ -250,7 +250,7 @@ class _Bucket(NamedTuple):
     gaps: Sequence[np.ndarray]
 
 
-def _joined(arrays: Sequence[np.ndarray]) -> _Bucket:
+def _bucket_of(arrays: Sequence[np.ndarray]) -> _Bucket:
     filled = [a for a in arrays if a.size]
     ends = list(itertools.accumulate(a.size for a in arrays))
     begins = [0, *ends[:-1]]

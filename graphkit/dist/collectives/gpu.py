@@ -215,22 +215,22 @@ class GpuGroups:
         Raises:
             RuntimeFailure: A rank is lost. Also raises the errors of `load_device`.
         """
-        mine, gpu = (_Report("", staged, chosen=True), None) if staged else self._own(device)
-        said = self._summed(mine)
-        if not any(s.gpu for s in said):
+        mine, gpu = (_Report("", staged, chosen=True), None) if staged else self._own_report(device)
+        reports = self._exchange_reports(mine)
+        if not any(s.gpu for s in reports):
             return None, staged
-        why = _objection(said)
+        why = _reason_against(reports)
         if not why:
             assert gpu is not None, "no rank has a reason against it"
             number = DeviceName.of(device).number
-            if {s.group for s in said} == {mine.group} and mine.group:
+            if {s.group for s in reports} == {mine.group} and mine.group:
                 return self._made[number][1], ""
-            sums, why = self._joined(gpu)
+            sums, why = self._form_group(gpu)
             if sums is not None:
                 self._count += 1
                 self._made[number] = self._count, sums
                 return sums, ""
-        if self._communicator.rank == 0 and any(s.gpu and not s.chosen for s in said):
+        if self._communicator.rank == 0 and any(s.gpu and not s.chosen for s in reports):
             text = f"gradients on GPUs are all-reduced through host memory: {why}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None, why
@@ -240,7 +240,7 @@ class GpuGroups:
         """Bytes that this rank contributed to sums."""
         return sum(sums.sent_bytes for _, sums in self._made.values())
 
-    def _own(self, device: str) -> tuple[_Report, Any]:
+    def _own_report(self, device: str) -> tuple[_Report, Any]:
         kind, number = DeviceName.of(device)
         if kind != "cuda":
             return _Report("", "computes on the CPU"), None
@@ -255,15 +255,16 @@ class GpuGroups:
             return _Report(place, f"has no NCCL ({error})"), gpu
         return _Report(place, "", group=0 if sums is None or sums.broken else group), gpu
 
-    def _summed(self, mine: _Report) -> list[_Report]:
+    def _exchange_reports(self, mine: _Report) -> list[_Report]:
         """Return the reports of all ranks, by rank."""
         why = mine.why[:_REASON].encode("ascii", "replace").decode()
         text = json.dumps(mine._replace(why=why)).encode().ljust(_TOLD)
         array = np.frombuffer(text, np.uint8)
         action = partial(self._communicator.allgather, array)
-        return [_Report(*json.loads(row.tobytes())) for row in self._communicator.perform("cards", [array], action)]
+        rows = self._communicator.perform("GPUs of all ranks", [array], action)
+        return [_Report(*json.loads(row.tobytes())) for row in rows]
 
-    def _joined(self, gpu: Any) -> tuple[GpuCollectives | None, str]:
+    def _form_group(self, gpu: Any) -> tuple[GpuCollectives | None, str]:
         """Return a new group, or the reason why there is none. The result is the same on all ranks."""
         group, why = None, ""
         first, mine = self._communicator.rank == 0, np.zeros(_UNIQUE, np.uint8)
@@ -275,8 +276,8 @@ class GpuGroups:
         broadcast = partial(self._communicator.broadcast, mine, 0)
         unique = self._communicator.perform("group of GPUs", [mine], broadcast)
         if unique.any():
-            group, why = self._waited_for(gpu, unique.tobytes())
-        why = _objection(self._summed(_Report("", why)))
+            group, why = self._form_group_in_thread(gpu, unique.tobytes())
+        why = _reason_against(self._exchange_reports(_Report("", why)))
         if group is None:
             return None, why
         if why:
@@ -284,7 +285,7 @@ class GpuGroups:
             return None, why
         return GpuCollectives(self._communicator, gpu, group, self._fingerprint), ""
 
-    def _waited_for(self, gpu: Any, unique: bytes) -> tuple[Any, str]:
+    def _form_group_in_thread(self, gpu: Any, unique: bytes) -> tuple[Any, str]:
         """Return the group, or the reason why there is none. A thread forms it, because that may block forever."""
         made: list[Any] = []
         failed: list[str] = []
@@ -295,7 +296,7 @@ class GpuGroups:
             except GraphkitError as error:
                 failed.append(f"cannot join ({error})")
 
-        thread = threading.Thread(target=make, name="graphkit-cards", daemon=True)
+        thread = threading.Thread(target=make, name="graphkit-gpus", daemon=True)
         thread.start()
         longest = max(_JOINING, config.RANK_TIMEOUT.get())
         end = time.monotonic() + longest
@@ -312,26 +313,26 @@ class GpuGroups:
 
 def sum_route(processes: int) -> str:
     """Return how this number of processes would sum gradients of the GPUs here: "nccl", or "staged" and the reason."""
-    cards = importlib.import_module("graphkit.executor.devices.cuda").cards()
+    gpus = importlib.import_module("graphkit.executor.devices.cuda").cards()
     if not config.NCCL.get():
         return "staged: GRAPHKIT_NCCL=0"
-    if cards < processes:
-        return f"staged: this machine has {'one GPU' if cards == 1 else f'{cards} GPUs'}"
+    if gpus < processes:
+        return f"staged: this machine has {'one GPU' if gpus == 1 else f'{gpus} GPUs'}"
     try:
         return f"nccl {nccl.version()}"
     except MissingDependency as error:
         return f"staged: {error}"
 
 
-def _objection(said: Sequence[_Report]) -> str:
+def _reason_against(reports: Sequence[_Report]) -> str:
     """Return why the GPUs cannot sum directly: a rank's reason, or that several ranks share one GPU; "" if they can."""
-    for rank, one in enumerate(said):
-        if one.why:
-            return f"rank {rank} {one.why}"
+    for rank, report in enumerate(reports):
+        if report.why:
+            return f"rank {rank} {report.why}"
     ranks = defaultdict(list)
-    for rank, one in enumerate(said):
-        if one.gpu:
-            ranks[one.gpu].append(rank)
+    for rank, report in enumerate(reports):
+        if report.gpu:
+            ranks[report.gpu].append(rank)
     for gpu, several in ranks.items():
         if len(several) > 1:
             return f"ranks {', '.join(map(str, several))} share one GPU, {gpu.rpartition(' ')[2]}"

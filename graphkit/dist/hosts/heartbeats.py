@@ -36,14 +36,14 @@ from graphkit.dist.hosts.groups import Host
 # without progress; infinity if it does not wait.
 SLOT = np.dtype(
     [
-        ("alive", "f8"), ("progress", "f8"), ("waits", "f8"), ("process", "i8"), ("steps", "i8"), ("there", "i8"),
+        ("alive", "f8"), ("progress", "f8"), ("waits", "f8"), ("process", "i8"), ("steps", "i8"), ("state", "i8"),
         ("call", "S160"),
     ]
 )  # fmt: skip
 # The same layout, for writing a slot at once.
 _PROGRESS = struct.Struct("=dddqqq160s")
-# Values of `there`: the process has not started, runs, or has ended.
-_BEFORE, _PART, ENDED = 0, 1, 2
+# Values of `state`: the process has not started, runs, or has ended.
+_NOT_STARTED, _RUNNING, ENDED = 0, 1, 2
 
 # Prefix of a call while code of the user runs.
 _IN = "in "
@@ -137,8 +137,8 @@ class HeartbeatMonitor:
         self._outer: list[tuple[bool, float | None, int]] = []
         # Contexts of waiting for others: to make progress, or only to exist.
         self.for_progress = _Wait(self, for_steps=True)
-        self.for_life = _Wait(self, for_steps=False)
-        self._over = threading.Event()
+        self.for_presence = _Wait(self, for_steps=False)
+        self._ended = threading.Event()
         self._at, self._process = mine * SLOT.itemsize, os.getpid()
         self.doing(b"", 0)
         self._thread = threading.Thread(target=self._run, name="graphkit-heartbeats", daemon=True)
@@ -149,7 +149,7 @@ class HeartbeatMonitor:
     def doing(self, call: bytes, steps: int) -> None:
         """Report progress: this process has reached this call."""
         now = self._progressed = time.monotonic()
-        _PROGRESS.pack_into(self._board.memory, self._at, now, now, math.inf, self._process, steps, _PART, call)
+        _PROGRESS.pack_into(self._board.memory, self._at, now, now, math.inf, self._process, steps, _RUNNING, call)
 
     def made_progress(self) -> None:
         """Report that an operation that this process waits for has made progress."""
@@ -183,15 +183,15 @@ class HeartbeatMonitor:
             self.doing(code.encode(), steps)
 
     @property
-    def works(self) -> bool:
+    def is_working(self) -> bool:
         """Whether long work runs that began inside the current code of the user, if such code runs."""
         return max(self._working, default=-1) > max(self._running, default=-1)
 
     def end(self) -> None:
         """Stop writing heartbeats. The last one says that this process has ended."""
-        self._over.set()
+        self._ended.set()
         self._thread.join()
-        self._mine["there"] = ENDED
+        self._mine["state"] = ENDED
         if self._relay is not None:
             self._relay.close()
 
@@ -210,7 +210,7 @@ class HeartbeatMonitor:
         now = time.monotonic()
         for rank in self._hosts[self._here].ranks:
             slot = self._board.slots[self._ranks.index(rank)]
-            silent = int(slot["there"]) == _PART and now - float(slot["alive"]) > late
+            silent = int(slot["state"]) == _RUNNING and now - float(slot["alive"]) > late
             if silent and rank not in self._excluded and int(slot["process"]) != self._process:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(slot["process"]), signal.SIGKILL)
@@ -248,7 +248,7 @@ class HeartbeatMonitor:
         """
         if not self._complete:
             return None
-        said = []
+        texts = []
         for index, host in enumerate(self._hosts):
             if index != self._here and host.ranks[0] in self._excluded:
                 return None  # this host is not heard any more
@@ -258,17 +258,17 @@ class HeartbeatMonitor:
                 if rank in self._excluded:
                     continue
                 seconds = known - float(slot["waits"])
-                if int(slot["there"]) != _PART or not seconds > self.timeout:
+                if int(slot["state"]) != _RUNNING or not seconds > self.timeout:
                     return None
                 call = slot["call"].decode(errors="replace")
-                said.append(
+                texts.append(
                     f"rank {rank} on {host.name} (process {int(slot['process'])}) for {seconds:.0f} s in step "
                     f"{int(slot['steps'])}, at {call}"
                 )
-        return f"all ranks wait for each other: {'; '.join(said)}"
+        return f"all ranks wait for each other: {'; '.join(texts)}"
 
     def _loss_of(self, rank: int, slot: np.void, host: Host, now: float) -> str | None:
-        if int(slot["there"]) != _PART or rank in self._excluded:
+        if int(slot["state"]) != _RUNNING or rank in self._excluded:
             return None
         silent, still = now - float(slot["alive"]), now - float(slot["progress"])
         if silent > self.timeout:
@@ -297,9 +297,9 @@ class HeartbeatMonitor:
             self._mine["progress"] = now
 
     def _run(self) -> None:
-        while not self._over.wait(self._pause):
+        while not self._ended.wait(self._pause):
             # A process that waits for others is not the one that they wait for.
-            self._write(progress=self.works or self._waits is not None)
+            self._write(progress=self.is_working or self._waits is not None)
             if self._relay is not None:
                 self._relay.exchange()
 
@@ -307,7 +307,7 @@ class HeartbeatMonitor:
 def _silent_host(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | None:
     """Return that a host sends no heartbeats; None if its processes have ended."""
     of_host = [slots[rank] for rank in host.ranks]
-    if all(int(slot["there"]) == ENDED for slot in of_host):
+    if all(int(slot["state"]) == ENDED for slot in of_host):
         return None
     ranks = f"rank{'s' if len(host.ranks) > 1 else ''} {', '.join(map(str, host.ranks))}"
     where = _last_seen(of_host[0], f"rank {host.ranks[0]}")
@@ -350,7 +350,7 @@ class _Peer:
         found = None
         while self._arrival is not None and self._arrival.Test():
             found = self._arriving.copy()
-            if int(found[0]["there"]) == ENDED:  # the first slot is that of the leader
+            if int(found[0]["state"]) == ENDED:  # the first slot is that of the leader
                 self._arrival = None
             else:
                 self._await()
@@ -383,35 +383,35 @@ class HeartbeatRelay:
         self._board = board
         self._slots = list(hosts[leaders.rank].ranks)
         self._peers = [_Peer(leaders, index, host) for index, host in enumerate(hosts) if index != leaders.rank]
-        self._gone: list[_Peer] = []  # kept, because MPI may still write to their buffers
+        self._forgotten: list[_Peer] = []  # kept, because MPI may still write to their buffers
 
     def forget(self, host: int) -> None:
         """Stop exchanging heartbeats with a host whose leader is lost."""
         gone = [peer for peer in self._peers if peer.index == host]
-        self._gone += gone
+        self._forgotten += gone
         self._peers = [peer for peer in self._peers if peer not in gone]
 
     def exchange(self) -> None:
         """Send heartbeats to hosts that have received the previous ones, and read those that have arrived."""
-        message = self._said()
+        message = self._own_slots()
         for peer in self._peers:
             peer.send(message)
         self._read()
 
     def close(self) -> None:
         """Send the last heartbeats of this host, and wait for those of other hosts, which end at the same time."""
-        message, deadline = self._said(), time.monotonic() + _LAST
-        told: set[int] = set()
+        message, deadline = self._own_slots(), time.monotonic() + _LAST
+        reached: set[int] = set()
         while time.monotonic() < deadline:
-            told |= {peer.index for peer in self._peers if peer.index not in told and peer.send(message)}
+            reached |= {peer.index for peer in self._peers if peer.index not in reached and peer.send(message)}
             self._read()
-            if len(told) == len(self._peers) and all(peer.is_done() for peer in self._peers):
+            if len(reached) == len(self._peers) and all(peer.is_done() for peer in self._peers):
                 break
             time.sleep(_PAUSE)
         for peer in self._peers:
             peer.cancel()
 
-    def _said(self) -> np.ndarray:
+    def _own_slots(self) -> np.ndarray:
         rows: np.ndarray = self._board.slots[self._slots]
         now = time.monotonic()
         for name in _TIMES:

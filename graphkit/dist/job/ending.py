@@ -31,8 +31,8 @@ GRACE = 10.0
 _INTERRUPTED, _TERMINATED = 130, 143
 
 _joined: MpiCommunicator | None = None
-_followed: MpiCommunicator | None = None
-_farewells: list[tuple[Callable[[], None], Callable[[], None]]] = []
+_running: MpiCommunicator | None = None
+_end_callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _failure: BaseException | None = None
 
 
@@ -45,7 +45,7 @@ def join(servers: int = 0, timeout: float | None = None, replicated: bool = Fals
     """
     global _joined
     if _joined is None:
-        _joined = _begun(servers, checked_timeout(timeout), replicated)
+        _joined = _create(servers, checked_timeout(timeout), replicated)
     if servers and replicated != _joined.replicated:
         kind = "replicated" if _joined.replicated else "not replicated"
         raise UsageError(f"the servers of this job are {kind}, as its first store set them")
@@ -56,8 +56,8 @@ def join(servers: int = 0, timeout: float | None = None, replicated: bool = Fals
     return _joined
 
 
-def _begun(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
-    global _followed
+def _create(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
+    global _running
     place = started()
     if replicated:
         survival.prepare(servers)
@@ -66,33 +66,33 @@ def _begun(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
         status_pipe.report(status_pipe.BEGUN, rank)
     try:
         with deadline(max(timeout, LEAST_TIMEOUT), place):
-            _followed = communicator = MpiCommunicator(servers, replicated)
+            _running = communicator = MpiCommunicator(servers, replicated)
     except BaseException:
         if rank is not None:
             status_pipe.report(status_pipe.FAILED, rank)
         raise
-    status_pipe.report(status_pipe.STARTED, communicator.place)
+    status_pipe.report(status_pipe.STARTED, communicator.job_rank)
     atexit.register(end)
     if communicator.processes > 1:
-        _follow_failures()
+        _record_failures()
     return communicator
 
 
 def before_end(leave: Callable[[], None], last: Callable[[], None]) -> None:
     """At a normal end of this process, call `leave`, and `last` after all workers have left."""
-    _farewells.append((leave, last))
+    _end_callbacks.append((leave, last))
 
 
 def end_of_server(communicator: MpiCommunicator) -> NoReturn:
     """Close MPI together with the workers, and exit."""
-    global _followed
-    _followed = None
-    status_pipe.report(status_pipe.ENDED, communicator.place)
+    global _running
+    _running = None
+    status_pipe.report(status_pipe.ENDED, communicator.job_rank)
     communicator.finalize()
     sys.exit(0)
 
 
-def _follow_failures() -> None:
+def _record_failures() -> None:
     before = sys.excepthook
 
     def remember(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -113,28 +113,28 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 def end() -> None:
     """Close MPI together with the other processes. Abort the job if this process failed, or the others continue."""
-    global _followed
-    communicator, _followed = _followed, None
+    global _running
+    communicator, _running = _running, None
     if communicator is None or communicator.process != os.getpid():  # a forked child does not belong to the job
         return
     try:
         if _failure is not None:
             _abort(communicator, _failure)
         communicator.flush()
-        for leave, _ in _farewells:
+        for leave, _ in _end_callbacks:
             leave()
         communicator.perform(ENDED)
-        for _, last in _farewells:
+        for _, last in _end_callbacks:
             last()
     except BaseException as error:  # noqa: BLE001 - any error ends the job
         _abort(communicator, error)
-    status_pipe.report(status_pipe.ENDED, communicator.place)
+    status_pipe.report(status_pipe.ENDED, communicator.job_rank)
     communicator.finalize()
 
 
 def in_running_job() -> bool:
     """Whether this process is one of several in a running job."""
-    return _followed is not None and _followed.processes > 1
+    return _running is not None and _running.processes > 1
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def abort_on_error() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        communicator = _followed
+        communicator = _running
         if communicator is None or not in_running_job() or (isinstance(error, SystemExit) and not error.code):
             raise
         if not isinstance(error, (GraphkitError, KeyboardInterrupt, SystemExit)):
@@ -157,14 +157,14 @@ def abort_on_error() -> Iterator[None]:
 
 
 def _abort(communicator: MpiCommunicator, error: BaseException) -> None:
-    status_pipe.report(status_pipe.FAILED, communicator.place)
+    status_pipe.report(status_pipe.FAILED, communicator.job_rank)
     try:
-        print(f"graphkit: rank {communicator.place}: {_described(error)}; this ends the job", file=sys.stderr)
+        print(f"graphkit: rank {communicator.job_rank}: {_described(error)}; this ends the job", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
         if communicator.disagreement is not None:
-            communicator.meet(GRACE)
+            communicator.reach_barrier(GRACE)
     finally:
         communicator.abort(_exit_code(error))
 

@@ -23,9 +23,9 @@ from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
 # Signals that end this process unless they are ignored (nohup) or handled.
-_UNLESS_TAKEN = (signal.SIGHUP, signal.SIGQUIT)
+_UNLESS_HANDLED = (signal.SIGHUP, signal.SIGQUIT)
 # Exit codes of processes that were interrupted or terminated.
-_OWN = (130, 143)
+_OWN_CODES = (130, 143)
 # MPICH's launcher may combine the exit codes of its processes with a bitwise or: 2 and 5 give 7.
 _COMBINED = (6, 7, 11, 13)
 # Seconds after which Python's signal handlers run at the latest while the job runs.
@@ -114,7 +114,7 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
         out, err = (None if stream is not None else subprocess.DEVNULL for stream in (sys.stdout, sys.stderr))
         nothing = subprocess.DEVNULL
         job = subprocess.Popen(command, env=environment, stdin=nothing, stdout=out, stderr=err, process_group=0)
-        signals.go_to(job)
+        signals.attach(job)
         status = status_pipe.wait(job, _PAUSE)
     sent = signals.sent
     if status < 0:
@@ -124,10 +124,10 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
         _say(f"the job was {what}")  # the output of its processes may be lost
         return 128 + sent[0]
-    return _judged(status, status_pipe)
+    return _exit_status(status, status_pipe)
 
 
-def _judged(status: int, status_pipe: StatusPipe) -> int:
+def _exit_status(status: int, status_pipe: StatusPipe) -> int:
     """Return the exit status of a job. Print what the ranks have not reported themselves."""
     number, first = _signal_of(status), status_pipe.first_lost()
     if first is not None:
@@ -152,7 +152,7 @@ def _say(message: str) -> None:
 
 def _signal_of(status: int) -> signal.Signals | None:
     """Return the signal that ended a process. Launchers report its number, or 128 plus its number."""
-    if status <= RuntimeFailure.exit_code or status in _OWN:
+    if status <= RuntimeFailure.exit_code or status in _OWN_CODES:
         return None
     number = status - 128 if status > 128 else status
     return signal.Signals(number) if number in _SIGNALS else None
@@ -173,7 +173,7 @@ class _Signals:
         else:
             self._job.send_signal(number)
 
-    def go_to(self, job: subprocess.Popen[bytes]) -> None:
+    def attach(self, job: subprocess.Popen[bytes]) -> None:
         self._job = job
         while self._early:
             job.send_signal(self._early.pop(0))
@@ -187,7 +187,7 @@ def _forwarding() -> Iterator[_Signals]:
         yield signals
         return
     ending = [signal.SIGINT, signal.SIGTERM]
-    ending += [number for number in _UNLESS_TAKEN if signal.getsignal(number) == signal.SIG_DFL]
+    ending += [number for number in _UNLESS_HANDLED if signal.getsignal(number) == signal.SIG_DFL]
     before = {number: signal.signal(number, signals.forward) for number in ending}
     try:
         yield signals

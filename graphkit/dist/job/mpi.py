@@ -46,7 +46,7 @@ _COUNTS = (
 
 # During a wait: seconds for which a process keeps a core of its own, seconds for which it only yields the core, and the
 # pause after that.
-_KEEPS, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
+_SPIN, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
 
 
 def launched_by_mpi() -> bool:
@@ -107,9 +107,9 @@ class MpiCommunicator:
         replicated: Whether the loss of a server is survived. Messages to servers then do not use MPI.
 
     Attributes:
-        place: Rank of this process in the job, including servers.
+        job_rank: Rank of this process in the job, including servers.
         mail: Messages between workers and servers.
-        unclosed: Whether a server was lost, so that MPI cannot be closed.
+        cannot_close: Whether a server was lost, so that MPI cannot be closed.
     """
 
     def __init__(self, servers: int = 0, replicated: bool = False) -> None:
@@ -127,11 +127,11 @@ class MpiCommunicator:
                     )
             # A communicator of our own: its messages do not mix with those of the script.
             self._job = mpi.COMM_WORLD.Dup()
-            self.place, self.processes, self.servers = self._job.rank, self._job.size, servers
+            self.job_rank, self.processes, self.servers = self._job.rank, self._job.size, servers
             check_launcher(self.processes)
-            self.replicated, self.unclosed = replicated, False
+            self.replicated, self.cannot_close = replicated, False
             # Whether a store with servers exists.
-            self.stores = False
+            self.has_server_store = False
             if not 0 <= servers < self.processes:
                 raise UsageError(
                     f"{self.processes} process{'es' * (self.processes != 1)} and {servers} "
@@ -140,15 +140,15 @@ class MpiCommunicator:
                 )
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
             apart = config.RANKS_PER_HOST.get()
-            self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._done, apart)
+            self._all_hosts = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._complete_collective, apart)
             self.local: int = here.rank
             # A process that yields a core on a busy machine gets it back some milliseconds later.
-            self._keeps = _KEEPS if place(here.allgather(Allowed.here()), here.rank) else 0.0
+            self._spin_seconds = _SPIN if place(here.allgather(Allowed.here()), here.rank) else 0.0
             self._comm, self.mail = self._job, None
             if servers:
-                self._comm = self._job.Split(int(self.serves), self.place)
-                beside = here.Split(int(self.serves), self.place)
-                self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, self._done, apart)
+                self._comm = self._job.Split(int(self.is_server), self.job_rank)
+                beside = here.Split(int(self.is_server), self.job_rank)
+                self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, self._complete_collective, apart)
                 beside.Free()
                 self.mail = None if replicated else Mailbox(self._job.Dup(), mpi.Status, mpi.BYTE)
             here.Free()
@@ -156,8 +156,8 @@ class MpiCommunicator:
         self.size: int = self._comm.Get_size()
         self.steps = 0
         self.process = os.getpid()
-        self._kept: list[Any] = []
-        self._tells_of_abort: list[Callable[[int], None]] = []
+        self._abandoned: list[Any] = []
+        self._abort_callbacks: list[Callable[[int], None]] = []
         self._monitor = self._started_monitor()
         self.engine = ProgressEngine(self)
         self.messages = Messages(self)
@@ -171,9 +171,9 @@ class MpiCommunicator:
         self.post, self.perform, self.flush = self.engine.post, self.engine.perform, self.engine.flush
 
     @property
-    def serves(self) -> bool:
+    def is_server(self) -> bool:
         """Whether this process is a server."""
-        return bool(self.place >= self.processes - self.servers)
+        return bool(self.job_rank >= self.processes - self.servers)
 
     @property
     def sent_between_hosts(self) -> int:
@@ -237,18 +237,18 @@ class MpiCommunicator:
     @property
     def host_by_rank(self) -> dict[int, int]:
         """The number of the host of each process of the job."""
-        return {rank: index for index, host in enumerate(self._everywhere.all) for rank in host.ranks}
+        return {rank: index for index, host in enumerate(self._all_hosts.all) for rank in host.ranks}
 
-    def tell_all(self, mine: Any) -> list[Any]:
+    def allgather_objects(self, mine: Any) -> list[Any]:
         """All-gather a value of each process of the job, at the start. If a process does not call it within the
         timeout, this process ends with an error.
         """
-        with deadline(max(self.timeout, LEAST_TIMEOUT), (self.place, self.processes), "opened their store"):
+        with deadline(max(self.timeout, LEAST_TIMEOUT), (self.job_rank, self.processes), "opened their store"):
             return list(self._job.allgather(mine))
 
-    def called(self, rank: int) -> str:
+    def describe(self, rank: int) -> str:
         """Return a text with rank, host and process ID of a process."""
-        host = next(host.name for host in self._everywhere.all if rank in host.ranks)
+        host = next(host.name for host in self._all_hosts.all if rank in host.ranks)
         process = None if self._monitor is None else self._monitor.process_of(rank)
         return f"rank {rank} on {host}" + ("" if process is None else f" (process {process})")
 
@@ -263,17 +263,17 @@ class MpiCommunicator:
         if self._monitor is not None:
             self._monitor.end_silent()
 
-    def before_abort(self, tell: Callable[[int], None]) -> None:
+    def on_abort(self, tell: Callable[[int], None]) -> None:
         """Call `tell` with the exit code before this process aborts the job. The last registered function
         runs first.
         """
-        self._tells_of_abort.insert(0, tell)
+        self._abort_callbacks.insert(0, tell)
 
     # --- heartbeats ------------------------------------------------------------------------------
 
     def _started_monitor(self) -> HeartbeatMonitor | None:
         """Return the monitor of all hosts; of this host only, if MPI allows calls from only one thread."""
-        hosts, mpi = self._everywhere, _mpi()
+        hosts, mpi = self._all_hosts, _mpi()
         everywhere = hosts.several and self._job.allreduce(mpi.Query_thread(), mpi.MIN) == mpi.THREAD_MULTIPLE
         watched = hosts.all if everywhere else (hosts.all[hosts.index],)
         ranks = sorted(rank for host in watched for rank in host.ranks)
@@ -284,7 +284,7 @@ class MpiCommunicator:
             try:
                 path = HeartbeatBoard.create(len(ranks), len(watched))
             except OSError as error:
-                failure = f"rank {self.place}: cannot allocate memory to share between processes: {error}"
+                failure = f"rank {self.job_rank}: cannot allocate memory to share between processes: {error}"
         path, failure = hosts.inside.bcast((path, failure))
         if path is None:
             raise RuntimeFailure(failure)
@@ -294,7 +294,7 @@ class MpiCommunicator:
         if hosts.leads:
             os.unlink(path)
         relay = HeartbeatRelay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
-        here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.place)
+        here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.job_rank)
         complete = len(ranks) == self.processes
         watch = HeartbeatMonitor(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay, complete)
         return watch
@@ -328,14 +328,14 @@ class MpiCommunicator:
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
         if self._monitor is None:
             return nullcontext()
-        return self._monitor.for_progress if for_steps else self._monitor.for_life
+        return self._monitor.for_progress if for_steps else self._monitor.for_presence
 
     def lost(self) -> str | None:
         return None if self._monitor is None else self._monitor.lost()
 
     # --- waiting ---------------------------------------------------------------------------------
 
-    def tell(self, mine: bytes) -> list[bytes]:
+    def allgather_bytes(self, mine: bytes) -> list[bytes]:
         if _mpi().Is_finalized():
             raise RuntimeFailure(f"rank {self.rank} continues after the end of MPI")
         if self._allgather_small is not None and len(mine) == announcement.LENGTH:
@@ -344,7 +344,7 @@ class MpiCommunicator:
         self._complete(self._comm.Iallgather(mine, gathered), mine, gathered)
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
 
-    def _done(self, request: Any, *used: Any) -> None:
+    def _complete_collective(self, request: Any, *used: Any) -> None:
         """Wait for a request of a collective, and report progress."""
         self._complete(request, *used)
         self.made_progress()
@@ -360,14 +360,14 @@ class MpiCommunicator:
             while not request.Test():
                 # This process computes on another thread, which needs the core.
                 if self.engine.awaited and (waited := time.monotonic() - start) < _EAGER:
-                    if waited >= self._keeps:
+                    if waited >= self._spin_seconds:
                         os.sched_yield()
                 else:
                     time.sleep(_PAUSE)
                     self.engine.poll()
         except BaseException:
             # Other ranks may still be in this call, so MPI may write to these objects.
-            self._kept += [request, *used]
+            self._abandoned += [request, *used]
             raise
 
     # --- the end ---------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class MpiCommunicator:
         """Why the ranks cannot continue together."""
         return self.engine.disagreement
 
-    def meet(self, seconds: float) -> bool:
+    def reach_barrier(self, seconds: float) -> bool:
         """Return whether all processes call it within this time."""
         end = time.monotonic() + seconds
         if not self.engine.stop_driving(seconds):
@@ -393,14 +393,14 @@ class MpiCommunicator:
         if self._monitor is not None:
             self._monitor.end()
         mpi = _mpi()
-        if self._opened and not self.unclosed and not mpi.Is_finalized():
+        if self._opened and not self.cannot_close and not mpi.Is_finalized():
             # MPI would wait forever for a process that is lost from now on.
-            with deadline(max(self.timeout, LEAST_TIMEOUT), (self.place, self.processes), "closed MPI"):
+            with deadline(max(self.timeout, LEAST_TIMEOUT), (self.job_rank, self.processes), "closed MPI"):
                 mpi.Finalize()
 
     def abort(self, code: int) -> None:
         """End every process of the job."""
-        for tell in self._tells_of_abort:
+        for tell in self._abort_callbacks:
             tell(code)
         self._job.Abort(code)
 

@@ -50,13 +50,13 @@ def check_launcher(size: int) -> None:
 
     Otherwise, each would do the same work and write the same files.
     """
-    told = _told(_SIZES)
-    if size == 1 and told is not None and told > 1:
+    processes = _first_number(_SIZES)
+    if size == 1 and processes is not None and processes > 1:
         raise UsageError(
-            f"the launcher has started {told} processes, but MPI reports that each is alone: the launcher belongs to "
-            "another MPI library than mpi4py; with srun, choose another --mpi (srun --mpi=list)"
+            f"the launcher has started {processes} processes, but MPI reports that each is alone: the launcher belongs "
+            "to another MPI library than mpi4py; with srun, choose another --mpi (srun --mpi=list)"
         )
-    torch = _told_by_torch()
+    torch = _torch_processes()
     if size == 1 and torch > 1:
         raise UsageError(
             f"a PyTorch launcher has started {torch} processes ({_TORCH_SIZE}={torch}), but MPI reports that each is "
@@ -67,13 +67,13 @@ def check_launcher(size: int) -> None:
 
 def check_tasks(processes: int) -> None:
     """Raise UsageError if this is one of several tasks of Slurm or torchrun, each of which would start a job."""
-    tasks = _told((_TASKS,))
+    tasks = _first_number((_TASKS,))
     if tasks is not None and tasks > 1:
         raise UsageError(
             f"each of the {tasks} tasks of srun would start --processes {processes}, without MPI: let srun start the "
             f"processes (srun --mpi=..., see srun --mpi=list), or one task; for a job in each task, unset {_TASKS}"
         )
-    if (torch := _told_by_torchrun()) > 1:
+    if (torch := _torchrun_processes()) > 1:
         raise UsageError(
             f"each of the {torch} processes of torchrun would start --processes {processes}: start the command "
             f"without torchrun; for a job in each process, unset {_TORCHRUN}"
@@ -82,7 +82,7 @@ def check_tasks(processes: int) -> None:
 
 def launcher_rank() -> int | None:
     """Return this process's rank as the launcher tells it before MPI starts; None if it does not."""
-    return _told(_RANKS)
+    return _first_number(_RANKS)
 
 
 def check_alone() -> None:
@@ -90,7 +90,7 @@ def check_alone() -> None:
 
     Other PyTorch launchers set only variables that may also have another meaning.
     """
-    if (torch := _told_by_torchrun()) > 1:
+    if (torch := _torchrun_processes()) > 1:
         raise UsageError(
             f"torchrun has started {torch} processes, and with --kvstore local, each of them would train alone: use "
             f"--kvstore dist_sync, and {_HOW}. For a training in each process, unset {_TORCHRUN}"
@@ -109,7 +109,7 @@ def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "
         place: Rank and number of processes, if MPI has started; otherwise, the launcher's values are used.
         done: What missing processes have not done, for the message.
     """
-    rank, size = place or (_told(_RANKS), _told(_SIZES))
+    rank, size = place or (_first_number(_RANKS), _first_number(_SIZES))
     if size == 1 or math.isinf(seconds):
         yield
         return
@@ -123,14 +123,14 @@ def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "
         return
     if sys.stdout is not None and not sys.stdout.closed:
         sys.stdout.flush()  # its content would be lost
-    end = native.Deadline(seconds, _GRACE, _last_words(rank, size, seconds, done), RuntimeFailure.exit_code)
+    end = native.Deadline(seconds, _GRACE, _deadline_message(rank, size, seconds, done), RuntimeFailure.exit_code)
     try:
         yield
     finally:
         end.cancel()
 
 
-def _last_words(rank: int | None, size: int | None, seconds: float, done: str) -> str:
+def _deadline_message(rank: int | None, size: int | None, seconds: float, done: str) -> str:
     who = "a process" if rank is None else f"rank {rank}" + (f" of {size}" if size is not None else "")
     return (
         f"graphkit: {who} on {socket.gethostname()} (process {os.getpid()}): not all processes of the job have {done} "
@@ -139,18 +139,18 @@ def _last_words(rank: int | None, size: int | None, seconds: float, done: str) -
     )
 
 
-def _told(variables: Sequence[str]) -> int | None:
+def _first_number(variables: Sequence[str]) -> int | None:
     """Return the number in the first of these environment variables that has one; None if none does."""
     texts = (os.environ.get(name, "") for name in variables)
     return next((int(text) for text in texts if text.isdecimal()), None)
 
 
-def _told_by_torch() -> int:
+def _torch_processes() -> int:
     """Return how many processes a PyTorch launcher has started; 0 if this process has none."""
-    told = _told((_TORCH_SIZE,)) if _told((_TORCH_RANK,)) is not None else None
-    return told or 0
+    processes = _first_number((_TORCH_SIZE,)) if _first_number((_TORCH_RANK,)) is not None else None
+    return processes or 0
 
 
-def _told_by_torchrun() -> int:
+def _torchrun_processes() -> int:
     """Return the number if that launcher is torchrun; otherwise 0."""
-    return _told_by_torch() if _TORCHRUN in os.environ else 0
+    return _torch_processes() if _TORCHRUN in os.environ else 0

@@ -61,12 +61,12 @@ class StatusPipe:
         self._ranks = ranks
         self._begun: dict[int, Place] = {}
         self._started: set[int] = set()
-        self._said: dict[int, str] = {}
+        self._reports: dict[int, str] = {}
         # Ranks whose processes have ended, in this order.
-        self._left: list[int] = []
+        self._exited: list[int] = []
         # Whether a rank reported its failure before any rank was lost. Launchers end the others after both.
         self._explained = False
-        self._rest = b""
+        self._incomplete = b""
 
     def __enter__(self) -> StatusPipe:
         self._folder = tempfile.mkdtemp(prefix="graphkit-job-")
@@ -134,13 +134,13 @@ class StatusPipe:
         A launcher notices a lost rank by a closed connection. It may kill another rank before the process of the first
         one has ended. So ranks that no SIGKILL or SIGTERM ended come first, if the system tells how they ended.
         """
-        lost = [rank for rank in self._left if rank not in self._said]
+        lost = [rank for rank in self._exited if rank not in self._reports]
         by_launchers = [rank for descriptor, rank in self._processes.items() if _ended_by(descriptor) in _BY_LAUNCHERS]
         return sorted(lost, key=by_launchers.__contains__)
 
     def not_ended(self) -> list[str]:
         """The ranks that have not said that their program has ended."""
-        return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._said]
+        return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._reports]
 
     def _follow(self, process: int, rank: int | None) -> None:
         """HeartbeatMonitor for the end of a process."""
@@ -150,7 +150,7 @@ class StatusPipe:
             descriptor = os.pidfd_open(process)
         except ProcessLookupError:
             if rank is not None:
-                self._left.append(rank)
+                self._exited.append(rank)
         except OSError as error:
             # For example, the system lacks the call. `_lost` then names all ranks that have not ended.
             if error.errno not in (errno.ENOSYS, errno.EPERM):
@@ -167,17 +167,17 @@ class StatusPipe:
             assert self._events is not None, "the event comes from it"
             self._events.unregister(descriptor)
             if (rank := self._processes[descriptor]) is not None:
-                self._left.append(rank)
+                self._exited.append(rank)
 
     def _read(self) -> None:
         """Read the reports of ranks."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._pipe, _PART):
-                *lines, self._rest = (self._rest + data).split(b"\n")
+                *lines, self._incomplete = (self._incomplete + data).split(b"\n")
                 for line in lines:
-                    self._take(*line.decode().split("\t"))
+                    self._handle(*line.decode().split("\t"))
 
-    def _take(self, word: str, rank: str, process: str, host: str) -> None:
+    def _handle(self, word: str, rank: str, process: str, host: str) -> None:
         place = Place(int(rank), int(process), host)
         if word in (BEGUN, STARTED):
             if word == STARTED:
@@ -188,7 +188,7 @@ class StatusPipe:
                 self._follow(place.process, place.rank)
         else:
             self._explained = self._explained or (word == FAILED and not self._lost())
-            self._said[place.rank] = word
+            self._reports[place.rank] = word
 
 
 def _ended_by(descriptor: int) -> int | None:

@@ -20,18 +20,18 @@ from graphkit.errors import UsageError
 _RANK, _SIZE, _FILE = "PMI_RANK", "PMI_SIZE", "PMI_FD"
 
 # A pipe in which a child reports that the others can continue without it.
-_told: int | None = None
+_confirmation: int | None = None
 
 
 def launcher_options(mpiexec: str) -> list[str]:
     """Return the options that let a job survive the loss of a process. Raises UsageError for an unknown launcher."""
     done = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    said = done.stdout + done.stderr
-    if "HYDRA" in said:
+    version = done.stdout + done.stderr
+    if "HYDRA" in version:
         return ["-disable-auto-cleanup"]
-    if "Open MPI" in said or "OpenRTE" in said:
+    if "Open MPI" in version or "OpenRTE" in version:
         return ["--with-ft", "ulfm"]
-    first = said.strip().splitlines()[:1]
+    first = version.strip().splitlines()[:1]
     raise UsageError(
         f"replicated servers need the launcher of MPICH or Open MPI; {mpiexec} ({''.join(first) or 'unknown version'}) "
         "is not known to survive the loss of a process"
@@ -44,7 +44,7 @@ def prepare(servers: int) -> None:
     If Hydra has started this process as a server, the program continues in a child process. Raises UsageError if MPI
     has already started, or outside the main thread.
     """
-    global _told
+    global _confirmation
     if not all(name in os.environ for name in (_RANK, _SIZE, _FILE)):
         return
     if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
@@ -53,13 +53,13 @@ def prepare(servers: int) -> None:
         raise UsageError("replicate=True: with MPICH's launcher, create the store in the main thread")
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if int(os.environ[_RANK]) >= int(os.environ[_SIZE]) - servers:
-        _told = _child()
+        _confirmation = _child()
 
 
-def takes_part() -> None:
+def confirm_start() -> None:
     """Report that from now on the other processes can continue without this one."""
-    if _told is not None:
-        os.write(_told, b"x")
+    if _confirmation is not None:
+        os.write(_confirmation, b"x")
 
 
 def _child() -> int:

@@ -70,11 +70,11 @@ def disagreement(found: Sequence[Announcement]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, announced in enumerate(found):
         groups.setdefault(str(announced), []).append(rank)
-    said = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
-    if len(said) == 1:  # the names were truncated
-        said.append("with different arrays")
+    sides = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
+    if len(sides) == 1:  # the names were truncated
+        sides.append("with different arrays")
     return (
-        f"the processes make different calls: {'; '.join(said)}. All must take the same steps and make the same calls"
+        f"the processes make different calls: {'; '.join(sides)}. All must take the same steps and make the same calls"
     )
 
 
@@ -82,19 +82,19 @@ class Digests:
     """Digests of calls, which are kept for calls that are repeated."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[int, int, bytes]] = {}
+        self._digests: dict[Any, tuple[int, int, bytes]] = {}
 
     def of(self, call: str, arrays: Sequence[np.ndarray], operation: str = "") -> tuple[int, int, bytes]:
         """Return the digest of the name, that of name, operation and array types, and the name for messages."""
         key = (call, operation, *((a.dtype, a.shape) for a in arrays))
-        found = self._known.get(key)
+        found = self._digests.get(key)
         if found is None:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            done = (operation,) if operation else ()
-            what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays), *done))
-            text = what if len(arrays) <= 1 else " ".join((call, *done))
-            found = self._known[key] = digest_of(call), digest_of(what), text.encode()[:TEXT]
+            if len(self._digests) >= _KEPT:
+                self._digests.clear()
+            suffix = (operation,) if operation else ()
+            what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays), *suffix))
+            text = what if len(arrays) <= 1 else " ".join((call, *suffix))
+            found = self._digests[key] = digest_of(call), digest_of(what), text.encode()[:TEXT]
         return found
 
 

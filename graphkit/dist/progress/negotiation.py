@@ -22,7 +22,7 @@ class Links(Protocol):
     size: int
     steps: int
 
-    def tell(self, mine: bytes) -> list[bytes]:
+    def allgather_bytes(self, mine: bytes) -> list[bytes]:
         """Return the messages of all ranks. All have the same length."""
         ...
 
@@ -76,7 +76,7 @@ class Negotiation:
     def exchange(self, mine: bytes, shown: Pending) -> list[bytes]:
         """Return the messages of all ranks. A failure stops the engine. shown: an operation to name in the error."""
         try:
-            return self._links.tell(mine)
+            return self._links.allgather_bytes(mine)
         except RuntimeFailure as error:
             self._fail(str(error))
             raise

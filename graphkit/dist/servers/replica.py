@@ -113,7 +113,7 @@ class Replica:
         self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray], answered_elsewhere: bool = False
     ) -> list[Answer]:
         found = []
-        for to, data in self.server.take(worker, fields, arrays, answered_elsewhere):
+        for to, data in self.server.handle_unpacked(worker, fields, arrays, answered_elsewhere):
             number, keeps = self._questions[to]
             found.append(Answer(to, number, data))
             if keeps:

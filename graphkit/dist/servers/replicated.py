@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -31,16 +32,15 @@ def _connected(communicator: MpiCommunicator) -> Mesh:
     workers = communicator.processes - communicator.servers
     servers = range(workers, communicator.processes)
     seconds = max(communicator.timeout, LEAST_TIMEOUT)
-    mesh = open_mesh(
-        communicator.place, servers, range(workers), communicator.host_by_rank, communicator.tell_all, seconds
-    )
+    hosts, exchange = communicator.host_by_rank, communicator.allgather_objects
+    mesh = open_mesh(communicator.job_rank, servers, range(workers), hosts, exchange, seconds)
 
     def report_failure(code: int) -> None:
         mesh.close(_CLOSING, Frame(Kind.FAILED, number=code))
         communicator.end_silent()
 
-    communicator.before_abort(report_failure)
-    survival.takes_part()
+    communicator.on_abort(report_failure)
+    survival.confirm_start()
     return mesh
 
 
@@ -61,7 +61,7 @@ class ReplicatedConnection:
         self._failure: str | None = None
         self._closed = False
         self._condition = threading.Condition()
-        communicator.before_abort(self._stop)
+        communicator.on_abort(self._stop)
         self._thread = threading.Thread(target=self._receive, name="graphkit-servers", daemon=True)
         self._thread.start()
 
@@ -151,12 +151,12 @@ class ReplicatedConnection:
         """Tell all workers whether a server was lost. If so, MPI cannot be closed."""
         mine = np.array([len(self._outbox.lost)])
         found = self._communicator.perform("servers lost", [mine], lambda: self._communicator.allgather(mine))
-        self._communicator.unclosed = bool(found.any())
+        self._communicator.cannot_close = bool(found.any())
 
     def end_servers(self) -> None:
         """End the servers. One worker calls it after all have left."""
         for rank in self._mesh.ranks:
-            self._mesh.send(rank, Frame(Kind.END, number=int(self._communicator.unclosed)))
+            self._mesh.send(rank, Frame(Kind.END, number=int(self._communicator.cannot_close)))
 
     def close(self) -> None:
         """Close the connections of this worker."""
@@ -175,9 +175,8 @@ def serve(communicator: MpiCommunicator) -> None:
     """Store parts until the workers have ended. Raises RuntimeFailure if a rank is lost."""
     mesh = _connected(communicator)
     workers = communicator.processes - communicator.servers
-    holder = ReplicatedServer(
-        communicator.place - workers, communicator.servers, workers, mesh.send, lambda text: _warn(communicator, text)
-    )
+    me = communicator.job_rank - workers
+    holder = ReplicatedServer(me, communicator.servers, workers, mesh.send, partial(_warn, communicator))
     while True:
         arrived: list[tuple[int, Frame | None]] = []
         with communicator.waiting(False):
@@ -189,7 +188,7 @@ def serve(communicator: MpiCommunicator) -> None:
         arrived.sort(key=lambda each: 0 if _is(each[1], Kind.FAILED) else 2 if _is(each[1], Kind.LOST) else 1)
         for source, frame in arrived:
             if frame is not None and frame.kind == Kind.END:
-                communicator.unclosed = bool(frame.number)
+                communicator.cannot_close = bool(frame.number)
                 mesh.close(_CLOSING)
                 return
             _serve_one(holder, mesh, communicator, source, frame)
@@ -202,7 +201,7 @@ def _serve_one(
     workers = communicator.processes - communicator.servers
     if frame is None and source < workers:
         _exit_if_failed(mesh, communicator)
-        raise RuntimeFailure(f"{communicator.called(source)} has ended without notice")
+        raise RuntimeFailure(f"{communicator.describe(source)} has ended without notice")
     if frame is not None and frame.kind == Kind.FAILED:
         mesh.close(_CLOSING, frame)
         _exit(communicator, frame.number)
@@ -211,8 +210,8 @@ def _serve_one(
         holder.received(source, frame)
         return
     rank = source if frame is None else frame.number
-    if rank == communicator.place:
-        raise RuntimeFailure(f"{communicator.called(source)} has lost its connection to this server, rank {rank}")
+    if rank == communicator.job_rank:
+        raise RuntimeFailure(f"{communicator.describe(source)} has lost its connection to this server, rank {rank}")
     if rank - workers in holder.lost:
         return
     for earlier in _disconnect(mesh, rank):
@@ -228,7 +227,7 @@ def _disconnect(mesh: Mesh, rank: int) -> list[Frame]:
     """
     for other in mesh.ranks:
         mesh.send(other, Frame(Kind.LOST, number=rank))
-    return mesh.cut(rank)
+    return mesh.disconnect(rank)
 
 
 def _loss_text(communicator: MpiCommunicator, rank: int, servers: int, lost: set[int]) -> str:
@@ -239,15 +238,15 @@ def _loss_text(communicator: MpiCommunicator, rank: int, servers: int, lost: set
     led = [part for part in range(servers) if holders(part, servers, lost)[0] == server]
     to, _ = holders(server, servers, now)
     if to is None:
-        return f"{communicator.called(rank)} is lost, the last server"
-    found = f"{communicator.called(rank)} is lost; {communicator.called(workers + to)} has taken over"
+        return f"{communicator.describe(rank)} is lost, the last server"
+    found = f"{communicator.describe(rank)} is lost; {communicator.describe(workers + to)} has taken over"
     found += f" its part{'s' if len(led) > 1 else ''} of the parameters"
     left = servers - len(now)
     return f"{found}. {'The loss of another server would end the job' if left == 1 else f'{left} servers are left'}"
 
 
 def _warn(communicator: MpiCommunicator, text: str) -> None:
-    print(f"graphkit: rank {communicator.place}: {text}", file=sys.stderr, flush=True)
+    print(f"graphkit: rank {communicator.job_rank}: {text}", file=sys.stderr, flush=True)
 
 
 def _is(frame: Frame | None, kind: Kind) -> bool:

@@ -63,9 +63,9 @@ class Server:
         self._workers = workers
         # Finished steps of each worker; infinite for one that has left.
         self._clocks = [0.0] * workers
-        self._held: dict[Key, StoredPart] = {}
+        self._parts: dict[Key, StoredPart] = {}
         # By worker: its numbers of keys.
-        self._named: list[dict[int, Key]] = [{} for _ in range(workers)]
+        self._keys: list[dict[int, Key]] = [{} for _ in range(workers)]
         self._updater: Callable[[Key, Any, np.ndarray], Any] | None = None
         self._updater_given: np.ndarray | None = None  # pickled
         self._compression: compression.Compression | None = None
@@ -95,24 +95,24 @@ class Server:
 
     def handle(self, worker: int, message: np.ndarray) -> Answers:
         """Yield the answers to a message: to its sender, and to workers that waited for it."""
-        return self.take(worker, *unpack(message))
+        return self.handle_unpacked(worker, *unpack(message))
 
-    def take(
+    def handle_unpacked(
         self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray], answered_elsewhere: bool = False
     ) -> Answers:
         """Handle an unpacked message, as `handle` does. answered_elsewhere: another server answers its sender."""
-        self._named[worker].update(dict(fields.get("names", ())))
+        self._keys[worker].update(dict(fields.get("names", ())))
         if "clock" in fields:
             self._clocks[worker] = math.inf if fields["clock"] is None else fields["clock"]
         if answered_elsewhere:
             pass
-        elif self._is_early(fields):
+        elif self._must_wait(fields):
             self._waiting.append(_Deferred(worker, fields, [array.copy() for array in arrays]))
         elif (answer := self._answer(worker, fields, arrays)) is not None:
             yield worker, answer
         waiting, self._waiting = self._waiting, []
         for question in waiting:
-            if self._is_early(question.fields):
+            if self._must_wait(question.fields):
                 self._waiting.append(question)
             elif (answer := self._answer(*question)) is not None:
                 yield question.worker, answer
@@ -140,37 +140,37 @@ class Server:
                 self._errors[worker] = self._errors[worker] or named
         return answer if asks else None
 
-    def _is_early(self, fields: Mapping[str, Any]) -> bool:
+    def _must_wait(self, fields: Mapping[str, Any]) -> bool:
         bound = fields.get("bound")
         return bound is not None and min(self._clocks) < fields["clock"] - bound
 
-    def _part(self, worker: int, number: int) -> StoredPart:
-        key = self._named[worker][number]
-        if key not in self._held:
+    def _stored(self, worker: int, number: int) -> StoredPart:
+        key = self._keys[worker][number]
+        if key not in self._parts:
             raise UsageError(f"key {key!r} is not initialised; call init({key!r}, value) first")
-        return self._held[key]
+        return self._parts[key]
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def _begun(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _init(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         for (number, begin, end), value in zip(fields["parts"], arrays, strict=True):
-            key = self._named[worker][number]
-            if key in self._held:
+            key = self._keys[worker][number]
+            if key in self._parts:
                 raise UsageError(f"key {key!r} is already initialised")
-            self._held[key] = StoredPart(key, begin, end, value.copy())
+            self._parts[key] = StoredPart(key, begin, end, value.copy())
         return pack({})
 
     def _put(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         for number, value in zip(fields["parts"], arrays, strict=True):
-            held = self._part(worker, number)
+            held = self._stored(worker, number)
             held.value = value.copy()
             held.version += 1
         return pack({})
 
-    def _pushed(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _push(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         given = iter(arrays)
         for number, how in fields["parts"]:
-            held = self._part(worker, number)
+            held = self._stored(worker, number)
             gradient = self._gradient(held, how, given)
             held.version += 1
             if self._updater is None:
@@ -199,25 +199,25 @@ class Server:
         self._compression.add(sent, total.reshape(-1))
         return total
 
-    def _pulled(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _pull(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         """Return the parts that have changed since the version that the worker has."""
         versions, values = [], []
         for number, known in fields["parts"]:
-            held = self._part(worker, number)
+            held = self._stored(worker, number)
             versions.append(held.version)
             if held.version != known:
                 values.append(held.value)
         return pack({"versions": versions, "behind": self._behind(fields)}, values)
 
-    def _rows_pulled(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _pull_rows(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         """Return some rows of parts, by sorted indices."""
-        parts = [self._part(worker, number) for number in fields["parts"]]
+        parts = [self._stored(worker, number) for number in fields["parts"]]
         values = [rows_of(f"key {p.key!r}", p.value, wanted).values for p, wanted in zip(parts, arrays, strict=True)]
         return pack({"behind": self._behind(fields)}, values)
 
     def _averages(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         """Return the moving averages of parts."""
-        parts = [self._part(worker, number) for number in fields["parts"]]
+        parts = [self._stored(worker, number) for number in fields["parts"]]
         updater: Any = self._updater
         if not hasattr(updater, "average"):
             raise UsageError("the store keeps no moving averages: no optimizer with ema was set")
@@ -231,39 +231,39 @@ class Server:
         self.stalest = max(self.stalest, behind)
         return behind
 
-    def _drawn(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _elastic(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         """Move the centre and the worker's values towards each other, both by alpha times their difference."""
         moves = []
         for number, value in zip(fields["parts"], arrays, strict=True):
-            held = self._part(worker, number)
+            held = self._stored(worker, number)
             move = np.asarray(fields["alpha"], held.value.dtype) * (value - held.value)
             held.value += move
             held.version += 1
             moves.append(move)
         return pack({}, moves)
 
-    def _updates_by(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _set_updater(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         self._updater = _updater(arrays[0])
         self._updater_given = arrays[0].copy()
         return pack({})
 
-    def _compresses(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _set_compression(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         self._compression = compression.create(fields["options"])
         self._compression_given = fields["options"]
         return pack({})
 
-    def _called(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _call(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         """Call a function of the user with the parts by key, and return its result."""
         function, arguments = _unpickled(arrays[0], "the function")
-        found = function({held.key: held.value for held in self._held.values()}, *arguments)
-        for held in self._held.values():
+        found = function({held.key: held.value for held in self._parts.values()}, *arguments)
+        for held in self._parts.values():
             held.version += 1
         return pack({}, [np.frombuffer(pickle.dumps(found), np.uint8)])
 
     def _states(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         return pack_named(self._stateful().states())
 
-    def _restored(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _restore(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         self._take_states(arrays[0])
         return pack({})
 
@@ -275,7 +275,7 @@ class Server:
             raise UsageError("the store has no optimizer with states: call set_optimizer first")
         return self._updater
 
-    def _nothing(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _report(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         return pack({"stalest": self.stalest})
 
     def _end(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
@@ -287,27 +287,27 @@ class Server:
 
     def _facts(self) -> Iterator[str]:
         yield f"of {self._workers} workers"
-        yield quantity(len(self._held), "key")
+        yield quantity(len(self._parts), "key")
         if self.ended:
             yield "ended"
 
 
 _CALLS: Mapping[str, Callable[[Server, int, Mapping[str, Any], list[np.ndarray]], np.ndarray]] = {
-    "init": Server._begun,
+    "init": Server._init,
     "put": Server._put,
-    "push": Server._pushed,
-    "pull": Server._pulled,
-    "pull_rows": Server._rows_pulled,
+    "push": Server._push,
+    "pull": Server._pull,
+    "pull_rows": Server._pull_rows,
     "averages": Server._averages,
-    "clock": Server._nothing,
-    "elastic": Server._drawn,
-    "updater": Server._updates_by,
-    "compression": Server._compresses,
-    "function": Server._called,
+    "clock": Server._report,
+    "elastic": Server._elastic,
+    "updater": Server._set_updater,
+    "compression": Server._set_compression,
+    "function": Server._call,
     "states": Server._states,
-    "restore": Server._restored,
-    "wait": Server._nothing,
-    "leave": Server._nothing,
+    "restore": Server._restore,
+    "wait": Server._report,
+    "leave": Server._report,
     "end": Server._end,
 }
 

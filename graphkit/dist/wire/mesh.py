@@ -73,16 +73,16 @@ class Address(NamedTuple):
     port: int
 
 
-class _Line:
+class _Connection:
     """One connection: frames to be sent, and the received part of the current frame."""
 
     def __init__(self, connection: socket.socket):
         connection.setblocking(False)
         self.socket = connection
-        self.leaving: deque[memoryview] = deque()
+        self.outgoing: deque[memoryview] = deque()
         self.ending = False  # the other end has said goodbye
         self._header, self._data = bytearray(_HEADER.size), _NOTHING
-        self._into, self._got = memoryview(self._header), 0
+        self._buffer, self._received = memoryview(self._header), 0
         self._in_header = True
 
     def flush(self) -> None:
@@ -90,29 +90,29 @@ class _Line:
         the loss.
         """
         try:
-            while self.leaving:
-                sent = self.socket.sendmsg(list(self.leaving)[:16])
-                while self.leaving and sent >= len(self.leaving[0]):
-                    sent -= len(self.leaving.popleft())
+            while self.outgoing:
+                sent = self.socket.sendmsg(list(self.outgoing)[:16])
+                while self.outgoing and sent >= len(self.outgoing[0]):
+                    sent -= len(self.outgoing.popleft())
                 if sent:
-                    self.leaving[0] = self.leaving[0][sent:]
+                    self.outgoing[0] = self.outgoing[0][sent:]
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self.leaving.clear()
+            self.outgoing.clear()
 
     def read(self) -> Iterator[Frame | None]:
         """Yield complete frames, and None if the connection has ended."""
         taken = 0
         while True:
-            if self._got == len(self._into):
-                if (frame := self._whole()) is not None:
+            if self._received == len(self._buffer):
+                if (frame := self._complete_frame()) is not None:
                     yield frame
                 continue
             if taken >= _TURN:
                 return
             try:
-                count = self.socket.recv_into(self._into[self._got :])
+                count = self.socket.recv_into(self._buffer[self._received :])
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -120,20 +120,20 @@ class _Line:
             if not count:
                 yield None
                 return
-            self._got += count
+            self._received += count
             taken += count
 
-    def _whole(self) -> Frame | None:
+    def _complete_frame(self) -> Frame | None:
         """Return the frame if its data is complete."""
         kind, part, worker, number, size = _HEADER.unpack(self._header)
         if self._in_header:
             self._data = np.empty(size, np.uint8)
-            self._into, self._got, self._in_header = self._data.data, 0, False
+            self._buffer, self._received, self._in_header = self._data.data, 0, False
             if size:
                 return None
         found = Frame(Kind(kind), part, worker, number, self._data)
         self._data = _NOTHING
-        self._into, self._got, self._in_header = memoryview(self._header), 0, True
+        self._buffer, self._received, self._in_header = memoryview(self._header), 0, True
         return found
 
 
@@ -145,7 +145,7 @@ class Mesh:
     """
 
     def __init__(self, lines: dict[int, socket.socket]):
-        self._lines = {rank: _Line(connection) for rank, connection in lines.items()}
+        self._connections = {rank: _Connection(connection) for rank, connection in lines.items()}
         self._lock = threading.Lock()
         self._awake, self._wake = os.pipe()
         os.set_blocking(self._awake, False)
@@ -156,21 +156,21 @@ class Mesh:
     def ranks(self) -> list[int]:
         """The ranks that are connected."""
         with self._lock:
-            return list(self._lines)
+            return list(self._connections)
 
     def send(self, to: int, frame: Frame) -> None:
         """Queue a frame and return at once. Frames to a rank that is gone are dropped."""
         header = _HEADER.pack(frame.kind, frame.part, frame.worker, frame.number, frame.data.nbytes)
         with self._lock:
             self.sent_bytes += len(header) + frame.data.nbytes
-            line = self._lines.get(to)
+            line = self._connections.get(to)
             if line is None:
                 return
-            line.leaving.append(memoryview(header))
+            line.outgoing.append(memoryview(header))
             if frame.data.nbytes:
-                line.leaving.append(frame.data.data)
+                line.outgoing.append(frame.data.data)
             line.flush()
-            waits = bool(line.leaving)
+            waits = bool(line.outgoing)
         if waits:
             with contextlib.suppress(BlockingIOError):  # the pipe is full: the receiver wakes anyway
                 os.write(self._wake, b"x")
@@ -182,9 +182,9 @@ class Mesh:
         """
         poll = select.poll()
         with self._lock:
-            lines = {line.socket.fileno(): (rank, line) for rank, line in self._lines.items()}
+            lines = {line.socket.fileno(): (rank, line) for rank, line in self._connections.items()}
             for number, (_, line) in lines.items():
-                poll.register(number, select.POLLIN | (select.POLLOUT if line.leaving else 0))
+                poll.register(number, select.POLLIN | (select.POLLOUT if line.outgoing else 0))
         poll.register(self._awake, select.POLLIN)
         found: list[tuple[int, Frame | None]] = []
         for number, events in poll.poll(seconds * 1000):
@@ -200,7 +200,7 @@ class Mesh:
                 found += self._read(rank, line)
         return found
 
-    def _read(self, rank: int, line: _Line) -> Iterator[tuple[int, Frame | None]]:
+    def _read(self, rank: int, line: _Connection) -> Iterator[tuple[int, Frame | None]]:
         for frame in line.read():
             if frame is not None and frame.kind == Kind.GOODBYE:
                 line.ending = True
@@ -214,36 +214,36 @@ class Mesh:
     def close_to(self, rank: int) -> None:
         """Close the connection to a rank."""
         with self._lock:
-            line = self._lines.pop(rank, None)
+            line = self._connections.pop(rank, None)
         if line is not None:
             line.socket.close()
 
-    def cut(self, rank: int) -> list[Frame]:
+    def disconnect(self, rank: int) -> list[Frame]:
         """Close the connection to a rank that may still run; return the frames that it had sent."""
         found: list[Frame] = []
-        while (line := self._lines.get(rank)) is not None:
+        while (line := self._connections.get(rank)) is not None:
             more = [frame for _, frame in self._read(rank, line) if frame is not None]
             found += more
             if not more:
                 self.close_to(rank)
         return found
 
-    def close(self, seconds: float, farewell: Frame | None = None) -> None:
+    def close(self, seconds: float, last_frame: Frame | None = None) -> None:
         """Send queued frames and a last frame to all ranks, then close all connections, within this time."""
         deadline = time.monotonic() + seconds
         for rank in self.ranks:
-            self.send(rank, farewell or Frame(Kind.GOODBYE))
+            self.send(rank, last_frame or Frame(Kind.GOODBYE))
         while (left := self._left()) and (wait := deadline - time.monotonic()) > 0:
             _ready(left, select.POLLOUT, wait)
             with self._lock:
-                for line in self._lines.values():
+                for line in self._connections.values():
                     line.flush()
         for rank in self.ranks:
             self.close_to(rank)
 
     def _left(self) -> list[socket.socket]:
         with self._lock:
-            return [line.socket for line in self._lines.values() if line.leaving]
+            return [line.socket for line in self._connections.values() if line.outgoing]
 
 
 class Listener:
@@ -255,7 +255,7 @@ class Listener:
     def __init__(self, for_other_hosts: bool, expected: int):
         inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sockets = [inside]
-        self._folder, path = _place_on_this_host()
+        self._folder, path = _new_socket_name()
         try:
             inside.bind(path)
         except OSError as error:
@@ -267,7 +267,7 @@ class Listener:
             outside = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             outside.bind(("", 0))
             self._sockets.append(outside)
-            names, port = _names_of_this_host(), outside.getsockname()[1]
+            names, port = _host_names(), outside.getsockname()[1]
         for listening in self._sockets:
             listening.listen(expected + 8)
         self.address = Address(path, names, port)
@@ -282,10 +282,10 @@ class Listener:
                 raise RuntimeFailure(f"no connection from rank {', '.join(map(str, sorted(missing)))} in {seconds:g} s")
             for listening in ready:
                 connection = listening.accept()[0]
-                rank = _greeted(connection, secret)
+                rank = _greeted_rank(connection, secret)
                 if rank in missing:
                     missing.discard(rank)
-                    found[rank] = _tuned(connection)
+                    found[rank] = _configured(connection)
                 else:
                     connection.close()
         return found
@@ -317,11 +317,11 @@ def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds
             tried.append(f"{_shown(place)}: {error}")
             connection.close()
             continue
-        return _tuned(connection)
+        return _configured(connection)
     raise RuntimeFailure(f"rank {mine} cannot connect to another process: {'; '.join(tried)}")
 
 
-def _place_on_this_host() -> tuple[tempfile.TemporaryDirectory[str] | None, str]:
+def _new_socket_name() -> tuple[tempfile.TemporaryDirectory[str] | None, str]:
     """Return a name for a socket, and the folder that contains it.
 
     On Linux, an abstract name, which needs no file. Elsewhere a path in a folder of the listening process.
@@ -346,7 +346,7 @@ def _ready(sockets: Sequence[socket.socket], event: int, seconds: float) -> list
     return [by_number[number] for number, _ in poll.poll(wait)]
 
 
-def _greeted(connection: socket.socket, secret: bytes) -> int | None:
+def _greeted_rank(connection: socket.socket, secret: bytes) -> int | None:
     """Return the rank of a process that has connected; None if it does not know the secret."""
     connection.settimeout(_GREETING)
     try:
@@ -373,14 +373,14 @@ def _read_exactly(connection: socket.socket, size: int) -> bytes:
     return found
 
 
-def _tuned(connection: socket.socket) -> socket.socket:
+def _configured(connection: socket.socket) -> socket.socket:
     connection.settimeout(None)
     if connection.family == socket.AF_INET:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
-def _names_of_this_host() -> tuple[str, ...]:
+def _host_names() -> tuple[str, ...]:
     """Return names and addresses by which other hosts may reach this one, the most likely first."""
     name = socket.gethostname()
     found = [name]
@@ -394,7 +394,7 @@ def _names_of_this_host() -> tuple[str, ...]:
 
 def open_mesh(
     rank: int, servers: Sequence[int], workers: Sequence[int], hosts: dict[int, Any],
-    tell_all: Callable[[Any], list[Any]], seconds: float,
+    allgather_objects: Callable[[Any], list[Any]], seconds: float,
 ) -> Mesh:  # fmt: skip
     """Connect every server with every other process. Every process of the job must call it.
 
@@ -403,7 +403,7 @@ def open_mesh(
         servers: Ranks of the servers.
         workers: Ranks of the workers.
         hosts: The host of each rank.
-        tell_all: All-gathers a value of each process, through MPI.
+        allgather_objects: All-gathers a value of each process, through MPI.
         seconds: How long to wait for another process.
     """
     several = len(set(hosts.values())) > 1
@@ -413,11 +413,11 @@ def open_mesh(
         before = [*workers, *(server for server in servers if server < rank)] if rank in servers else []
         if before:
             listener = stack.enter_context(Listener(several, len(before)))
-        told = tell_all((word, None if listener is None else listener.address))
-        secret = told[0][0]
+        contacts = allgather_objects((word, None if listener is None else listener.address))
+        secret = contacts[0][0]
         # The last server waits for no other one. Each server is accepted once those after it have connected.
         lines = {
-            to: connect(rank, told[to][1], hosts[to] == hosts[rank], secret, seconds)
+            to: connect(rank, contacts[to][1], hosts[to] == hosts[rank], secret, seconds)
             for to in reversed(servers)
             if to > rank
         }

@@ -27,7 +27,7 @@ _PART = 1 << 30
 # Arrays of at most this many bytes together are sent with their header.
 _INLINE = 1024
 # While messages are under way: the pause between two checks, and seconds between two checks for lost ranks.
-_PAUSE, _LOOK = 5e-5, 0.05
+_PAUSE, _CHECK = 5e-5, 0.05
 
 
 class Links(Protocol):
@@ -112,10 +112,10 @@ class Messages:
 
     def __init__(self, links: Links):
         self._links = links
-        self._news = threading.Condition()
-        # The following attributes are guarded by `_news`.
+        self._condition = threading.Condition()
+        # The following attributes are guarded by `_condition`.
         self._sent: list[tuple[Any, np.ndarray]] = []
-        self._awaited: list[Arrival] = []
+        self._expected: list[Arrival] = []
         self._numbers: dict[tuple[str, int, int], int] = {}
         self._failure: str | None = None
         self._thread: threading.Thread | None = None
@@ -128,27 +128,27 @@ class Messages:
         """
         tag = lane * _TAGS_OF_A_LANE
         self._check()
-        with self._news:
+        with self._condition:
             shapes = [size for array in arrays for size in array.shape]
             header = np.array([self._number("to", to, lane), label, *shapes], np.int64).view(np.uint8)
-            bytes_ = [_bytes(np.ascontiguousarray(array)) for array in arrays]
-            size = sum(data.size for data in bytes_)
+            parts = [_bytes(np.ascontiguousarray(array)) for array in arrays]
+            size = sum(data.size for data in parts)
             if size <= _INLINE:
-                header, bytes_ = np.concatenate([header, *bytes_]), []
+                header, parts = np.concatenate([header, *parts]), []
             self._sent.append((self._links.start_send(header, to, tag), header))
-            for data in bytes_:
+            for data in parts:
                 self._sent += [(self._links.start_send(part, to, tag + 1), part) for part in _parts(data)]
             self.sent_bytes += size
-            self._go_on()
+            self._wake()
 
     def expect(self, source: int, kinds: Sequence[Kind], lane: int = 0, label: int = 0) -> Arrival:
         """Prepare to receive the next message of a rank."""
         self._check()
-        with self._news:
+        with self._condition:
             arrival = Arrival(source, lane, self._number("from", source, lane), kinds, label)
             arrival.header_request = self._links.start_receive(arrival.data, source, lane * _TAGS_OF_A_LANE)
-            self._awaited.append(arrival)
-            self._go_on()
+            self._expected.append(arrival)
+            self._wake()
         return arrival
 
     def receive(self, arrival: Arrival, what: str) -> list[np.ndarray]:
@@ -167,7 +167,7 @@ class Messages:
 
         Every later call of this rank, and its end, raises RuntimeFailure, which ends the job.
         """
-        with self._news:
+        with self._condition:
             if self._failure is None:
                 self._failure = f"rank {self._links.rank} failed {where}: {str(error) or type(error).__name__}"
         self._links.fail(self._failure)
@@ -179,45 +179,45 @@ class Messages:
         self._numbers[key] = self._numbers.get(key, -1) + 1
         return self._numbers[key]
 
-    def _go_on(self) -> None:
-        """Wake the thread that lets messages progress; `_news` is held."""
+    def _wake(self) -> None:
+        """Wake the thread that lets messages progress; `_condition` is held."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="graphkit-messages", daemon=True)
             self._thread.start()
-        self._news.notify_all()
+        self._condition.notify_all()
 
     def _serve(self) -> None:
         reduce_wakeup_latency()
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._failure is None and (self._sent or self._awaited))
+            with self._condition:
+                self._condition.wait_for(lambda: self._failure is None and (self._sent or self._expected))
                 self._advance()
             time.sleep(_PAUSE)
 
     def _advance(self) -> None:
-        """Check all messages that are under way; `_news` is held."""
+        """Check all messages that are under way; `_condition` is held."""
         before = self._left
         try:
             self._sent = [(request, part) for request, part in self._sent if not request.Test()]
             # Messages of a lane arrive in order, so the arrays of one are allocated before those of the next.
             closed = set()
-            for arrival in self._awaited:
+            for arrival in self._expected:
                 if (arrival.source, arrival.lane) not in closed and not self._has_room(arrival):
                     closed.add((arrival.source, arrival.lane))
                 elif arrival.header_request is None:
                     arrival.requests = [request for request in arrival.requests if not request.Test()]
                     arrival.done = not arrival.requests
-            self._awaited = [arrival for arrival in self._awaited if not arrival.done]
+            self._expected = [arrival for arrival in self._expected if not arrival.done]
         except Exception as error:  # noqa: BLE001 - the caller that waits gets it
             self._failure = str(error)
         if self._left != before:
             self._links.made_progress()
-        self._news.notify_all()
+        self._condition.notify_all()
 
     @property
     def _left(self) -> tuple[int, int]:
-        """Numbers of sent parts and expected messages that are not complete; `_news` is held."""
-        return len(self._sent), len(self._awaited)
+        """Numbers of sent parts and expected messages that are not complete; `_condition` is held."""
+        return len(self._sent), len(self._expected)
 
     def _has_room(self, arrival: Arrival) -> bool:
         """Return whether the header has arrived. Its arrival starts the receipt of the arrays."""
@@ -233,11 +233,11 @@ class Messages:
         return True
 
     def _wait(self, done: Any, what: str) -> None:
-        looked = time.monotonic()
-        said = False
+        checked = time.monotonic()
+        reported = False
         with self._links.waiting(True):
             while True:
-                with self._news:
+                with self._condition:
                     if self._failure is None:
                         self._advance()
                     if self._failure is not None:
@@ -245,11 +245,11 @@ class Messages:
                     if done():
                         return
                 time.sleep(_PAUSE)
-                if (now := time.monotonic()) - looked > _LOOK:
-                    looked = now
-                    if not said:
+                if (now := time.monotonic()) - checked > _CHECK:
+                    checked = now
+                    if not reported:
                         self._links.doing(what.encode())
-                        said = True
+                        reported = True
                     if (reason := self._links.lost()) is not None:
                         raise RuntimeFailure(f"waiting for {what} failed: {reason}")
         self._check(f"{what} will not arrive: ")

@@ -27,8 +27,8 @@ class PersistentAllgather:
         self._rank, self._complete = comm.rank, complete
         self._mine = bytearray(length)
         others = [rank for rank in range(comm.size) if rank != self._rank]
-        self._found = {rank: np.zeros(length, np.uint8) for rank in others}
-        self._receives = [comm.Recv_init([self._found[rank], byte], rank, _TAG) for rank in others]
+        self._received = {rank: np.zeros(length, np.uint8) for rank in others}
+        self._receives = [comm.Recv_init([self._received[rank], byte], rank, _TAG) for rank in others]
         self._sends = [comm.Send_init([self._mine, byte], rank, _TAG) for rank in others]
 
     def __call__(self, mine: bytes) -> list[bytes]:
@@ -41,7 +41,7 @@ class PersistentAllgather:
         for request in (*self._receives, *self._sends):
             if not request.Test():
                 self._complete(request, self)
-        found = [data.tobytes() for data in self._found.values()]
+        found = [data.tobytes() for data in self._received.values()]
         found.insert(self._rank, mine)
         return found
 
@@ -59,21 +59,21 @@ class Mailbox:
 
     def __init__(self, comm: Any, status: Callable[[], Any], byte: Any):
         self._comm, self._status, self._byte = comm, status, byte
-        self._leaving: list[tuple[Any, np.ndarray]] = []
+        self._outgoing: list[tuple[Any, np.ndarray]] = []
         # By source, messages that are arriving, in order. A large one is announced some time before it is complete.
-        self._arriving: dict[int, deque[tuple[Any, np.ndarray]]] = {}
+        self._incoming: dict[int, deque[tuple[Any, np.ndarray]]] = {}
         self.sent_bytes = 0
 
     def send(self, to: int, message: np.ndarray) -> None:
         """Start to send a message."""
         self.sent_bytes += message.nbytes
-        self._leaving.append((self._comm.Isend([message, self._byte], dest=to, tag=_TAG), message))
+        self._outgoing.append((self._comm.Isend([message, self._byte], dest=to, tag=_TAG), message))
         self.progress()
 
     def progress(self) -> bool:
         """Let messages progress. Return whether some are not sent completely."""
-        self._leaving = [(request, message) for request, message in self._leaving if not request.Test()]
-        return bool(self._leaving)
+        self._outgoing = [(request, message) for request, message in self._outgoing if not request.Test()]
+        return bool(self._outgoing)
 
     def receive(self) -> list[tuple[int, np.ndarray]]:
         """Return complete messages with their sources. Messages of one source are in the order in which
@@ -83,10 +83,10 @@ class Mailbox:
         status = self._status()
         while (found := self._comm.Improbe(tag=_TAG, status=status)) is not None:
             message = np.empty(status.Get_count(self._byte), np.uint8)
-            queue = self._arriving.setdefault(status.Get_source(), deque())
+            queue = self._incoming.setdefault(status.Get_source(), deque())
             queue.append((found.Irecv([message, self._byte]), message))
-        come = []
-        for source, queue in self._arriving.items():
+        arrived = []
+        for source, queue in self._incoming.items():
             while queue and queue[0][0].Test():
-                come.append((source, queue.popleft()[1]))
-        return come
+                arrived.append((source, queue.popleft()[1]))
+        return arrived
