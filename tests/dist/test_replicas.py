@@ -14,7 +14,7 @@ from graphkit.dist import kvstore
 from graphkit.dist.servers.remote import RemoteStore
 from graphkit.dist.servers.replica import Outbox, Replica, ReplicatedServer, holders
 from graphkit.dist.transport import Transport
-from graphkit.dist.wire.mesh import Frame, Kind
+from graphkit.dist.wire.mesh import Frame, FrameKind
 from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.train.average import EMA
@@ -447,9 +447,9 @@ def test_frames_that_cannot_be():
     holder = ReplicatedServer(0, 2, 1, lambda to, frame: sent.append((to, frame)), pytest.fail)
     message = pack({"call": "wait", "asks": True})
     with pytest.raises(RuntimeFailure, match="message 3 of rank 0 comes behind message 0"):
-        holder.received(0, Frame(Kind.MESSAGE, 0, number=3, data=message))
+        holder.received(0, Frame(FrameKind.MESSAGE, 0, number=3, data=message))
     with pytest.raises(RuntimeFailure, match="rank 2 sent FORWARD of part 0 to server 0"):
-        holder.received(2, Frame(Kind.FORWARD, 0, 0, 1, message))
+        holder.received(2, Frame(FrameKind.FORWARD, 0, 0, 1, message))
     outbox = Outbox(2, 1, lambda to, frame: None)
     outbox.handle_loss(0)
     outbox.post(1, message)

@@ -15,7 +15,7 @@ import graphkit as gk
 from graphkit.cli import invoke
 from graphkit.dist.job import launch, survival
 from graphkit.dist.servers import replicated
-from graphkit.dist.wire.mesh import Frame, Kind
+from graphkit.dist.wire.mesh import Frame, FrameKind
 from graphkit.errors import RuntimeFailure, UsageError
 
 
@@ -409,7 +409,7 @@ def test_a_failure_explains_a_worker_that_is_gone(monkeypatch):
     monkeypatch.setattr(replicated, "_exit", leave)
     monkeypatch.setattr(replicated, "_FAILURE_WAIT", 0.2)
     company = types.SimpleNamespace(processes=4, servers=2, describe=lambda rank: f"rank {rank}")
-    failed = [[], [(1, Frame(Kind.FAILED, number=2))]]
+    failed = [[], [(1, Frame(FrameKind.FAILED, number=2))]]
     mesh = types.SimpleNamespace(receive=lambda seconds: failed.pop(0) if failed else [], close=lambda *words: None)
     with pytest.raises(Left, match="2"):
         replicated._serve_one(None, mesh, company, 0, None)

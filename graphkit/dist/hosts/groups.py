@@ -46,9 +46,9 @@ class Group(Protocol):
 class Levels(NamedTuple):
     """Two levels of communication, for a job over several hosts that have several processes.
 
-    `inside` connects the processes of this host. `leaders` connects the first processes of all hosts; None on others.
-    Data is combined inside each host first, so that it crosses the network once per host. leading: ranks of the
-    leaders.
+    `inside` connects the processes of this host. `leaders` connects the first process of every host; it is None on
+    the other processes. Data is combined inside each host first, so that it crosses the network once per host.
+    leading: ranks of the leaders.
     """
 
     inside: Group
@@ -57,10 +57,10 @@ class Levels(NamedTuple):
 
 
 class MpiGroup:
-    """The processes of an MPI communicator. given: called with the number of bytes that this process contributes."""
+    """The processes of an MPI communicator. count: called with the number of bytes that this process contributes."""
 
-    def __init__(self, processes: Any, complete: Complete, given: Callable[[int], None]):
-        self._processes, self._complete, self._given = processes, complete, given
+    def __init__(self, processes: Any, complete: Complete, count: Callable[[int], None]):
+        self._processes, self._complete, self._count = processes, complete, count
         self.rank: int = processes.rank
         self.size: int = processes.size
 
@@ -76,16 +76,16 @@ class MpiGroup:
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         source = np.ascontiguousarray(array)
-        self._given(source.nbytes)
+        self._count(source.nbytes)
         result = np.empty((self.size, *source.shape), source.dtype)
-        # As bytes, so that every dtype travels.
+        # As bytes, because MPI has no types for some dtypes.
         mine, all_ = as_bytes(source), as_bytes(result)
         self._complete(self._processes.Iallgather(mine, all_), mine, all_)
         return result
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
         source = np.ascontiguousarray(data)
-        self._given(source.nbytes)
+        self._count(source.nbytes)
         begins = begins_of(sizes)
         result = np.empty(begins[-1], np.uint8)
         layout = [result, (list(sizes), begins[:-1])]
@@ -156,23 +156,24 @@ class Hosts:
         self.leaders = world.Split(0 if self.leads else 1, world.rank)
         self.several = len(self.all) > 1
         self.sent = 0
-        self._everybody = MpiGroup(world, complete, self._give if self.several else _keep)
+        self._flat = MpiGroup(world, complete, self._count_sent if self.several else _count_nothing)
         self.levels: Levels | None = None
         if 1 < len(self.all) < world.size:
-            leaders = MpiGroup(self.leaders, complete, self._give) if self.leads else None
+            leaders = MpiGroup(self.leaders, complete, self._count_sent) if self.leads else None
             self.levels = Levels(
-                MpiGroup(self.inside, complete, _keep), leaders, tuple(host.ranks[0] for host in self.all)
+                MpiGroup(self.inside, complete, _count_nothing), leaders, tuple(host.ranks[0] for host in self.all)
             )
         # Ranks in the order of hosts, and the position of each rank in that order.
         self._order = [rank for host in self.all for rank in host.ranks]
         self._places = sorted(range(world.size), key=self._order.__getitem__)
 
-    def _give(self, size: int) -> None:
+    def _count_sent(self, size: int) -> None:
         self.sent += size
 
     def allreduce(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> None:
-        """Sum contiguous arrays elementwise, with the same bits on all processes. in_place: both arrays are
-        the same.
+        """Sum contiguous arrays elementwise, with the same bits on all processes.
+
+        in_place: source and result are the same array.
         """
         if self.levels is None:
             self._complete(self._start(source, result, in_place), source, result)
@@ -217,18 +218,16 @@ class Hosts:
     def allgather(self, array: np.ndarray) -> np.ndarray:
         """Return the arrays of all processes, by rank, along a new first axis."""
         if self.levels is None:
-            return self._everybody.allgather(array)
+            return self._flat.allgather(array)
         source = np.ascontiguousarray(array)
         found = self._host_by_host(as_bytes(source), [source.nbytes] * len(self._order))
         rows = found.view(source.dtype).reshape(len(self._order), *source.shape)
         return rows if self._in_order else rows[self._places]
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return the bytes of all processes, by rank; each part is aligned to 8 bytes. sizes: number of
-        bytes by rank.
-        """
+        """Return the bytes of each process. sizes: their numbers, by rank. Each part is aligned to 8 bytes."""
         if self.levels is None:
-            return self._everybody.allgather_parts(data, sizes)
+            return self._flat.allgather_parts(data, sizes)
         found = self._host_by_host(np.ascontiguousarray(data), sizes)
         parts = parts_of(found, begins_of([sizes[rank] for rank in self._order]))
         return [parts[place] for place in self._places]
@@ -242,7 +241,7 @@ class Hosts:
             own = [sizes[rank] for rank in self.all[self.index].ranks]
             here = whole[begins[self.index] : begins[self.index] + counts[self.index]]
             self._complete(self.inside.Igatherv(data, [here, (own, begins_of(own)[:-1])]), data, here)
-            self._give(here.nbytes)
+            self._count_sent(here.nbytes)
             layout = [whole, (counts, begins)]
             self._complete(self.leaders.Iallgatherv(self._in_place, layout), layout)
         else:
@@ -277,7 +276,7 @@ class Hosts:
         return result
 
 
-def _keep(size: int) -> None:
+def _count_nothing(size: int) -> None:
     """Do nothing: these bytes stay on the host."""
 
 

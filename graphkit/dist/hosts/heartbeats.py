@@ -80,9 +80,7 @@ class HeartbeatBoard:
 
 
 class _Wait:
-    """A context in which a process waits for others. Contexts may be nested, and one object may be entered
-    repeatedly.
-    """
+    """A context in which a process waits for others. It may be nested, and entered repeatedly."""
 
     def __init__(self, monitor: HeartbeatMonitor, for_steps: bool):
         self._monitor, self._for_steps = monitor, for_steps
@@ -251,7 +249,7 @@ class HeartbeatMonitor:
         texts = []
         for index, host in enumerate(self._hosts):
             if index != self._here and host.ranks[0] in self._excluded:
-                return None  # this host is not heard any more
+                return None  # this host is not heard any longer
             known = now if index == self._here else float(self._board.heard[index])
             for rank in host.ranks:
                 slot = slots[rank]

@@ -20,7 +20,7 @@ _ROUNDING = 1e-6
 
 
 class Allowed(NamedTuple):
-    """What a process may use: its cores, the CPU quota of its control groups, and their names."""
+    """The cores and the CPU quota that a process may use, and the names of its control groups."""
 
     cores: frozenset[int]
     quota: float | None
@@ -40,8 +40,9 @@ class Allowed(NamedTuple):
 
 
 def share(processes: Sequence[Allowed], mine: int) -> int:
-    """Return the number of threads of one process, at least one: its cores and quota, divided by those who
-    share them.
+    """Return the number of threads of one process, at least one.
+
+    Each core, and each quota, is divided by the number of processes that share it.
     """
     own = processes[mine]
     users = Counter(core for process in processes for core in process.cores)

@@ -107,15 +107,15 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     mpiexec = find_mpiexec()
     options = launcher_options(mpiexec) if survives else []
     command = [mpiexec, *options, "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
-    with StatusPipe(processes) as status_pipe, _forwarding() as signals:
-        environment[config.JOB_PIPE.name] = status_pipe.path
+    with StatusPipe(processes) as pipe, _forwarding() as signals:
+        environment[config.JOB_PIPE.name] = pipe.path
         # A background process group must not read from the terminal. A closed standard stream must not become the
         # descriptor of another file in the launcher.
         out, err = (None if stream is not None else subprocess.DEVNULL for stream in (sys.stdout, sys.stderr))
         nothing = subprocess.DEVNULL
         job = subprocess.Popen(command, env=environment, stdin=nothing, stdout=out, stderr=err, process_group=0)
         signals.attach(job)
-        status = status_pipe.wait(job, _PAUSE)
+        status = pipe.wait(job, _PAUSE)
     sent = signals.sent
     if status < 0:
         return 128 - status
@@ -124,12 +124,12 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
         _say(f"the job was {what}")  # the output of its processes may be lost
         return 128 + sent[0]
-    return _exit_status(status, status_pipe)
+    return _exit_status(status, pipe)
 
 
-def _exit_status(status: int, status_pipe: StatusPipe) -> int:
+def _exit_status(status: int, pipe: StatusPipe) -> int:
     """Return the exit status of a job. Print what the ranks have not reported themselves."""
-    number, first = _signal_of(status), status_pipe.first_lost()
+    number, first = _signal_of(status), pipe.first_lost()
     if first is not None:
         shown = str(status) if number is None else f"{status} ({number.name})"
         _say(f"{first}; the launcher's status is {shown}")
@@ -137,7 +137,7 @@ def _exit_status(status: int, status_pipe: StatusPipe) -> int:
     if number is not None:
         several = ", or several have failed with different statuses" if status in _COMBINED else ""
         _say(f"a process of the job was ended by {number.name}{several}")
-    elif status == 0 and (missing := status_pipe.not_ended()):
+    elif status == 0 and (missing := pipe.not_ended()):
         _say(f"the launcher's status is 0, but the program of these ranks has not ended: {', '.join(missing)}")
     else:
         return status

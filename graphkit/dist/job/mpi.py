@@ -208,7 +208,7 @@ class MpiCommunicator:
         return self.hosts.allgather(array)
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-        if array.dtype.itemsize == 2:  # half floats have no MPI type
+        if array.dtype.itemsize == 2:  # MPI has no types for float16 and bfloat16
             return self.allreduce(array)[bounds[self.rank] : bounds[self.rank + 1]]
         return self.hosts.reduce_scatter(np.ascontiguousarray(array), bounds)
 
@@ -240,8 +240,9 @@ class MpiCommunicator:
         return {rank: index for index, host in enumerate(self._all_hosts.all) for rank in host.ranks}
 
     def allgather_objects(self, mine: Any) -> list[Any]:
-        """All-gather a value of each process of the job, at the start. If a process does not call it within the
-        timeout, this process ends with an error.
+        """Return the values of all processes of the job, by rank, at the start.
+
+        If a process does not call it within the timeout, this process ends with an error.
         """
         with deadline(max(self.timeout, LEAST_TIMEOUT), (self.job_rank, self.processes), "opened their store"):
             return list(self._job.allgather(mine))
@@ -264,9 +265,7 @@ class MpiCommunicator:
             self._monitor.end_silent()
 
     def on_abort(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` with the exit code before this process aborts the job. The last registered function
-        runs first.
-        """
+        """Call `tell` with the exit code before this process aborts the job. The last function runs first."""
         self._abort_callbacks.insert(0, tell)
 
     # --- heartbeats ------------------------------------------------------------------------------
@@ -275,29 +274,28 @@ class MpiCommunicator:
         """Return the monitor of all hosts; of this host only, if MPI allows calls from only one thread."""
         hosts, mpi = self._all_hosts, _mpi()
         everywhere = hosts.several and self._job.allreduce(mpi.Query_thread(), mpi.MIN) == mpi.THREAD_MULTIPLE
-        watched = hosts.all if everywhere else (hosts.all[hosts.index],)
-        ranks = sorted(rank for host in watched for rank in host.ranks)
+        monitored = hosts.all if everywhere else (hosts.all[hosts.index],)
+        ranks = sorted(rank for host in monitored for rank in host.ranks)
         if len(ranks) == 1:
             return None
         path, failure = None, None
         if hosts.leads:
             try:
-                path = HeartbeatBoard.create(len(ranks), len(watched))
+                path = HeartbeatBoard.create(len(ranks), len(monitored))
             except OSError as error:
                 failure = f"rank {self.job_rank}: cannot allocate memory to share between processes: {error}"
         path, failure = hosts.inside.bcast((path, failure))
         if path is None:
             raise RuntimeFailure(failure)
-        board = HeartbeatBoard(path, len(ranks), len(watched))
+        board = HeartbeatBoard(path, len(ranks), len(monitored))
         # Remove the file before any wait for other hosts: a lost host must not leave it behind.
         hosts.inside.Barrier()
         if hosts.leads:
             os.unlink(path)
-        relay = HeartbeatRelay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
-        here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.job_rank)
+        relay = HeartbeatRelay(hosts.leaders.Dup(), board, monitored) if everywhere and hosts.leads else None
+        here, mine = monitored.index(hosts.all[hosts.index]), ranks.index(self.job_rank)
         complete = len(ranks) == self.processes
-        watch = HeartbeatMonitor(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay, complete)
-        return watch
+        return HeartbeatMonitor(board, ranks, mine, config.RANK_TIMEOUT.get(), monitored, here, relay, complete)
 
     @property
     def timeout(self) -> float:
@@ -358,7 +356,7 @@ class MpiCommunicator:
         start = time.monotonic()
         try:
             while not request.Test():
-                # This process computes on another thread, which needs the core.
+                # If no thread waits, this process computes, and needs the core.
                 if self.engine.awaited and (waited := time.monotonic() - start) < _EAGER:
                     if waited >= self._spin_seconds:
                         os.sched_yield()

@@ -114,9 +114,9 @@ class StatusPipe:
         return int(job.returncode)
 
     def first_lost(self) -> str | None:
-        """A sentence on the rank that was seen to leave first without having ended its program; None without one.
+        """Return a sentence about the rank that left first without ending its program; None without such a rank.
 
-        None also if a rank has said before that why it failed: the others have left for that reason.
+        Also None if a rank reported its failure before: then the others left for that reason.
         """
         lost = self._lost()
         if not lost or self._explained:
@@ -129,7 +129,7 @@ class StatusPipe:
         return f"{first} left before all ranks had started MPI{others}"
 
     def _lost(self) -> list[int]:
-        """Return the ranks that left without saying why, in the order in which they left.
+        """Return the ranks that left without a report, in the order in which they left.
 
         A launcher notices a lost rank by a closed connection. It may kill another rank before the process of the first
         one has ended. So ranks that no SIGKILL or SIGTERM ended come first, if the system tells how they ended.
@@ -139,11 +139,11 @@ class StatusPipe:
         return sorted(lost, key=by_launchers.__contains__)
 
     def not_ended(self) -> list[str]:
-        """The ranks that have not said that their program has ended."""
+        """Return the ranks that have not reported the end of their program."""
         return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._reports]
 
     def _follow(self, process: int, rank: int | None) -> None:
-        """HeartbeatMonitor for the end of a process."""
+        """Watch for the end of a process."""
         if self._events is None:
             return
         try:
@@ -228,7 +228,7 @@ def join() -> None:
             f"({error.strerror}): the command is gone, or this rank does not see the temporary folder of the command's "
             "machine"
         ) from None
-    threading.Thread(target=_end_with_command, args=(_pipe, path), name="graphkit-status_pipe", daemon=True).start()
+    threading.Thread(target=_end_with_command, args=(_pipe, path), name="graphkit-status-pipe", daemon=True).start()
 
 
 def report(word: str, rank: int) -> None:
@@ -237,13 +237,13 @@ def report(word: str, rank: int) -> None:
     BEGUN, STARTED, ENDED and FAILED are about this process, EXCLUDED is about another one.
     """
     if _pipe is not None:
-        # The command has ended, which the thread notices, or does not read.
+        # The command has ended, which the thread notices, or the pipe is full.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(_pipe, f"{word}\t{rank}\t{os.getpid()}\t{socket.gethostname()}\n".encode())
 
 
 def _end_with_command(pipe: int, path: str) -> NoReturn:
-    """Wait until nobody reads the pipe; then end this process. Its launcher ends the other ranks."""
+    """Wait until the command closes the pipe; then end this process. Its launcher ends the other ranks."""
     events = select.poll()
     events.register(pipe, 0)  # only the error that there is no reader remains
     events.poll()

@@ -31,7 +31,7 @@ _KEPT = 4096
 
 
 class Announcement(NamedTuple):
-    """What a rank reports.
+    """The report of a rank in a progress step.
 
     steps, calls: how many it has begun. digest, pending: digest and number of its pending operations. waits: which
     threads wait (see `Waits`). text: the operation that it waits for, or else its first pending one.

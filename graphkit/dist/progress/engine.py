@@ -113,9 +113,9 @@ class ProgressEngine:
         """
         if self._links.size == 1:
             return complete_locally(call, action)
-        return self._queued(self._new(call, arrays, action, priority, operation), later)
+        return self._enqueue(self._new_operation(call, arrays, action, priority, operation), later)
 
-    def _new(
+    def _new_operation(
         self, call: str, arrays: Sequence[np.ndarray], action: Action | None, priority: int, operation: str
     ) -> Pending:
         pending = Pending(call, action, priority, self)
@@ -123,7 +123,7 @@ class ProgressEngine:
         self._links.doing(pending.text)
         return pending
 
-    def _queued(self, pending: Pending, later: bool) -> Pending:
+    def _enqueue(self, pending: Pending, later: bool) -> Pending:
         with self._queue.lock:
             if self._failure is not None:
                 raise RuntimeFailure(self._failure)
@@ -147,9 +147,11 @@ class ProgressEngine:
         """Post an operation, wait for it, and return its result."""
         if self._links.size == 1:
             return complete_locally(call, action).wait()
-        pending = self._new(call, arrays, action, priority, operation)
+        pending = self._new_operation(call, arrays, action, priority, operation)
         return (
-            self._sum_at_once(pending, action) if isinstance(action, Sum) else self._queued(pending, later=False).wait()
+            self._sum_at_once(pending, action)
+            if isinstance(action, Sum)
+            else self._enqueue(pending, later=False).wait()
         )
 
     def _sum_at_once(self, pending: Pending, summed: Sum) -> Any:
@@ -185,18 +187,18 @@ class ProgressEngine:
         finally:
             if free:
                 self._queue.waiting.remove(mine)
-                self._stops_driving()
-        return (pending if free else self._queued(pending, later=False)).wait()
+                self._release_driver()
+        return (pending if free else self._enqueue(pending, later=False)).wait()
 
     def flush(self) -> None:
         """Wait for all pending operations. Raises the first error that no caller has received."""
-        while left := self._left():
+        while left := self._unfinished():
             for pending in left:
                 pending.wait()
         for pending in self._queue.unreported():
             pending.wait()
 
-    def _left(self) -> list[Pending]:
+    def _unfinished(self) -> list[Pending]:
         """Return the operations that are not done."""
         with self._queue.lock:
             return self._queue.all() + [running.pending for running in self._running]
@@ -214,21 +216,21 @@ class ProgressEngine:
             self._queue.waiting.append(mine)
             try:
                 while not pending.done:
-                    if not self._starts_driving(pending):
+                    if not self._try_to_drive(pending):
                         self._check_ranks()
                         continue
                     try:
                         if not pending.done:
                             self._drive()
                     finally:
-                        self._stops_driving()
+                        self._release_driver()
             finally:
                 self._queue.waiting.remove(mine)
                 if self._thread is not None:
                     with self._queue.lock:
                         self._queue.notify()
 
-    def _starts_driving(self, pending: Pending) -> bool:
+    def _try_to_drive(self, pending: Pending) -> bool:
         """Return whether this thread drives from now on. If another one does, wait for a notification first."""
         with self._queue.lock:
             if self._driver:
@@ -238,7 +240,7 @@ class ProgressEngine:
             self._driver = threading.get_ident()
             return True
 
-    def _stops_driving(self) -> None:
+    def _release_driver(self) -> None:
         with self._queue.lock:
             self._driver = 0
             self._queue.notify()
@@ -264,7 +266,7 @@ class ProgressEngine:
             except Exception as error:  # noqa: BLE001 - the next caller that waits gets it
                 self.fail(f"{type(error).__name__}: {error}")
             finally:
-                self._stops_driving()
+                self._release_driver()
 
     @property
     def _has_work(self) -> bool:
@@ -275,7 +277,7 @@ class ProgressEngine:
         with self._queue.lock:
             if self._failure is None:
                 self._failure = reason
-            left = self._left()
+            left = self._unfinished()
             self._queue.pending.clear()
             self._abandoned.extend(self._running)  # MPI may still write to their arrays
             self._running.clear()
@@ -293,7 +295,7 @@ class ProgressEngine:
         try:
             yield
         finally:
-            self._stops_driving()
+            self._release_driver()
 
     def close(self) -> None:
         """End the thread of the engine."""
@@ -304,8 +306,10 @@ class ProgressEngine:
             self._thread.join()
 
     def stop_driving(self, seconds: float) -> bool:
-        """Wait until no thread drives a progress step; none does afterwards. Return whether this took at most
-        `seconds`.
+        """Wait until no thread drives a progress step. None does afterwards.
+
+        Returns:
+            Whether this succeeded within the given time.
         """
         with self._queue.lock:
             end = time.monotonic() + seconds
@@ -338,8 +342,14 @@ class ProgressEngine:
     def _run_common(
         self, heads: Sequence[Pending], small: Mapping[str, np.ndarray], mine: bytes, rows: Sequence[bytes], calls: int
     ) -> None:
-        """Run what all ranks have announced. small: the arrays in the announcements; calls: the number of calls known
-        then.
+        """Run the operations that all ranks have announced.
+
+        Args:
+            heads: The operations that this rank announced.
+            small: The arrays in its announcement, by name.
+            mine: Its announcement.
+            rows: The announcements of all ranks.
+            calls: Number of calls at that time.
         """
         same = alike(mine, rows)
         chosen = heads if same else self._negotiation.common(heads, rows)
@@ -360,8 +370,9 @@ class ProgressEngine:
         return bool(self._queue.waiting)
 
     def poll(self) -> None:
-        """Check running sums and lost ranks; called regularly during a wait. Raises RuntimeFailure if a
-        rank is lost.
+        """Check running sums and lost ranks. Called regularly during a wait.
+
+        Raises RuntimeFailure if a rank is lost.
         """
         self._finish_running()
         if self._queue.waiting and (now := time.monotonic()) - self._checked > _CHECK:
@@ -401,8 +412,9 @@ class ProgressEngine:
                 self._queue.notify()
 
     def _attempt(self, pending: Pending, do: Callable[..., Any], *arguments: Any) -> _Outcome:
-        """Return a result, or its error. If other ranks may be inside the operation, an interruption stops
-        the engine.
+        """Return the result of an operation, or its error.
+
+        An interruption stops the engine, because other ranks may be inside the operation.
         """
         try:
             return do(*arguments), None

@@ -1,4 +1,4 @@
-"""What ranks exchange in a progress step to agree on the operations to run."""
+"""Negotiation between ranks in a progress step: which operations run next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pending operations, and which of them run together or travel with announcements."""
+"""Pending operations, and which of them run together or are sent with announcements."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from graphkit.dist.progress.announcement import PAYLOAD
 
-# Sums of one dtype of at most _SMALL bytes each are sent together. Those of at most _ROOM bytes travel with
-# announcements.
+# Sums of one dtype of at most _SMALL bytes each are sent together. Those of at most _ROOM bytes are sent
+# with announcements.
 _SMALL, _ROOM = 16 << 10, PAYLOAD.stop - PAYLOAD.start
 
 
@@ -149,7 +149,7 @@ def fits_announcement(summed: Sum) -> bool:
 
 
 def payload(heads: Iterable[Pending]) -> dict[str, np.ndarray]:
-    """Return the arrays that travel with the announcement, by name."""
+    """Return the arrays that are sent with the announcement, by name."""
     found, room = {}, _ROOM
     for pending in heads:
         action = pending.action
@@ -160,7 +160,7 @@ def payload(heads: Iterable[Pending]) -> dict[str, np.ndarray]:
 
 
 def payload_sums(mine: Mapping[str, np.ndarray], rows: Sequence[bytes]) -> dict[str, np.ndarray]:
-    """Return the sums of arrays that travelled with announcements, by name. mine: the arrays of this rank."""
+    """Return the sums of arrays that were sent with announcements, by name. mine: the arrays of this rank."""
     found, at = {}, PAYLOAD.start
     for call, array in mine.items():
         data = b"".join(row[at : at + array.nbytes] for row in rows)

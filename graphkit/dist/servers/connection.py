@@ -67,8 +67,9 @@ class PollingMailbox:
         self._checked = self._last_message = time.monotonic()
 
     def receive(self) -> list[tuple[int, np.ndarray]]:
-        """Return messages that have arrived; if there are none, wait briefly. Raises RuntimeFailure if a
-        rank is lost.
+        """Return messages that have arrived. If there are none, wait briefly.
+
+        Raises RuntimeFailure if a rank is lost.
         """
         with self._communicator.driving():
             arrived = self._mail.receive()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit.dist.servers.server import Server
-from graphkit.dist.wire.mesh import Frame, Kind
+from graphkit.dist.wire.mesh import Frame, FrameKind
 from graphkit.dist.wire.packing import unpack
 from graphkit.errors import RuntimeFailure
 
@@ -185,18 +185,18 @@ class ReplicatedServer:
     def received(self, source: int, frame: Frame) -> None:
         """Handle a frame about a part. Raises RuntimeFailure if it makes no sense."""
         role = self._roles.get(frame.part)
-        if frame.kind == Kind.MESSAGE:
+        if frame.kind == FrameKind.MESSAGE:
             if role is not None and role.leads:
                 self._lead(role, source, frame)
             else:
                 self._early.setdefault(frame.part, []).append((source, frame))
-        elif frame.kind == Kind.SNAPSHOT:
+        elif frame.kind == FrameKind.SNAPSHOT:
             self._roles[frame.part] = _Role(Replica.unpacked(frame.data), leads=False)
             self._advanced[frame.part] = source
-        elif frame.kind == Kind.FORWARD and role is not None and not role.leads:
+        elif frame.kind == FrameKind.FORWARD and role is not None and not role.leads:
             role.replica.follow(frame.worker, frame.number, frame.data)
             self._advanced[frame.part] = source
-        elif frame.kind == Kind.APPLIED and role is not None:
+        elif frame.kind == FrameKind.APPLIED and role is not None:
             if role.follower is not None and source == self._workers + role.follower:
                 self._release(frame.part, role, frame.number)
         else:
@@ -205,9 +205,9 @@ class ReplicatedServer:
     def flush(self) -> None:
         """Send confirmations: to workers, which messages are safe; to leaders, how many messages are applied."""
         for (worker, part), number in self._safe.items():
-            self._send(worker, Frame(Kind.ACKNOWLEDGED, part, number=number))
+            self._send(worker, Frame(FrameKind.ACKNOWLEDGED, part, number=number))
         for part, leader in self._advanced.items():
-            self._send(leader, Frame(Kind.APPLIED, part, number=self._roles[part].replica.count))
+            self._send(leader, Frame(FrameKind.APPLIED, part, number=self._roles[part].replica.count))
         self._safe.clear()
         self._advanced.clear()
 
@@ -215,7 +215,7 @@ class ReplicatedServer:
         part, number = frame.part, frame.number
         if role.follower is not None:
             data = frame.data[:0] if role.replica.has(worker, number) else frame.data
-            self._send(self._workers + role.follower, Frame(Kind.FORWARD, part, worker, number, data))
+            self._send(self._workers + role.follower, Frame(FrameKind.FORWARD, part, worker, number, data))
         asks, answers = role.replica.lead(worker, number, frame.data)
         role.held.append(_Unreleased(role.replica.count, worker, None if asks else number, answers))
         if role.follower is None:
@@ -228,7 +228,7 @@ class ReplicatedServer:
             if held.number is not None:
                 self._safe[held.worker, part] = max(held.number, self._safe.get((held.worker, part), 0))
             for answer in held.answers:
-                self._send(answer.worker, Frame(Kind.ANSWER, part, number=answer.number, data=answer.data))
+                self._send(answer.worker, Frame(FrameKind.ANSWER, part, number=answer.number, data=answer.data))
 
     # --- lost servers -----------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class ReplicatedServer:
                 role.follower = None
             else:
                 count = role.replica.count
-                self._send(self._workers + follower, Frame(Kind.SNAPSHOT, part, number=count, data=packed))
+                self._send(self._workers + follower, Frame(FrameKind.SNAPSHOT, part, number=count, data=packed))
         if role.follower is None:
             self._release(part, role, role.replica.count)
 
@@ -288,7 +288,7 @@ class Outbox:
 
     def post(self, part: int, message: np.ndarray) -> None:
         self._last[part] += 1
-        frame = Frame(Kind.MESSAGE, part, number=self._last[part], data=message)
+        frame = Frame(FrameKind.MESSAGE, part, number=self._last[part], data=message)
         self._kept[part].append(frame)
         self.kept_bytes += message.nbytes
         self._send(self._leader(part), frame)
@@ -298,7 +298,7 @@ class Outbox:
         kept = self._kept[frame.part]
         while kept and kept[0].number <= frame.number:
             self.kept_bytes -= kept.popleft().data.nbytes
-        if frame.kind != Kind.ANSWER or frame.number <= self._answered[frame.part]:
+        if frame.kind != FrameKind.ANSWER or frame.number <= self._answered[frame.part]:
             return False
         self._answered[frame.part] = frame.number
         return True

@@ -18,7 +18,7 @@ from graphkit.dist.job.mpi import MpiCommunicator
 from graphkit.dist.job.start import LEAST_TIMEOUT
 from graphkit.dist.servers.remote import WINDOW
 from graphkit.dist.servers.replica import Outbox, ReplicatedServer, holders
-from graphkit.dist.wire.mesh import Frame, Kind, Mesh, open_mesh
+from graphkit.dist.wire.mesh import Frame, FrameKind, Mesh, open_mesh
 from graphkit.errors import RuntimeFailure
 
 # Seconds between two checks for lost ranks, and seconds to send last frames.
@@ -36,7 +36,7 @@ def _connected(communicator: MpiCommunicator) -> Mesh:
     mesh = open_mesh(communicator.job_rank, servers, range(workers), hosts, exchange, seconds)
 
     def report_failure(code: int) -> None:
-        mesh.close(_CLOSING, Frame(Kind.FAILED, number=code))
+        mesh.close(_CLOSING, Frame(FrameKind.FAILED, number=code))
         communicator.end_silent()
 
     communicator.on_abort(report_failure)
@@ -115,9 +115,9 @@ class ReplicatedConnection:
     def _take(self, source: int, frame: Frame | None) -> None:
         if frame is None:
             self._handle_loss(source)
-        elif frame.kind == Kind.FAILED:
+        elif frame.kind == FrameKind.FAILED:
             _exit(self._communicator, frame.number)
-        elif frame.kind == Kind.LOST:
+        elif frame.kind == FrameKind.LOST:
             self._handle_loss(frame.number)
         elif self._outbox.received(frame):
             self._arrived[frame.part].append(frame.data)
@@ -156,7 +156,7 @@ class ReplicatedConnection:
     def end_servers(self) -> None:
         """End the servers. One worker calls it after all have left."""
         for rank in self._mesh.ranks:
-            self._mesh.send(rank, Frame(Kind.END, number=int(self._communicator.cannot_close)))
+            self._mesh.send(rank, Frame(FrameKind.END, number=int(self._communicator.cannot_close)))
 
     def close(self) -> None:
         """Close the connections of this worker."""
@@ -185,9 +185,9 @@ def serve(communicator: MpiCommunicator) -> None:
                 if (reason := communicator.lost()) is not None:
                     raise RuntimeFailure(reason)
         # A failure explains all losses, so it comes first. Frames of a lost rank arrived before the report of its loss.
-        arrived.sort(key=lambda each: 0 if _is(each[1], Kind.FAILED) else 2 if _is(each[1], Kind.LOST) else 1)
+        arrived.sort(key=lambda each: 0 if _is(each[1], FrameKind.FAILED) else 2 if _is(each[1], FrameKind.LOST) else 1)
         for source, frame in arrived:
-            if frame is not None and frame.kind == Kind.END:
+            if frame is not None and frame.kind == FrameKind.END:
                 communicator.cannot_close = bool(frame.number)
                 mesh.close(_CLOSING)
                 return
@@ -202,10 +202,10 @@ def _serve_one(
     if frame is None and source < workers:
         _exit_if_failed(mesh, communicator)
         raise RuntimeFailure(f"{communicator.describe(source)} has ended without notice")
-    if frame is not None and frame.kind == Kind.FAILED:
+    if frame is not None and frame.kind == FrameKind.FAILED:
         mesh.close(_CLOSING, frame)
         _exit(communicator, frame.number)
-    if frame is not None and frame.kind != Kind.LOST:
+    if frame is not None and frame.kind != FrameKind.LOST:
         communicator.doing(f"message of rank {source}".encode())
         holder.received(source, frame)
         return
@@ -226,7 +226,7 @@ def _disconnect(mesh: Mesh, rank: int) -> list[Frame]:
     If it still runs, and only its connection is broken, it learns that the others continue without it.
     """
     for other in mesh.ranks:
-        mesh.send(other, Frame(Kind.LOST, number=rank))
+        mesh.send(other, Frame(FrameKind.LOST, number=rank))
     return mesh.disconnect(rank)
 
 
@@ -249,7 +249,7 @@ def _warn(communicator: MpiCommunicator, text: str) -> None:
     print(f"graphkit: rank {communicator.job_rank}: {text}", file=sys.stderr, flush=True)
 
 
-def _is(frame: Frame | None, kind: Kind) -> bool:
+def _is(frame: Frame | None, kind: FrameKind) -> bool:
     return frame is not None and frame.kind == kind
 
 
@@ -261,7 +261,7 @@ def _exit_if_failed(mesh: Mesh, communicator: MpiCommunicator) -> None:
     end = time.monotonic() + _FAILURE_WAIT
     while time.monotonic() < end:
         for _, frame in mesh.receive(_CHECK):
-            if frame is not None and frame.kind == Kind.FAILED:
+            if frame is not None and frame.kind == FrameKind.FAILED:
                 mesh.close(_CLOSING, frame)
                 _exit(communicator, frame.number)
 

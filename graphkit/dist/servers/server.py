@@ -15,13 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from graphkit.dist.arguments import Key
 from graphkit.dist.collectives import compression
 from graphkit.dist.collectives.row_sparse import RowSparse, rows_of
 from graphkit.dist.wire.packing import pack, pack_named, unpack, unpack_named
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
 from graphkit.text import quantity, short_repr
-
-Key: TypeAlias = int | str
 
 # Forms of a pushed part: the whole array; compressed; nothing, because all of it is 0; some rows, with indices that
 # count from the first row of the part.
@@ -39,8 +38,8 @@ class StoredPart:
     version: int = 0
 
 
-class _Deferred(NamedTuple):
-    """A request whose answer waits for slower workers."""
+class _Request(NamedTuple):
+    """A message of a worker."""
 
     worker: int
     fields: Mapping[str, Any]
@@ -72,11 +71,12 @@ class Server:
         self._compression_given: str | dict[str, Any] | None = None
         # The first error of each worker's pushes, until its next request.
         self._errors: list[GraphkitError | None] = [None] * workers
-        self._waiting: list[_Deferred] = []
+        self._waiting: list[_Request] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickling. Of an updater with states, only these, because it may hold
-        compiled programs.
+        """Return the state for pickling.
+
+        Only the states of an updater are pickled, because it may contain compiled programs.
         """
         state = dict(vars(self), _compression=None)
         if _has_states(self._updater):
@@ -107,15 +107,15 @@ class Server:
         if answered_elsewhere:
             pass
         elif self._must_wait(fields):
-            self._waiting.append(_Deferred(worker, fields, [array.copy() for array in arrays]))
-        elif (answer := self._answer(worker, fields, arrays)) is not None:
+            self._waiting.append(_Request(worker, fields, [array.copy() for array in arrays]))
+        elif (answer := self._answer(_Request(worker, fields, arrays))) is not None:
             yield worker, answer
         waiting, self._waiting = self._waiting, []
-        for question in waiting:
-            if self._must_wait(question.fields):
-                self._waiting.append(question)
-            elif (answer := self._answer(*question)) is not None:
-                yield question.worker, answer
+        for request in waiting:
+            if self._must_wait(request.fields):
+                self._waiting.append(request)
+            elif (answer := self._answer(request)) is not None:
+                yield request.worker, answer
 
     def has_failed(self, worker: int) -> bool:
         """Whether an error of the worker's pushes has not been reported to it."""
@@ -123,16 +123,18 @@ class Server:
 
     def forget(self, worker: int) -> None:
         """Drop waiting requests of a worker."""
-        self._waiting = [question for question in self._waiting if question.worker != worker]
+        self._waiting = [request for request in self._waiting if request.worker != worker]
 
-    def _answer(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray | None:
+    def _answer(self, request: _Request) -> np.ndarray | None:
         """Run a request. Return None if its worker does not wait for an answer; its error is kept for the next one."""
-        call, asks = fields["call"], fields["asks"]
+        worker, call, asks = request.worker, request.fields["call"], request.fields["asks"]
         try:
             if asks and (earlier := self._errors[worker]) is not None:
                 self._errors[worker] = None
                 raise earlier
-            answer = _CALLS[call](self, worker, fields, arrays)
+            answer = _CALLS[call](self, request)
+            if answer is None:
+                answer = pack({})
         except Exception as error:  # noqa: BLE001 - the worker gets it
             named = error if isinstance(error, GraphkitError) else _as_failure(call, error)
             answer = _refusal(named)
@@ -152,72 +154,70 @@ class Server:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def _init(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        for (number, begin, end), value in zip(fields["parts"], arrays, strict=True):
-            key = self._keys[worker][number]
+    def _init(self, request: _Request) -> None:
+        for (number, begin, end), value in zip(request.fields["parts"], request.arrays, strict=True):
+            key = self._keys[request.worker][number]
             if key in self._parts:
                 raise UsageError(f"key {key!r} is already initialised")
             self._parts[key] = StoredPart(key, begin, end, value.copy())
-        return pack({})
 
-    def _put(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        for number, value in zip(fields["parts"], arrays, strict=True):
-            held = self._stored(worker, number)
-            held.value = value.copy()
-            held.version += 1
-        return pack({})
+    def _put(self, request: _Request) -> None:
+        for number, value in zip(request.fields["parts"], request.arrays, strict=True):
+            part = self._stored(request.worker, number)
+            part.value = value.copy()
+            part.version += 1
 
-    def _push(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        given = iter(arrays)
-        for number, how in fields["parts"]:
-            held = self._stored(worker, number)
-            gradient = self._gradient(held, how, given)
-            held.version += 1
+    def _push(self, request: _Request) -> None:
+        given = iter(request.arrays)
+        for number, form in request.fields["parts"]:
+            part = self._stored(request.worker, number)
+            gradient = self._gradient(part, form, given)
+            part.version += 1
             if self._updater is None:
-                held.value = gradient.dense(len(held.value)) if isinstance(gradient, RowSparse) else gradient.copy()
+                part.value = gradient.dense(len(part.value)) if isinstance(gradient, RowSparse) else gradient.copy()
             else:
-                self._updater(held.key, gradient, held.value)
-        return pack({})
+                self._updater(part.key, gradient, part.value)
 
-    def _gradient(self, held: StoredPart, how: int, given: Iterator[np.ndarray]) -> np.ndarray | RowSparse:
-        if how == ZERO:
-            return np.zeros_like(held.value)
+    def _gradient(self, part: StoredPart, form: int, given: Iterator[np.ndarray]) -> np.ndarray | RowSparse:
+        if form == ZERO:
+            return np.zeros_like(part.value)
         sent = next(given)
-        if how == ROWS:
+        if form == ROWS:
             rows = RowSparse(sent, next(given))
-            rows.check(f"key {held.key!r}", held.value)
+            rows.check(f"key {part.key!r}", part.value)
             return rows
-        if how == PLAIN:
-            if sent.shape != held.value.shape or sent.dtype != held.value.dtype:
+        if form == PLAIN:
+            if sent.shape != part.value.shape or sent.dtype != part.value.dtype:
                 raise InputError(
-                    f"key {held.key!r} is {held.value.dtype}{list(held.value.shape)}; "
+                    f"key {part.key!r} is {part.value.dtype}{list(part.value.shape)}; "
                     f"pushed {sent.dtype}{list(sent.shape)}"
                 )
             return sent
         assert self._compression is not None, "all processes have set it"
-        total = np.zeros(held.value.shape, np.float32)
+        total = np.zeros(part.value.shape, np.float32)
         self._compression.add(sent, total.reshape(-1))
         return total
 
-    def _pull(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _pull(self, request: _Request) -> np.ndarray:
         """Return the parts that have changed since the version that the worker has."""
         versions, values = [], []
-        for number, known in fields["parts"]:
-            held = self._stored(worker, number)
-            versions.append(held.version)
-            if held.version != known:
-                values.append(held.value)
-        return pack({"versions": versions, "behind": self._behind(fields)}, values)
+        for number, known in request.fields["parts"]:
+            part = self._stored(request.worker, number)
+            versions.append(part.version)
+            if part.version != known:
+                values.append(part.value)
+        return pack({"versions": versions, "behind": self._behind(request.fields)}, values)
 
-    def _pull_rows(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _pull_rows(self, request: _Request) -> np.ndarray:
         """Return some rows of parts, by sorted indices."""
-        parts = [self._stored(worker, number) for number in fields["parts"]]
-        values = [rows_of(f"key {p.key!r}", p.value, wanted).values for p, wanted in zip(parts, arrays, strict=True)]
-        return pack({"behind": self._behind(fields)}, values)
+        parts = [self._stored(request.worker, number) for number in request.fields["parts"]]
+        wanted = zip(parts, request.arrays, strict=True)
+        values = [rows_of(f"key {part.key!r}", part.value, indices).values for part, indices in wanted]
+        return pack({"behind": self._behind(request.fields)}, values)
 
-    def _averages(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _averages(self, request: _Request) -> np.ndarray:
         """Return the moving averages of parts."""
-        parts = [self._stored(worker, number) for number in fields["parts"]]
+        parts = [self._stored(request.worker, number) for number in request.fields["parts"]]
         updater: Any = self._updater
         if not hasattr(updater, "average"):
             raise UsageError("the store keeps no moving averages: no optimizer with ema was set")
@@ -231,41 +231,38 @@ class Server:
         self.stalest = max(self.stalest, behind)
         return behind
 
-    def _elastic(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _elastic(self, request: _Request) -> np.ndarray:
         """Move the centre and the worker's values towards each other, both by alpha times their difference."""
         moves = []
-        for number, value in zip(fields["parts"], arrays, strict=True):
-            held = self._stored(worker, number)
-            move = np.asarray(fields["alpha"], held.value.dtype) * (value - held.value)
-            held.value += move
-            held.version += 1
+        for number, value in zip(request.fields["parts"], request.arrays, strict=True):
+            part = self._stored(request.worker, number)
+            move = np.asarray(request.fields["alpha"], part.value.dtype) * (value - part.value)
+            part.value += move
+            part.version += 1
             moves.append(move)
         return pack({}, moves)
 
-    def _set_updater(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        self._updater = _updater(arrays[0])
-        self._updater_given = arrays[0].copy()
-        return pack({})
+    def _set_updater(self, request: _Request) -> None:
+        self._updater = _updater(request.arrays[0])
+        self._updater_given = request.arrays[0].copy()
 
-    def _set_compression(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        self._compression = compression.create(fields["options"])
-        self._compression_given = fields["options"]
-        return pack({})
+    def _set_compression(self, request: _Request) -> None:
+        self._compression = compression.create(request.fields["options"])
+        self._compression_given = request.fields["options"]
 
-    def _call(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _call(self, request: _Request) -> np.ndarray:
         """Call a function of the user with the parts by key, and return its result."""
-        function, arguments = _unpickled(arrays[0], "the function")
-        found = function({held.key: held.value for held in self._parts.values()}, *arguments)
-        for held in self._parts.values():
-            held.version += 1
+        function, arguments = _unpickled(request.arrays[0], "the function")
+        found = function({part.key: part.value for part in self._parts.values()}, *arguments)
+        for part in self._parts.values():
+            part.version += 1
         return pack({}, [np.frombuffer(pickle.dumps(found), np.uint8)])
 
-    def _states(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _states(self, request: _Request) -> np.ndarray:
         return pack_named(self._stateful().states())
 
-    def _restore(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        self._take_states(arrays[0])
-        return pack({})
+    def _restore(self, request: _Request) -> None:
+        self._take_states(request.arrays[0])
 
     def _take_states(self, packed: np.ndarray) -> None:
         self._stateful().restore({name: array.copy() for name, array in unpack_named(packed).items()})
@@ -275,12 +272,11 @@ class Server:
             raise UsageError("the store has no optimizer with states: call set_optimizer first")
         return self._updater
 
-    def _report(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _report(self, request: _Request) -> np.ndarray:
         return pack({"stalest": self.stalest})
 
-    def _end(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+    def _end(self, request: _Request) -> None:
         self.ended = True
-        return pack({})
 
     def __repr__(self) -> str:
         return short_repr(self, self._facts)
@@ -292,7 +288,7 @@ class Server:
             yield "ended"
 
 
-_CALLS: Mapping[str, Callable[[Server, int, Mapping[str, Any], list[np.ndarray]], np.ndarray]] = {
+_CALLS: Mapping[str, Callable[[Server, _Request], np.ndarray | None]] = {
     "init": Server._init,
     "put": Server._put,
     "push": Server._push,
@@ -327,8 +323,7 @@ def _unpickled(data: np.ndarray, what: str) -> Any:
     except (AttributeError, ImportError) as error:
         raise UsageError(
             f"{what} does not exist on the servers ({error}): define it in a module, or above the line that creates "
-            "the "
-            "store, where servers stop"
+            "the store, where servers stop"
         ) from None
 
 

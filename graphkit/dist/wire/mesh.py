@@ -40,8 +40,8 @@ _TURN = 8 << 20
 _NOTHING = np.empty(0, np.uint8)
 
 
-class Kind(IntEnum):
-    """What a frame contains."""
+class FrameKind(IntEnum):
+    """The type of a frame."""
 
     MESSAGE = 1  # of a worker, for the leader of a part
     ANSWER = 2
@@ -58,7 +58,7 @@ class Kind(IntEnum):
 class Frame(NamedTuple):
     """A message on a connection. The kind defines part, worker and number. data: uint8."""
 
-    kind: Kind
+    kind: FrameKind
     part: int = 0
     worker: int = 0
     number: int = 0
@@ -66,7 +66,7 @@ class Frame(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where a process listens: a path for processes of its host; host names and a port for others."""
+    """The address of a listening process: a path for its own host; host names and a port for other hosts."""
 
     path: str
     names: tuple[str, ...]
@@ -86,8 +86,9 @@ class _Connection:
         self._in_header = True
 
     def flush(self) -> None:
-        """Send what the socket takes at once. If the other end is gone, frames are dropped; reading reports
-        the loss.
+        """Send as much as the socket takes at once.
+
+        If the other end is gone, frames are dropped, and `read` reports the loss.
         """
         try:
             while self.outgoing:
@@ -131,21 +132,20 @@ class _Connection:
             self._buffer, self._received, self._in_header = self._data.data, 0, False
             if size:
                 return None
-        found = Frame(Kind(kind), part, worker, number, self._data)
+        found = Frame(FrameKind(kind), part, worker, number, self._data)
         self._data = _NOTHING
         self._buffer, self._received, self._in_header = memoryview(self._header), 0, True
         return found
 
 
 class Mesh:
-    """Sends frames to ranks and receives theirs, over one connection per rank. Any thread may send; one thread
-    receives.
+    """Sends frames to ranks and receives theirs, over one connection per rank.
 
-    lines: a connected socket for each rank.
+    Any thread may send; one thread receives. sockets: a connected socket for each rank.
     """
 
-    def __init__(self, lines: dict[int, socket.socket]):
-        self._connections = {rank: _Connection(connection) for rank, connection in lines.items()}
+    def __init__(self, sockets: dict[int, socket.socket]):
+        self._connections = {rank: _Connection(connection) for rank, connection in sockets.items()}
         self._lock = threading.Lock()
         self._awake, self._wake = os.pipe()
         os.set_blocking(self._awake, False)
@@ -163,14 +163,14 @@ class Mesh:
         header = _HEADER.pack(frame.kind, frame.part, frame.worker, frame.number, frame.data.nbytes)
         with self._lock:
             self.sent_bytes += len(header) + frame.data.nbytes
-            line = self._connections.get(to)
-            if line is None:
+            connection = self._connections.get(to)
+            if connection is None:
                 return
-            line.outgoing.append(memoryview(header))
+            connection.outgoing.append(memoryview(header))
             if frame.data.nbytes:
-                line.outgoing.append(frame.data.data)
-            line.flush()
-            waits = bool(line.outgoing)
+                connection.outgoing.append(frame.data.data)
+            connection.flush()
+            waits = bool(connection.outgoing)
         if waits:
             with contextlib.suppress(BlockingIOError):  # the pipe is full: the receiver wakes anyway
                 os.write(self._wake, b"x")
@@ -182,9 +182,9 @@ class Mesh:
         """
         poll = select.poll()
         with self._lock:
-            lines = {line.socket.fileno(): (rank, line) for rank, line in self._connections.items()}
-            for number, (_, line) in lines.items():
-                poll.register(number, select.POLLIN | (select.POLLOUT if line.outgoing else 0))
+            by_number = {each.socket.fileno(): (rank, each) for rank, each in self._connections.items()}
+            for number, (_, connection) in by_number.items():
+                poll.register(number, select.POLLIN | (select.POLLOUT if connection.outgoing else 0))
         poll.register(self._awake, select.POLLIN)
         found: list[tuple[int, Frame | None]] = []
         for number, events in poll.poll(seconds * 1000):
@@ -192,37 +192,37 @@ class Mesh:
                 with contextlib.suppress(BlockingIOError):
                     os.read(number, 4096)
                 continue
-            rank, line = lines[number]
+            rank, connection = by_number[number]
             if events & select.POLLOUT:
                 with self._lock:
-                    line.flush()
+                    connection.flush()
             if events & ~select.POLLOUT:
-                found += self._read(rank, line)
+                found += self._read(rank, connection)
         return found
 
-    def _read(self, rank: int, line: _Connection) -> Iterator[tuple[int, Frame | None]]:
-        for frame in line.read():
-            if frame is not None and frame.kind == Kind.GOODBYE:
-                line.ending = True
+    def _read(self, rank: int, connection: _Connection) -> Iterator[tuple[int, Frame | None]]:
+        for frame in connection.read():
+            if frame is not None and frame.kind == FrameKind.GOODBYE:
+                connection.ending = True
             elif frame is not None:
                 yield rank, frame
             else:
                 self.close_to(rank)
-                if not line.ending:
+                if not connection.ending:
                     yield rank, None
 
     def close_to(self, rank: int) -> None:
         """Close the connection to a rank."""
         with self._lock:
-            line = self._connections.pop(rank, None)
-        if line is not None:
-            line.socket.close()
+            connection = self._connections.pop(rank, None)
+        if connection is not None:
+            connection.socket.close()
 
     def disconnect(self, rank: int) -> list[Frame]:
         """Close the connection to a rank that may still run; return the frames that it had sent."""
         found: list[Frame] = []
-        while (line := self._connections.get(rank)) is not None:
-            more = [frame for _, frame in self._read(rank, line) if frame is not None]
+        while (connection := self._connections.get(rank)) is not None:
+            more = [frame for _, frame in self._read(rank, connection) if frame is not None]
             found += more
             if not more:
                 self.close_to(rank)
@@ -232,18 +232,18 @@ class Mesh:
         """Send queued frames and a last frame to all ranks, then close all connections, within this time."""
         deadline = time.monotonic() + seconds
         for rank in self.ranks:
-            self.send(rank, last_frame or Frame(Kind.GOODBYE))
+            self.send(rank, last_frame or Frame(FrameKind.GOODBYE))
         while (left := self._left()) and (wait := deadline - time.monotonic()) > 0:
             _ready(left, select.POLLOUT, wait)
             with self._lock:
-                for line in self._connections.values():
-                    line.flush()
+                for connection in self._connections.values():
+                    connection.flush()
         for rank in self.ranks:
             self.close_to(rank)
 
     def _left(self) -> list[socket.socket]:
         with self._lock:
-            return [line.socket for line in self._connections.values() if line.outgoing]
+            return [connection.socket for connection in self._connections.values() if connection.outgoing]
 
 
 class Listener:
@@ -416,11 +416,11 @@ def open_mesh(
         contacts = allgather_objects((word, None if listener is None else listener.address))
         secret = contacts[0][0]
         # The last server waits for no other one. Each server is accepted once those after it have connected.
-        lines = {
+        sockets = {
             to: connect(rank, contacts[to][1], hosts[to] == hosts[rank], secret, seconds)
             for to in reversed(servers)
             if to > rank
         }
         if listener is not None:
-            lines |= listener.accept(before, secret, seconds)
-        return Mesh(lines)
+            sockets |= listener.accept(before, secret, seconds)
+        return Mesh(sockets)

@@ -31,7 +31,7 @@ _PAUSE, _CHECK = 5e-5, 0.05
 
 
 class Links(Protocol):
-    """What carries messages between ranks."""
+    """The connection that messages use."""
 
     rank: int
     size: int
@@ -79,7 +79,7 @@ class Arrival:
         self.arrays: list[np.ndarray] = []
         self.done = False
 
-    def make_room(self) -> list[np.ndarray]:
+    def allocate(self) -> list[np.ndarray]:
         """Allocate arrays of the shapes in the header. Raises RuntimeFailure if another message has arrived."""
         number, label = self.header[:2].tolist()
         if number != self.number:
@@ -92,7 +92,7 @@ class Arrival:
             at += kind.rank
         return self.arrays
 
-    def take_inline(self) -> bool:
+    def copy_inline(self) -> bool:
         """Return whether the arrays were sent with the header; if so, they are complete."""
         if sum(array.nbytes for array in self.arrays) > _INLINE:
             return False
@@ -152,15 +152,16 @@ class Messages:
         return arrival
 
     def receive(self, arrival: Arrival, what: str) -> list[np.ndarray]:
-        """Return the arrays once they are complete. Raises RuntimeFailure, which contains `what`, if the
-        rank is lost.
+        """Return the arrays once they are complete.
+
+        Raises RuntimeFailure if the rank is lost. what: names the arrays in the error.
         """
         self._wait(lambda: arrival.done, f"{what} of rank {arrival.source}")
         return arrival.arrays
 
     def settle(self, left: int = 0) -> None:
         """Wait until at most `left` sent parts are still under way."""
-        self._wait(lambda: len(self._sent) <= left, "receipts of what was sent")
+        self._wait(lambda: len(self._sent) <= left, "confirmation of sent messages")
 
     def fail(self, error: BaseException, where: str) -> None:
         """Stop communicating after an error, so that other ranks do not wait for messages of this one.
@@ -202,7 +203,7 @@ class Messages:
             # Messages of a lane arrive in order, so the arrays of one are allocated before those of the next.
             closed = set()
             for arrival in self._expected:
-                if (arrival.source, arrival.lane) not in closed and not self._has_room(arrival):
+                if (arrival.source, arrival.lane) not in closed and not self._header_arrived(arrival):
                     closed.add((arrival.source, arrival.lane))
                 elif arrival.header_request is None:
                     arrival.requests = [request for request in arrival.requests if not request.Test()]
@@ -219,7 +220,7 @@ class Messages:
         """Numbers of sent parts and expected messages that are not complete; `_condition` is held."""
         return len(self._sent), len(self._expected)
 
-    def _has_room(self, arrival: Arrival) -> bool:
+    def _header_arrived(self, arrival: Arrival) -> bool:
         """Return whether the header has arrived. Its arrival starts the receipt of the arrays."""
         if arrival.header_request is None:
             return True
@@ -227,8 +228,8 @@ class Messages:
             return False
         arrival.header_request = None
         start, tag = self._links.start_receive, arrival.lane * _TAGS_OF_A_LANE + 1
-        arrays = arrival.make_room()
-        if not arrival.take_inline():
+        arrays = arrival.allocate()
+        if not arrival.copy_inline():
             arrival.requests = [start(part, arrival.source, tag) for a in arrays for part in _parts(_bytes(a))]
         return True
 
@@ -303,7 +304,7 @@ class Channels:
         """Send a copy of an array to a rank. Waits while the window of that rank is full."""
         while (under_way := self.sent[to] - self._receipts[to] * self._half) >= self.window:
             self.waits += 1
-            self._take_receipt(to)
+            self._wait_for_receipt(to)
         self.ahead[to] = max(self.ahead[to], under_way + 1)
         self._messages.send(to, [array.copy()], _VALUES, number)
         self.sent[to] += 1
@@ -325,10 +326,10 @@ class Channels:
         """Wait until all values of a run have been received. Collectives may follow. Every rank must call it."""
         for to, count in self.sent.items():
             while self._receipts[to] < count // self._half:
-                self._take_receipt(to)
+                self._wait_for_receipt(to)
         self._messages.settle()
 
-    def _take_receipt(self, rank: int) -> None:
+    def _wait_for_receipt(self, rank: int) -> None:
         arrival = self._messages.expect(rank, [], _RECEIPTS)
         self._messages.receive(arrival, "a receipt for values")
         self._receipts[rank] += 1

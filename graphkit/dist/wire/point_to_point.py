@@ -76,9 +76,7 @@ class Mailbox:
         return bool(self._outgoing)
 
     def receive(self) -> list[tuple[int, np.ndarray]]:
-        """Return complete messages with their sources. Messages of one source are in the order in which
-        they were sent.
-        """
+        """Return complete messages with their sources, in the order in which each source sent them."""
         self.progress()
         status = self._status()
         while (found := self._comm.Improbe(tag=_TAG, status=status)) is not None:
