@@ -60,7 +60,7 @@ class KVStore:
         self.transport = transport
         self._values: dict[Key, np.ndarray] = {}
         self._updater: Updater | None = None
-        # Pushes that `wait` has not returned for.
+        # By key, pushes that may not be complete.
         self._pushed: dict[Key, list[Pending]] = {}
 
     @property
@@ -136,7 +136,7 @@ class KVStore:
         return outs.result(found)
 
     def _to_write(self, key: Key | Sequence[Key], out: Any) -> tuple[list[Key], Outs]:
-        """The keys of a pull, and the arrays that their stored values are written to."""
+        """Return the keys of a pull, and the arrays that their stored values are written to."""
         keys, outs = keys_of(key), Outs(key, out)
         for place, k in enumerate(keys):
             stored = self._stored(k)
@@ -164,12 +164,12 @@ class KVStore:
         return found[0] if is_one(key) else found
 
     def _row_ids(self, key: Key | Sequence[Key], keys: Sequence[Key], given: Any) -> list[np.ndarray]:
-        """The requested rows of each key, each once, ascending. Raises InputError for rows that a key does not have."""
+        """Return the requested rows of each key, sorted and unique. Raises InputError for rows that do not exist."""
         vectors = [given] if is_one(key) else matched(keys, given, "index vector")
         return [wanted_rows(f"key {k!r}", self._stored(k).shape, v) for k, v in zip(keys, vectors, strict=True)]
 
     def _rows_of(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
-        """These rows of the stored values."""
+        """Return these rows of the stored values."""
         self.wait([key for key, _ in wanted])
         return [RowSparse(indices, self._stored(key)[indices]) for key, indices in wanted]
 
@@ -184,9 +184,8 @@ class KVStore:
         arrays = [array for _, array in pairs]
         for place, array in enumerate(arrays):
             outs.check(place, array.dtype, array.shape)
-        into = [
-            outs.only(at) if not outs.meets(at, arrays[:at] + arrays[at + 1 :]) else None for at in range(len(pairs))
-        ]
+        others = [arrays[:at] + arrays[at + 1 :] for at in range(len(arrays))]
+        into = [None if outs.may_overlap(at, other) else outs.only(at) for at, other in enumerate(others)]
         if len(pairs) == 1 and not isinstance(arrays[0], RowSparse):
             totals = [self.transport.sum(*pairs[0], into[0], priority)]
         else:
@@ -332,10 +331,11 @@ class KVStore:
         return self._values[key]
 
     def _given(self, key: Key | Sequence[Key], value: Any, call: str, known: bool) -> list[tuple[Key, Any]]:
-        """The sum for each key over the values given here. All are checked before any is sent."""
+        """Return the sum of the values for each key. All are checked before any is sent."""
         return [(k, self._local_sum(k, v, known)) for k, v in pairs_of(key, value, call)]
 
     def _keep(self, key: Key, summed: np.ndarray | RowSparse) -> None:
+        """Store a sum, or pass it to the updater."""
         stored = self._values[key]
         if self._updater is not None:
             with self.transport.working():
@@ -362,7 +362,7 @@ class KVStore:
         return values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
 
     def _broadcast(self, call: str, pairs: Sequence[tuple[Key, np.ndarray]], root: int) -> list[np.ndarray]:
-        """The root's arrays; `call` is its name in errors."""
+        """Return the arrays of the root. call: names the operation in errors."""
         if not pairs:
             return []
         names = repr(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} keys {', '.join(repr(k) for k, _ in pairs)}"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from graphkit.dist.agreement import powers
-from graphkit.dist.collectives.layout import Slices
+from graphkit.dist.collectives.layout import Bucket, Slices, bucket_of
 from graphkit.dist.collectives.operations import Collectives
 from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.progress.pending import Pending
@@ -21,8 +19,6 @@ from graphkit.dist.progress.pending import Pending
 if TYPE_CHECKING:
     from graphkit.dist.collectives.gpu import GpuCollectives
 
-# Arrays with smaller gaps between them form one bucket in place, without a copy.
-_GAP = 64
 # Number of transfers that are kept for traces.
 _FLIGHTS = 4096
 
@@ -61,7 +57,7 @@ class Buckets:
         self._transport = transport
         self.on_device, self.staged = on_device, staged
         self._ordered = ordered
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, Bucket] = {}
         self._started: dict[str, Pending] = {}
         # By key, residuals of an earlier run that are not yet passed to the transport.
         self._restored: dict[str, Sequence[np.ndarray]] = {}
@@ -131,7 +127,7 @@ class Buckets:
         """Set residuals that `residuals` returned. They are added to the next sums."""
         self._restored = dict(residuals)
 
-    def _pass_residuals(self, key: str, bucket: _Bucket) -> None:
+    def _pass_residuals(self, key: str, bucket: Bucket) -> None:
         """Pass the restored residuals of a bucket to the transport."""
         residual = np.zeros(bucket.size, np.float32)
         for begin, part in zip(bucket.begins, self._restored.pop(key), strict=True):
@@ -207,10 +203,10 @@ class Buckets:
         self.flights.append(flight)
         return flight
 
-    def _bucket(self, key: str, arrays: Sequence[np.ndarray]) -> _Bucket:
+    def _bucket(self, key: str, arrays: Sequence[np.ndarray]) -> Bucket:
         bucket = self._buckets.get(key)
         if bucket is None or any(a is not b for a, b in zip(bucket.arrays, arrays, strict=True)):
-            bucket = self._buckets[key] = _bucket_of(arrays)
+            bucket = self._buckets[key] = bucket_of(arrays)
         return bucket
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
@@ -234,37 +230,3 @@ class Buckets:
 
 def _do_nothing(_: np.ndarray) -> None:
     """Do nothing: the result is already in the arrays."""
-
-
-class _Bucket(NamedTuple):
-    """Arrays that are summed together, as parts of one vector.
-
-    begins: where each array begins in the vector. size: elements of the vector. whole: the memory of all arrays as one
-    vector; None if they are not contiguous, and must be copied. gaps: elements of `whole` between the arrays.
-    """
-
-    arrays: Sequence[np.ndarray]
-    begins: Sequence[int]
-    size: int
-    whole: np.ndarray | None
-    gaps: Sequence[np.ndarray]
-
-
-def _bucket_of(arrays: Sequence[np.ndarray]) -> _Bucket:
-    filled = [a for a in arrays if a.size]
-    ends = list(itertools.accumulate(a.size for a in arrays))
-    begins = [0, *ends[:-1]]
-    if not filled:
-        return _Bucket(arrays, begins, 0, arrays[0].reshape(-1), ())
-    item = filled[0].dtype.itemsize
-    first = filled[0].__array_interface__["data"][0]
-    froms = [a.__array_interface__["data"][0] - first for a in filled]
-    tos = [at + a.nbytes for at, a in zip(froms, filled, strict=True)]
-    between = list(zip(tos, froms[1:], strict=False))
-    if any(not 0 <= begin - end < _GAP or (begin - end) % item for end, begin in between):
-        return _Bucket(arrays, begins, ends[-1], None, ())
-    whole = as_strided(filled[0].reshape(-1), (tos[-1] // item,), (item,))
-    gaps = [whole[end // item : begin // item] for end, begin in between if end < begin]
-    places = iter(froms)
-    begins = [next(places) // item if a.size else 0 for a in arrays]
-    return _Bucket(arrays, begins, whole.size, whole, gaps)

@@ -173,7 +173,7 @@ class GpuCollectives:
 
 
 # Bytes of the report of a rank, and characters of a reason in it.
-_TOLD, _REASON = 1024, 300
+_REPORT, _REASON = 1024, 300
 # Bytes of NCCL's identifier of a group.
 _UNIQUE = 128
 # Seconds that a group may take to form, at least.
@@ -181,7 +181,7 @@ _JOINING = 30.0
 
 
 class _Report(NamedTuple):
-    """What a rank reports about its GPU.
+    """The report of a rank about its GPU.
 
     gpu: its GPU; "" without one. why: why it takes no part; "" if it does. chosen: whether the user chose that. group:
     number of the group that the GPU already belongs to; 0 for none.
@@ -199,14 +199,13 @@ class GpuGroups:
     def __init__(self, communicator: Communicator, fingerprint: Fingerprint | None = None):
         self._communicator = communicator
         self._fingerprint = fingerprint
-        self._made: dict[int, tuple[int, GpuCollectives]] = {}
+        self._groups: dict[int, tuple[int, GpuCollectives]] = {}
         self._count = 0
 
     def sums(self, device: str, staged: str = "") -> tuple[GpuCollectives | None, str]:
-        """Return the collectives between GPUs, or None and the reason; "" if no rank has a GPU. Every rank must call
-        it.
+        """Return the collectives between GPUs, or None and the reason; "" if no rank has a GPU.
 
-        If one rank cannot take part, no rank does, and rank 0 warns.
+        Every rank must call it. If one rank cannot take part, no rank does, and rank 0 warns.
 
         Args:
             device: Device of this rank's program.
@@ -217,20 +216,20 @@ class GpuGroups:
         """
         mine, gpu = (_Report("", staged, chosen=True), None) if staged else self._own_report(device)
         reports = self._exchange_reports(mine)
-        if not any(s.gpu for s in reports):
+        if not any(report.gpu for report in reports):
             return None, staged
         why = _reason_against(reports)
         if not why:
             assert gpu is not None, "no rank has a reason against it"
             number = DeviceName.of(device).number
-            if {s.group for s in reports} == {mine.group} and mine.group:
-                return self._made[number][1], ""
+            if {report.group for report in reports} == {mine.group} and mine.group:
+                return self._groups[number][1], ""
             sums, why = self._form_group(gpu)
             if sums is not None:
                 self._count += 1
-                self._made[number] = self._count, sums
+                self._groups[number] = self._count, sums
                 return sums, ""
-        if self._communicator.rank == 0 and any(s.gpu and not s.chosen for s in reports):
+        if self._communicator.rank == 0 and any(report.gpu and not report.chosen for report in reports):
             text = f"gradients on GPUs are all-reduced through host memory: {why}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None, why
@@ -238,14 +237,14 @@ class GpuGroups:
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank contributed to sums."""
-        return sum(sums.sent_bytes for _, sums in self._made.values())
+        return sum(sums.sent_bytes for _, sums in self._groups.values())
 
     def _own_report(self, device: str) -> tuple[_Report, Any]:
         kind, number = DeviceName.of(device)
         if kind != "cuda":
             return _Report("", "computes on the CPU"), None
         gpu = importlib.import_module("graphkit.executor.devices.cuda").device(number)
-        group, sums = self._made.get(number, (0, None))
+        group, sums = self._groups.get(number, (0, None))
         place = f"{_machine()} {gpu.place}"
         if not config.NCCL.get():
             return _Report(place, "has GRAPHKIT_NCCL=0", chosen=True), gpu
@@ -258,7 +257,7 @@ class GpuGroups:
     def _exchange_reports(self, mine: _Report) -> list[_Report]:
         """Return the reports of all ranks, by rank."""
         why = mine.why[:_REASON].encode("ascii", "replace").decode()
-        text = json.dumps(mine._replace(why=why)).encode().ljust(_TOLD)
+        text = json.dumps(mine._replace(why=why)).encode().ljust(_REPORT)
         array = np.frombuffer(text, np.uint8)
         action = partial(self._communicator.allgather, array)
         rows = self._communicator.perform("GPUs of all ranks", [array], action)

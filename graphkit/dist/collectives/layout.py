@@ -1,12 +1,18 @@
-"""Vectors that contain several arrays, divided into one slice per rank."""
+"""Vectors that contain several arrays: their layout in memory, and their division into one slice per rank."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
 # Arrays and slices begin at multiples of this number of bytes, as in the memory of a program.
 ALIGNMENT = 64
+# Arrays with smaller gaps between them form one bucket in place, without a copy.
+_GAP = 64
 
 
 class Slices(NamedTuple):
@@ -36,3 +42,38 @@ class Slices(NamedTuple):
         begin, size = self.begins[index], self.sizes[index]
         first = min(max(self.bounds[rank] - begin, 0), size)
         return first, min(max(self.bounds[rank + 1] - begin, first), size)
+
+
+class Bucket(NamedTuple):
+    """Arrays that are summed together, as parts of one vector.
+
+    begins: where each array begins in the vector. size: elements of the vector. whole: the memory of all arrays as one
+    vector; None if they are not contiguous, and must be copied. gaps: elements of `whole` between the arrays.
+    """
+
+    arrays: Sequence[np.ndarray]
+    begins: Sequence[int]
+    size: int
+    whole: np.ndarray | None
+    gaps: Sequence[np.ndarray]
+
+
+def bucket_of(arrays: Sequence[np.ndarray]) -> Bucket:
+    """Return the layout of arrays that are summed together."""
+    filled = [a for a in arrays if a.size]
+    ends = list(itertools.accumulate(a.size for a in arrays))
+    begins = [0, *ends[:-1]]
+    if not filled:
+        return Bucket(arrays, begins, 0, arrays[0].reshape(-1), ())
+    item = filled[0].dtype.itemsize
+    first = filled[0].__array_interface__["data"][0]
+    froms = [a.__array_interface__["data"][0] - first for a in filled]
+    tos = [at + a.nbytes for at, a in zip(froms, filled, strict=True)]
+    between = list(zip(tos, froms[1:], strict=False))
+    if any(not 0 <= begin - end < _GAP or (begin - end) % item for end, begin in between):
+        return Bucket(arrays, begins, ends[-1], None, ())
+    whole = as_strided(filled[0].reshape(-1), (tos[-1] // item,), (item,))
+    gaps = [whole[end // item : begin // item] for end, begin in between if end < begin]
+    places = iter(froms)
+    begins = [next(places) // item if a.size else 0 for a in arrays]
+    return Bucket(arrays, begins, whole.size, whole, gaps)
