@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.wire.values import Channels
+from graphkit.dist.wire.messages import Channels
 from graphkit.errors import NotFinite
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
@@ -62,7 +62,7 @@ class DistributedStepper(PlacedStepper):
         self._placed = part = self._part(steps.whole_gradients(wanted, trained, rule), trained, options["device"])
         self.programs = [steps.placed_step(part.graph, self._own, rule, part.token)]
         self.store = JointStore([params, self.slots])
-        self.channels = Channels(store.messages)
+        self.channels = Channels(store.transport.messages)
         self.executors = [Executor(self.programs[0], self.store, **options, channels=self.channels)]
         self._runs = 0
 
@@ -91,7 +91,7 @@ class DistributedStepper(PlacedStepper):
         arrays = {n: np.asarray(a) for n, a in feeds.items()}
         # What does not fit, all ranks find here.
         self._check(arrays)
-        self._store.meet("step of placed groups", list(arrays.values()))
+        self._store.transport.meet("step of placed groups", list(arrays.values()))
         with self._failing_together():
             try:
                 results = self._run({**arrays, steps.LEARNING_RATE: np.float32(rate)})
@@ -153,7 +153,7 @@ class DistributedInference:
     @contextlib.contextmanager
     def batches(self) -> Iterator[None]:
         """Around runs that every rank makes alike."""
-        self._store.meet("evaluation of placed groups")
+        self._store.transport.meet("evaluation of placed groups")
         yield
         self._channels.finish()
 

@@ -95,7 +95,7 @@ class PipelineStepper(PlacedStepper):
         # What does not fit, all ranks find here.
         for batch in (batches[0], batches[-1]):
             self._check(batch)
-        self._store.meet("step of a pipeline", list(arrays.values()))
+        self._store.transport.meet("step of a pipeline", list(arrays.values()))
         statistics = {self.stage.forward.name_of(v): v for v, _ in self.stage.forward.updates}
         before = {name: self.store[name] for name in statistics}
         sizes = [part.stop - part.start for part in parts]
@@ -136,13 +136,13 @@ class PipelineStepper(PlacedStepper):
             outputs += [results[self._output_name]] if self._output_name in results else []
         self.executors[0].rng = (seed, step + len(batches) if self._draws else step)
         self._add_up()
-        self._store.messages.settle()
+        self._store.transport.messages.settle()
         self.take_back(self.part)
         return losses, outputs
 
     def lend(self, part: Partition) -> None:
         """Give the parameters and states that several stages read to all of them, until they are taken back."""
-        messages, graph = self._store.messages, part.graph
+        messages, graph = self._store.transport.messages, part.graph
         for value, stages in part.copies.items():
             name, owner = graph.name_of(value), part.owner_of[value]
             if self.index == owner:
@@ -161,7 +161,7 @@ class PipelineStepper(PlacedStepper):
 
     def _add_up(self) -> None:
         """The gradients of a parameter of all stages that read it, in its owner, in the order of the stages."""
-        messages = self._store.messages
+        messages = self._store.transport.messages
         for name, stages in self._learners.items():
             key, owner = f"{name}/{steps.GRADIENT_SUM}", self.owners[name]
             if self.index in stages:
@@ -268,18 +268,18 @@ class PipelineInference:
     @contextlib.contextmanager
     def batches(self) -> Iterator[None]:
         """Around runs that every rank makes alike."""
-        self._store.meet("evaluation in a pipeline")
+        self._store.transport.meet("evaluation in a pipeline")
         self._stepper.lend(self._part)
-        self._store.messages.settle()
+        self._store.transport.messages.settle()
         try:
             yield
         finally:
             self._stepper.take_back(self._part)
-        self._store.messages.settle()
+        self._store.transport.messages.settle()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The output, where it is made."""
-        self._store.messages.settle()
+        self._store.transport.messages.settle()
         self._runner.expect("forward", self._batch)
         results = self._runner.forward(self._batch, feeds, self._executor.rng)
         self._batch += 1

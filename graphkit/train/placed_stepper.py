@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from graphkit.dist.wire.transfers import Kind
+from graphkit.dist.wire.messages import Kind
 from graphkit.errors import InputError, NotFinite, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.graph import Graph
@@ -140,8 +140,8 @@ class PlacedStepper:
     def gathered(self) -> Iterator[None]:
         """All parameters and slots on rank 0 meanwhile, as a process alone has them. Every rank has to come here."""
         names = [n for n in (*self._params, *self.slots) if self._rank_of(n) is not None]
-        self._store.meet("gather of placed parameters")
-        here, messages = self._store.rank == 0, self._store.messages
+        self._store.transport.meet("gather of placed parameters")
+        here, messages = self._store.rank == 0, self._store.transport.messages
         taken = []
         for name in names:
             holder, store = self._rank_of(name), self.store_of(name)
@@ -208,7 +208,7 @@ class PlacedStepper:
             raise
         except BaseException as error:
             self._forget()
-            self._store.messages.fail(error, f"in the step of update {self.updates + 1}")
+            self._store.transport.messages.fail(error, f"in the step of update {self.updates + 1}")
             raise
 
     def _forget(self) -> None:

@@ -175,13 +175,13 @@ class RemoteStepper(_Apart):
 
     @property
     def compressing(self) -> tuple[int, ...]:
-        return self._remote.compressing if self._remote.compresses else ()
+        return self._remote.transport.compressing if self._remote.transport.compresses else ()
 
     def _residuals(self) -> dict[str, np.ndarray]:
-        return {name: left for name, left in self._remote.residuals().items() if name in self.trained}
+        return {name: left for name, left in self._remote.transport.residuals().items() if name in self.trained}
 
     def put_residuals(self, mine: Mapping[str, np.ndarray]) -> None:
-        self._remote.restore_residuals(dict(mine.items()))
+        self._remote.transport.restore_residuals(dict(mine.items()))
 
     def _states(self) -> dict[str, np.ndarray]:
         """What servers keep of the parameters, as they name it."""

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from graphkit.dist.collectives.buckets import Flight
 from graphkit.dist.kvstore import KVStore
-from graphkit.dist.store import FIXED_BUCKET
-from graphkit.dist.sums.buckets import Flight
+from graphkit.dist.transport import FIXED_BUCKET
 from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
@@ -87,10 +87,10 @@ class Stepper:
         self._resting: Executor | None = None
         if kvstore is not None and kvstore.num_workers > 1:
             if shard:
-                _check_sharded(trained, rule, kvstore.compresses)
+                _check_sharded(trained, rule, kvstore.transport.compresses)
             self.buckets = self._in_buckets(graph, trained, kvstore, shard)
             ordered = options["deterministic"]
-            self.collectives = kvstore.collectives(
+            self.collectives = kvstore.transport.collectives(
                 ordered, options["device"], _staged(graph, trained, kvstore, ordered)
             )
             self.collectives.stamped = shares.LOSS
@@ -120,10 +120,10 @@ class Stepper:
         self, graph: Graph, trained: Sequence[TrainedParameter], kvstore: KVStore, shard: bool
     ) -> shares.Buckets:
         # The bits of a sum over more than two processes may depend on what it is summed with.
-        limit = kvstore.bucket_bytes(fixed=self._options["deterministic"])
+        limit = kvstore.transport.bucket_bytes(fixed=self._options["deterministic"])
         dense = {i: t.value for i, t in enumerate(trained) if not t.lazy}
         place = (kvstore.rank, kvstore.num_workers) if shard else None
-        return shares.make_buckets(graph, dense, limit, kvstore.compresses, place)
+        return shares.make_buckets(graph, dense, limit, kvstore.transport.compresses, place)
 
     @property
     def sets_rates(self) -> bool:
@@ -133,8 +133,8 @@ class Stepper:
     @property
     def compressing(self) -> tuple[int, ...]:
         """The ranks that send gradients in fewer bytes."""
-        compresses = self.buckets is not None and self._kvstore is not None and self._kvstore.compresses
-        return self._kvstore.compressing if compresses and self._kvstore is not None else ()
+        compresses = self.buckets is not None and self._kvstore is not None and self._kvstore.transport.compresses
+        return self._kvstore.transport.compressing if compresses and self._kvstore is not None else ()
 
     def _residuals(self) -> dict[str, np.ndarray]:
         """What compression has left out of this process's gradients, by parameter."""
@@ -456,7 +456,7 @@ class Stepper:
 
 def _staged(graph: Graph, trained: Sequence[TrainedParameter], kvstore: KVStore, ordered: bool) -> str:
     """Why cards do not sum among themselves what processes have chosen, all alike; "" where they may."""
-    if kvstore.compresses:
+    if kvstore.transport.compresses:
         return "gradients are compressed on the CPU (compression)"
     if any(t.lazy for t in trained):
         return "rows of tables are summed on the CPU (lazy)"

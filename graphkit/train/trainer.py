@@ -227,7 +227,7 @@ class Trainer:
             "swap_memory= (--swap-memory)": swap_memory, "shard_optimizer= (--shard-optimizer)": shard_optimizer,
             "sync_batch_norm= (--sync-batch-norm)": sync_batch_norm,
             "mixup= or cutmix= (--mixup, --cutmix)": bool(alphas),
-            "gradient compression (--compression)": kvstore is not None and kvstore.compresses,
+            "gradient compression (--compression)": kvstore is not None and kvstore.transport.compresses,
             "precision='f16' (--precision f16)": precision == "f16",
         }  # fmt: skip
         self._pipeline = placed.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
@@ -469,7 +469,7 @@ class Trainer:
         if self._averages.are_in_place:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
         if self.kvstore is not None:
-            self.kvstore.begin_step()
+            self.kvstore.transport.begin_step()
         compared = self._targets.fitted(targets)
         feeds = by_name(inputs, self._inputs.names, "input")
         rate = self.learning_rate
@@ -502,11 +502,11 @@ class Trainer:
 
     def _working(self) -> contextlib.AbstractContextManager[None]:
         """Context in which other processes may wait for this one, which has not stalled."""
-        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.working()
+        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
     def _running(self, code: str) -> contextlib.AbstractContextManager[None]:
         """Context that runs the user's code, for which other processes wait only for a limited time."""
-        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.running(code)
+        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.running(code)
 
     # --- many steps ------------------------------------------------------------------------------
 
