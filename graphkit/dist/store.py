@@ -28,7 +28,6 @@ from graphkit.dist.collectives import compression
 from graphkit.dist.collectives.operations import check_summed
 from graphkit.dist.collectives.row_sparse import RowSparse, local_rows, wanted_rows
 from graphkit.dist.progress.pending import Pending
-from graphkit.dist.transport import FIXED_BUCKET as FIXED_BUCKET  # until training imports it from there
 from graphkit.dist.transport import Transport
 from graphkit.dist.updaters import (
     HasUpdater,
@@ -367,11 +366,6 @@ class KVStore:
             return []
         names = repr(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} keys {', '.join(repr(k) for k, _ in pairs)}"
         return self.transport.broadcast(f"{call} {names}", [v for _, v in pairs], root)
-
-    def __getattr__(self, name: str) -> Any:  # until training uses the transport
-        if name == "transport":
-            raise AttributeError(name)
-        return getattr(self.transport, name)
 
     def __repr__(self) -> str:
         return short_repr(self, self._facts)

@@ -1,1 +1,0 @@
-"""The former path of a module, until training uses the new one."""

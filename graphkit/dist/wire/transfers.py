@@ -1,4 +1,0 @@
-"""The former path of a module, until training uses the new one."""
-
-from graphkit.dist.wire.messages import Arrival as Arrival
-from graphkit.dist.wire.messages import Kind as Kind
