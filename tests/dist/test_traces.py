@@ -16,7 +16,7 @@ def test_one_moment_is_the_same_for_all(on_ranks):
 
 
 class Clocks:
-    """A store and its transport. Rank 1 is on another machine; its clock is five seconds ahead, with small deviations."""
+    """A store and its transport. Rank 1 is on another machine; its clock is five seconds ahead, with small errors."""
 
     def __init__(self, rank):
         self.rank = rank
