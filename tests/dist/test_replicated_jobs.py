@@ -28,14 +28,14 @@ def run(processes, code, timeout=90):
 KILLED = """
     import os, signal, time, numpy as np, graphkit as gk
     from graphkit.dist.servers.server import Server
-    kill_at, take, seen = {kill_at!r}, Server.take, []
+    kill_at, take, seen = {kill_at!r}, Server.handle_unpacked, []
     def counted(self, *message):
         seen.append(0)
         rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", -1)))
         if len(seen) == kill_at.get(rank):
             os.kill(os.getpid(), signal.SIGKILL)
         return take(self, *message)
-    Server.take = counted
+    Server.handle_unpacked = counted
     def add(key, gradient, stored):
         stored += 2 * gradient
 """
@@ -338,7 +338,7 @@ import os, signal
 if os.environ.get("GRAPHKIT_JOB_SIZE"):
     from graphkit.dist.servers.server import Server
 
-    take, seen = Server.take, []
+    take, seen = Server.handle_unpacked, []
 
     def killed(self, *message):
         seen.append(0)
@@ -351,7 +351,7 @@ if os.environ.get("GRAPHKIT_JOB_SIZE"):
                 os.kill(os.getpid(), signal.SIGKILL)
         return take(self, *message)
 
-    Server.take = killed
+    Server.handle_unpacked = killed
 """
 
 
