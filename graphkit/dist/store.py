@@ -49,9 +49,13 @@ class KVStore:
     After `set_updater(f)`, f(key, sum, stored) is called instead, and changes `stored` in place. A key is an int or a
     string. `init`, `push`, `pull` and `broadcast` also take a sequence of keys with a sequence of values. "Collective"
     means that every process must make the call.
+
+    Attributes:
+        type: Type of the store, such as "dist_sync".
+        transport: Connection between the processes, for everything that is not part of MXNet's interface of stores.
     """
 
-    # Whether values live on servers, and each process pushes and pulls by itself.
+    # Whether servers store the values, and each process pushes and pulls on its own.
     is_remote = False
 
     def __init__(self, type: str, transport: Transport):

@@ -34,7 +34,7 @@ class Transport(Collectives):
     Args:
         communicator: The ranks: all workers of the job, without servers.
         bucket_bytes: Bytes of gradients that are all-reduced together; by default, they are measured.
-        servers_of: Type of the store if its values live on servers. Workers then push to servers, and do not sum
+        servers_of: Type of the store if servers store its values. Workers then push to servers, and do not sum
             gradients inside programs.
     """
 

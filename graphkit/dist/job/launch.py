@@ -30,7 +30,7 @@ _OWN_CODES = (130, 143)
 _COMBINED = (6, 7, 11, 13)
 # Seconds after which Python's signal handlers run at the latest while the job runs.
 _PAUSE = 1.0
-# Exit code of Open MPI's launcher after it was told to end.
+# Exit code of Open MPI's launcher after a signal to end.
 _ENDED_BY_LAUNCHER = 1
 
 # Open MPI 4 and 5 refuse more processes than cores, and root, unless these are set.

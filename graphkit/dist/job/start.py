@@ -81,7 +81,7 @@ def check_tasks(processes: int) -> None:
 
 
 def launcher_rank() -> int | None:
-    """Return this process's rank as the launcher tells it before MPI starts; None if it does not."""
+    """Return this process's rank, which some launchers set before MPI starts; None for other launchers."""
     return _first_number(_RANKS)
 
 

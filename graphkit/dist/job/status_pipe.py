@@ -27,7 +27,7 @@ from typing import NamedTuple, NoReturn
 from graphkit import config
 from graphkit.errors import RuntimeFailure
 
-# Reports of a rank. BEGUN: before MPI starts, if the launcher tells the rank. STARTED: after that. EXCLUDED: another
+# Reports of a rank. BEGUN: before MPI starts, if the launcher sets the rank. STARTED: after that. EXCLUDED: another
 # rank reports that this one was lost and the job continues.
 BEGUN, STARTED, ENDED, FAILED, EXCLUDED = "begun", "started", "ended", "failed", "excluded"
 
@@ -132,7 +132,7 @@ class StatusPipe:
         """Return the ranks that left without a report, in the order in which they left.
 
         A launcher notices a lost rank by a closed connection. It may kill another rank before the process of the first
-        one has ended. So ranks that no SIGKILL or SIGTERM ended come first, if the system tells how they ended.
+        one has ended. So ranks that no SIGKILL or SIGTERM ended come first, if the system reports how they ended.
         """
         lost = [rank for rank in self._exited if rank not in self._reports]
         by_launchers = [rank for descriptor, rank in self._processes.items() if _ended_by(descriptor) in _BY_LAUNCHERS]

@@ -101,7 +101,7 @@ class Replica:
 
     def _begin(self, worker: int, number: int, fields: Mapping[str, Any]) -> None:
         if number != self._applied[worker] + 1:
-            raise RuntimeFailure(f"message {number} of rank {worker} comes behind message {self._applied[worker]}")
+            raise RuntimeFailure(f"message {number} of rank {worker} comes after message {self._applied[worker]}")
         self._applied[worker] = number
         # A worker that sends a new message has received its last answer.
         self._kept.pop(worker, None)
@@ -183,7 +183,7 @@ class ReplicatedServer:
     # --- frames -----------------------------------------------------------------------------------
 
     def received(self, source: int, frame: Frame) -> None:
-        """Handle a frame about a part. Raises RuntimeFailure if it makes no sense."""
+        """Handle a frame about a part. Raises RuntimeFailure if this server does not expect it."""
         role = self._roles.get(frame.part)
         if frame.kind == FrameKind.MESSAGE:
             if role is not None and role.leads:

@@ -79,7 +79,7 @@ class ReplicatedConnection:
             if self._failure is None:
                 self._outbox.post(server, message)
         if self._outbox.kept_bytes > WINDOW:
-            self._communicator.doing(b"what servers have not replicated")
+            self._communicator.doing(b"messages that servers have not replicated")
             with self._communicator.waiting(True):
                 self._wait(lambda: self._outbox.kept_bytes <= WINDOW)
 
@@ -110,7 +110,7 @@ class ReplicatedConnection:
                         self._take(source, frame)
                         self._condition.notify_all()
         except Exception as error:  # noqa: BLE001 - the next caller that waits gets it
-            self._fail(f"what servers send: {type(error).__name__}: {error}")
+            self._fail(f"receiving from servers failed: {type(error).__name__}: {error}")
 
     def _take(self, source: int, frame: Frame | None) -> None:
         if frame is None:
