@@ -446,7 +446,7 @@ def test_frames_that_cannot_be():
     sent = []
     holder = ReplicatedServer(0, 2, 1, lambda to, frame: sent.append((to, frame)), pytest.fail)
     message = pack({"call": "wait", "asks": True})
-    with pytest.raises(RuntimeFailure, match="message 3 of rank 0 comes behind message 0"):
+    with pytest.raises(RuntimeFailure, match="message 3 of rank 0 comes after message 0"):
         holder.received(0, Frame(FrameKind.MESSAGE, 0, number=3, data=message))
     with pytest.raises(RuntimeFailure, match="rank 2 sent FORWARD of part 0 to server 0"):
         holder.received(2, Frame(FrameKind.FORWARD, 0, 0, 1, message))
