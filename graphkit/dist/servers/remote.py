@@ -1,4 +1,4 @@
-"""A store with servers, which store the values. Each worker pushes and pulls without waiting for other workers.
+"""A store with servers, which store the values. Each worker pushes and pulls on its own.
 
 With `dist_async`, a pull returns the values that the servers have. With `dist_bounded`, it waits until the slowest
 worker is at most `bound` steps behind. With `elastic`, each worker trains its own parameters by elastic averaging with
