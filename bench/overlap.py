@@ -91,7 +91,7 @@ def worker(options: argparse.Namespace) -> dict[str, Any] | None:
     _, overlap, megabytes, compression = FORMS[options.form]
     size = None if megabytes is None else int(megabytes * 1e6)
     store = gk.kvstore.create("dist_sync", overlap=overlap, bucket_bytes=size)
-    communicator: Any = store._communicator
+    communicator: Any = store.transport.communicator
     if options.network == "simulated":
         SimulatedNetwork(communicator, options.gbit[0], options.latency)
     if compression is not None:
@@ -116,7 +116,7 @@ def worker(options: argparse.Namespace) -> dict[str, Any] | None:
         start = time.perf_counter()
         for number, bucket in enumerate(buckets):
             begun = time.perf_counter()
-            store.start_sum(f"alone {number}", bucket, bucket).wait()
+            store.transport.start_sum(f"alone {number}", bucket, bucket).wait()
         times["last"].append(time.perf_counter() - begun)
         times["communication"].append(time.perf_counter() - start)
     if store.rank:

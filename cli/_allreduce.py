@@ -11,8 +11,8 @@ from graphkit import config
 from graphkit.cli._meta import ARGUMENTS
 from graphkit.cli._options import json_option
 from graphkit.cli._output import print_json, print_table
+from graphkit.dist.collectives import compression as compressions
 from graphkit.dist.job import mpi
-from graphkit.dist.sums import compression as compressions
 from graphkit.text import human
 
 # Latency of small arrays, bandwidth of large ones.

@@ -101,7 +101,7 @@ def invoke(argv: Sequence[str]) -> int:
     from graphkit.dist.job import ending
 
     with ending.abort_on_error():
-        return _run(argv, ending.in_company)
+        return _run(argv, ending.in_running_job)
 
 
 def _run(argv: Sequence[str], raise_errors: Callable[[], bool] = lambda: False) -> int:

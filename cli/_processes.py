@@ -11,10 +11,10 @@ import click
 from graphkit import config
 from graphkit.cli._groups import PROCESSES, option
 from graphkit.cli._output import log
+from graphkit.dist.collectives import compression as compressions
 from graphkit.dist.job import launch
 from graphkit.dist.kvstore import ALIASES, REMOTE, TYPES
-from graphkit.dist.rounds.channel import OVERLAPS
-from graphkit.dist.sums import compression as compressions
+from graphkit.dist.progress.engine import OVERLAPS
 from graphkit.errors import UsageError
 
 if TYPE_CHECKING:

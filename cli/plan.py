@@ -91,7 +91,7 @@ def command(
     """
     from graphkit.checks.inputs import concrete_shapes
     from graphkit.cli._inputs import parse_shapes
-    from graphkit.dist.sums.joined import outlook
+    from graphkit.dist.collectives.gpu import sum_route
     from graphkit.executor.run.session import Executor
 
     net = read_model(model, external_root)
@@ -118,7 +118,7 @@ def command(
     if training:
         result |= {"processes": processes, "optimizer_state_bytes": subject.optimizer_state_bytes(processes)}
         if processes > 1 and device.partition(":")[0] == "cuda":
-            result["sums"] = outlook(processes)
+            result["sums"] = sum_route(processes)
     if html is not None:
         write_whole(Path(html), [plan.to_html(title).encode()])
         log(f"wrote {html}")

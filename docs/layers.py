@@ -46,7 +46,7 @@ def picture() -> str:
         ("graphkit.passes", "The layers of passes", "graphkit.passes"),
         ("graphkit.train", "Training", "graphkit.train"),
         ("graphkit.data", "Data", "graphkit.data"),
-        ("graphkit.dist", "The layers of dist", "graphkit.dist"),
+        ("graphkit.dist", "The packages of dist", "graphkit.dist"),
     ):
         rows = layers(name, package)
         parts.append(f'<text class="title" x="{MARGIN}" y="{y + 14:g}">{title}</text>')

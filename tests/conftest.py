@@ -173,15 +173,15 @@ class Rank(Among):
     sent_between_hosts = 0
 
     def __init__(self, rank: int, parts: list[Any], there: threading.Barrier, post: _Post, levels: Any = None):
-        from graphkit.dist.rounds.channel import Channel
-        from graphkit.dist.wire.transfers import Messages
+        from graphkit.dist.progress.engine import ProgressEngine
+        from graphkit.dist.wire.messages import Messages
 
         super().__init__(rank, parts, there)
         self.levels = levels
         self.local = rank if levels is None else levels.inside.rank
-        self.channel, self._post = Channel(self), post
+        self.engine, self._post = ProgressEngine(self), post
         self.messages = Messages(self)
-        self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
+        self.post, self.perform, self.flush = self.engine.post, self.engine.perform, self.engine.flush
 
     def working(self, *_: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -191,14 +191,14 @@ class Rank(Among):
     def doing(self, call: bytes) -> None:
         """Nobody looks."""
 
-    def went_on(self) -> None:
+    def made_progress(self) -> None:
         """Nobody looks."""
 
     def lost(self) -> str | None:
         return "another rank has failed" if self._there.broken else None
 
     def fail(self, reason: str) -> None:
-        self.channel.fail(reason)
+        self.engine.fail(reason)
 
     def start_send(self, data: np.ndarray, to: int, tag: int) -> Any:
         self._post[self.rank, to, tag].sent.append(data.copy())
@@ -207,7 +207,7 @@ class Rank(Among):
     def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any:
         return _Expected(self._post[source, self.rank, tag], data)
 
-    def tell(self, mine: bytes) -> list[bytes]:
+    def allgather_bytes(self, mine: bytes) -> list[bytes]:
         return self._exchange(mine)
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -226,7 +226,7 @@ class Rank(Among):
 
 def ranks_on_hosts(size: int, hosts: Sequence[Sequence[int]]) -> tuple[list[Rank], list[threading.Barrier]]:
     """A communicator for each rank, and where they wait for each other. hosts: which ranks each has; none: one."""
-    from graphkit.dist.hosts.group import Levels
+    from graphkit.dist.hosts.groups import Levels
 
     post: _Post = defaultdict(_Mailbox)
     there = [threading.Barrier(n) for n in (size, len(hosts) or 1, *map(len, hosts))]
@@ -285,6 +285,7 @@ def on_ranks() -> Callable[..., list[Any]]:
         hosts: Sequence[Sequence[int]] = (),
     ) -> list[Any]:
         from graphkit.dist.kvstore import KVStore
+        from graphkit.dist.transport import Transport
 
         ranks, there = ranks_on_hosts(size, hosts)
         found: list[Any] = [None] * size
@@ -292,7 +293,7 @@ def on_ranks() -> Callable[..., list[Any]]:
 
         def go(rank: int) -> None:
             try:
-                found[rank] = work(KVStore("dist_sync", ranks[rank]))
+                found[rank] = work(KVStore("dist_sync", Transport(ranks[rank])))
             except threading.BrokenBarrierError as error:  # another one failed, or has not come
                 failed.append(error)
             except BaseException as error:  # noqa: BLE001 - it is raised again in the thread of the test
@@ -319,10 +320,10 @@ def on_ranks() -> Callable[..., list[Any]]:
 
 def _release(rank: Rank) -> None:
     """Let the thread of the rank's channel end once it has nothing to do. It would keep all that the rank has made."""
-    channel = rank.channel
-    with channel._news.lock:
+    channel = rank.engine
+    with channel._queue.lock:
         channel._closed = True
-        channel._news.tell()
+        channel._queue.notify()
 
 
 @pytest.fixture

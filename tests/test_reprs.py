@@ -19,9 +19,9 @@ from graphkit.data.images.dataset import Files, Joined, Pixels
 from graphkit.data.records.reading import RecordFile, RecordStream
 from graphkit.data.records.writing import RecordWriter
 from graphkit.dist import kvstore
+from graphkit.dist.collectives import compression
 from graphkit.dist.communicator import LocalCommunicator
 from graphkit.dist.servers.server import Server
-from graphkit.dist.sums import compression
 from graphkit.executor.devices.groups import GroupDevices
 from graphkit.executor.devices.loading import DeviceName
 from graphkit.executor.run.engine import Engine

@@ -1,4 +1,4 @@
-"""Comparison of settings between all ranks of a job. A difference is one error on all ranks, which names all sides."""
+"""Comparison of settings and steps between all ranks. A difference is one error on all ranks, which names all sides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import RanksDiffer
 from graphkit.text import listed
 
-# How many differences a message has, and how many characters of a value.
+# Largest number of differences in a message, and of characters of a value.
 _MOST, _LONGEST = 5, 120
 # Bytes of the digest that all ranks exchange.
 _DIGEST = 32
@@ -46,7 +46,7 @@ def compare(communicator: Communicator, what: str, facts: Mapping[str, Any]) -> 
 
 
 def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
-    """Every name whose values differ, with the ranks of each value. facts: by rank."""
+    """Return an error text with every name whose values differ, and the ranks of each value. facts: by rank."""
     names = list(dict.fromkeys(name for each in facts for name in each))
     said = []
     for name in names:
@@ -66,20 +66,20 @@ def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
 
 
 def _short(value: str) -> str:
-    """A value for a message; of a long one the beginning, and a checksum of all of it."""
+    """Return a value for a message. A long one is cut, and a checksum of all of it is added."""
     if len(value) <= _LONGEST:
         return value
     return f"{value[:_LONGEST]}... (checksum {zlib.crc32(value.encode()):08x})"
 
 
 def _ranks(found: Sequence[int]) -> str:
-    """`rank 1 has`, `ranks 0, 2 have`."""
+    """Return `rank 1 has`, or `ranks 0, 2 have`."""
     several = len(found) > 1
     return f"rank{'s' if several else ''} {listed(found, len(found), 8)} {'have' if several else 'has'}"
 
 
 def shown(value: Any) -> str:
-    """A setting as a message shows it; equal settings give equal texts."""
+    """Return a setting as text for a message. Equal settings give equal texts."""
     match value:
         case None:
             return "none"
@@ -98,17 +98,44 @@ def shown(value: Any) -> str:
 
 
 def _sorted(options: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """The items of a mapping by name: ranks may have made equal ones in different orders."""
+    """Return the items of a mapping, sorted by name, because ranks may build equal mappings in different orders."""
     return sorted(options.items(), key=lambda item: str(item[0]))
 
 
 def arrays_facts(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """The type of each array and a checksum of its elements, by name."""
+    """Return the type of each array and a checksum of its elements, by name."""
     return {name: f"{a.dtype}{list(a.shape)} (checksum {checksum(a):08x})" for name, a in sorted(arrays.items())}
 
 
 def checksum(array: np.ndarray) -> int:
-    """A checksum of the elements of an array, 32 bits."""
-    if array.dtype.kind in "OT":  # texts
+    """Return a checksum of the elements of an array, 32 bits."""
+    if array.dtype.kind in "OT":  # strings
         return zlib.crc32(repr(array.tolist()).encode())
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+# Fingerprints are integers in [1, LIMIT). Their squares, summed over 8192 ranks, are exact in float64.
+LIMIT = 1 << 20
+
+
+def powers(number: int) -> list[int]:
+    """The first and the second power, which are to be summed over all ranks."""
+    return [number, number * number]
+
+
+def are_alike(sums: np.ndarray, ranks: int) -> bool:
+    """Whether integers whose `powers` have these sums are one and the same, and not 0 (Cauchy, Schwarz)."""
+    first, second = map(int, sums.tolist())
+    return first > 0 and first * first == ranks * second
+
+
+class Fingerprint:
+    """The fingerprint of this rank's step; 0 outside of steps, where nothing is compared."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def check(self, sums: np.ndarray, ranks: int) -> None:
+        """Raise RanksDiffer, on all ranks, where the sums of `powers` show that ranks have different numbers."""
+        if not are_alike(sums, ranks) and sums.any():
+            raise RanksDiffer("the ranks take steps with different settings or from different states")

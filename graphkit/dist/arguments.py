@@ -1,6 +1,6 @@
-"""Check what a caller gives to a store: keys, values, arrays to write to, numbers and paths.
+"""Checks of the arguments of a store: keys, values, arrays to write to, numbers and paths.
 
-All of it is checked before anything is sent, so that a wrong call in one process leaves no other process waiting in the
+All arguments are checked before anything is sent. So after a wrong call in one process, no other process waits in the
 middle of an exchange.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Key: TypeAlias = int | str
 
-# Characters of a value in an error message, at most.
+# Largest number of characters of a value in an error message.
 _SHOWN = 60
 
 
@@ -64,7 +64,7 @@ def pairs_of(key: Any, value: Any, call: str, what: str = "value") -> list[tuple
 
 
 def matched(keys: Sequence[Key], given: Any, what: str) -> Sequence[Any]:
-    """Return what is given for a list of keys. Raises UsageError if it is not a list of one entry for each key."""
+    """Return the entries for a list of keys. Raises UsageError unless it is a list with one entry for each key."""
     many = f"{quantity(len(keys), 'key')} ({shown(keys)})"
     if not isinstance(given, (list, tuple)):
         raise UsageError(f"{many} and {described(given)}: give a list or a tuple with one {what} per key")
@@ -89,7 +89,7 @@ def array_of(key: Key, value: Any, what: str = "value") -> np.ndarray:
 
 
 class Outs:
-    """The arrays that a call writes its results to, for each of its keys; `given` is None if there are none.
+    """The arrays that a call writes its results to, for each of its keys. `given` is None without such arrays.
 
     As in MXNet, a key takes one array or a list of arrays, and every array of the list gets the value.
     """
@@ -129,17 +129,17 @@ class Outs:
         for array in self._by_key[place][1]:
             array[indices] = values
 
-    def meets(self, place: int, values: Sequence[np.ndarray]) -> bool:
+    def may_overlap(self, place: int, values: Sequence[np.ndarray]) -> bool:
         """Whether the array of the key at this place may share memory with one of these values."""
         return any(np.may_share_memory(array, v) for array in self._by_key[place][1] for v in values)
 
     def result(self, found: list[Any]) -> Any:
-        """Return what the call returns: what it was given to write to, or else the values that were found."""
+        """Return the result of the call: the arrays to write to, if given, or else the values."""
         return self.given if self.given is not None else found if self._several else found[0]
 
 
 def _arrays_of(key: Key, out: Any) -> Sequence[np.ndarray]:
-    """The arrays that the value of one key is written to."""
+    """Return the arrays that the value of one key is written to."""
     if out is None:
         return ()
     outs = out if isinstance(out, (list, tuple)) else (out,)
@@ -176,11 +176,11 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def shown(keys: Sequence[Key]) -> str:
-    """The keys as text, shortened if there are many."""
+    """Return the keys as text, shortened if there are many."""
     return ", ".join(repr(k) for k in keys[:4]) + (", ..." if len(keys) > 4 else "")
 
 
 def described(value: Any) -> str:
-    """What was given, for an error: its value if that is short, and its type."""
+    """Return a text about a value for an error: the value if it is short, and its type."""
     text = repr(value)
     return f"{text} ({type(value).__name__})" if len(text) <= _SHOWN else f"a {type(value).__name__}"

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.dist.hosts.group import Levels
-from graphkit.dist.rounds.posted import Action, Pending, alone, placed
-from graphkit.dist.wire.transfers import Messages
+from graphkit.dist.hosts.groups import Levels
+from graphkit.dist.progress.pending import Action, Pending, complete_locally, placed
+from graphkit.dist.wire.messages import Messages
 from graphkit.errors import UsageError
 from graphkit.text import short_repr
 
@@ -20,17 +20,17 @@ class Communicator(Protocol):
 
     rank: int
     size: int
-    local: int  # the number of this process among those of its host
-    steps: int  # that this process has begun, for errors
+    local: int  # number of this process among those of its host
+    steps: int  # number of steps that this process has begun, for errors
 
     @property
     def sent_between_hosts(self) -> int:
-        """Bytes that this process gave to be exchanged with other hosts."""
+        """Bytes that this process contributed to exchanges between hosts."""
         ...
 
     @property
     def levels(self) -> Levels | None:
-        """What collectives do inside of a host, and then between hosts; None if that saves nothing."""
+        """Groups for collectives inside this host and then between hosts; None if two levels save nothing."""
         ...
 
     def post(
@@ -63,14 +63,14 @@ class Communicator(Protocol):
         priority: int = 0,
         operation: str = "",
     ) -> Any:
-        """The same at once: return the result of the action."""
+        """Call `post`, wait, and return the result of the action."""
         ...
 
     def flush(self) -> None:
         """Wait for all pending operations."""
         ...
 
-    # The collectives, which only actions call.
+    # The following collectives may be called only by actions.
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return the elementwise sum over all processes, in a new array of the same dtype and shape, or written to
@@ -89,7 +89,7 @@ class Communicator(Protocol):
         ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Gather bytes of all processes, whose numbers are given by rank; they lie at multiples of 8 in memory."""
+        """Return the bytes of each process. sizes: their numbers, by rank. Each part is aligned to 8 bytes."""
         ...
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
@@ -98,11 +98,11 @@ class Communicator(Protocol):
 
     @property
     def messages(self) -> Messages:
-        """From this process to another one."""
+        """Messages from this process to another one."""
         ...
 
     def working(self) -> AbstractContextManager[None]:
-        """Context of long work that others may wait for: this process is not stalled."""
+        """Context of long work. Other processes do not consider this one stalled meanwhile."""
         ...
 
     def running(self, code: str) -> AbstractContextManager[None]:
@@ -114,11 +114,11 @@ class Communicator(Protocol):
         ...
 
     def lost(self) -> str | None:
-        """Return why another process is considered lost after the timeout; None if it is not."""
+        """Return why another process is considered lost; None if none is."""
         ...
 
     def fail(self, reason: str) -> None:
-        """End all collectives: every process that waits here, or makes a call, gets the reason as an error."""
+        """Stop all collectives. Every thread that waits, or starts one, gets the reason as an error."""
         ...
 
 
@@ -142,7 +142,7 @@ class LocalCommunicator:
         later: bool = True,
         operation: str = "",
     ) -> Pending:
-        return alone(call, action)
+        return complete_locally(call, action)
 
     def perform(
         self,
@@ -153,7 +153,7 @@ class LocalCommunicator:
         priority: int = 0,
         operation: str = "",
     ) -> Any:
-        return alone(call, action).wait()
+        return complete_locally(call, action).wait()
 
     def flush(self) -> None:
         return None

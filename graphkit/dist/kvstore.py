@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from graphkit import config
 from graphkit.dist.arguments import whole
+from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.communicator import LocalCommunicator
 from graphkit.dist.job.start import checked_timeout
-from graphkit.dist.rounds.channel import OVERLAPS
+from graphkit.dist.progress.engine import OVERLAPS
 from graphkit.dist.store import KVStore
-from graphkit.dist.sums.rows import RowSparse
+from graphkit.dist.transport import Transport
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.signatures import check_argument
 
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["REMOTE", "TYPES", "KVStore", "RowSparse", "create"]
 
-# Those with servers.
+# Types with servers.
 REMOTE = ("dist_async", "dist_bounded", "elastic")
 TYPES = ("local", "dist_sync", *REMOTE)
-# What MXNet calls them, and the store that is meant here.
+# MXNet's names.
 ALIASES = {
     "device": "local", "dist": "dist_sync", "dist_device_sync": "dist_sync", "dist_sync_device": "dist_sync",
     "dist_device_async": "dist_async", "dist_async_device": "dist_async",
@@ -101,22 +102,22 @@ def create(
     _check_options(type, servers, replicate, staleness, period, strength)
     many = config.SERVERS.get() if servers is None else servers
     if type == "local":
-        return KVStore(type, LocalCommunicator())
+        return KVStore(type, Transport(LocalCommunicator()))
     from graphkit.dist.job.ending import join
 
     remote = type in REMOTE
     communicator = join(many if remote else 0, timeout, replicate)
-    communicator.channel.overlap = overlap
+    communicator.engine.overlap = overlap
     if timeout is not None:
         communicator.set_timeout(timeout)
     if not remote:
-        return KVStore(type, communicator, bucket_bytes)
-    if communicator.stores:
+        return KVStore(type, Transport(communicator, bucket_bytes))
+    if communicator.has_server_store:
         raise UsageError("a job can have only one store with servers: use the existing one")
-    communicator.stores = True
+    communicator.has_server_store = True
     bound = _STALENESS if staleness is None else staleness
     elastic = {name: v for name, v in (("period", period), ("strength", strength)) if v is not None}
-    return (_replicated if replicate else _remote)(type, communicator, bound, elastic)
+    return _with_servers(type, communicator, bound if type == "dist_bounded" else None, elastic)
 
 
 def _check_options(
@@ -144,48 +145,27 @@ def _check_options(
         )
 
 
-def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
-    """A worker's store. On a server, this call does not return."""
+def _with_servers(type: str, communicator: MpiCommunicator, bound: int | None, elastic: Mapping[str, Any]) -> KVStore:
+    """Return the store of a worker. On a server, this call does not return."""
     from graphkit.dist.job.ending import before_end, end_of_server
-    from graphkit.dist.servers.post import WorkersPost, serve
-    from graphkit.dist.servers.remote import RemoteStore
-    from graphkit.dist.servers.server import Server
-
-    assert communicator.mail is not None, "it has servers"
-    workers = communicator.processes - communicator.servers
-    if communicator.serves:
-        serve(Server(workers), communicator.mail, communicator)
-        end_of_server(communicator)
-    post = WorkersPost(communicator.mail, communicator, workers, communicator.servers)
-    store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None, **elastic)
-    before_end(store.leave, store.dismiss if communicator.rank == 0 else _nothing)
-    return store
-
-
-def _replicated(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
-    """The same with replicated servers."""
-    from graphkit.dist.job.ending import before_end, end_of_server
-    from graphkit.dist.servers import replicated
+    from graphkit.dist.servers import connection, replicated
     from graphkit.dist.servers.remote import RemoteStore
 
-    if communicator.serves:
-        replicated.serve(communicator)
+    servers = replicated if communicator.replicated else connection
+    if communicator.is_server:
+        servers.serve(communicator)
         end_of_server(communicator)
-    post = replicated.post_of(communicator)
-    store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None, **elastic)
+    connected = servers.connect(communicator)
+    store = RemoteStore(type, Transport(communicator, servers_of=type), connected, bound, **elastic)
 
     def leave() -> None:
         store.leave()
-        post.settle()
+        connected.leave()
 
     def last() -> None:
         if communicator.rank == 0:
-            post.dismiss()
-        post.close()
+            connected.end_servers()
+        connected.close()
 
     before_end(leave, last)
     return store
-
-
-def _nothing() -> None:
-    """Do nothing: another worker does it."""

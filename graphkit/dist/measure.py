@@ -11,11 +11,12 @@ import numpy as np
 from graphkit.dist.job.ending import join
 from graphkit.dist.job.mpi import MpiCommunicator, library
 from graphkit.dist.kvstore import KVStore
+from graphkit.dist.transport import Transport
 from graphkit.errors import OutOfMemory, RuntimeFailure
 
-# A round of one engine, in seconds, and calls in it at most.
+# Seconds of one round of calls, and the largest number of calls in it.
 _SECONDS, _MOST = 0.05, 2000
-# Elements that are compared with a sum by numpy.
+# Number of elements that are compared with a sum by numpy.
 _COMPARED = 1024
 
 
@@ -28,7 +29,7 @@ def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -
     a sum is wrong, OutOfMemory, and MissingDependency without MPI.
     """
     communicator = join()
-    store = KVStore("dist_sync", communicator)
+    store = KVStore("dist_sync", Transport(communicator))
     if compression is not None:
         store.set_gradient_compression(compression)
     with store.working():
@@ -54,9 +55,9 @@ def _row(communicator: MpiCommunicator, store: KVStore, size: int, rounds: int) 
     sent = store.sent_bytes - before
     expected = _gathered(communicator, given[:_COMPARED]).sum(axis=0)
     for name, out in outs.items():
-        if (name == "mpi" or not store.compresses) and not np.array_equal(out[:_COMPARED], expected):
+        if (name == "mpi" or not store.transport.compresses) and not np.array_equal(out[:_COMPARED], expected):
             raise RuntimeFailure(f"rank {store.rank}: the sum of {size} bytes by {name} is wrong")
-    if not store.compresses and not np.array_equal(outs["mpi"], outs["graphkit"]):
+    if not store.transport.compresses and not np.array_equal(outs["mpi"], outs["graphkit"]):
         raise RuntimeFailure(f"rank {store.rank}: the sums of {size} bytes by pushpull and by MPI differ")
     counts = {name: _calls_in_a_round(communicator, call) for name, call in calls.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -67,7 +68,7 @@ def _row(communicator: MpiCommunicator, store: KVStore, size: int, rounds: int) 
 
 
 def _calls_in_a_round(communicator: MpiCommunicator, call: Callable[[], object]) -> int:
-    """As many as take _SECONDS, _MOST at most; the same number in all processes."""
+    """Return a number of calls that takes _SECONDS, at most _MOST; the same in all processes."""
     count = 1
     while count < _MOST and _slowest(communicator, call, count) * count < _SECONDS:
         count = min(_MOST, 2 * count)
@@ -75,7 +76,7 @@ def _calls_in_a_round(communicator: MpiCommunicator, call: Callable[[], object])
 
 
 def _slowest(communicator: MpiCommunicator, call: Callable[[], object], count: int) -> float:
-    """The mean of so many calls, in seconds, in the process where it is the largest; all begin together."""
+    """Return the mean seconds of a call in the slowest process. All processes begin together."""
     communicator.perform("barrier")
     start = time.perf_counter()
     for _ in range(count):

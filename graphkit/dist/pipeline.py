@@ -1,7 +1,7 @@
-"""The order in which the stages of a pipeline take micro-batches.
+"""The order in which the stages of a pipeline process micro-batches.
 
-One forward, one backward: Narayanan et al., "PipeDream", SOSP 2019; with an update once all micro-batches are through,
-as in Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021 (PipeDream-Flush).
+One forward, one backward: Narayanan et al., "PipeDream", SOSP 2019. The update comes after all micro-batches, as in
+Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021 (PipeDream-Flush).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from graphkit.errors import UsageError
 
 
 class Pass(NamedTuple):
-    """What a stage does next: one direction of one micro-batch."""
+    """One direction of one micro-batch, on one stage."""
 
     direction: Literal["forward", "backward"]
     batch: int
@@ -36,12 +36,12 @@ def one_forward_one_backward(stages: int, stage: int, batches: int) -> list[Pass
 
 
 def sizes(samples: int, batches: int) -> list[int]:
-    """The samples of each micro-batch, as equal as can be, the larger ones first; of fewer samples, as many batches."""
+    """Return the number of samples of each micro-batch: nearly equal, larger ones first, and at least one each."""
     count = min(samples, batches)
     return [samples // count + (index < samples % count) for index in range(count)]
 
 
 def bounds(parts: Sequence[int]) -> list[slice]:
-    """Where parts of these sizes lie, one behind the other."""
+    """Return the slices of consecutive parts with these sizes."""
     ends = [sum(parts[: index + 1]) for index in range(len(parts))]
     return [slice(end - size, end) for end, size in zip(ends, parts, strict=True)]

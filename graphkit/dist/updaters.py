@@ -1,4 +1,4 @@
-"""Updaters, which change the stored values of a KVStore by pushed values, and what ranks compare of them."""
+"""Updaters, which change the stored values of a KVStore, and the settings of them that ranks compare."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from graphkit.dist.arguments import Key, callable_of, described
 from graphkit.errors import UsageError
 
-# Of a key, the sum (a RowSparse where such were pushed) and the stored value.
+# Called with the key, the sum (a RowSparse if rows were pushed), and the stored value, which it changes.
 Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
 
 
 @runtime_checkable
 class StatefulUpdater(Protocol):
-    """An updater with states of its own, as arrays by name."""
+    """An updater with states, which are arrays by name."""
 
     def __call__(self, key: Key, gradient: Any, stored: np.ndarray) -> Any: ...
     def states(self) -> dict[str, np.ndarray]: ...
@@ -24,28 +24,28 @@ class StatefulUpdater(Protocol):
 
 
 class HasUpdater(Protocol):
-    """What `set_optimizer` takes, as an Optimizer is."""
+    """The argument of `set_optimizer`, such as an Optimizer."""
 
     def updater(self) -> Updater: ...
 
 
 def checked_updater(updater: Any) -> Updater:
-    """Return what `set_updater` takes. Raises UsageError for everything else."""
+    """Return the argument of `set_updater`. Raises UsageError unless it is callable."""
     return callable_of("an updater must be a function f(key, sum, stored)", updater)
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise UsageError for what `set_optimizer` does not take."""
+    """Raise UsageError unless `set_optimizer` accepts the argument."""
     if isinstance(optimizer, type) or not callable(getattr(optimizer, "updater", None)):
         given = optimizer.__name__ if isinstance(optimizer, type) else described(optimizer)
         raise UsageError(f"set_optimizer takes an optimizer, such as gk.optim.SGD(0.1), not {given}")
 
 
 def updater_facts(updater: Any) -> dict[str, Any]:
-    """What ranks compare of an updater or an optimizer of a store."""
+    """Return the settings of an updater or optimizer that ranks compare."""
     optimizer = getattr(updater, "optimizer", updater)
     described = optimizer.describe() if hasattr(optimizer, "describe") else None
-    if not (isinstance(described, Mapping) and {"type", "lr"} <= described.keys()):  # not of gk.optim
+    if not (isinstance(described, Mapping) and {"type", "lr"} <= described.keys()):  # it is not from gk.optim
         return {"updater": _name(updater)}
     facts = optimizer_facts(optimizer)
     average = getattr(updater, "ema", None)
@@ -55,12 +55,12 @@ def updater_facts(updater: Any) -> dict[str, Any]:
 
 
 def optimizer_facts(optimizer: Any) -> dict[str, Any]:
-    """The kind of an optimizer and each of its numbers, by name."""
+    """Return the type of an optimizer and its settings, by name."""
     described = dict(optimizer.describe())
     return {"optimizer": described.pop("type"), "learning rate": described.pop("lr"), **described}
 
 
 def _name(updater: Any) -> str:
-    """Module and name of a function, or of the class of an object."""
+    """Return module and name of a function, or of the class of an object."""
     named: Callable[..., Any] = updater if hasattr(updater, "__qualname__") else type(updater)
     return f"{named.__module__}.{named.__qualname__}"

@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol
 
-from graphkit.dist.agreement import checksum
+from graphkit.dist.agreement import LIMIT, checksum
 from graphkit.dist.kvstore import KVStore
-from graphkit.dist.sums.fingerprint import LIMIT
 from graphkit.dist.updaters import optimizer_facts
 from graphkit.distribution import version
 from graphkit.errors import RanksDiffer
@@ -51,13 +50,13 @@ def compare_setup(
         "clip_norm": rule.clip_norm,
         "ema": None if rule.ema is None else rule.ema.describe(),
         "on_nonfinite": rule.on_nonfinite,
-        "bucket_bytes": store.known_bucket_bytes,
+        "bucket_bytes": store.transport.known_bucket_bytes,
         **options,
     }
     multipliers = {t.name: t for t in trained}
     for name in params:
         facts[f"parameter {name!r}"] = f"{params.type_of(name)}, {_training(multipliers.get(name))}"
-    store.compare("the set-up of their Trainer", facts)
+    store.transport.compare("the set-up of their Trainer", facts)
 
 
 def _training(parameter: TrainedParameter | None) -> str:
@@ -122,15 +121,15 @@ class StepAgreement(Unshared):
         if self._params.assignments != self._count:
             self._look()
         bits = zlib.crc32(_NUMBERS.pack(self._rate, *self._counts, self._state))
-        self._store.fingerprint.number = bits % (LIMIT - 1) + 1
+        self._store.transport.fingerprint.number = bits % (LIMIT - 1) + 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._store.fingerprint.number = 0
+        self._store.transport.fingerprint.number = 0
         if isinstance(error, RanksDiffer):
             try:
-                self._store.compare("their training", self.facts())
+                self._store.transport.compare("their training", self.facts())
             except RanksDiffer as detailed:
                 raise detailed from None
 

@@ -122,7 +122,7 @@ class BaseTrainer:
             "shard_optimizer= (--shard-optimizer)": parallel.shard_optimizer,
             "sync_batch_norm= (--sync-batch-norm)": parallel.sync_batch_norm,
             "mixup= or cutmix= (--mixup, --cutmix)": bool(mixes),
-            "gradient compression (--compression)": kvstore is not None and kvstore.compresses,
+            "gradient compression (--compression)": kvstore is not None and kvstore.transport.compresses,
             "precision='f16' (--precision f16)": numerics.precision == "f16",
         }  # fmt: skip
         self._division = division_of(
@@ -359,9 +359,9 @@ class BaseTrainer:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
         if self.kvstore is None:
             return self._take(inputs, targets, size, self.learning_rate)
-        self.kvstore.begin_step()
+        self.kvstore.transport.begin_step()
         rate = self.learning_rate
-        with self.kvstore.working(), self._agreement.of_step(rate, self._stepper):
+        with self.kvstore.transport.working(), self._agreement.of_step(rate, self._stepper):
             return self._take(inputs, targets, size, rate)
 
     def _take(self, inputs: Any, targets: Any, size: int | None, rate: float) -> tuple[np.ndarray, dict[str, Any]]:
@@ -397,11 +397,11 @@ class BaseTrainer:
 
     def _working(self) -> contextlib.AbstractContextManager[None]:
         """Context in which other processes may wait for this one, which has not stalled."""
-        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.working()
+        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
     def _running(self, code: str) -> contextlib.AbstractContextManager[None]:
         """Context that runs the user's code, for which other processes wait only for a limited time."""
-        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.running(code)
+        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.running(code)
 
     # --- data ---
 

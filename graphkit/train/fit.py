@@ -77,7 +77,7 @@ class Fit:
                 "seed": trainer.seed, "batch_size": self.batch_size, "epochs": position.until - position.start,
                 "epoch": position.epoch, "batch": position.batch,
             }  # fmt: skip
-            trainer.kvstore.compare("fit", facts)
+            trainer.kvstore.transport.compare("fit", facts)
 
     def run(self) -> list[dict[str, float]]:
         """Train until the run is over; the records of the epochs that end in this call."""

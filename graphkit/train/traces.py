@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphkit.dist.collectives.buckets import Flight
 from graphkit.dist.kvstore import KVStore
-from graphkit.dist.rounds.announcement import digest_of
-from graphkit.dist.sums.buckets import Flight
+from graphkit.dist.progress.announcement import digest_of
 from graphkit.executor.run.profile import Profile
 from graphkit.ir.atomic import write_whole
 from graphkit.train.exchange.gather import gather
@@ -60,7 +60,7 @@ def _origin(store: KVStore) -> int:
         store.barrier()
         looks.append(time.monotonic_ns())
     machine = digest_of(_BOOT.read_text() if _BOOT.exists() else socket.gethostname()) >> 1
-    clocks = store.gather("clocks", np.array([machine, *looks], np.int64))
+    clocks = store.transport.gather("clocks", np.array([machine, *looks], np.int64))
     first, mine = clocks[0], clocks[store.rank]
     apart = 0 if mine[0] == first[0] else int(np.median(mine[1:] - first[1:]))
     return int(first[1]) + apart

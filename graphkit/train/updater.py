@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphkit.dist.sums.rows import RowSparse, total
+from graphkit.dist.collectives.row_sparse import RowSparse, total
 from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from graphkit.dist.hosts.watch import Watch
+from graphkit.dist.hosts.heartbeats import HeartbeatMonitor
 
 # Seconds. Only a test that hangs reaches it.
 _LONGEST = 60.0
@@ -20,7 +20,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Clock:
-    """Stands for the module `time` in `graphkit.dist.hosts.watch`."""
+    """Stands for the module `time` in `graphkit.dist.hosts.heartbeats`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -31,9 +31,9 @@ class Clock:
     def forward(
         self,
         seconds: float,
-        alive: tuple[Watch, ...] = (),
-        progress: tuple[Watch, ...] = (),
-        waits: tuple[Watch, ...] = (),
+        alive: tuple[HeartbeatMonitor, ...] = (),
+        progress: tuple[HeartbeatMonitor, ...] = (),
+        waits: tuple[HeartbeatMonitor, ...] = (),
     ) -> None:
         """Let so many seconds pass, and wait until the threads of these watches have given a sign since then.
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from clocks import Clock
 from job_server import Jobs, running
 
-from graphkit.dist.hosts import watch
+from graphkit.dist.hosts import heartbeats
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def jobs() -> Iterator[Jobs]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of `graphkit.dist.hosts.watch`, which a test sets."""
+    """The time of `graphkit.dist.hosts.heartbeats`, which a test sets."""
     found = Clock()
-    monkeypatch.setattr(watch, "time", found)
+    monkeypatch.setattr(heartbeats, "time", found)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import graphkit as gk
-from graphkit.dist.wire.values import Channels
+from graphkit.dist.wire.messages import Channels
 from graphkit.executor.run.session import Executor
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
@@ -32,7 +32,7 @@ def alone(net, batches):
 def run_part(store, net, groups, batches, window=32, wanted=None, around=None, **options):
     """What this rank has of the outputs for each batch, and its channels, which `around` may put something around."""
     part = parts_of(net.graph, groups, store.num_workers, wanted)[store.rank]
-    channels = Channels(store.messages, window)
+    channels = Channels(store.transport.messages, window)
     carrier = channels if around is None else around(store.rank, channels)
     executor = Executor(part.graph, net.params, threads=1, seed=3, channels=carrier, **options)
     found = []

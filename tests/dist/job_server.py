@@ -195,9 +195,9 @@ def _attempt(code: str, kv: Any) -> tuple[str, str]:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             exec(compile(code, "<code of a test>", "exec"), {"__name__": "__main__", "kv": kv})
         kv.wait()
-        kv._communicator.flush()
+        kv.transport.communicator.flush()
         # All ranks have done the same: no call of this code is met by one of the next.
-        kv._communicator.perform("end of the code of a test")
+        kv.transport.communicator.perform("end of the code of a test")
     except BaseException:  # noqa: BLE001 - the test raises it
         return printed.getvalue(), traceback.format_exc()
     return printed.getvalue(), ""
@@ -213,7 +213,7 @@ def _serve(address: str, store: str, servers: str) -> None:
     connection.send(kv.rank)
     while (code := connection.recv()) is not None:
         if not kv.is_remote:  # servers compare the steps of workers, which never go back
-            kv._communicator.steps = 0
+            kv.transport.communicator.steps = 0
         connection.send(_attempt(code, kv))
 
 

@@ -2,10 +2,11 @@
 
 from collections import deque
 
+from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.communicator import LocalCommunicator
 from graphkit.dist.servers.remote import RemoteStore
 from graphkit.dist.servers.server import Server
-from graphkit.dist.sums.rows import RowSparse
+from graphkit.dist.transport import Transport
 from graphkit.dist.wire.packing import unpack
 
 
@@ -45,7 +46,9 @@ def workers(count, servers=1, type="dist_async", bound=None, **options):
     there = [Server(count) for _ in range(servers)]
     counters = []
     counters += [Counter(there, rank, counters) for rank in range(count)]
-    return [RemoteStore(type, Alone(c.worker), c, bound, **options) for c in counters], there
+    return [
+        RemoteStore(type, Transport(Alone(c.worker), servers_of=type), c, bound, **options) for c in counters
+    ], there
 
 
 def begun(stores, values):

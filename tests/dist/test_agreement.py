@@ -97,7 +97,7 @@ def test_ranks_that_agree_are_named_together(on_ranks):
 
 def test_long_values_are_shortened(on_ranks):
     def work(store):
-        return caught(store.compare, "a test", {"weights": [*range(500), store.rank]})
+        return caught(store.transport.compare, "a test", {"weights": [*range(500), store.rank]})
 
     for said in on_ranks(work):
         assert re.search(r"rank 0 has weights 0, 1, 2.*\.\.\. \(checksum \w{8}\), rank 1 has 0, 1, 2", said)
@@ -274,11 +274,13 @@ def test_the_fingerprint_needs_no_further_message(on_ranks, monkeypatch):
         trainer = trainer_of(store)
         trainer.step(X, Y)
         told = []
-        tell = store._communicator.tell
-        monkeypatch.setattr(store._communicator, "tell", lambda mine: told.append(len(mine)) or tell(mine))
-        calls = store._communicator.channel.calls
+        tell = store.transport.communicator.allgather_bytes
+        monkeypatch.setattr(
+            store.transport.communicator, "allgather_bytes", lambda mine: told.append(len(mine)) or tell(mine)
+        )
+        calls = store.transport.communicator.engine._queue.calls
         trainer.step(X, Y)
-        return store._communicator.channel.calls - calls
+        return store.transport.communicator.engine._queue.calls - calls
 
     # The loss, and the gradients of one bucket.
     assert on_ranks(work) == [2, 2]

@@ -11,7 +11,7 @@ import pytest
 from cases import each_case
 
 import graphkit as gk
-from graphkit.dist.sums import compression
+from graphkit.dist.collectives import compression
 from graphkit.errors import InputError, MissingDependency, UsageError
 from graphkit.executor.devices.loading import load_native
 
@@ -392,7 +392,7 @@ def test_sums_over_hosts_in_the_order_of_the_ranks(on_ranks):
 
     def work(store, ordered):
         store.set_gradient_compression("bfloat16")
-        carrier = store.collectives(ordered)
+        carrier = store.transport.collectives(ordered)
         array = parts[store.rank].copy()
         carrier.start("w", [array], 0)
         carrier.wait(["w"])
@@ -445,7 +445,7 @@ def test_two_bits_send_a_fifteenth_at_most(on_ranks):
     def work(store):
         gradient = normal(10_000, store.rank)
         store.pushpull("w", gradient)
-        whole, store._sent_bytes = store.sent_bytes, 0
+        whole, store.transport._sent_bytes = store.sent_bytes, 0
         store.set_gradient_compression("2bit")
         store.pushpull("w", gradient)
         return store.sent_bytes / whole

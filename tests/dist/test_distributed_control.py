@@ -9,7 +9,7 @@ import pytest
 from distributed import NORMAL, alone, assert_alike, group, normal, parts_of, run_part, with_gradients
 
 import graphkit as gk
-from graphkit.dist.wire.values import Channels
+from graphkit.dist.wire.messages import Channels
 from graphkit.errors import RuntimeFailure, UnsupportedError, UsageError
 from graphkit.executor.run.session import Executor
 from graphkit.ops import F
@@ -414,13 +414,13 @@ def test_a_full_window_makes_the_sender_wait(on_ranks, window):
     def around(rank, channels):
         if rank == 1:
             return Gate(channels, full)
-        take = channels._take_receipt
+        take = channels._wait_for_receipt
 
         def waiting(source):
             full.set()
             take(source)
 
-        channels._take_receipt = waiting
+        channels._wait_for_receipt = waiting
         return channels
 
     net, batches = counting(), [{"x": np.float32(n)} for n in (0, 3, 20)]
@@ -433,7 +433,7 @@ def test_a_full_window_makes_the_sender_wait(on_ranks, window):
 def test_a_window_of_one_is_refused(on_ranks):
     def work(store):
         with pytest.raises(UsageError, match="window=1"):
-            Channels(store.messages, 1)
+            Channels(store.transport.messages, 1)
 
     on_ranks(work)
 

@@ -151,7 +151,7 @@ def test_who_is_gone_when_mpi_is_closed_is_not_waited_for():
         import os, signal
         from graphkit.dist import kvstore
         from graphkit.dist.job import mpi
-        mpi.LEAST = 1
+        mpi.LEAST_TIMEOUT = 1
         kv = kvstore.create("dist_sync", timeout=1)
         if kv.rank == 1:
             mpi.MpiCommunicator.finalize = lambda self: os.kill(os.getpid(), signal.SIGSTOP)

@@ -13,7 +13,7 @@ from jobs import FAILED, finish, start
 
 import graphkit as gk
 from graphkit import config
-from graphkit.dist.sums import compression
+from graphkit.dist.collectives import compression
 from graphkit.train import checkpoint
 
 # --- sums and copies ----------------------------------------------------------------------------------
@@ -84,13 +84,13 @@ MORE = """
     import numpy as np
     import graphkit as gk
     from graphkit.dist import kvstore
-    from graphkit.dist.sums import compression
-    from graphkit.dist.sums.slices import Slices
+    from graphkit.dist.collectives import compression
+    from graphkit.dist.collectives.layout import Slices
     def numbers(seed, size):
         return np.random.default_rng(seed).integers(-9, 9, size).astype(np.float32)
     {part}
     kv = kvstore.create("dist_sync")
-    hosts = [host.ranks for host in kv._communicator.hosts.all]
+    hosts = [host.ranks for host in kv.transport.communicator.hosts.all]
     ranks, before = range(kv.num_workers), kv.sent_between_hosts
     digest = zlib.crc32(work())
     row = [kv.rank, digest, kv.sent_between_hosts - before, kv.sent_bytes]
@@ -122,16 +122,16 @@ GATHERED = """
         parts = [numbers(r, whole) for r in ranks]
         done = {}
         scattered = lambda total: total[slices.of_rank(kv.rank)].copy()
-        mine = kv.start_scattered_sum("s", parts[kv.rank].copy(), slices, False, scattered).wait()
+        mine = kv.transport.start_scattered_sum("s", parts[kv.rank].copy(), slices, False, scattered).wait()
         np.testing.assert_array_equal(mine, sum(parts)[slices.of_rank(kv.rank)])
-        joined = kv.start_gather("g", mine, slices, np.concatenate).wait()
+        joined = kv.transport.start_gather("g", mine, slices, np.concatenate).wait()
         np.testing.assert_array_equal(joined, sum(parts))
         for dtype, shape in (("int8", (3, 5)), ("bool", ()), ("float64", (0, 2)), ("float16", (7,))):
             each = kv.gather("e", np.full(shape, kv.rank % 2, dtype))
             for rank, array in enumerate(each):
                 assert array.dtype == dtype and (array == rank % 2).all()
             assert len(each) == kv.num_workers
-        odd = kv._communicator.perform("odd", (), lambda: kv._communicator.allgather_parts(
+        odd = kv.transport.communicator.perform("odd", (), lambda: kv.transport.communicator.allgather_parts(
             np.full(3 + kv.rank, kv.rank, np.uint8), [3 + r for r in ranks]))
         assert [part.tolist() for part in odd] == [[r] * (3 + r) for r in ranks]
         assert all(part.ctypes.data % 8 == 0 for part in odd)
@@ -210,7 +210,7 @@ APART = """
     import sys
     import numpy as np
     from graphkit.dist.job import ending
-    from graphkit.dist.hosts.hosts import Hosts
+    from graphkit.dist.hosts.groups import Hosts
     from graphkit.dist.job.mpi import MpiCommunicator, _mpi
     with ending.abort_on_error():
         communicator = ending.join(0)
@@ -269,7 +269,7 @@ def test_compressed_gradients_of_hosts_go_on_from_a_checkpoint_to_the_bit(jobs, 
 STOPS = """
     import os, signal, time
     steps(3)
-    kv._communicator.set_timeout(2)  # not before: processes of a busy machine do not start as one
+    kv.transport.communicator.set_timeout(2)  # not before: processes of a busy machine do not start as one
     with kv.working():
         time.sleep(1.5)  # so that all hosts have heard of it
     if kv.rank == {rank}:
@@ -317,9 +317,9 @@ COMPRESSED_STOPS = """
             for _ in range(n):
                 kv.begin_step()
                 kv.pushpull("w", np.ones(1000, np.float32))
-                kv.start_row_sum("rows", kvstore.RowSparse([kv.rank], np.ones((1, 2)))).wait()
+                kv.transport.start_row_sum("rows", kvstore.RowSparse([kv.rank], np.ones((1, 2)))).wait()
         steps(3)
-        kv._communicator.set_timeout(2)
+        kv.transport.communicator.set_timeout(2)
         with kv.working():
             time.sleep(1.5)
         if kv.rank == {rank}:
@@ -357,14 +357,14 @@ def test_who_is_lost_while_hosts_connect_leaves_no_file(monkeypatch):
     import os
     from graphkit.dist import kvstore
     from graphkit.dist.job import mpi
-    create, relay, paths = mpi.Board.create, mpi.Relay, []
+    create, relay, paths = mpi.HeartbeatBoard.create, mpi.HeartbeatRelay, []
     def created(*sizes):
         paths.append(create(*sizes))
         return paths[-1]
     def connected(*of):
         print([os.path.exists(path) for path in paths])
         return relay(*of)
-    mpi.Board.create, mpi.Relay = created, connected
+    mpi.HeartbeatBoard.create, mpi.HeartbeatRelay = created, connected
     kvstore.create("dist_sync")
     """
     status, out, errors = finish(start(2, code, before=""))
@@ -387,7 +387,7 @@ def test_jobs_end_in_order_with_signs_on_their_way(monkeypatch):
         from graphkit.dist import kvstore
         kv = kvstore.create("dist_sync", timeout=0.08)  # a hundred messages a second
         time.sleep(2)
-        kv._communicator.set_timeout(1000)
+        kv.transport.communicator.set_timeout(1000)
         print("over", kv.rank, flush=True)
     """
     status, out, errors = finish(start(2, code, before=""))
@@ -404,7 +404,7 @@ LEVEL = """
     {first}
     kv = kvstore.create("dist_sync")
     assert MPI.Query_thread() == MPI.THREAD_{level}, MPI.Query_thread()
-    assert (kv._communicator._watch is not None) == {watched}
+    assert (kv.transport.communicator._monitor is not None) == {watched}
     assert kv.pushpull("w", np.ones(3)).tolist() == [2] * 3
 """
 

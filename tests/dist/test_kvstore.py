@@ -103,7 +103,7 @@ def test_dtypes_without_a_sum_are_refused(on_ranks, dtype):
     def work(kv):
         assert_not_summed(kv, dtype)
         with pytest.raises(InputError, match="key 'g' is "):
-            kv.start_sum("g", np.zeros(3, dtype), np.zeros(3, dtype))
+            kv.transport.start_sum("g", np.zeros(3, dtype), np.zeros(3, dtype))
         half = np.ones(3, ml_dtypes.bfloat16)
         return kv.pushpull("half", half).astype(float).tolist()
 

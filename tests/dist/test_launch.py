@@ -98,14 +98,14 @@ def test_a_signal_that_another_thread_gets_ends_the_job(launcher, handled, monke
         kill -HUP $PPID
         for look in $(seq 2000); do sleep 0.01; done
     """)
-    go_to, over = launch._Signals.go_to, threading.Event()
+    attach, over = launch._Signals.attach, threading.Event()
 
-    def go_to_and_block(signals, job):
-        go_to(signals, job)
+    def attach_and_block(signals, job):
+        attach(signals, job)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         (tmp_path / "blocked").touch()
 
-    monkeypatch.setattr(launch._Signals, "go_to", go_to_and_block)
+    monkeypatch.setattr(launch._Signals, "attach", attach_and_block)
     other = threading.Thread(target=over.wait)
     other.start()
     try:

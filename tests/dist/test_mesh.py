@@ -15,24 +15,24 @@ import pytest
 
 from graphkit.dist.servers import replicated
 from graphkit.dist.wire import mesh
-from graphkit.dist.wire.mesh import Frame, Kind, Listener, Mesh, open_mesh
+from graphkit.dist.wire.mesh import Frame, FrameKind, Listener, Mesh, open_mesh
 from graphkit.errors import RuntimeFailure
 
 
 class Together:
-    """`tell_all` of threads that stand for processes."""
+    """`allgather_objects` of threads that stand for processes."""
 
     def __init__(self, count):
         self.said = [None] * count
         self.barrier = threading.Barrier(count)
 
     def of(self, rank):
-        def tell_all(mine):
+        def allgather_objects(mine):
             self.said[rank] = mine
             self.barrier.wait(30)
             return list(self.said)
 
-        return tell_all
+        return allgather_objects
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_everybody_is_connected_with_every_server(meshes, hosts):
     assert [sorted(each.ranks) for each in made] == [[2, 3], [2, 3], [0, 1, 3], [0, 1, 2]]
     for rank, each in enumerate(made):
         for to in each.ranks:
-            each.send(to, Frame(Kind.FORWARD, to, rank, -7, np.arange(rank * 3, dtype=np.uint8)))
+            each.send(to, Frame(FrameKind.FORWARD, to, rank, -7, np.arange(rank * 3, dtype=np.uint8)))
     for rank, each in enumerate(made):
         found = received(each, len(each.ranks))
         assert sorted(source for source, _ in found) == sorted(each.ranks)
         for source, frame in found:
-            assert frame[:4] == (Kind.FORWARD, rank, source, -7)
+            assert frame[:4] == (FrameKind.FORWARD, rank, source, -7)
             assert frame.data.tolist() == list(range(source * 3))
 
 
@@ -85,7 +85,7 @@ def test_frames_of_all_sizes_arrive_in_order_while_both_ends_send(meshes, monkey
     pair = meshes(1, 1)
     chance = random.Random(0)
     sizes = [chance.choice([0, 1, 23, 24, 25, 4096, 1 << 16, 3 << 20]) for _ in range(60)]
-    frames = [Frame(Kind.MESSAGE, 0, 0, n, np.full(size, n, np.uint8)) for n, size in enumerate(sizes)]
+    frames = [Frame(FrameKind.MESSAGE, 0, 0, n, np.full(size, n, np.uint8)) for n, size in enumerate(sizes)]
     found = [], []
     end = time.monotonic() + 60
 
@@ -108,35 +108,35 @@ def test_frames_of_all_sizes_arrive_in_order_while_both_ends_send(meshes, monkey
 
 def test_who_is_gone_is_told_behind_what_it_sent_and_who_says_goodbye_is_not(meshes):
     one, two, three = meshes(0, 3)
-    two.send(0, Frame(Kind.APPLIED, 1, number=5, data=np.zeros(1 << 16, np.uint8)))
-    for line in two._lines.values():
+    two.send(0, Frame(FrameKind.APPLIED, 1, number=5, data=np.zeros(1 << 16, np.uint8)))
+    for line in two._connections.values():
         line.socket.close()  # as the system does for a process that is killed
-    two._lines.clear()
+    two._connections.clear()
     (first, second) = received(one, 2)
     assert first[1].number == 5
     assert second == (1, None)
     three.close(5)
     assert received(one, 1, 0.5) == []
     assert one.ranks == []
-    one.send(1, Frame(Kind.LOST))  # goes nowhere
+    one.send(1, Frame(FrameKind.LOST))  # goes nowhere
 
 
 def test_a_connection_that_is_cut_gives_what_has_come(meshes):
     one, two = meshes(0, 2)
     for number in range(3):
-        two.send(0, Frame(Kind.FORWARD, number=number))
+        two.send(0, Frame(FrameKind.FORWARD, number=number))
     time.sleep(0.2)
-    assert [frame.number for frame in one.cut(1)] == [0, 1, 2]
+    assert [frame.number for frame in one.disconnect(1)] == [0, 1, 2]
     assert one.ranks == []
-    assert one.cut(1) == []
+    assert one.disconnect(1) == []
     assert received(two, 1) == [(0, None)]
 
 
 def test_last_words_are_heard(meshes):
     one, two = meshes(0, 2)
-    one.close(5, Frame(Kind.FAILED, number=143))
+    one.close(5, Frame(FrameKind.FAILED, number=143))
     (first,) = received(two, 1)[:1]
-    assert first[1].kind == Kind.FAILED
+    assert first[1].kind == FrameKind.FAILED
     assert first[1].number == 143
 
 
@@ -176,7 +176,7 @@ def test_on_linux_no_file_is_made(monkeypatch, tmp_path, meshes):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
     (tmp_path / ("x" * 100)).mkdir()
     one, two = meshes(0, 2)
-    two.send(0, Frame(Kind.APPLIED, number=5))
+    two.send(0, Frame(FrameKind.APPLIED, number=5))
     assert received(one, 1)[0][1].number == 5
     with Listener(False, 1) as listener:
         assert listener.address.path.startswith("\0graphkit-")
@@ -186,7 +186,7 @@ def test_on_linux_no_file_is_made(monkeypatch, tmp_path, meshes):
 def test_descriptors_of_any_number(meshes, many_descriptors):
     """Some calls take those below 1024 alone."""
     one, two = meshes(0, 2)
-    two.send(0, Frame(Kind.SNAPSHOT, data=np.zeros(8 << 20, np.uint8)))  # more than goes at once
+    two.send(0, Frame(FrameKind.SNAPSHOT, data=np.zeros(8 << 20, np.uint8)))  # more than goes at once
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(received, one, 1)
         two.close(10)
@@ -206,11 +206,11 @@ def test_processes_are_given_some_time_to_connect_however_short_the_timeout(monk
             types.SimpleNamespace(
                 processes=2,
                 servers=1,
-                place=0,
+                job_rank=0,
                 host_by_rank={},
-                tell_all=None,
+                allgather_objects=None,
                 timeout=timeout,
-                before_abort=lambda tell: None,
+                on_abort=lambda tell: None,
             )
         )
     assert told == [10.0, 300.0]

@@ -10,8 +10,8 @@ import pytest
 from graphkit import config
 
 HERE = Path(__file__).parent
-JOBS = ("dist/test_ending.py", "dist/test_watch.py", "dist/test_channel.py", "dist/test_hosts.py",
-        "dist/test_kvstore.py", "dist/test_ranks.py", "dist/test_replicated_jobs.py", "dist/test_roll.py",
+JOBS = ("dist/test_ending.py", "dist/test_heartbeats.py", "dist/test_progress.py", "dist/test_hosts.py",
+        "dist/test_kvstore.py", "dist/test_ranks.py", "dist/test_replicated_jobs.py", "dist/test_status_pipe.py",
         "dist/test_shared_step.py", "dist/test_start.py",
         "cli/test_allreduce.py")  # fmt: skip
 

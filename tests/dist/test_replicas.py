@@ -12,8 +12,9 @@ from serving import Alone, add_twice, begun
 import graphkit as gk
 from graphkit.dist import kvstore
 from graphkit.dist.servers.remote import RemoteStore
-from graphkit.dist.servers.replica import Holder, Outbox, Replica, holders
-from graphkit.dist.wire.mesh import Frame, Kind
+from graphkit.dist.servers.replica import Outbox, Replica, ReplicatedServer, holders
+from graphkit.dist.transport import Transport
+from graphkit.dist.wire.mesh import Frame, FrameKind
 from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.train.average import EMA
@@ -58,9 +59,10 @@ class Net:
         self.taken = 0
         self.kills = dict(zip(kill_at, kills, strict=True))
         self.holders = [
-            Holder(me, servers, workers, self.sender(workers + me), self.warnings.append) for me in range(servers)
+            ReplicatedServer(me, servers, workers, self.sender(workers + me), self.warnings.append)
+            for me in range(servers)
         ]
-        self.posts = [Post(self, rank) for rank in range(workers)]
+        self.posts = [ServerConnection(self, rank) for rank in range(workers)]
 
     def sender(self, source):
         def send(to, frame):
@@ -79,7 +81,7 @@ class Net:
         if to < self.workers:
             self.posts[to].take(source, frame)
         elif frame is None:
-            self.holders[to - self.workers].gone(source - self.workers)
+            self.holders[to - self.workers].handle_loss(source - self.workers)
         else:
             self.holders[to - self.workers].received(source, frame)
         if to >= self.workers and self.random.random() < 0.7:
@@ -122,7 +124,7 @@ class Net:
             pass
 
 
-class Post:
+class ServerConnection:
     """A worker's, in memory."""
 
     def __init__(self, net, rank):
@@ -133,7 +135,7 @@ class Post:
 
     def take(self, source, frame):
         if frame is None:
-            self.outbox.gone(source - self.net.workers)
+            self.outbox.handle_loss(source - self.net.workers)
         elif self.outbox.received(frame):
             self.come[frame.part].append(frame.data)
 
@@ -146,7 +148,7 @@ class Post:
 
 
 def stores(net, type="dist_async", bound=None):
-    return [RemoteStore(type, Alone(post.rank), post, bound) for post in net.posts]
+    return [RemoteStore(type, Transport(Alone(post.rank), servers_of=type), post, bound) for post in net.posts]
 
 
 def parts_are_alike(net):
@@ -158,10 +160,10 @@ def parts_are_alike(net):
             continue
         one, two = (net.holders[server].replica(part) for server in (leader, follower))
         assert one.count == two.count
-        assert one.server._held.keys() == two.server._held.keys()
-        for key, held in one.server._held.items():
-            assert (held.value == two.server._held[key].value).all()
-            assert held.version == two.server._held[key].version
+        assert one.server._parts.keys() == two.server._parts.keys()
+        for key, held in one.server._parts.items():
+            assert (held.value == two.server._parts[key].value).all()
+            assert held.version == two.server._parts[key].version
 
 
 def additions(net, rounds=3):
@@ -254,7 +256,7 @@ def test_a_second_loss_behind_the_first_ones_repair_is_survived():
         net.settle()
         last = (set(range(3)) - {first, second}).pop()
         seen = {
-            key: held.value for part in range(3) for key, held in net.holders[last].replica(part).server._held.items()
+            key: held.value for part in range(3) for key, held in net.holders[last].replica(part).server._parts.items()
         }
         assert len(seen) == 6
         assert all((value == 2 * (1 + 2 + 3) * (1 + 10)).all() for value in seen.values())
@@ -311,7 +313,7 @@ def bounded(bound):
         second.push(keys, [np.full(2, 7.0)] * len(keys))
         second.begin_step()
         second.pull(keys)
-        parts = [part for part, _ in first._by_server(keys)]
+        parts = list(first._client.parts_by_server(keys))
         for answer in net.posts[0].answers(parts, "pull"):
             fields, arrays = unpack(answer)
             assert fields["behind"] == bound
@@ -442,17 +444,17 @@ def test_a_question_that_waits_and_is_asked_again_is_answered_once():
 
 def test_frames_that_cannot_be():
     sent = []
-    holder = Holder(0, 2, 1, lambda to, frame: sent.append((to, frame)), pytest.fail)
+    holder = ReplicatedServer(0, 2, 1, lambda to, frame: sent.append((to, frame)), pytest.fail)
     message = pack({"call": "wait", "asks": True})
-    with pytest.raises(RuntimeFailure, match="message 3 of rank 0 comes behind message 0"):
-        holder.received(0, Frame(Kind.MESSAGE, 0, number=3, data=message))
+    with pytest.raises(RuntimeFailure, match="message 3 of rank 0 comes after message 0"):
+        holder.received(0, Frame(FrameKind.MESSAGE, 0, number=3, data=message))
     with pytest.raises(RuntimeFailure, match="rank 2 sent FORWARD of part 0 to server 0"):
-        holder.received(2, Frame(Kind.FORWARD, 0, 0, 1, message))
+        holder.received(2, Frame(FrameKind.FORWARD, 0, 0, 1, message))
     outbox = Outbox(2, 1, lambda to, frame: None)
-    outbox.gone(0)
+    outbox.handle_loss(0)
     outbox.post(1, message)
     with pytest.raises(RuntimeFailure, match="all servers are lost"):
-        outbox.gone(1)
+        outbox.handle_loss(1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import graphkit as gk
 from graphkit.cli import invoke
 from graphkit.dist.job import launch, survival
 from graphkit.dist.servers import replicated
-from graphkit.dist.wire.mesh import Frame, Kind
+from graphkit.dist.wire.mesh import Frame, FrameKind
 from graphkit.errors import RuntimeFailure, UsageError
 
 
@@ -28,14 +28,14 @@ def run(processes, code, timeout=90):
 KILLED = """
     import os, signal, time, numpy as np, graphkit as gk
     from graphkit.dist.servers.server import Server
-    kill_at, take, seen = {kill_at!r}, Server.take, []
+    kill_at, take, seen = {kill_at!r}, Server.handle_unpacked, []
     def counted(self, *message):
         seen.append(0)
         rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", -1)))
         if len(seen) == kill_at.get(rank):
             os.kill(os.getpid(), signal.SIGKILL)
         return take(self, *message)
-    Server.take = counted
+    Server.handle_unpacked = counted
     def add(key, gradient, stored):
         stored += 2 * gradient
 """
@@ -126,7 +126,7 @@ def test_who_only_pushes_keeps_no_more_than_a_window_and_waits_with_more():
     for _ in range(40):
         for key in keys:
             kv.push(key, np.ones(1000))
-            most = max(most, kv._servers.kept_bytes)
+            most = max(most, kv._client._connection.kept_bytes)
     kv.barrier()
     assert all((value == 2 * 40 * kv.num_workers).all() for value in kv.pull(keys))
     assert 8_000 < most <= 20_000, most
@@ -254,7 +254,7 @@ def test_who_leaves_unseen_before_the_connections_are_there_is_not_waited_for():
     import os, graphkit as gk
     from graphkit.dist.job import mpi
     from graphkit.dist.servers import replicated
-    mpi.LEAST = 2.0
+    mpi.LEAST_TIMEOUT = 2.0
     if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "3":
         replicated.open_mesh = lambda *_: os._exit(0)
     gk.kvstore.create("dist_async", servers=2, replicate=True, timeout=2)
@@ -269,7 +269,7 @@ def test_a_server_that_is_lost_while_mpi_is_closed_is_not_waited_for():
     code = """
     import os, signal, graphkit as gk
     from graphkit.dist.job import mpi
-    mpi.LEAST = 3
+    mpi.LEAST_TIMEOUT = 3
     if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "3":
         mpi.MpiCommunicator.finalize = lambda self: os.kill(os.getpid(), signal.SIGKILL)
     kv = gk.kvstore.create("dist_async", servers=2, replicate=True, timeout=3)
@@ -338,7 +338,7 @@ import os, signal
 if os.environ.get("GRAPHKIT_JOB_SIZE"):
     from graphkit.dist.servers.server import Server
 
-    take, seen = Server.take, []
+    take, seen = Server.handle_unpacked, []
 
     def killed(self, *message):
         seen.append(0)
@@ -351,7 +351,7 @@ if os.environ.get("GRAPHKIT_JOB_SIZE"):
                 os.kill(os.getpid(), signal.SIGKILL)
         return take(self, *message)
 
-    Server.take = killed
+    Server.handle_unpacked = killed
 """
 
 
@@ -406,10 +406,10 @@ def test_a_failure_explains_a_worker_that_is_gone(monkeypatch):
     def leave(company, code):
         raise Left(code)
 
-    monkeypatch.setattr(replicated, "_leave", leave)
-    monkeypatch.setattr(replicated, "_WORD", 0.2)
-    company = types.SimpleNamespace(processes=4, servers=2, called=lambda rank: f"rank {rank}")
-    failed = [[], [(1, Frame(Kind.FAILED, number=2))]]
+    monkeypatch.setattr(replicated, "_exit", leave)
+    monkeypatch.setattr(replicated, "_FAILURE_WAIT", 0.2)
+    company = types.SimpleNamespace(processes=4, servers=2, describe=lambda rank: f"rank {rank}")
+    failed = [[], [(1, Frame(FrameKind.FAILED, number=2))]]
     mesh = types.SimpleNamespace(receive=lambda seconds: failed.pop(0) if failed else [], close=lambda *words: None)
     with pytest.raises(Left, match="2"):
         replicated._serve_one(None, mesh, company, 0, None)

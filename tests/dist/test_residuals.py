@@ -11,7 +11,7 @@ from serving import workers
 from test_shared_step import net, samples
 
 import graphkit as gk
-from graphkit.dist.kvstore import KVStore
+from graphkit.dist.transport import Transport
 from graphkit.errors import InvalidModel
 from graphkit.train import checkpoint
 
@@ -24,7 +24,7 @@ BUCKETS = [1, 1 << 20]
 
 def divide(monkeypatch, bytes_):
     """Gradients are summed in buckets of so many bytes."""
-    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: bytes_)
+    monkeypatch.setattr(Transport, "bucket_bytes", lambda store, fixed=False: bytes_)
 
 
 def trainer_of(store, kind, **options):

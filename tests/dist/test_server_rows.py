@@ -197,7 +197,7 @@ def test_rows_wait_for_the_slowest_worker_as_whole_keys_do():
     slow.push("table", RowSparse([2], np.full((1, 3), 9, np.float32)))
     slow.begin_step()
     slow.row_sparse_pull("table", [0])
-    fields, (values,) = unpack(fast._servers.inbox[0].popleft())
+    fields, (values,) = unpack(fast._client._connection.inbox[0].popleft())
     assert fields["behind"] == 1
     np.testing.assert_array_equal(values, [[9, 9, 9], [0, 0, 0]])
 
@@ -206,7 +206,9 @@ def test_a_server_hears_of_steps_that_ask_nothing_of_it():
     """Nobody waits there for a worker that has gone on elsewhere."""
     (one, other), _ = workers(2, 2, type="dist_bounded", bound=1)
     begun([one, other], dict.fromkeys(range(20), TABLE))
-    first, second = (next(k for k in range(20) if one._specs[k].parts[0].server == server) for server in range(2))
+    first, second = (
+        next(k for k in range(20) if one._client.specs[k].parts[0].server == server) for server in range(2)
+    )
     for _ in range(5):
         one.begin_step()
         one.pull(first)

@@ -92,7 +92,7 @@ def test_a_checkpoint_in_the_middle_of_a_group_holds_what_waits(tmp_path):
     steps(new_trainer(store, accumulate=3), range(4)).save(tmp_path / "remote")
     steps(new_trainer(None, accumulate=3), range(4)).save(tmp_path / "local")
     assert_same(ended(workers(1)[0][0], tmp_path / "local"), ended(None, tmp_path / "remote"))
-    pushes = [fields for fields in store._servers.sent if fields["call"] == "push"]
+    pushes = [fields for fields in store._client._connection.sent if fields["call"] == "push"]
     assert len(pushes) == 1  # of a group
     steps(new_trainer(None, accumulate=3), range(1)).save(tmp_path / "other")
     one_batch = new_trainer(workers(1)[0][0])
@@ -108,7 +108,7 @@ def test_what_waits_in_a_checkpoint_is_rank_0s(kind, tmp_path):
     whole.save(tmp_path)
     stores, _ = workers(2, type=kind, period=100)
     for store in stores:
-        store._communicator.size = 2
+        store.transport.communicator.size = 2
     trainers = [new_trainer(store, accumulate=3) for store in stores]
     for trainer in trainers:
         trainer.resume(tmp_path)
@@ -133,7 +133,7 @@ def test_a_group_pulls_once_and_its_steps_are_one_of_the_bound():
     first.step(IDS[:4], TARGETS[:4])
     group(second)
     group(second)
-    assert [f["call"] for f in fast._servers.sent].count("pull") == 2
+    assert [f["call"] for f in fast._client._connection.sent].count("pull") == 2
     with pytest.raises(TimeoutError):
         group(second)
     assert fast.staleness == 1
@@ -161,7 +161,7 @@ def test_a_step_that_is_skipped_pushes_nothing():
     trainer.flush()
     assert all((trainer.net.params[name] == before[name]).all() for name in before)
     assert trainer.skipped == 1
-    assert "push" not in [fields["call"] for fields in store._servers.sent]
+    assert "push" not in [fields["call"] for fields in store._client._connection.sent]
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -286,8 +286,8 @@ def test_an_elastic_worker_exchanges_once_a_period_of_updates(accumulate):
     trainer = new_trainer(store, accumulate=accumulate)
     for _ in range(7 * accumulate):
         trainer.step(IDS[:10], TARGETS[:10])
-    assert [f["call"] for f in store._servers.sent].count("elastic") == 2
-    assert "pull" not in [f["call"] for f in store._servers.sent]
+    assert [f["call"] for f in store._client._connection.sent].count("elastic") == 2
+    assert "pull" not in [f["call"] for f in store._client._connection.sent]
 
 
 def test_an_elastic_exchange_is_of_the_strength_over_the_workers():

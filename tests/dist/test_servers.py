@@ -81,10 +81,10 @@ def test_who_only_pushes_is_answered_now_and_then(monkeypatch):
     monkeypatch.setattr(remote, "WINDOW", 1000)
     (store,), _ = workers(1)
     begun([store], {"w": np.zeros(100)})
-    before = len(store._servers.sent)
+    before = len(store._client._connection.sent)
     for _ in range(10):
         store.push("w", np.ones(100))
-    assert [fields["call"] for fields in store._servers.sent[before:]] == ["push", "push", "wait"] * 5
+    assert [fields["call"] for fields in store._client._connection.sent[before:]] == ["push", "push", "wait"] * 5
 
 
 def test_keys_are_named_once():
@@ -92,7 +92,7 @@ def test_keys_are_named_once():
     begun([store], {"a key with a long name": np.ones(3)})
     for _ in range(3):
         store.push("a key with a long name", np.ones(3))
-    assert ["names" in fields for fields in store._servers.sent] == [True, False, False, False]
+    assert ["names" in fields for fields in store._client._connection.sent] == [True, False, False, False]
 
 
 def test_what_a_push_did_wrong_is_told_with_the_next_answer():
@@ -162,7 +162,7 @@ def test_a_worker_waits_for_the_slowest_one_beyond_the_bound(bound):
     fast.begin_step()
     with pytest.raises(TimeoutError):
         fast.pull("w")
-    assert not fast._servers.inbox[0]
+    assert not fast._client._connection.inbox[0]
     slow.push("w", np.full(2, 7.0))
     slow.begin_step()
     # Its step is over with this: who waited gets an answer with all of it in.
@@ -199,14 +199,14 @@ def test_nobody_waits_for_a_worker_that_has_come_to_a_barrier():
     second.pull("w")
     meetings = []
 
-    def meet(call):
+    def meet(call, arrays):
         assert call == "barrier"
         for _ in range(0 if meetings else 5):
             first.begin_step()
             first.pull("w")
         meetings.append(server._clocks[1])
 
-    second._communicator.perform = meet
+    second.transport.communicator.perform = meet
     second.barrier()
     assert meetings[-1] == 1  # the bound holds again, before anybody goes on from there
 

@@ -10,8 +10,8 @@ from job_server import command
 from test_shared_step import assert_same, net, samples, trained
 
 import graphkit as gk
-from graphkit.dist.kvstore import KVStore
-from graphkit.dist.sums.slices import Slices
+from graphkit.dist.collectives.layout import Slices
+from graphkit.dist.transport import Transport
 from graphkit.errors import UsageError
 from graphkit.train.programs.sharded import parts_of
 
@@ -21,7 +21,7 @@ BUCKETS = [1, 2000, 1 << 20]
 @pytest.fixture
 def divide(monkeypatch):
     """`divide(bytes)`: gradients are summed in buckets of so many bytes."""
-    return lambda size: monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: size)
+    return lambda size: monkeypatch.setattr(Transport, "bucket_bytes", lambda store, fixed=False: size)
 
 
 SLICES = list(itertools.product([[1], [0], [5, 0, 1000, 3], [17, 16, 15], [100_000, 1]], [1, 2, 3, 7], [2, 4, 8]))
@@ -138,7 +138,7 @@ def test_sums_are_of_slices(on_ranks):
 
     def work(store):
         seen = []
-        links = store._communicator
+        links = store.transport.communicator
         scatter, gather = links.reduce_scatter, links.allgather_parts
         links.reduce_scatter = lambda a, bounds: seen.append("scatter") or scatter(a, bounds)
         links.allgather_parts = lambda data, sizes: seen.append(data.nbytes) or gather(data, sizes)

@@ -5,8 +5,8 @@ import pytest
 from combinations import covering
 
 import graphkit as gk
-from graphkit.dist.kvstore import KVStore
-from graphkit.dist.rounds.channel import OVERLAPS
+from graphkit.dist.progress.engine import OVERLAPS
+from graphkit.dist.transport import Transport
 
 
 def images(count, seed=0):
@@ -63,7 +63,7 @@ def assert_same(found, expected, bound=1e-5):
 @pytest.fixture
 def small_buckets(monkeypatch):
     """Every parameter has a bucket of its own."""
-    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: 1)
+    monkeypatch.setattr(Transport, "bucket_bytes", lambda store, fixed=False: 1)
 
 
 # --- what is computed ---------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_however_sums_go_on(on_ranks, small_buckets, overlap, processes):
     whole, _ = trained(None, count=18)
 
     def work(store):
-        store._communicator.channel.overlap = overlap
+        store.transport.communicator.engine.overlap = overlap
         return trained(store, count=18)[0]
 
     for found in on_ranks(work, processes):
@@ -170,7 +170,7 @@ def test_who_has_no_nan_says_that_another_one_has(on_ranks):
 
 @pytest.mark.parametrize("limit", [1, 500, 2000, 1 << 20])
 def test_gradients_of_a_bucket_lie_together(on_ranks, monkeypatch, limit):
-    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: limit)
+    monkeypatch.setattr(Transport, "bucket_bytes", lambda store, fixed=False: limit)
 
     def work(store):
         trainer, _ = trained(store)
@@ -221,7 +221,7 @@ def test_sums_begin_while_the_backward_pass_goes_on(on_ranks, small_buckets):
 
 def test_arrays_that_lie_apart_are_summed_all_the_same(on_ranks):
     def work(store):
-        carrier = store.collectives()
+        carrier = store.transport.collectives()
         whole = np.zeros((10, 10), np.float32)
         apart = [whole[0], whole[5], np.ones(3, np.float32)]
         for step in range(3):
@@ -240,7 +240,7 @@ def test_arrays_that_lie_apart_are_summed_all_the_same(on_ranks):
 def test_gaps_between_arrays_hold_nothing_that_counts(on_ranks):
     def work(store):
         store.set_gradient_compression({"type": "top_k", "ratio": 0.1})
-        carrier = store.collectives()
+        carrier = store.transport.collectives()
         memory = np.full(64, np.nan, np.float32)
         parts = [memory[0:3], memory[16:21], memory[32:40]]
         for _ in range(2):
@@ -257,7 +257,7 @@ def test_gaps_between_arrays_hold_nothing_that_counts(on_ranks):
 
 def test_an_empty_parameter_takes_part(on_ranks):
     def work(store):
-        carrier = store.collectives()
+        carrier = store.transport.collectives()
         carrier.start("empty", [np.zeros((0, 3), np.float32)], 0)
         carrier.wait(["empty"])
         return True

@@ -20,7 +20,7 @@ import graphkit as gk
 from graphkit import config
 from graphkit.dist.job import mpi
 from graphkit.dist.job import start as start_module
-from graphkit.dist.job.start import check_alone, check_company, check_tasks, checked_timeout, deadline
+from graphkit.dist.job.start import check_alone, check_launcher, check_tasks, checked_timeout, deadline
 from graphkit.errors import RuntimeFailure, UsageError
 
 VARIABLES = (
@@ -68,13 +68,13 @@ def test_whether_all_are_on_one_host(launched, variables, expected):
 
 @pytest.mark.parametrize("name", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
 def test_several_processes_that_are_each_alone_are_an_error(launched, name):
-    check_company(1)
+    check_launcher(1)
     launched(**{name: "1"})
-    check_company(1)
+    check_launcher(1)
     launched(**{name: "3"})
-    check_company(3)
+    check_launcher(3)
     with pytest.raises(UsageError, match="started 3 processes, but MPI reports that each is alone"):
-        check_company(1)
+        check_launcher(1)
 
 
 TORCH = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost"}
@@ -83,9 +83,9 @@ TORCHRUN = {**TORCH, "TORCHELASTIC_RUN_ID": "none"}
 
 def test_processes_of_pytorchs_launchers_are_told_how_to_start(launched):
     launched(**TORCH)
-    check_company(2)
+    check_launcher(2)
     with pytest.raises(UsageError, match=r"started 3 processes \(WORLD_SIZE=3\).*mpiexec -n N.*unset WORLD_SIZE"):
-        check_company(1)
+        check_launcher(1)
     check_alone()  # the variables may be there for other uses
     check_tasks(2)
     launched(**TORCHRUN)
@@ -98,7 +98,7 @@ def test_processes_of_pytorchs_launchers_are_told_how_to_start(launched):
 @pytest.mark.parametrize("changed", [{"WORLD_SIZE": "1"}, {"WORLD_SIZE": "many"}, {"RANK": ""}])
 def test_one_process_of_torchrun_is_alone(launched, changed):
     launched(**TORCHRUN | changed)
-    check_company(1)
+    check_launcher(1)
     check_alone()
     check_tasks(2)
 
@@ -257,7 +257,7 @@ JOB = """
     rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
     from graphkit.dist import kvstore
     from graphkit.dist.job import ending
-    ending.LEAST = 3
+    ending.LEAST_TIMEOUT = 3
     if rank == 1:
         {what}
     print("waits", os.getpid(), flush=True)
@@ -341,7 +341,7 @@ def test_a_script_that_has_started_mpi_itself_does_not_wait_for_ever_either():
             from mpi4py import MPI
             from graphkit.dist import kvstore
             from graphkit.dist.job import ending
-            ending.LEAST = 3
+            ending.LEAST_TIMEOUT = 3
             if MPI.COMM_WORLD.rank == 1:
                 time.sleep(1000)
             kvstore.create("dist_sync", timeout=3)
@@ -363,7 +363,7 @@ def test_without_the_native_extension_a_traceback_says_where_it_waits():
             import os, time
             from graphkit.dist import kvstore
             from graphkit.dist.job import ending, start
-            ending.LEAST = 3
+            ending.LEAST_TIMEOUT = 3
             start.load_native = lambda: None
             if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
                 time.sleep(1000)

@@ -8,8 +8,9 @@ from job_server import command
 import graphkit as gk
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.cli import invoke
-from graphkit.dist.kvstore import REMOTE, KVStore
-from graphkit.dist.rounds.channel import OVERLAPS
+from graphkit.dist.kvstore import REMOTE
+from graphkit.dist.progress.engine import OVERLAPS
+from graphkit.dist.transport import Transport
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
@@ -244,7 +245,7 @@ def test_the_gradient_through_the_statistics_of_others_is_exact(on_ranks):
         graph = synchronise(Graph([given, *kinds.values(), weighted], [loss]))
         wanted = [graph.inputs[i] for i in (0, 1, 2)]
         graph = chained(graph.replace(outputs=gradient(graph.outputs, wanted)), graph.outputs[0])
-        executor = Executor(graph, ParamStore({}, {}), collectives=store.collectives(), threads=1)
+        executor = Executor(graph, ParamStore({}, {}), collectives=store.transport.collectives(), threads=1)
         feeds = dict(zip(("x", *kinds, "weights"), (x[mine], scale, offset, offset, scale, weights[mine]), strict=True))
         return list(executor.run(feeds).values())
 
@@ -314,11 +315,11 @@ def test_one_that_keeps_its_statistics_sends_nothing(on_ranks):
 )
 def test_however_sums_go_on(on_ranks, monkeypatch, overlap):
     """Each gradient has a bucket of its own."""
-    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: 1)
+    monkeypatch.setattr(Transport, "bucket_bytes", lambda store, fixed=False: 1)
     whole, _ = trained(None)
 
     def work(store):
-        store._communicator.channel.overlap = overlap
+        store.transport.communicator.engine.overlap = overlap
         return trained(store, sizes=(9, 0, 23))[0]
 
     for trainer in on_ranks(work, 3):

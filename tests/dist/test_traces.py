@@ -7,7 +7,7 @@ import pytest
 from job_server import command
 
 import graphkit as gk
-from graphkit.dist.sums.buckets import Flight
+from graphkit.dist.collectives.buckets import Flight
 from graphkit.train.traces import _exchanged, _origin
 
 
@@ -16,10 +16,11 @@ def test_one_moment_is_the_same_for_all(on_ranks):
 
 
 class Clocks:
-    """A store whose rank 1 is on another machine, with a clock five seconds ahead and looks that are not quite even."""
+    """A store and its transport. Rank 1 is on another machine; its clock is five seconds ahead, with small errors."""
 
     def __init__(self, rank):
         self.rank = rank
+        self.transport = self
 
     def barrier(self):
         """All are there."""

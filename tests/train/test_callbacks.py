@@ -263,8 +263,8 @@ def test_checkpoints_count_as_work_and_callbacks_as_code_of_the_user(tmp_path, m
 
     original = checkpoint.save
     monkeypatch.setattr(checkpoint, "save", save)
-    monkeypatch.setattr(store, "working", lambda: inside("work"))
-    monkeypatch.setattr(store, "running", inside)
+    monkeypatch.setattr(store.transport, "working", lambda: inside("work"))
+    monkeypatch.setattr(store.transport, "running", inside)
 
     def on_epoch(number, record):
         seen["on_epoch"] = now[-1]

@@ -1,1 +1,1 @@
-"""Which processes share a host: where they compute, what they exchange there, and signs of life."""
+"""Processes that share a host: their cores, hierarchical collectives, and heartbeats."""

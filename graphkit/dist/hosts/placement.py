@@ -1,7 +1,7 @@
-"""Which cores of a host each process of a job computes on, and with how many threads.
+"""Cores and threads of each process of a job on one host.
 
-A launcher that has given each process cores of its own is left alone. Where it has given all of them the same ones, and
-there are enough, each takes its part.
+If a launcher has given each process its own cores, they are kept. If all processes have the same cores and there are
+enough, each gets an equal part.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import NamedTuple
 
 from graphkit import config, cores
 
-# Three thirds of a core are one.
+# Rounding error: three thirds of a core are one core.
 _ROUNDING = 1e-6
 
 
 class Allowed(NamedTuple):
-    """What a process may use: its cores, the quota of its control groups and which ones these are."""
+    """The cores and the CPU quota that a process may use, and the names of its control groups."""
 
     cores: frozenset[int]
     quota: float | None
     group: str
-    threads: int | None  # that the user asked for
-    placed: bool  # whether it takes part in a division
+    threads: int | None  # as chosen by the user
+    placed: bool  # whether cores may be divided
 
     @classmethod
     def here(cls) -> Allowed:
-        """Of this process."""
+        """Return the limits of this process."""
         known = hasattr(os, "sched_getaffinity")
         allowed = frozenset(os.sched_getaffinity(0)) if known else frozenset(range(os.cpu_count() or 1))
         group = Path("/proc/self/cgroup")
@@ -40,7 +40,10 @@ class Allowed(NamedTuple):
 
 
 def share(processes: Sequence[Allowed], mine: int) -> int:
-    """The threads of one of a host's processes, at least one: of a core or a quota that n have, it has an n-th."""
+    """Return the number of threads of one process, at least one.
+
+    Each core, and each quota, is divided by the number of processes that share it.
+    """
     own = processes[mine]
     users = Counter(core for process in processes for core in process.cores)
     found = math.floor(sum(1 / users[core] for core in own.cores) + _ROUNDING)
@@ -50,10 +53,10 @@ def share(processes: Sequence[Allowed], mine: int) -> int:
 
 
 def part(processes: Sequence[Allowed], mine: int) -> list[int] | None:
-    """The cores that this process is to stay on, apart from those of the others.
+    """Return the cores for this process alone.
 
-    None where the launcher has told processes apart, where there is nothing to divide, where their threads are more
-    than the cores, and where one of them does not want it.
+    None if the processes have different cores, if there is one process, if they want more threads than there are cores,
+    or if one of them must not be placed.
     """
     count, allowed = len(processes), processes[mine].cores
     if count == 1 or not all(process.placed and process.cores == allowed for process in processes):
@@ -65,16 +68,17 @@ def part(processes: Sequence[Allowed], mine: int) -> list[int] | None:
 
 
 def are_apart(processes: Sequence[Allowed], mine: int) -> bool:
-    """Whether a process has cores to itself once it is placed, as far as those of its host are asked."""
+    """Whether a process has cores that no other process of its host uses, after placement."""
     own = processes[mine].cores
     others = [process.cores for index, process in enumerate(processes) if index != mine]
     return part(processes, mine) is not None or all(own.isdisjoint(found) for found in others)
 
 
 def place(processes: Sequence[Allowed], mine: int) -> bool:
-    """Give this process its share: of threads, and of cores, to which the threads that it has are moved.
+    """Set the threads of this process, and bind all its threads to its cores.
 
-    Returns whether these cores are its own.
+    Returns:
+        Whether no other process uses these cores.
     """
     chosen, apart = part(processes, mine), are_apart(processes, mine)
     if len(processes) > 1:
@@ -82,7 +86,7 @@ def place(processes: Sequence[Allowed], mine: int) -> bool:
     if chosen is None:
         return apart
     moved: set[str] = set()
-    # Those that are started meanwhile may be of a thread that has not been moved.
+    # Repeat, because a thread that is not bound yet may start others.
     while left := {thread.name for thread in Path("/proc/self/task").iterdir()} - moved:
         for thread in left:
             try:

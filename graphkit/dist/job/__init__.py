@@ -1,1 +1,1 @@
-"""A job of processes under MPI: how they start, and how they end."""
+"""A job of processes under MPI: how they start and end."""

@@ -1,8 +1,8 @@
-"""How a process of a job ends: with all the others, whatever its way out.
+"""The end of a process of a job, together with all others.
 
-MPI's launchers end the whole job, without a word and with status 0, when a process leaves without closing MPI. So at
-the end of the interpreter a process tells the others that it has ended, waits for them, and closes MPI. A process that
-fails, or finds that the others have not ended with it, aborts the job with an exit code that is not 0.
+MPI launchers end the whole job without a message, with status 0, if a process leaves without closing MPI. So at the
+end of the interpreter, a process announces its end, waits for the others, and closes MPI. If a process fails, or the
+others do not end with it, it aborts the job with a non-zero exit code.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from graphkit.dist.job import roll, survival
+from graphkit.dist.job import status_pipe, survival
 from graphkit.dist.job.mpi import MpiCommunicator, started
-from graphkit.dist.job.start import LEAST, checked_timeout, deadline, told_rank
-from graphkit.dist.rounds.announcement import ENDED
+from graphkit.dist.job.start import LEAST_TIMEOUT, checked_timeout, deadline, launcher_rank
+from graphkit.dist.progress.announcement import ENDED
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
 from graphkit.text import quantity
 
-# How long processes that do not agree wait for each other's last words, in seconds.
+# Seconds that ranks with different calls wait for each other's error messages.
 GRACE = 10.0
 
 _INTERRUPTED, _TERMINATED = 130, 143
 
 _joined: MpiCommunicator | None = None
-_followed: MpiCommunicator | None = None
-_farewells: list[tuple[Callable[[], None], Callable[[], None]]] = []
+_running: MpiCommunicator | None = None
+_end_callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _failure: BaseException | None = None
 
 
 def join(servers: int = 0, timeout: float | None = None, replicated: bool = False) -> MpiCommunicator:
-    """The communicator of all processes but the last ones, so many servers; replicated: whose loss is survived.
+    """Return the communicator of the workers: all processes except the last `servers`.
 
-    Initialises MPI at the first call, which every process must make: those that do not within `timeout` seconds
-    (default: GRAPHKIT_RANK_TIMEOUT; at least start.LEAST) end the job. Later calls, which servers do not come to, give
-    the same. Raises UsageError for servers that it has not.
+    The first call initialises MPI. Every process must make it within `timeout` seconds (default: GRAPHKIT_RANK_TIMEOUT;
+    at least start.LEAST_TIMEOUT); otherwise the job ends. Later calls return the same communicator. replicated: survive
+    the loss of a server. Raises UsageError if the job has other servers.
     """
     global _joined
     if _joined is None:
-        _joined = _begun(servers, checked_timeout(timeout), replicated)
+        _joined = _create(servers, checked_timeout(timeout), replicated)
     if servers and replicated != _joined.replicated:
         kind = "replicated" if _joined.replicated else "not replicated"
         raise UsageError(
@@ -59,43 +59,43 @@ def join(servers: int = 0, timeout: float | None = None, replicated: bool = Fals
     return _joined
 
 
-def _begun(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
-    global _followed
+def _create(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
+    global _running
     place = started()
     if replicated:
         survival.prepare(servers)
-    roll.join()
-    if (rank := told_rank()) is not None:
-        roll.say(roll.BEGUN, rank)
+    status_pipe.join()
+    if (rank := launcher_rank()) is not None:
+        status_pipe.report(status_pipe.BEGUN, rank)
     try:
-        with deadline(max(timeout, LEAST), place):
-            _followed = communicator = MpiCommunicator(servers, replicated)
+        with deadline(max(timeout, LEAST_TIMEOUT), place):
+            _running = communicator = MpiCommunicator(servers, replicated)
     except BaseException:
         if rank is not None:
-            roll.say(roll.FAILED, rank)
+            status_pipe.report(status_pipe.FAILED, rank)
         raise
-    roll.say(roll.STARTED, communicator.place)
+    status_pipe.report(status_pipe.STARTED, communicator.job_rank)
     atexit.register(end)
     if communicator.processes > 1:
-        _follow_failures()
+        _record_failures()
     return communicator
 
 
 def before_end(leave: Callable[[], None], last: Callable[[], None]) -> None:
-    """At the end of this process, but not of one that failed: `leave`, and once all workers have, `last`."""
-    _farewells.append((leave, last))
+    """At a normal end of this process, call `leave`, and `last` after all workers have left."""
+    _end_callbacks.append((leave, last))
 
 
 def end_of_server(communicator: MpiCommunicator) -> NoReturn:
-    """Close MPI together with the workers, and leave."""
-    global _followed
-    _followed = None
-    roll.say(roll.ENDED, communicator.place)
+    """Close MPI together with the workers, and exit."""
+    global _running
+    _running = None
+    status_pipe.report(status_pipe.ENDED, communicator.job_rank)
     communicator.finalize()
     sys.exit(0)
 
 
-def _follow_failures() -> None:
+def _record_failures() -> None:
     before = sys.excepthook
 
     def remember(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -115,59 +115,59 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def end() -> None:
-    """Close MPI together with the other processes; abort the job when this one failed or the others go on."""
-    global _followed
-    communicator, _followed = _followed, None
-    if communicator is None or communicator.process != os.getpid():  # a child that was forked is none of the job
+    """Close MPI together with the other processes. Abort the job if this process failed, or the others continue."""
+    global _running
+    communicator, _running = _running, None
+    if communicator is None or communicator.process != os.getpid():  # a forked child does not belong to the job
         return
     try:
         if _failure is not None:
             _abort(communicator, _failure)
         communicator.flush()
-        for leave, _ in _farewells:
+        for leave, _ in _end_callbacks:
             leave()
         communicator.perform(ENDED)
-        for _, last in _farewells:
+        for _, last in _end_callbacks:
             last()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the others end with this process
+    except BaseException as error:  # noqa: BLE001 - any error ends the job
         _abort(communicator, error)
-    roll.say(roll.ENDED, communicator.place)
+    status_pipe.report(status_pipe.ENDED, communicator.job_rank)
     communicator.finalize()
 
 
-def in_company() -> bool:
-    """Whether this process is one of several in a job that has not ended."""
-    return _followed is not None and _followed.processes > 1
+def in_running_job() -> bool:
+    """Whether this process is one of several in a running job."""
+    return _running is not None and _running.processes > 1
 
 
 @contextlib.contextmanager
 def abort_on_error() -> Iterator[None]:
-    """End the whole job when this process fails, with the exit code of the error.
+    """Context that ends the whole job if this process fails, with the exit code of the error.
 
-    In place of what the end of the interpreter does, for a caller that turns exceptions into exit codes itself.
+    For callers that turn exceptions into exit codes. It also does the work of `end`.
     """
     try:
         yield
     except BaseException as error:
-        communicator = _followed
-        if communicator is None or not in_company() or (isinstance(error, SystemExit) and not error.code):
+        communicator = _running
+        if communicator is None or not in_running_job() or (isinstance(error, SystemExit) and not error.code):
             raise
         if not isinstance(error, (GraphkitError, KeyboardInterrupt, SystemExit)):
             traceback.print_exc()
         _abort(communicator, error)
-    if in_company():
+    if in_running_job():
         end()
 
 
 def _abort(communicator: MpiCommunicator, error: BaseException) -> None:
-    roll.say(roll.FAILED, communicator.place)
+    status_pipe.report(status_pipe.FAILED, communicator.job_rank)
     try:
-        print(f"graphkit: rank {communicator.place}: {_described(error)}; this ends the job", file=sys.stderr)
+        print(f"graphkit: rank {communicator.job_rank}: {_described(error)}; this ends the job", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
         if communicator.disagreement is not None:
-            communicator.meet(GRACE)
+            communicator.reach_barrier(GRACE)
     finally:
         communicator.abort(_exit_code(error))
 

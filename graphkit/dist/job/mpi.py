@@ -1,8 +1,8 @@
-"""MPI through mpi4py: the only module that imports it.
+"""MPI through mpi4py. No other module imports it.
 
-mpi4py's automatic initialisation is off, so that the thread level is asked for here and an import has no side
-effect. Which collectives there are, and in which order, the processes agree upon in `graphkit.dist.rounds.channel`;
-`graphkit.dist.job.ending` is what happens at the end of a process.
+The automatic initialisation of mpi4py is switched off, so that imports have no side effects and this module chooses
+the thread level. `graphkit.dist.progress.engine` runs collectives in one order; `graphkit.dist.job.ending` ends a
+process.
 """
 
 from __future__ import annotations
@@ -20,49 +20,46 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.dist.hosts.group import PART, Levels, as_bytes
-from graphkit.dist.hosts.hosts import Hosts
+from graphkit.dist.hosts.groups import PART, Hosts, Levels, as_bytes
+from graphkit.dist.hosts.heartbeats import HeartbeatBoard, HeartbeatMonitor, HeartbeatRelay
 from graphkit.dist.hosts.placement import Allowed, place
-from graphkit.dist.hosts.relay import Relay
-from graphkit.dist.hosts.watch import Board, Watch
-from graphkit.dist.job import roll
-from graphkit.dist.job.start import LEAST, check_company, checked_timeout, deadline
-from graphkit.dist.rounds import announcement
-from graphkit.dist.rounds.channel import Channel
-from graphkit.dist.rounds.posted import placed
-from graphkit.dist.wire.exchange import MOST, Exchange
-from graphkit.dist.wire.mail import Mail
-from graphkit.dist.wire.transfers import Messages
+from graphkit.dist.job import status_pipe
+from graphkit.dist.job.start import LEAST_TIMEOUT, check_launcher, checked_timeout, deadline
+from graphkit.dist.progress import announcement
+from graphkit.dist.progress.engine import ProgressEngine
+from graphkit.dist.progress.pending import placed
+from graphkit.dist.wire.messages import Messages
+from graphkit.dist.wire.point_to_point import MOST_RANKS, Mailbox, PersistentAllgather
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 from graphkit.text import quantity, short_repr
 
-# Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
+# Variables of the process managers of MPICH and its derivatives, of Open MPI, and of Slurm's PMIx and PMI.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
-# Processes of the job, and those of this host, as MPICH's and Open MPI's launchers and Slurm tell. Slurm's are host by
-# host: a single number is that of one host.
+# Variables with the number of processes of the job and of this host, of MPICH, Open MPI and Slurm. Slurm lists the
+# numbers of all hosts, so a single number means one host.
 _COUNTS = (
     ("PMI_SIZE", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_SIZE", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
-# While others are awaited: how long a core of its own is kept, how long it is only offered to others, and the pauses
-# after that, in seconds.
-_KEEPS, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
+# During a wait: seconds for which a process keeps a core of its own, seconds for which it only yields the core, and the
+# pause after that.
+_SPIN, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
 
 
 def launched_by_mpi() -> bool:
-    """Whether this process was started by an MPI launcher that is known. Imports nothing.
+    """Whether a known MPI launcher has started this process. Imports nothing.
 
-    It is for what is decided before MPI is loaded, which takes long and may not be repeated; where it is wrong, MPI's
-    own word is an error (`graphkit train --processes`).
+    It is used before MPI is loaded, which takes long and may be impossible twice. If it is wrong, MPI's own answer
+    leads to an error (`graphkit train --processes`).
     """
     return any(v in os.environ for v in _LAUNCHER_VARIABLES)
 
 
 def _on_one_host() -> bool:
-    """Whether the launcher says that all processes are on this host. A call of MPI costs less then."""
+    """Whether the launcher reports that all processes are on this host. MPI calls are then cheaper."""
     environment = os.environ
     return config.RANKS_PER_HOST.get() is None and any(
         size in environment and environment[size] == environment.get(local) for size, local in _COUNTS
@@ -90,45 +87,52 @@ def _mpi() -> Any:
 
 
 def library() -> str:
-    """The first words of what the MPI library says of itself: its name and version."""
+    """Return name and version of the MPI library."""
     first = str(_mpi().Get_library_version()).strip("\0 \n").splitlines()[0]
     return " ".join(first.partition(",")[0].split())
 
 
 def started() -> tuple[int, int] | None:
-    """This process's rank and the number of all, where a script has started MPI itself; None where nobody has."""
+    """Return this process's rank and the number of processes if the script has initialised MPI; otherwise None."""
     mpi = _mpi()
     return (mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size) if mpi.Is_initialized() else None
 
 
 class MpiCommunicator:
-    """The workers of MPI_COMM_WORLD: all processes but the last `servers`, which have a communicator of their own.
+    """The workers of MPI_COMM_WORLD: all processes except the last `servers`, which get a communicator of their own.
 
-    MPI is called by one thread at a time, the one that drives the channel. `place` is this process's rank in the job,
-    `mail` what workers and servers send each other. replicated: servers may be lost; there is no mail then, as MPI's
-    messages do not get over that. unclosed: one was lost, so that MPI cannot be closed.
+    Only the thread that drives the progress engine calls MPI.
+
+    Args:
+        servers: Number of servers.
+        replicated: Whether the loss of a server is survived. Messages to servers then do not use MPI.
+
+    Attributes:
+        job_rank: Rank of this process in the job, including servers.
+        mail: Messages between workers and servers.
+        cannot_close: Whether a server was lost, so that MPI cannot be closed.
     """
 
     def __init__(self, servers: int = 0, replicated: bool = False) -> None:
         mpi = _mpi()
         self._opened = not mpi.Is_initialized()
-        # Starting waits for every process, in a library that sees no signals of Python's.
+        # Initialisation waits for every process, and does not run Python's signal handlers.
         with _default_signals():
             if self._opened:
-                # Leaders of hosts send each other signs of life beside the calls of another thread.
+                # Leaders of hosts send heartbeats beside the calls of another thread.
                 level = mpi.Init_thread(mpi.THREAD_SERIALIZED if _on_one_host() else mpi.THREAD_MULTIPLE)
                 if level < mpi.THREAD_SERIALIZED:
                     raise RuntimeFailure(
                         f"MPI provides thread level {level}, but graphkit needs MPI_THREAD_SERIALIZED "
                         f"({mpi.THREAD_SERIALIZED})"
                     )
-            # A communicator of our own: what is sent here never meets what a script sends.
+            # A communicator of our own: its messages do not mix with those of the script.
             self._job = mpi.COMM_WORLD.Dup()
-            self.place, self.processes, self.servers = self._job.rank, self._job.size, servers
-            check_company(self.processes)
-            self.replicated, self.unclosed = replicated, False
-            # Whether there is a store whose keys are on the servers.
-            self.stores = False
+            self.job_rank, self.processes, self.servers = self._job.rank, self._job.size, servers
+            check_launcher(self.processes)
+            self.replicated, self.cannot_close = replicated, False
+            # Whether a store with servers exists.
+            self.has_server_store = False
             if not 0 <= servers < self.processes:
                 raise UsageError(
                     f"{self.processes} process{'es' * (self.processes != 1)} and {servers} "
@@ -137,38 +141,40 @@ class MpiCommunicator:
                 )
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
             apart = config.RANKS_PER_HOST.get()
-            self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._done, apart)
+            self._all_hosts = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._complete_collective, apart)
             self.local: int = here.rank
-            # Whoever offers a core, on a busy machine gets it back some milliseconds later.
-            self._keeps = _KEEPS if place(here.allgather(Allowed.here()), here.rank) else 0.0
+            # A process that yields a core on a busy machine gets it back some milliseconds later.
+            self._spin_seconds = _SPIN if place(here.allgather(Allowed.here()), here.rank) else 0.0
             self._comm, self.mail = self._job, None
             if servers:
-                self._comm = self._job.Split(int(self.serves), self.place)
-                beside = here.Split(int(self.serves), self.place)
-                self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, self._done, apart)
+                self._comm = self._job.Split(int(self.is_server), self.job_rank)
+                beside = here.Split(int(self.is_server), self.job_rank)
+                self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, self._complete_collective, apart)
                 beside.Free()
-                self.mail = None if replicated else Mail(self._job.Dup(), mpi.Status, mpi.BYTE)
+                self.mail = None if replicated else Mailbox(self._job.Dup(), mpi.Status, mpi.BYTE)
             here.Free()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self.steps = 0
         self.process = os.getpid()
-        self._kept: list[Any] = []
-        self._tells_of_abort: list[Callable[[int], None]] = []
-        self._watch = self._watched()
-        self.channel = Channel(self)
+        self._abandoned: list[Any] = []
+        self._abort_callbacks: list[Callable[[int], None]] = []
+        self._monitor = self._started_monitor()
+        self.engine = ProgressEngine(self)
         self.messages = Messages(self)
-        # None: more processes than tell each other one by one.
-        self._exchange: Exchange | None = None
-        if self.size <= MOST:
-            self._exchange = Exchange(self._comm.Dup(), _mpi().BYTE, announcement.LENGTH, self._complete)
-        self.at_the_wheel = self.channel.at_the_wheel
-        self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
+        # None if there are too many processes for messages from each one to each other one.
+        self._allgather_small: PersistentAllgather | None = None
+        if self.size <= MOST_RANKS:
+            self._allgather_small = PersistentAllgather(
+                self._comm.Dup(), _mpi().BYTE, announcement.LENGTH, self._complete
+            )
+        self.driving = self.engine.driving
+        self.post, self.perform, self.flush = self.engine.post, self.engine.perform, self.engine.flush
 
     @property
-    def serves(self) -> bool:
+    def is_server(self) -> bool:
         """Whether this process is a server."""
-        return bool(self.place >= self.processes - self.servers)
+        return bool(self.job_rank >= self.processes - self.servers)
 
     @property
     def sent_between_hosts(self) -> int:
@@ -183,7 +189,7 @@ class MpiCommunicator:
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         source, result = _summands(array, out)
         given, total = source.reshape(-1), result.reshape(-1)
-        # In parts, at least one: everybody has to take part in a sum of nothing, too.
+        # At least one part: every process must take part in an empty sum, too.
         step = PART // source.itemsize
         for at in range(0, max(1, given.size), step):
             self.hosts.allreduce(given[at : at + step], total[at : at + step], source is result)
@@ -196,14 +202,14 @@ class MpiCommunicator:
         return self.hosts.start_allreduce(source, result, source is result), result
 
     def raw_allreduce(self, array: np.ndarray, out: np.ndarray) -> None:
-        """MPI's own Allreduce, for comparisons: two contiguous arrays of one type, neither checked nor watched."""
+        """Call MPI's own Allreduce, for comparisons. Two contiguous arrays of one type; no checks."""
         self._comm.Allreduce(array, out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         return self.hosts.allgather(array)
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-        if array.dtype.itemsize == 2:  # half floats have no MPI type
+        if array.dtype.itemsize == 2:  # MPI has no types for float16 and bfloat16
             return self.allreduce(array)[bounds[self.rank] : bounds[self.rank + 1]]
         return self.hosts.reduce_scatter(np.ascontiguousarray(array), bounds)
 
@@ -212,7 +218,7 @@ class MpiCommunicator:
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
-        # As bytes, so that every dtype travels.
+        # As bytes, because MPI has no types for some dtypes.
         self.hosts.broadcast(as_bytes(result), root)
         return result
 
@@ -225,155 +231,155 @@ class MpiCommunicator:
         return self._comm.Irecv(data, source=source, tag=tag)
 
     def fail(self, reason: str) -> None:
-        self.channel.fail(reason)
+        self.engine.fail(reason)
 
-    # --- losses ----------------------------------------------------------------------------------
+    # --- lost processes --------------------------------------------------------------------------
 
     @property
     def host_by_rank(self) -> dict[int, int]:
         """The number of the host of each process of the job."""
-        return {rank: index for index, host in enumerate(self._everywhere.all) for rank in host.ranks}
+        return {rank: index for index, host in enumerate(self._all_hosts.all) for rank in host.ranks}
 
-    def tell_all(self, mine: Any) -> list[Any]:
-        """What each process of the job gives, by rank, at the start. Where they do not come within the timeout, this
-        process ends as where they do not start.
+    def allgather_objects(self, mine: Any) -> list[Any]:
+        """Return the values of all processes of the job, by rank, at the start.
+
+        If a process does not call it within the timeout, this process ends with an error.
         """
-        with deadline(max(self.timeout, LEAST), (self.place, self.processes), "opened their store"):
+        with deadline(max(self.timeout, LEAST_TIMEOUT), (self.job_rank, self.processes), "opened their store"):
             return list(self._job.allgather(mine))
 
-    def called(self, rank: int) -> str:
-        """A process of the job: its rank, its host, and its number there."""
-        host = next(host.name for host in self._everywhere.all if rank in host.ranks)
-        process = None if self._watch is None else self._watch.process_of(rank)
+    def describe(self, rank: int) -> str:
+        """Return a text with rank, host and process ID of a process."""
+        host = next(host.name for host in self._all_hosts.all if rank in host.ranks)
+        process = None if self._monitor is None else self._monitor.process_of(rank)
         return f"rank {rank} on {host}" + ("" if process is None else f" (process {process})")
 
-    def excuse(self, rank: int) -> None:
-        """That process is lost, and the others go on without it."""
-        roll.say(roll.EXCUSED, rank)
-        if self._watch is not None:
-            self._watch.excuse(rank)
+    def exclude(self, rank: int) -> None:
+        """Continue without a lost process."""
+        status_pipe.report(status_pipe.EXCLUDED, rank)
+        if self._monitor is not None:
+            self._monitor.exclude(rank)
 
     def end_silent(self) -> None:
-        """The job is over: so are processes of this host that show no sign."""
-        if self._watch is not None:
-            self._watch.end_silent()
+        """Kill processes of this host that send no heartbeat after the job has ended."""
+        if self._monitor is not None:
+            self._monitor.end_silent()
 
-    def before_abort(self, tell: Callable[[int], None]) -> None:
-        """Call this with the exit code before this process ends the job; what was given last comes first."""
-        self._tells_of_abort.insert(0, tell)
+    def on_abort(self, tell: Callable[[int], None]) -> None:
+        """Call `tell` with the exit code before this process aborts the job. The last function runs first."""
+        self._abort_callbacks.insert(0, tell)
 
-    # --- signs of life ---------------------------------------------------------------------------
+    # --- heartbeats ------------------------------------------------------------------------------
 
-    def _watched(self) -> Watch | None:
-        """The watch over the processes of all hosts, or of this one where MPI takes calls of one thread at a time."""
-        hosts, mpi = self._everywhere, _mpi()
+    def _started_monitor(self) -> HeartbeatMonitor | None:
+        """Return the monitor of all hosts; of this host only, if MPI allows calls from only one thread."""
+        hosts, mpi = self._all_hosts, _mpi()
         everywhere = hosts.several and self._job.allreduce(mpi.Query_thread(), mpi.MIN) == mpi.THREAD_MULTIPLE
-        watched = hosts.all if everywhere else (hosts.all[hosts.index],)
-        ranks = sorted(rank for host in watched for rank in host.ranks)
+        monitored = hosts.all if everywhere else (hosts.all[hosts.index],)
+        ranks = sorted(rank for host in monitored for rank in host.ranks)
         if len(ranks) == 1:
             return None
         path, failure = None, None
         if hosts.leads:
             try:
-                path = Board.create(len(ranks), len(watched))
+                path = HeartbeatBoard.create(len(ranks), len(monitored))
             except OSError as error:
-                failure = f"rank {self.place}: cannot allocate memory to share between processes: {error}"
+                failure = f"rank {self.job_rank}: cannot allocate memory to share between processes: {error}"
         path, failure = hosts.inside.bcast((path, failure))
         if path is None:
             raise RuntimeFailure(failure)
-        board = Board(path, len(ranks), len(watched))
-        # Before anything waits for other hosts: who is lost there leaves no file here.
+        board = HeartbeatBoard(path, len(ranks), len(monitored))
+        # Remove the file before any wait for other hosts: a lost host must not leave it behind.
         hosts.inside.Barrier()
         if hosts.leads:
             os.unlink(path)
-        relay = Relay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
-        here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.place)
+        relay = HeartbeatRelay(hosts.leaders.Dup(), board, monitored) if everywhere and hosts.leads else None
+        here, mine = monitored.index(hosts.all[hosts.index]), ranks.index(self.job_rank)
         complete = len(ranks) == self.processes
-        watch = Watch(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay, complete)
-        return watch
+        return HeartbeatMonitor(board, ranks, mine, config.RANK_TIMEOUT.get(), monitored, here, relay, complete)
 
     @property
     def timeout(self) -> float:
-        """Seconds after which a process is given up."""
-        return config.RANK_TIMEOUT.get() if self._watch is None else self._watch.timeout
+        """Seconds after which a process counts as lost."""
+        return config.RANK_TIMEOUT.get() if self._monitor is None else self._monitor.timeout
 
     def set_timeout(self, seconds: float) -> None:
-        """Give up processes that show no sign, or do not go on, for so long."""
+        """Set the seconds without heartbeat or progress after which a process counts as lost."""
         checked = checked_timeout(seconds)
-        if self._watch is not None:
-            self._watch.timeout = checked
+        if self._monitor is not None:
+            self._monitor.timeout = checked
 
     def working(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._watch is None else self._watch.working()
+        return nullcontext() if self._monitor is None else self._monitor.working()
 
     def running(self, code: str) -> AbstractContextManager[None]:
-        return nullcontext() if self._watch is None else self._watch.running(code, self.steps)
+        return nullcontext() if self._monitor is None else self._monitor.running(code, self.steps)
 
     def doing(self, call: bytes) -> None:
-        if self._watch is not None:
-            self._watch.doing(call, self.steps)
+        if self._monitor is not None:
+            self._monitor.doing(call, self.steps)
 
-    def went_on(self) -> None:
-        """What this process waits for has made progress."""
-        if self._watch is not None:
-            self._watch.went_on()
+    def made_progress(self) -> None:
+        """Report that an operation that this process waits for has made progress."""
+        if self._monitor is not None:
+            self._monitor.made_progress()
 
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
-        if self._watch is None:
+        if self._monitor is None:
             return nullcontext()
-        return self._watch.for_progress if for_steps else self._watch.for_life
+        return self._monitor.for_progress if for_steps else self._monitor.for_presence
 
     def lost(self) -> str | None:
-        return None if self._watch is None else self._watch.lost()
+        return None if self._monitor is None else self._monitor.lost()
 
     # --- waiting ---------------------------------------------------------------------------------
 
-    def tell(self, mine: bytes) -> list[bytes]:
+    def allgather_bytes(self, mine: bytes) -> list[bytes]:
         if _mpi().Is_finalized():
             raise RuntimeFailure(f"rank {self.rank} continues after the end of MPI")
-        if self._exchange is not None and len(mine) == announcement.LENGTH:
-            return self._exchange(mine)
+        if self._allgather_small is not None and len(mine) == announcement.LENGTH:
+            return self._allgather_small(mine)
         gathered = bytearray(self.size * len(mine))
         self._complete(self._comm.Iallgather(mine, gathered), mine, gathered)
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
 
-    def _done(self, request: Any, *used: Any) -> None:
-        """`_complete` for a request of a collective: with each that is done, this process goes on."""
+    def _complete_collective(self, request: Any, *used: Any) -> None:
+        """Wait for a request of a collective, and report progress."""
         self._complete(request, *used)
-        self.went_on()
+        self.made_progress()
 
     def _complete(self, request: Any, *used: Any) -> None:
-        """Wait until the request is done, which uses these objects.
+        """Wait until a request is complete. used: the objects that it uses.
 
-        Others get the core meanwhile, signals are seen, and so is who is lost. A call of MPI's own that blocks would
-        see none of them, and take the core from processes that it waits for.
+        During the wait, other processes get the core, signal handlers run, and lost ranks are noticed. A blocking call
+        of MPI would allow none of this.
         """
         start = time.monotonic()
         try:
             while not request.Test():
-                # While this process computes, the core is wanted.
-                if self.channel.awaited and (waited := time.monotonic() - start) < _EAGER:
-                    if waited >= self._keeps:
+                # If no thread waits, this process computes, and needs the core.
+                if self.engine.awaited and (waited := time.monotonic() - start) < _EAGER:
+                    if waited >= self._spin_seconds:
                         os.sched_yield()
                 else:
                     time.sleep(_PAUSE)
-                    self.channel.idle()
+                    self.engine.poll()
         except BaseException:
-            # The others may be in this call still: MPI goes on to write here.
-            self._kept += [request, *used]
+            # Other ranks may still be in this call, so MPI may write to these objects.
+            self._abandoned += [request, *used]
             raise
 
     # --- the end ---------------------------------------------------------------------------------
 
     @property
     def disagreement(self) -> str | None:
-        """Why the processes do not go on together."""
-        return self.channel.disagreement
+        """Why the ranks cannot continue together."""
+        return self.engine.disagreement
 
-    def meet(self, seconds: float) -> bool:
-        """Whether all processes came here within that time."""
+    def reach_barrier(self, seconds: float) -> bool:
+        """Return whether all processes call it within this time."""
         end = time.monotonic() + seconds
-        if not self.channel.quiet(seconds):
+        if not self.engine.stop_driving(seconds):
             return False
         request = self._comm.Ibarrier()
         while not (met := request.Test()) and time.monotonic() < end:
@@ -382,18 +388,18 @@ class MpiCommunicator:
 
     def finalize(self) -> None:
         """Close MPI, if it was opened here."""
-        self.channel.close()
-        if self._watch is not None:
-            self._watch.end()
+        self.engine.close()
+        if self._monitor is not None:
+            self._monitor.end()
         mpi = _mpi()
-        if self._opened and not self.unclosed and not mpi.Is_finalized():
-            # MPI would wait for ever for one that is lost from here on.
-            with deadline(max(self.timeout, LEAST), (self.place, self.processes), "closed MPI"):
+        if self._opened and not self.cannot_close and not mpi.Is_finalized():
+            # MPI would wait forever for a process that is lost from now on.
+            with deadline(max(self.timeout, LEAST_TIMEOUT), (self.job_rank, self.processes), "closed MPI"):
                 mpi.Finalize()
 
     def abort(self, code: int) -> None:
         """End every process of the job."""
-        for tell in self._tells_of_abort:
+        for tell in self._abort_callbacks:
             tell(code)
         self._job.Abort(code)
 
@@ -406,9 +412,9 @@ class MpiCommunicator:
 
 
 def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """What is summed, and where to: into the same array where that is `out`."""
+    """Return the array to sum, and the array for the sum: the same array if it is `out`."""
     source = np.ascontiguousarray(array)
-    # Half floats have no MPI type: they are summed in float32.
+    # MPI has no types for float16 and bfloat16: they are summed in float32.
     if source.dtype.itemsize == 2 and source.dtype.kind in "fV":
         source = source.astype(np.float32)
         return source, source
@@ -422,7 +428,7 @@ def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np
 
 @contextlib.contextmanager
 def _default_signals() -> Iterator[None]:
-    """Ctrl-C ends the process at once: Python's own handler would wait for the call to return."""
+    """Context in which Ctrl-C ends the process at once. Python's handler would wait until the MPI call returns."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

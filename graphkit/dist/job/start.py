@@ -1,6 +1,6 @@
-"""How the processes of a job start: together, or with an error in those that wait in vain for the others.
+"""The start of a job's processes: all start, or those that wait for missing ones end with an error.
 
-What a launcher says of the job before MPI has started is in the environment.
+Before MPI starts, information about the job comes from environment variables of the launcher.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from graphkit import config
 from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_native
 
-# A process's rank, and the processes of its job: of Open MPI's launcher, of MPICH's and Slurm's PMI, of PMIx and Slurm.
-# Where launchers run inside of a task of Slurm, the inner one's come first.
+# Variables with a process's rank, and with the number of processes: of Open MPI, of the PMI of MPICH and Slurm, of PMIx
+# and Slurm. If a launcher runs inside a Slurm task, its variables come first.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _TASKS = "SLURM_STEP_NUM_TASKS"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", _TASKS)
-# What launchers of PyTorch's tell their processes, who find each other without MPI; and what torchrun alone tells them.
+# Variables of PyTorch launchers, whose processes connect without MPI; and one that only torchrun sets.
 _TORCH_RANK, _TORCH_SIZE, _TORCHRUN = "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"
 _HOW = "start them with --processes N on one machine, or with mpiexec -n N or srun"
 
-# Seconds that processes are given to start, however short the timeout is: some load Python's modules later than others.
-LEAST = 10.0
-# Seconds between a process's last words and its end, which is that of all: others may have the same to say.
+# Seconds that processes have to start, even if the timeout is shorter, because imports may take long.
+LEAST_TIMEOUT = 10.0
+# Seconds between the error message of a process and the end of the job, so that others can print theirs.
 _GRACE = 1.0
 
 
 def checked_timeout(seconds: float | None) -> float:
-    """The seconds without a sign after which a process is given up; GRAPHKIT_RANK_TIMEOUT where None is given.
+    """Return the seconds without a heartbeat after which a process counts as lost; None: GRAPHKIT_RANK_TIMEOUT.
 
-    Raises UsageError for what is not above 0.
+    Raises UsageError unless it is a number above 0.
     """
     if seconds is None:
         return config.RANK_TIMEOUT.get()
@@ -45,53 +45,52 @@ def checked_timeout(seconds: float | None) -> float:
     return float(seconds)
 
 
-def check_company(size: int) -> None:
-    """Raise UsageError where the launcher says that there are several processes, and MPI that this one is alone.
+def check_launcher(size: int) -> None:
+    """Raise UsageError if the launcher has started several processes, but each is alone according to MPI.
 
-    Each would do the same work, and write the same files.
+    Otherwise, each would do the same work and write the same files.
     """
-    told = _told(_SIZES)
-    if size == 1 and told is not None and told > 1:
+    processes = _first_number(_SIZES)
+    if size == 1 and processes is not None and processes > 1:
         raise UsageError(
-            f"the launcher has started {told} processes, but MPI reports that each is alone: the launcher belongs to "
-            "another MPI library than mpi4py; with srun, choose another --mpi (srun --mpi=list)"
+            f"the launcher has started {processes} processes, but MPI reports that each is alone: the launcher belongs "
+            "to another MPI library than mpi4py; with srun, choose another --mpi (srun --mpi=list)"
         )
-    torch = _told_by_torch()
+    torch = _torch_processes()
     if size == 1 and torch > 1:
         raise UsageError(
             f"a PyTorch launcher has started {torch} processes ({_TORCH_SIZE}={torch}), but MPI reports that each is "
             f"alone: processes of graphkit find each other through MPI; {_HOW}. If this process should run alone, "
-            "unset "
-            f"{_TORCH_SIZE}"
+            f"unset {_TORCH_SIZE}"
         )
 
 
 def check_tasks(processes: int) -> None:
-    """Raise UsageError where this is one of several tasks of Slurm or torchrun, each of which would start so many."""
-    tasks = _told((_TASKS,))
+    """Raise UsageError if this is one of several tasks of Slurm or torchrun, each of which would start a job."""
+    tasks = _first_number((_TASKS,))
     if tasks is not None and tasks > 1:
         raise UsageError(
             f"each of the {tasks} tasks of srun would start --processes {processes}, without MPI: let srun start the "
             f"processes (srun --mpi=..., see srun --mpi=list), or one task; for a job in each task, unset {_TASKS}"
         )
-    if (torch := _told_by_torchrun()) > 1:
+    if (torch := _torchrun_processes()) > 1:
         raise UsageError(
             f"each of the {torch} processes of torchrun would start --processes {processes}: start the command "
             f"without torchrun; for a job in each process, unset {_TORCHRUN}"
         )
 
 
-def told_rank() -> int | None:
-    """This process's rank by the launcher's word, before MPI has started; None where it does not say so."""
-    return _told(_RANKS)
+def launcher_rank() -> int | None:
+    """Return this process's rank, which some launchers set before MPI starts; None for other launchers."""
+    return _first_number(_RANKS)
 
 
 def check_alone() -> None:
-    """Raise UsageError where torchrun has started this program several times and each would train by itself.
+    """Raise UsageError if torchrun has started this program several times and each process would train alone.
 
-    Other launchers of PyTorch's set no variable that tells them from an environment that has other uses.
+    Other PyTorch launchers set only variables that may also have another meaning.
     """
-    if (torch := _told_by_torchrun()) > 1:
+    if (torch := _torchrun_processes()) > 1:
         raise UsageError(
             f"torchrun has started {torch} processes, and with --kvstore local, each of them would train alone: use "
             f"--kvstore dist_sync, and {_HOW}. For a training in each process, unset {_TORCHRUN}"
@@ -100,14 +99,17 @@ def check_alone() -> None:
 
 @contextlib.contextmanager
 def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "started MPI") -> Iterator[None]:
-    """End this process with RuntimeFailure's exit code when what lies inside takes longer: other processes are missing.
+    """Context that ends this process, with RuntimeFailure's exit code, if it takes longer than `seconds`.
 
-    place: its rank and the number of processes, where MPI has started already; else the launcher's word is taken.
-    done: what those that are missing have not. MPI's calls hold the interpreter, so that a native thread looks at the
-    clock. Where the native extension is not built, Python's faulthandler does: its message is a traceback, and the
-    status 1.
+    MPI calls hold Python's global lock, so a native thread checks the time. Without the native extension, Python's
+    faulthandler does; it prints a traceback and exits with status 1.
+
+    Args:
+        seconds: The limit. No limit if it is infinite, or if the job has one process.
+        place: Rank and number of processes, if MPI has started; otherwise, the launcher's values are used.
+        done: What missing processes have not done, for the message.
     """
-    rank, size = place or (_told(_RANKS), _told(_SIZES))
+    rank, size = place or (_first_number(_RANKS), _first_number(_SIZES))
     if size == 1 or math.isinf(seconds):
         yield
         return
@@ -120,36 +122,35 @@ def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "
             faulthandler.cancel_dump_traceback_later()
         return
     if sys.stdout is not None and not sys.stdout.closed:
-        sys.stdout.flush()  # it would be lost
-    end = native.Deadline(seconds, _GRACE, _last_words(rank, size, seconds, done), RuntimeFailure.exit_code)
+        sys.stdout.flush()  # its content would be lost
+    end = native.Deadline(seconds, _GRACE, _deadline_message(rank, size, seconds, done), RuntimeFailure.exit_code)
     try:
         yield
     finally:
         end.cancel()
 
 
-def _last_words(rank: int | None, size: int | None, seconds: float, done: str) -> str:
+def _deadline_message(rank: int | None, size: int | None, seconds: float, done: str) -> str:
     who = "a process" if rank is None else f"rank {rank}" + (f" of {size}" if size is not None else "")
     return (
         f"graphkit: {who} on {socket.gethostname()} (process {os.getpid()}): not all processes of the job have {done} "
-        f"within {seconds:g} s ({config.RANK_TIMEOUT.name}, at least {LEAST:g}); ranks without this message are "
-        "missing; "
-        "this ends the job\n"
+        f"within {seconds:g} s ({config.RANK_TIMEOUT.name}, at least {LEAST_TIMEOUT:g}); ranks without this message "
+        "are missing; this ends the job\n"
     )
 
 
-def _told(variables: Sequence[str]) -> int | None:
-    """The number that the first of these environment variables has; None where there is none."""
+def _first_number(variables: Sequence[str]) -> int | None:
+    """Return the number in the first of these environment variables that has one; None if none does."""
     texts = (os.environ.get(name, "") for name in variables)
     return next((int(text) for text in texts if text.isdecimal()), None)
 
 
-def _told_by_torch() -> int:
-    """How many processes a launcher of PyTorch's has started, of which this is one; 0 without one."""
-    told = _told((_TORCH_SIZE,)) if _told((_TORCH_RANK,)) is not None else None
-    return told or 0
+def _torch_processes() -> int:
+    """Return how many processes a PyTorch launcher has started; 0 if this process has none."""
+    processes = _first_number((_TORCH_SIZE,)) if _first_number((_TORCH_RANK,)) is not None else None
+    return processes or 0
 
 
-def _told_by_torchrun() -> int:
-    """The same where that launcher is torchrun."""
-    return _told_by_torch() if _TORCHRUN in os.environ else 0
+def _torchrun_processes() -> int:
+    """Return the number if that launcher is torchrun; otherwise 0."""
+    return _torch_processes() if _TORCHRUN in os.environ else 0

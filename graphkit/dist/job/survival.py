@@ -1,9 +1,9 @@
-"""What lets the processes of a job go on when one of them is lost, by the MPI that has started them.
+"""Survival of the loss of a process, depending on the MPI launcher.
 
-MPICH's launcher (Hydra, `mpiexec -disable-auto-cleanup`) tells all processes of a loss by SIGUSR1, by which they would
-end, and ends all of a host once it has seen that a signal has ended one of those that it has started. So a process
-whose loss is to be survived is the child of one that Hydra has started, and that leaves in its place without a signal.
-Open MPI (`mpirun --with-ft ulfm`) needs no more than that option.
+When a process is lost, MPICH's launcher (Hydra, `mpiexec -disable-auto-cleanup`) sends SIGUSR1 to all others, which
+would end them. It also ends all processes of a host if a signal has ended one that it started. So a process whose loss
+must be survived runs as the child of one that Hydra started. If a signal ends the child, the parent exits normally.
+Open MPI (`mpirun --with-ft ulfm`) needs only that option.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import threading
 
 from graphkit.errors import UsageError
 
-# Set by Hydra for each process: its rank, how many there are, and the file by which they talk to it.
+# Variables of Hydra: rank, number of processes, and the descriptor for messages to Hydra.
 _RANK, _SIZE, _FILE = "PMI_RANK", "PMI_SIZE", "PMI_FD"
 
-# Where the child of a process says that it takes part.
-_told: int | None = None
+# A pipe in which a child reports that the others can continue without it.
+_confirmation: int | None = None
 
 
 def launcher_options(mpiexec: str) -> list[str]:
-    """With which a launcher lets the others go on. Raises UsageError for one of which that is not known."""
+    """Return the options that let a job survive the loss of a process. Raises UsageError for an unknown launcher."""
     done = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    said = done.stdout + done.stderr
-    if "HYDRA" in said:
+    version = done.stdout + done.stderr
+    if "HYDRA" in version:
         return ["-disable-auto-cleanup"]
-    if "Open MPI" in said or "OpenRTE" in said:
+    if "Open MPI" in version or "OpenRTE" in version:
         return ["--with-ft", "ulfm"]
-    first = said.strip().splitlines()[:1]
+    first = version.strip().splitlines()[:1]
     raise UsageError(
         f"replicated servers need the launcher of MPICH or Open MPI; {mpiexec} ({''.join(first) or 'unknown version'}) "
         "is not known to survive the loss of a process"
@@ -39,12 +39,12 @@ def launcher_options(mpiexec: str) -> list[str]:
 
 
 def prepare(servers: int) -> None:
-    """Called once, before MPI is started, by a process of a job with so many servers, its last ones.
+    """Prepare a process of a job with replicated servers, before MPI starts. The last `servers` processes are servers.
 
-    Where Hydra has started this process and it is to be a server, it goes on as the child of itself.
-    Raises UsageError where MPI has been started, or outside of the main thread.
+    If Hydra has started this process as a server, the program continues in a child process. Raises UsageError if MPI
+    has already started, or outside the main thread.
     """
-    global _told
+    global _confirmation
     if not all(name in os.environ for name in (_RANK, _SIZE, _FILE)):
         return
     if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
@@ -53,17 +53,17 @@ def prepare(servers: int) -> None:
         raise UsageError("replicate=True: with MPICH's launcher, create the store in the main thread")
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if int(os.environ[_RANK]) >= int(os.environ[_SIZE]) - servers:
-        _told = _child()
+        _confirmation = _child()
 
 
-def takes_part() -> None:
-    """From now on the others can go on without this process."""
-    if _told is not None:
-        os.write(_told, b"x")
+def confirm_start() -> None:
+    """Report that from now on the other processes can continue without this one."""
+    if _confirmation is not None:
+        os.write(_confirmation, b"x")
 
 
 def _child() -> int:
-    """The child goes on; this process waits for its end, and leaves with its status, or 0 where a signal ended it."""
+    """Fork. The child continues. The parent waits for it and exits with its status, or with 0 if a signal ended it."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -74,13 +74,13 @@ def _child() -> int:
         return writes
     os.close(writes)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the child has its own
+        signal.signal(number, signal.SIG_IGN)  # the child handles them
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))
     if os.read(reads, 1):
         os._exit(0)
-    # Nobody could go on: the launcher ends the job by this.
+    # The others cannot continue without the child. The launcher ends the job because of this signal.
     ended_by = os.WTERMSIG(status)
     if ended_by != signal.SIGKILL:
         signal.signal(ended_by, signal.SIG_DFL)

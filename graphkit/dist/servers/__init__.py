@@ -1,1 +1,1 @@
-"""Servers of parameters: ranks that hold values, and what workers ask of them (Li et al., OSDI 2014)."""
+"""Parameter servers: ranks that store values, and the workers' side of them (Li et al., OSDI 2014)."""

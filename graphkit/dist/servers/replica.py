@@ -1,13 +1,13 @@
-"""Parts of the parameters on two servers each: who holds what, what is told when, and what becomes of a loss.
+"""Replication of parameters: each part is stored on two servers, and survives the loss of one.
 
-A part is a state machine (`Server`) that its leader and one follower step through the same messages, in the order in
-which the leader has applied them: chain replication with chains of two (van Renesse and Schneider, OSDI 2004). The
-leader answers a worker once the follower has applied all that the answer rests on. A worker keeps its messages until
-then; when the leader is lost it sends those that are left to the follower, which skips what it has applied. So each
-message is applied once, whatever is lost when.
+A part is a state machine (`Server`). Its leader and one follower apply the same messages in the same order: chain
+replication with chains of two (van Renesse and Schneider, OSDI 2004). The leader answers a worker after the follower
+has applied everything that the answer depends on. A worker keeps its messages until then. If the leader is lost, the
+worker sends the remaining messages to the follower, which skips those that it has applied. So each message is applied
+exactly once.
 
-The leader of a part is the first server that lives, from the part's own number on around the ring, and its follower is
-the next. This follows from who is lost alone, in whatever order the processes hear of it.
+The leader of a part is the first server that is not lost, beginning with the server of the part's own number, around
+the ring. Its follower is the next one. So the roles depend only on which servers are lost.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit.dist.servers.server import Server
-from graphkit.dist.wire.mesh import Frame, Kind
+from graphkit.dist.wire.mesh import Frame, FrameKind
 from graphkit.dist.wire.packing import unpack
 from graphkit.errors import RuntimeFailure
 
-# Calls that change nothing: a follower has no need to make them, and who takes over answers them anew.
+# Calls that change nothing. A follower does not run them, and a new leader answers them again.
 READS = frozenset({"pull", "pull_rows", "averages", "clock", "states"})
 
-# To which rank, and what.
+# Sends a frame to a rank.
 Send: TypeAlias = Callable[[int, Frame], None]
 
 
 def holders(part: int, servers: int, lost: set[int]) -> tuple[int | None, int | None]:
-    """Who leads a part and who follows, of so many servers without those that are lost; None where there is nobody."""
+    """Return the leader and the follower of a part, given the lost servers; None if no server is left for the role."""
     ring = [(part + step) % servers for step in range(servers)]
     live = [server for server in ring if server not in lost]
     return (live[0] if live else None), (live[1] if len(live) > 1 else None)
 
 
 class Answer(NamedTuple):
-    """What a worker is answered to its message of that number."""
+    """The answer to a worker's message with this number."""
 
     worker: int
     number: int
@@ -48,17 +48,17 @@ class Answer(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """The last one of a worker. keeps: its answer cannot be made again."""
+    """The last request of a worker. keeps: its answer must be kept, because it cannot be computed again."""
 
     number: int
     keeps: bool
 
 
 class Replica:
-    """A part as one process has it: its server, and which messages of each worker that has applied.
+    """A part on one server: its state, and the number of messages of each worker that it has applied.
 
-    Messages of a worker are numbered from 1 on. `count` is how many have been taken, those among them that had been
-    applied before: leader and follower are alike where it is.
+    The messages of a worker are numbered from 1. `count` is the number of messages that arrived, including repeated
+    ones. Leader and follower have the same state at the same `count`.
     """
 
     def __init__(self, workers: int):
@@ -72,7 +72,7 @@ class Replica:
         return number <= self._applied[worker]
 
     def lead(self, worker: int, number: int, message: np.ndarray) -> tuple[bool, list[Answer]]:
-        """Apply a message unless it has been: whether its worker waits for an answer, and who is answered what."""
+        """Apply a message if it is new. Return whether its worker waits for an answer, and all answers to send."""
         self.count += 1
         fields, arrays = unpack(message)
         asks = bool(fields["asks"])
@@ -84,12 +84,12 @@ class Replica:
         kept = self._kept.get(worker)
         if kept is not None and kept.number == number:
             return True, [kept]
-        # What it asks has changed nothing, or waits here for others still.
+        # The request has changed nothing, or its answer waits for other workers.
         self.server.forget(worker)
         return True, self._take(worker, fields, arrays)
 
     def follow(self, worker: int, number: int, message: np.ndarray) -> None:
-        """Apply what the leader has."""
+        """Apply a message that the leader has applied."""
         self.count += 1
         if self.has(worker, number):
             return
@@ -101,9 +101,9 @@ class Replica:
 
     def _begin(self, worker: int, number: int, fields: Mapping[str, Any]) -> None:
         if number != self._applied[worker] + 1:
-            raise RuntimeFailure(f"message {number} of rank {worker} comes behind message {self._applied[worker]}")
+            raise RuntimeFailure(f"message {number} of rank {worker} comes after message {self._applied[worker]}")
         self._applied[worker] = number
-        # Who goes on has had its last answer.
+        # A worker that sends a new message has received its last answer.
         self._kept.pop(worker, None)
         if fields["asks"]:
             keeps = fields["call"] not in READS or self.server.has_failed(worker)
@@ -113,7 +113,7 @@ class Replica:
         self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray], answered_elsewhere: bool = False
     ) -> list[Answer]:
         found = []
-        for to, data in self.server.take(worker, fields, arrays, answered_elsewhere):
+        for to, data in self.server.handle_unpacked(worker, fields, arrays, answered_elsewhere):
             number, keeps = self._questions[to]
             found.append(Answer(to, number, data))
             if keeps:
@@ -130,8 +130,8 @@ class Replica:
         return found
 
 
-class _Held(NamedTuple):
-    """What is told once the follower has come so far: answers, and that a message needs no keeping."""
+class _Unreleased(NamedTuple):
+    """Answers, and the confirmation of a message, to send once the follower has applied `position` messages."""
 
     position: int
     worker: int
@@ -141,19 +141,23 @@ class _Held(NamedTuple):
 
 @dataclass
 class _Role:
-    """What a process is to a part."""
+    """The role of this server for a part."""
 
     replica: Replica
     leads: bool
     follower: int | None = None
-    held: deque[_Held] = field(default_factory=deque)
+    held: deque[_Unreleased] = field(default_factory=deque)
 
 
-class Holder:
-    """What a server does with frames: it leads its own part and follows another, more of them where servers are lost.
+class ReplicatedServer:
+    """A server that leads its own part and follows another one; after losses, more of them.
 
-    me: its number among the servers, whose ranks follow those of so many workers. send: takes frames to ranks, in
-    order. warn: says what is wrong without an end to the job.
+    Args:
+        me: Its number among the servers.
+        servers: Number of servers.
+        workers: Number of workers; the ranks of servers come after theirs.
+        send: Sends frames to ranks, in order.
+        warn: Prints a problem that does not end the job.
     """
 
     def __init__(self, me: int, servers: int, workers: int, send: Send, warn: Callable[[str], None]):
@@ -161,9 +165,9 @@ class Holder:
         self._me, self._servers, self._workers = me, servers, workers
         self._send, self._warn = send, warn
         self._roles: dict[int, _Role] = {}
-        # Messages to parts that this process does not lead yet: their senders have heard of a loss first.
+        # Messages to parts that this server does not lead yet: their senders have learned of a loss earlier.
         self._early: dict[int, list[tuple[int, Frame]]] = {}
-        # What `flush` tells: to workers by part, and to leaders.
+        # For `flush`: numbers of safe messages by worker and part, and the leaders to report progress to, by part.
         self._safe: dict[tuple[int, int], int] = {}
         self._advanced: dict[int, int] = {}
         for part in range(servers):
@@ -172,38 +176,38 @@ class Holder:
                 self._roles[part] = _Role(Replica(workers), me == leader, follower if me == leader else None)
 
     def replica(self, part: int) -> Replica | None:
-        """As this process has it."""
+        """Return a part as stored here; None if it is not."""
         role = self._roles.get(part)
         return None if role is None else role.replica
 
     # --- frames -----------------------------------------------------------------------------------
 
     def received(self, source: int, frame: Frame) -> None:
-        """Take a frame about a part; raises RuntimeFailure for one that cannot be."""
+        """Handle a frame about a part. Raises RuntimeFailure if this server does not expect it."""
         role = self._roles.get(frame.part)
-        if frame.kind == Kind.MESSAGE:
+        if frame.kind == FrameKind.MESSAGE:
             if role is not None and role.leads:
                 self._lead(role, source, frame)
             else:
                 self._early.setdefault(frame.part, []).append((source, frame))
-        elif frame.kind == Kind.SNAPSHOT:
+        elif frame.kind == FrameKind.SNAPSHOT:
             self._roles[frame.part] = _Role(Replica.unpacked(frame.data), leads=False)
             self._advanced[frame.part] = source
-        elif frame.kind == Kind.FORWARD and role is not None and not role.leads:
+        elif frame.kind == FrameKind.FORWARD and role is not None and not role.leads:
             role.replica.follow(frame.worker, frame.number, frame.data)
             self._advanced[frame.part] = source
-        elif frame.kind == Kind.APPLIED and role is not None:
+        elif frame.kind == FrameKind.APPLIED and role is not None:
             if role.follower is not None and source == self._workers + role.follower:
                 self._release(frame.part, role, frame.number)
         else:
             raise RuntimeFailure(f"rank {source} sent {frame.kind.name} of part {frame.part} to server {self._me}")
 
     def flush(self) -> None:
-        """Tell what has come to pass since the last call: to workers what is safe, to leaders how far this one is."""
+        """Send confirmations: to workers, which messages are safe; to leaders, how many messages are applied."""
         for (worker, part), number in self._safe.items():
-            self._send(worker, Frame(Kind.ACKNOWLEDGED, part, number=number))
+            self._send(worker, Frame(FrameKind.ACKNOWLEDGED, part, number=number))
         for part, leader in self._advanced.items():
-            self._send(leader, Frame(Kind.APPLIED, part, number=self._roles[part].replica.count))
+            self._send(leader, Frame(FrameKind.APPLIED, part, number=self._roles[part].replica.count))
         self._safe.clear()
         self._advanced.clear()
 
@@ -211,25 +215,25 @@ class Holder:
         part, number = frame.part, frame.number
         if role.follower is not None:
             data = frame.data[:0] if role.replica.has(worker, number) else frame.data
-            self._send(self._workers + role.follower, Frame(Kind.FORWARD, part, worker, number, data))
+            self._send(self._workers + role.follower, Frame(FrameKind.FORWARD, part, worker, number, data))
         asks, answers = role.replica.lead(worker, number, frame.data)
-        role.held.append(_Held(role.replica.count, worker, None if asks else number, answers))
+        role.held.append(_Unreleased(role.replica.count, worker, None if asks else number, answers))
         if role.follower is None:
             self._release(part, role, role.replica.count)
 
     def _release(self, part: int, role: _Role, count: int) -> None:
-        """The follower is so far."""
+        """Send what waited for the follower to apply `count` messages."""
         while role.held and role.held[0].position <= count:
             held = role.held.popleft()
             if held.number is not None:
                 self._safe[held.worker, part] = max(held.number, self._safe.get((held.worker, part), 0))
             for answer in held.answers:
-                self._send(answer.worker, Frame(Kind.ANSWER, part, number=answer.number, data=answer.data))
+                self._send(answer.worker, Frame(FrameKind.ANSWER, part, number=answer.number, data=answer.data))
 
-    # --- losses -----------------------------------------------------------------------------------
+    # --- lost servers -----------------------------------------------------------------------------
 
-    def gone(self, server: int) -> None:
-        """A server is lost, behind all frames of it. Raises RuntimeFailure where a part is lost with it."""
+    def handle_loss(self, server: int) -> None:
+        """Handle the loss of a server, after all its frames. Raises RuntimeFailure if a part is lost with it."""
         self.lost.add(server)
         for part in range(self._servers):
             leader, follower = holders(part, self._servers, self.lost)
@@ -250,12 +254,12 @@ class Holder:
                 self._lead(role, source, frame)
 
     def _begin_to_replicate(self, part: int, role: _Role, follower: int | None) -> None:
-        """From now on this one follows, who gets the whole state first."""
+        """Let a server follow this part, and send it the whole state first."""
         role.follower = follower
         if follower is not None:
             try:
                 packed = role.replica.packed()
-            except Exception as error:  # noqa: BLE001 - whatever an updater of the user's raises
+            except Exception as error:  # noqa: BLE001 - an updater of the user may raise anything
                 self._warn(
                     f"part {part} of the parameters has no replica from now on: the state of its updater cannot be "
                     f"pickled ({type(error).__name__}: {error})"
@@ -263,15 +267,15 @@ class Holder:
                 role.follower = None
             else:
                 count = role.replica.count
-                self._send(self._workers + follower, Frame(Kind.SNAPSHOT, part, number=count, data=packed))
+                self._send(self._workers + follower, Frame(FrameKind.SNAPSHOT, part, number=count, data=packed))
         if role.follower is None:
             self._release(part, role, role.replica.count)
 
 
 class Outbox:
-    """What a worker sends to parts, and keeps until it cannot get lost any more.
+    """The messages of a worker to parts, kept until they cannot be lost.
 
-    A worker has one question to each part at a time, and sends nothing to the part until that is answered.
+    A worker has at most one open request per part, and sends nothing to the part until it is answered.
     """
 
     def __init__(self, servers: int, workers: int, send: Send):
@@ -284,23 +288,23 @@ class Outbox:
 
     def post(self, part: int, message: np.ndarray) -> None:
         self._last[part] += 1
-        frame = Frame(Kind.MESSAGE, part, number=self._last[part], data=message)
+        frame = Frame(FrameKind.MESSAGE, part, number=self._last[part], data=message)
         self._kept[part].append(frame)
         self.kept_bytes += message.nbytes
         self._send(self._leader(part), frame)
 
     def received(self, frame: Frame) -> bool:
-        """Take an answer, or that messages are safe; whether it is an answer that was awaited."""
+        """Handle an answer or a confirmation. Return whether it is an answer that is still expected."""
         kept = self._kept[frame.part]
         while kept and kept[0].number <= frame.number:
             self.kept_bytes -= kept.popleft().data.nbytes
-        if frame.kind != Kind.ANSWER or frame.number <= self._answered[frame.part]:
+        if frame.kind != FrameKind.ANSWER or frame.number <= self._answered[frame.part]:
             return False
         self._answered[frame.part] = frame.number
         return True
 
-    def gone(self, server: int) -> None:
-        """A server is lost, behind all frames of it. Raises RuntimeFailure when it was the last one."""
+    def handle_loss(self, server: int) -> None:
+        """Handle the loss of a server, after all its frames. Raises RuntimeFailure if it was the last one."""
         led = [part for part in range(self._servers) if self._leader(part) == self._workers + server]
         self.lost.add(server)
         for part in led:

@@ -1,4 +1,4 @@
-"""Workers and servers that go on when a server is lost: `graphkit.dist.servers.replica` over connections."""
+"""Workers and servers that continue after the loss of a server."""
 
 from __future__ import annotations
 
@@ -9,86 +9,60 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from functools import partial
 
 import numpy as np
 
 from graphkit.dist.job import survival
-from graphkit.dist.job.start import LEAST
+from graphkit.dist.job.mpi import MpiCommunicator
+from graphkit.dist.job.start import LEAST_TIMEOUT
 from graphkit.dist.servers.remote import WINDOW
-from graphkit.dist.servers.replica import Holder, Outbox, holders
-from graphkit.dist.wire.mesh import Frame, Kind, Mesh, open_mesh
+from graphkit.dist.servers.replica import Outbox, ReplicatedServer, holders
+from graphkit.dist.wire.mesh import Frame, FrameKind, Mesh, open_mesh
 from graphkit.errors import RuntimeFailure
 
-# The longest time without a look for who is lost, and that last words may take, in seconds.
-_LOOK, _LAST = 0.05, 5.0
-# How long a server waits for the word of a rank that failed, after another rank has ended without notice.
-_WORD = 1.0
+# Seconds between two checks for lost ranks, and seconds to send last frames.
+_CHECK, _CLOSING = 0.05, 5.0
+# Seconds that a server waits for the message of a failed rank, after another rank has ended without notice.
+_FAILURE_WAIT = 1.0
 
 
-class Company(Protocol):
-    """The processes of a job, as `graphkit.dist.job.mpi` has them."""
+def _connected(communicator: MpiCommunicator) -> Mesh:
+    """Return the connections of this process. Every process of the job must call it."""
+    workers = communicator.processes - communicator.servers
+    servers = range(workers, communicator.processes)
+    seconds = max(communicator.timeout, LEAST_TIMEOUT)
+    hosts, exchange = communicator.host_by_rank, communicator.allgather_objects
+    mesh = open_mesh(communicator.job_rank, servers, range(workers), hosts, exchange, seconds)
 
-    rank: int
-    place: int
-    processes: int
-    servers: int
-    unclosed: bool
+    def report_failure(code: int) -> None:
+        mesh.close(_CLOSING, Frame(FrameKind.FAILED, number=code))
+        communicator.end_silent()
 
-    @property
-    def timeout(self) -> float: ...
-
-    @property
-    def host_by_rank(self) -> dict[int, int]: ...
-    def tell_all(self, mine: Any) -> list[Any]: ...
-    def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Any = None) -> Any: ...
-    def allgather(self, array: np.ndarray) -> np.ndarray: ...
-    def doing(self, call: bytes) -> None: ...
-    def waiting(self, for_steps: bool) -> AbstractContextManager[None]: ...
-    def lost(self) -> str | None: ...
-    def excuse(self, rank: int) -> None: ...
-    def called(self, rank: int) -> str: ...
-    def fail(self, reason: str) -> None: ...
-    def before_abort(self, tell: Callable[[int], None]) -> None: ...
-    def end_silent(self) -> None: ...
-
-
-def _connected(company: Company) -> Mesh:
-    """The connections of this process; every process of the job calls it."""
-    workers = company.processes - company.servers
-    servers = range(workers, company.processes)
-    seconds = max(company.timeout, LEAST)
-    mesh = open_mesh(company.place, servers, range(workers), company.host_by_rank, company.tell_all, seconds)
-
-    def tell(code: int) -> None:
-        mesh.close(_LAST, Frame(Kind.FAILED, number=code))
-        company.end_silent()
-
-    company.before_abort(tell)
-    survival.takes_part()
+    communicator.on_abort(report_failure)
+    survival.confirm_start()
     return mesh
 
 
-def post_of(company: Company) -> ReplicatedPost:
-    """A worker's, once every process of the job has come here or to `serve`."""
-    return ReplicatedPost(_connected(company), company)
+def connect(communicator: MpiCommunicator) -> ReplicatedConnection:
+    """Return a worker's connection to the servers. Every process of the job must call it or `serve`."""
+    return ReplicatedConnection(_connected(communicator), communicator)
 
 
-class ReplicatedPost:
-    """A worker's: servers are the ranks behind the workers'. A thread receives, and sends again after a loss."""
+class ReplicatedConnection:
+    """A worker's connection to replicated servers. A thread receives frames, and sends messages again after a loss."""
 
-    def __init__(self, mesh: Mesh, company: Company):
-        self.servers = company.servers
-        self._mesh, self._company = mesh, company
-        self._workers = company.processes - company.servers
+    def __init__(self, mesh: Mesh, communicator: MpiCommunicator):
+        self.servers = communicator.servers
+        self._mesh, self._communicator = mesh, communicator
+        self._workers = communicator.processes - communicator.servers
         self._outbox = Outbox(self.servers, self._workers, mesh.send)
-        self._come: list[deque[np.ndarray]] = [deque() for _ in range(self.servers)]
+        self._arrived: list[deque[np.ndarray]] = [deque() for _ in range(self.servers)]
         self._failure: str | None = None
-        self._over = False
-        self._news = threading.Condition()
-        company.before_abort(self._stop)
-        self._thread = threading.Thread(target=self._receive, name="graphkit-post", daemon=True)
+        self._closed = False
+        self._condition = threading.Condition()
+        communicator.on_abort(self._stop)
+        self._thread = threading.Thread(target=self._receive, name="graphkit-servers", daemon=True)
         self._thread.start()
 
     @property
@@ -97,30 +71,30 @@ class ReplicatedPost:
 
     @property
     def kept_bytes(self) -> int:
-        """Of messages that would be sent again."""
+        """Bytes of messages that are kept, to be sent again after a loss."""
         return self._outbox.kept_bytes
 
     def send(self, server: int, message: np.ndarray) -> None:
-        with self._news:
+        with self._condition:
             if self._failure is None:
                 self._outbox.post(server, message)
         if self._outbox.kept_bytes > WINDOW:
-            self._company.doing(b"what servers have not replicated")
-            with self._company.waiting(True):
+            self._communicator.doing(b"messages that servers have not replicated")
+            with self._communicator.waiting(True):
                 self._wait(lambda: self._outbox.kept_bytes <= WINDOW)
 
     def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:
-        self._company.doing(call.encode())
-        with self._company.waiting(True):
-            self._wait(lambda: all(self._come[server] for server in servers))
-            return [self._come[server].popleft() for server in servers]
+        self._communicator.doing(call.encode())
+        with self._communicator.waiting(True):
+            self._wait(lambda: all(self._arrived[server] for server in servers))
+            return [self._arrived[server].popleft() for server in servers]
 
     def _wait(self, is_there: Callable[[], bool]) -> None:
-        with self._news:
+        with self._condition:
             while not is_there():
                 if self._failure is None:
-                    self._news.wait(_LOOK)
-                    self._failure = self._failure or self._company.lost()
+                    self._condition.wait(_CHECK)
+                    self._failure = self._failure or self._communicator.lost()
                 if self._failure is not None:
                     raise RuntimeFailure(self._failure)
 
@@ -128,169 +102,174 @@ class ReplicatedPost:
 
     def _receive(self) -> None:
         try:
-            while not self._over:
-                for source, frame in self._mesh.receive(_LOOK):
-                    with self._news:
-                        if self._over:
+            while not self._closed:
+                for source, frame in self._mesh.receive(_CHECK):
+                    with self._condition:
+                        if self._closed:
                             return
                         self._take(source, frame)
-                        self._news.notify_all()
-        except Exception as error:  # noqa: BLE001 - who waits next is told
-            self._fail(f"what servers send: {type(error).__name__}: {error}")
+                        self._condition.notify_all()
+        except Exception as error:  # noqa: BLE001 - the next caller that waits gets it
+            self._fail(f"receiving from servers failed: {type(error).__name__}: {error}")
 
     def _take(self, source: int, frame: Frame | None) -> None:
         if frame is None:
-            self._lose(source)
-        elif frame.kind == Kind.FAILED:
-            _leave(self._company, frame.number)
-        elif frame.kind == Kind.LOST:
-            self._lose(frame.number)
+            self._handle_loss(source)
+        elif frame.kind == FrameKind.FAILED:
+            _exit(self._communicator, frame.number)
+        elif frame.kind == FrameKind.LOST:
+            self._handle_loss(frame.number)
         elif self._outbox.received(frame):
-            self._come[frame.part].append(frame.data)
+            self._arrived[frame.part].append(frame.data)
 
-    def _lose(self, rank: int) -> None:
-        """A server is lost, by what its connection or another process says."""
+    def _handle_loss(self, rank: int) -> None:
+        """Handle the loss of a server, reported by its connection or by another process."""
         server = rank - self._workers
         if server in self._outbox.lost:
             return
-        for frame in _parted(self._mesh, rank):
+        for frame in _disconnect(self._mesh, rank):
             self._take(rank, frame)
-        self._company.excuse(rank)
-        if self._company.rank == 0:
+        self._communicator.exclude(rank)
+        if self._communicator.rank == 0:
             before = self._outbox.lost
-            print(f"graphkit: {_told(self._company, rank, self.servers, before)}", file=sys.stderr, flush=True)
+            print(
+                f"graphkit: {_loss_text(self._communicator, rank, self.servers, before)}", file=sys.stderr, flush=True
+            )
         try:
-            self._outbox.gone(server)
+            self._outbox.handle_loss(server)
         except RuntimeFailure as error:
             self._fail(str(error))
 
     def _fail(self, reason: str) -> None:
-        """The main thread is told, whatever it waits for."""
+        """Stop with an error, which the main thread gets wherever it waits."""
         self._failure = reason
-        self._company.fail(reason)
+        self._communicator.fail(reason)
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """All workers learn whether a server was lost: then MPI cannot be closed."""
+    def leave(self) -> None:
+        """Tell all workers whether a server was lost. If so, MPI cannot be closed."""
         mine = np.array([len(self._outbox.lost)])
-        found = self._company.perform("servers lost", [mine], lambda: self._company.allgather(mine))
-        self._company.unclosed = bool(found.any())
+        found = self._communicator.perform("servers lost", [mine], lambda: self._communicator.allgather(mine))
+        self._communicator.cannot_close = bool(found.any())
 
-    def dismiss(self) -> None:
-        """The servers end. One worker says so, once all have left."""
+    def end_servers(self) -> None:
+        """End the servers. One worker calls it after all have left."""
         for rank in self._mesh.ranks:
-            self._mesh.send(rank, Frame(Kind.END, number=int(self._company.unclosed)))
+            self._mesh.send(rank, Frame(FrameKind.END, number=int(self._communicator.cannot_close)))
 
     def close(self) -> None:
-        """This worker is done with servers."""
+        """Close the connections of this worker."""
         self._stop()
-        self._mesh.close(_LAST)
+        self._mesh.close(_CLOSING)
 
     def _stop(self, code: int = 0) -> None:
-        """What comes from now on means nothing."""
-        with self._news:
-            self._over = True
+        """Ignore all frames from now on."""
+        with self._condition:
+            self._closed = True
         if threading.current_thread() is not self._thread:
-            self._thread.join(_LAST)
+            self._thread.join(_CLOSING)
 
 
-def serve(company: Company) -> None:
-    """Hold parts until the workers have ended. Raises RuntimeFailure when a process is given up."""
-    mesh = _connected(company)
-    workers = company.processes - company.servers
-    holder = Holder(company.place - workers, company.servers, workers, mesh.send, lambda text: _warn(company, text))
+def serve(communicator: MpiCommunicator) -> None:
+    """Store parts until the workers have ended. Raises RuntimeFailure if a rank is lost."""
+    mesh = _connected(communicator)
+    workers = communicator.processes - communicator.servers
+    me = communicator.job_rank - workers
+    holder = ReplicatedServer(me, communicator.servers, workers, mesh.send, partial(_warn, communicator))
     while True:
-        come: list[tuple[int, Frame | None]] = []
-        with company.waiting(False):
-            while not come:
-                come = mesh.receive(_LOOK)
-                if (reason := company.lost()) is not None:
+        arrived: list[tuple[int, Frame | None]] = []
+        with communicator.waiting(False):
+            while not arrived:
+                arrived = mesh.receive(_CHECK)
+                if (reason := communicator.lost()) is not None:
                     raise RuntimeFailure(reason)
-        # A failure explains all losses; what a lost rank has sent comes before the word of its loss.
-        come.sort(key=lambda each: 0 if _is(each[1], Kind.FAILED) else 2 if _is(each[1], Kind.LOST) else 1)
-        for source, frame in come:
-            if frame is not None and frame.kind == Kind.END:
-                company.unclosed = bool(frame.number)
-                mesh.close(_LAST)
+        # A failure explains all losses, so it comes first. Frames of a lost rank arrived before the report of its loss.
+        arrived.sort(key=lambda each: 0 if _is(each[1], FrameKind.FAILED) else 2 if _is(each[1], FrameKind.LOST) else 1)
+        for source, frame in arrived:
+            if frame is not None and frame.kind == FrameKind.END:
+                communicator.cannot_close = bool(frame.number)
+                mesh.close(_CLOSING)
                 return
-            _serve_one(holder, mesh, company, source, frame)
+            _serve_one(holder, mesh, communicator, source, frame)
         holder.flush()
 
 
-def _serve_one(holder: Holder, mesh: Mesh, company: Company, source: int, frame: Frame | None) -> None:
-    workers = company.processes - company.servers
+def _serve_one(
+    holder: ReplicatedServer, mesh: Mesh, communicator: MpiCommunicator, source: int, frame: Frame | None
+) -> None:
+    workers = communicator.processes - communicator.servers
     if frame is None and source < workers:
-        _leave_if_failed(mesh, company)
-        raise RuntimeFailure(f"{company.called(source)} has ended without notice")
-    if frame is not None and frame.kind == Kind.FAILED:
-        mesh.close(_LAST, frame)
-        _leave(company, frame.number)
-    if frame is not None and frame.kind != Kind.LOST:
-        company.doing(f"message of rank {source}".encode())
+        _exit_if_failed(mesh, communicator)
+        raise RuntimeFailure(f"{communicator.describe(source)} has ended without notice")
+    if frame is not None and frame.kind == FrameKind.FAILED:
+        mesh.close(_CLOSING, frame)
+        _exit(communicator, frame.number)
+    if frame is not None and frame.kind != FrameKind.LOST:
+        communicator.doing(f"message of rank {source}".encode())
         holder.received(source, frame)
         return
     rank = source if frame is None else frame.number
-    if rank == company.place:
-        raise RuntimeFailure(f"{company.called(source)} has lost its connection to this server, rank {rank}")
+    if rank == communicator.job_rank:
+        raise RuntimeFailure(f"{communicator.describe(source)} has lost its connection to this server, rank {rank}")
     if rank - workers in holder.lost:
         return
-    for earlier in _parted(mesh, rank):
-        _serve_one(holder, mesh, company, rank, earlier)
-    company.excuse(rank)
-    holder.gone(rank - workers)
+    for earlier in _disconnect(mesh, rank):
+        _serve_one(holder, mesh, communicator, rank, earlier)
+    communicator.exclude(rank)
+    holder.handle_loss(rank - workers)
 
 
-def _parted(mesh: Mesh, rank: int) -> list[Frame]:
-    """End what connects with a server that is lost, telling all; what has come from it before.
+def _disconnect(mesh: Mesh, rank: int) -> list[Frame]:
+    """Disconnect from a lost server and tell all others; return the frames that it had sent.
 
-    Where it lives, and the connection alone is broken, it learns that the others go on without it.
+    If it still runs, and only its connection is broken, it learns that the others continue without it.
     """
     for other in mesh.ranks:
-        mesh.send(other, Frame(Kind.LOST, number=rank))
-    return mesh.cut(rank)
+        mesh.send(other, Frame(FrameKind.LOST, number=rank))
+    return mesh.disconnect(rank)
 
 
-def _told(company: Company, rank: int, servers: int, lost: set[int]) -> str:
-    """What a loss means, given who was lost before."""
-    workers = company.processes - company.servers
+def _loss_text(communicator: MpiCommunicator, rank: int, servers: int, lost: set[int]) -> str:
+    """Return the message about a loss. lost: servers that were lost before."""
+    workers = communicator.processes - communicator.servers
     server = rank - workers
     now = lost | {server}
     led = [part for part in range(servers) if holders(part, servers, lost)[0] == server]
     to, _ = holders(server, servers, now)
     if to is None:
-        return f"{company.called(rank)} is lost, the last server"
-    found = f"{company.called(rank)} is lost; {company.called(workers + to)} has taken over"
+        return f"{communicator.describe(rank)} is lost, the last server"
+    found = f"{communicator.describe(rank)} is lost; {communicator.describe(workers + to)} has taken over"
     found += f" its part{'s' if len(led) > 1 else ''} of the parameters"
     left = servers - len(now)
     return f"{found}. {'The loss of another server would end the job' if left == 1 else f'{left} servers are left'}"
 
 
-def _warn(company: Company, text: str) -> None:
-    print(f"graphkit: rank {company.place}: {text}", file=sys.stderr, flush=True)
+def _warn(communicator: MpiCommunicator, text: str) -> None:
+    print(f"graphkit: rank {communicator.job_rank}: {text}", file=sys.stderr, flush=True)
 
 
-def _is(frame: Frame | None, kind: Kind) -> bool:
+def _is(frame: Frame | None, kind: FrameKind) -> bool:
     return frame is not None and frame.kind == kind
 
 
-def _leave_if_failed(mesh: Mesh, company: Company) -> None:
-    """Leave with the exit code of a rank that failed, if its word arrives soon.
+def _exit_if_failed(mesh: Mesh, communicator: MpiCommunicator) -> None:
+    """Exit with the code of a rank that failed, if its message arrives soon.
 
-    The launcher may have ended another rank because of that failure, and the end of that rank may be seen first.
+    The launcher may end other ranks because of that failure, and their end may be noticed first.
     """
-    end = time.monotonic() + _WORD
+    end = time.monotonic() + _FAILURE_WAIT
     while time.monotonic() < end:
-        for _, frame in mesh.receive(_LOOK):
-            if frame is not None and frame.kind == Kind.FAILED:
-                mesh.close(_LAST, frame)
-                _leave(company, frame.number)
+        for _, frame in mesh.receive(_CHECK):
+            if frame is not None and frame.kind == FrameKind.FAILED:
+                mesh.close(_CLOSING, frame)
+                _exit(communicator, frame.number)
 
 
-def _leave(company: Company, code: int) -> None:
-    """End this process at once, with the job that another one has ended and said why."""
-    company.end_silent()
-    with contextlib.suppress(OSError, ValueError):  # who reads that may have ended before
+def _exit(communicator: MpiCommunicator, code: int) -> None:
+    """Exit at once, because another rank has ended the job and reported why."""
+    communicator.end_silent()
+    with contextlib.suppress(OSError, ValueError):  # the reader may have ended before
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

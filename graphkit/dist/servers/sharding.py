@@ -1,24 +1,28 @@
-"""Which server holds what: small keys by consistent hashing, large ones in equal ranges of rows on all.
+"""The distribution of keys over servers: small keys by consistent hashing, large ones as equal ranges of rows.
 
-Consistent hashing: Karger et al., STOC 1997; a server more or less moves few keys.
+Consistent hashing: Karger et al., STOC 1997. If the number of servers changes by one, few keys move.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from graphkit.dist.rounds.announcement import digest_of
+import numpy as np
 
-# Elements from which on a key is divided, as MXNet's MXNET_KVSTORE_BIGARRAY_BOUND.
+from graphkit.dist.collectives.row_sparse import RowSparse
+from graphkit.dist.progress.announcement import digest_of
+
+# Keys with at least this many elements are divided, as with MXNet's MXNET_KVSTORE_BIGARRAY_BOUND.
 LARGE = 1_000_000
 
-# Places of each server on the circle.
+# Number of points of each server on the hash circle.
 _PLACES = 64
 
 
 class Part(NamedTuple):
-    """Rows [begin, end) of a key, along its first axis, and the server that holds them."""
+    """Rows [begin, end) of a key, along its first axis, on one server."""
 
     server: int
     begin: int
@@ -26,7 +30,7 @@ class Part(NamedTuple):
 
 
 class Sharding:
-    """Of keys over so many servers."""
+    """Assigns keys to servers."""
 
     def __init__(self, servers: int):
         self._servers = servers
@@ -35,10 +39,30 @@ class Sharding:
         self._owners = [server for _, server in circle]
 
     def parts(self, key: int | str, size: int, rows: int | None = None) -> list[Part]:
-        """Of a key with so many elements in so many rows (default: one each); one part at least."""
+        """Return the parts of a key, at least one. size: its elements; rows: its rows (default: one per element)."""
         rows = size if rows is None else rows
         if size < LARGE or self._servers == 1:
             at = bisect.bisect(self._places, digest_of(f"{type(key).__name__} {key}")) % len(self._places)
             return [Part(self._owners[at], 0, rows)]
         bounds = [rows * server // self._servers for server in range(self._servers + 1)]
         return [Part(s, bounds[s], bounds[s + 1]) for s in range(self._servers) if bounds[s] < bounds[s + 1]]
+
+
+def rows_within(indices: np.ndarray, part: Part) -> slice:
+    """Return the positions of a part's rows in `indices`, which are sorted and unique."""
+    begin, end = np.searchsorted(indices, (part.begin, part.end))
+    return slice(int(begin), int(end))
+
+
+def cut_rows(rows: RowSparse, part: Part) -> list[np.ndarray]:
+    """Return the rows of a part: indices, counted from its first row, and values. rows: sorted and unique."""
+    mine = rows_within(rows.indices, part)
+    return [rows.indices[mine] - part.begin, rows.values[mine]]
+
+
+def join_rows(indices: np.ndarray, parts: Sequence[Part], values: Sequence[np.ndarray]) -> RowSparse:
+    """Join the rows of all parts. indices: sorted and unique; parts: of one key, in order."""
+    found = np.empty((len(indices), *values[0].shape[1:]), values[0].dtype)
+    for part, own in zip(parts, values, strict=True):
+        found[rows_within(indices, part)] = own
+    return RowSparse(indices, found)

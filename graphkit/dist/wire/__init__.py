@@ -1,1 +1,1 @@
-"""Arrays and messages from one process to another."""
+"""Arrays and messages between processes."""

@@ -1,7 +1,7 @@
-"""Connections between processes of a job that outlive the loss of one of them.
+"""Connections between processes that survive the loss of one of them.
 
-A message of MPI to a process that is gone holds buffers of its sender for ever, until nothing leaves that one any more.
-A connection of the operating system tells both ends at once when a process is gone, whatever it died of.
+An MPI message to a dead process holds buffers of its sender forever, until the sender can send nothing more. A
+connection of the operating system tells both ends at once if a process dies for any reason.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ import numpy as np
 
 from graphkit.errors import RuntimeFailure
 
-# Kind, part, worker, number, bytes of what follows.
+# Kind, part, worker, number, bytes of the data.
 _HEADER = struct.Struct("<BxHIqQ")
-# Rank, and the word by which the processes of a job know each other.
+# Rank, and the secret of the job.
 _SECRET = 32
 _HELLO = struct.Struct(f"<I{_SECRET}s")
-# How long a process that connects may take to say who it is, in seconds.
+# Seconds that a process may take to send its greeting after it connects.
 _GREETING = 10.0
-# Bytes that one connection is read at a time, so that all get their turn.
+# Bytes that are read from one connection at a time, so that every connection gets its turn.
 _TURN = 8 << 20
 _NOTHING = np.empty(0, np.uint8)
 
 
-class Kind(IntEnum):
-    """What a frame is."""
+class FrameKind(IntEnum):
+    """The type of a frame."""
 
-    MESSAGE = 1  # of a worker, to who leads a part
+    MESSAGE = 1  # of a worker, for the leader of a part
     ANSWER = 2
-    ACKNOWLEDGED = 3  # to a worker: up to this number, nothing gets lost
-    FORWARD = 4  # of a worker's message, to who holds the replica
-    APPLIED = 5  # so many of them
-    SNAPSHOT = 6  # of a part, to who is to hold its replica from now on
+    ACKNOWLEDGED = 3  # to a worker: messages up to this number are safe
+    FORWARD = 4  # of a worker's message, to the follower of a part
+    APPLIED = 5  # the number of messages that a follower has applied
+    SNAPSHOT = 6  # the state of a part, to its new follower
     END = 7  # the servers end
-    LOST = 8  # a server is taken to be
-    FAILED = 9  # the job has; `number` is its exit code
-    GOODBYE = 10  # the last frame of one that ends in order
+    LOST = 8  # `number` is the rank of a lost server
+    FAILED = 9  # the job has failed; `number` is its exit code
+    GOODBYE = 10  # the last frame before an orderly end
 
 
 class Frame(NamedTuple):
-    """A message on a connection. part, worker and number: what its kind says of them; data: uint8."""
+    """A message on a connection. The kind defines part, worker and number. data: uint8."""
 
-    kind: Kind
+    kind: FrameKind
     part: int = 0
     worker: int = 0
     number: int = 0
@@ -66,51 +66,54 @@ class Frame(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where a process listens: a path for those of its host, names and a port for others."""
+    """The address of a listening process: a path for its own host; host names and a port for other hosts."""
 
     path: str
     names: tuple[str, ...]
     port: int
 
 
-class _Line:
-    """One connection: what leaves, and what has come of the frame that is under way."""
+class _Connection:
+    """One connection: frames to be sent, and the received part of the current frame."""
 
     def __init__(self, connection: socket.socket):
         connection.setblocking(False)
         self.socket = connection
-        self.leaving: deque[memoryview] = deque()
-        self.ending = False  # it has said goodbye
+        self.outgoing: deque[memoryview] = deque()
+        self.ending = False  # the other end has said goodbye
         self._header, self._data = bytearray(_HEADER.size), _NOTHING
-        self._into, self._got = memoryview(self._header), 0
+        self._buffer, self._received = memoryview(self._header), 0
         self._in_header = True
 
     def flush(self) -> None:
-        """Send what can be sent at once. What leaves to one that is gone is dropped: reading tells of the loss."""
+        """Send as much as the socket takes at once.
+
+        If the other end is gone, frames are dropped, and `read` reports the loss.
+        """
         try:
-            while self.leaving:
-                sent = self.socket.sendmsg(list(self.leaving)[:16])
-                while self.leaving and sent >= len(self.leaving[0]):
-                    sent -= len(self.leaving.popleft())
+            while self.outgoing:
+                sent = self.socket.sendmsg(list(self.outgoing)[:16])
+                while self.outgoing and sent >= len(self.outgoing[0]):
+                    sent -= len(self.outgoing.popleft())
                 if sent:
-                    self.leaving[0] = self.leaving[0][sent:]
+                    self.outgoing[0] = self.outgoing[0][sent:]
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self.leaving.clear()
+            self.outgoing.clear()
 
     def read(self) -> Iterator[Frame | None]:
-        """The frames that have come; None where the connection has ended."""
+        """Yield complete frames, and None if the connection has ended."""
         taken = 0
         while True:
-            if self._got == len(self._into):
-                if (frame := self._whole()) is not None:
+            if self._received == len(self._buffer):
+                if (frame := self._complete_frame()) is not None:
                     yield frame
                 continue
             if taken >= _TURN:
                 return
             try:
-                count = self.socket.recv_into(self._into[self._got :])
+                count = self.socket.recv_into(self._buffer[self._received :])
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -118,31 +121,31 @@ class _Line:
             if not count:
                 yield None
                 return
-            self._got += count
+            self._received += count
             taken += count
 
-    def _whole(self) -> Frame | None:
-        """The frame, once what follows its header has come as well."""
+    def _complete_frame(self) -> Frame | None:
+        """Return the frame if its data is complete."""
         kind, part, worker, number, size = _HEADER.unpack(self._header)
         if self._in_header:
             self._data = np.empty(size, np.uint8)
-            self._into, self._got, self._in_header = self._data.data, 0, False
+            self._buffer, self._received, self._in_header = self._data.data, 0, False
             if size:
                 return None
-        found = Frame(Kind(kind), part, worker, number, self._data)
+        found = Frame(FrameKind(kind), part, worker, number, self._data)
         self._data = _NOTHING
-        self._into, self._got, self._in_header = memoryview(self._header), 0, True
+        self._buffer, self._received, self._in_header = memoryview(self._header), 0, True
         return found
 
 
 class Mesh:
-    """Sends to and receives from processes by their ranks, each over a connection of its own.
+    """Sends frames to ranks and receives theirs, over one connection per rank.
 
-    lines: a connection for each of them. Any thread may send; one receives.
+    Any thread may send; one thread receives. sockets: a connected socket for each rank.
     """
 
-    def __init__(self, lines: dict[int, socket.socket]):
-        self._lines = {rank: _Line(connection) for rank, connection in lines.items()}
+    def __init__(self, sockets: dict[int, socket.socket]):
+        self._connections = {rank: _Connection(connection) for rank, connection in sockets.items()}
         self._lock = threading.Lock()
         self._awake, self._wake = os.pipe()
         os.set_blocking(self._awake, False)
@@ -151,37 +154,37 @@ class Mesh:
 
     @property
     def ranks(self) -> list[int]:
-        """Of the processes to which there is a connection."""
+        """The ranks that are connected."""
         with self._lock:
-            return list(self._lines)
+            return list(self._connections)
 
     def send(self, to: int, frame: Frame) -> None:
-        """Send behind what was sent before, and return at once; to one that is gone, nothing."""
+        """Queue a frame and return at once. Frames to a rank that is gone are dropped."""
         header = _HEADER.pack(frame.kind, frame.part, frame.worker, frame.number, frame.data.nbytes)
         with self._lock:
             self.sent_bytes += len(header) + frame.data.nbytes
-            line = self._lines.get(to)
-            if line is None:
+            connection = self._connections.get(to)
+            if connection is None:
                 return
-            line.leaving.append(memoryview(header))
+            connection.outgoing.append(memoryview(header))
             if frame.data.nbytes:
-                line.leaving.append(frame.data.data)
-            line.flush()
-            waits = bool(line.leaving)
+                connection.outgoing.append(frame.data.data)
+            connection.flush()
+            waits = bool(connection.outgoing)
         if waits:
-            with contextlib.suppress(BlockingIOError):  # it is awake already
+            with contextlib.suppress(BlockingIOError):  # the pipe is full: the receiver wakes anyway
                 os.write(self._wake, b"x")
 
     def receive(self, seconds: float) -> list[tuple[int, Frame | None]]:
-        """What has come, with its source, in so long at most; None, behind all frames of a source: it is gone.
+        """Return frames with their sources, after at most this time. None as the last frame of a source: it is gone.
 
-        One that has said goodbye before is not gone; nothing is told of its end.
+        The end of a rank that has said goodbye is not reported.
         """
         poll = select.poll()
         with self._lock:
-            lines = {line.socket.fileno(): (rank, line) for rank, line in self._lines.items()}
-            for number, (_, line) in lines.items():
-                poll.register(number, select.POLLIN | (select.POLLOUT if line.leaving else 0))
+            by_number = {each.socket.fileno(): (rank, each) for rank, each in self._connections.items()}
+            for number, (_, connection) in by_number.items():
+                poll.register(number, select.POLLIN | (select.POLLOUT if connection.outgoing else 0))
         poll.register(self._awake, select.POLLIN)
         found: list[tuple[int, Frame | None]] = []
         for number, events in poll.poll(seconds * 1000):
@@ -189,70 +192,70 @@ class Mesh:
                 with contextlib.suppress(BlockingIOError):
                     os.read(number, 4096)
                 continue
-            rank, line = lines[number]
+            rank, connection = by_number[number]
             if events & select.POLLOUT:
                 with self._lock:
-                    line.flush()
+                    connection.flush()
             if events & ~select.POLLOUT:
-                found += self._read(rank, line)
+                found += self._read(rank, connection)
         return found
 
-    def _read(self, rank: int, line: _Line) -> Iterator[tuple[int, Frame | None]]:
-        for frame in line.read():
-            if frame is not None and frame.kind == Kind.GOODBYE:
-                line.ending = True
+    def _read(self, rank: int, connection: _Connection) -> Iterator[tuple[int, Frame | None]]:
+        for frame in connection.read():
+            if frame is not None and frame.kind == FrameKind.GOODBYE:
+                connection.ending = True
             elif frame is not None:
                 yield rank, frame
             else:
                 self.close_to(rank)
-                if not line.ending:
+                if not connection.ending:
                     yield rank, None
 
     def close_to(self, rank: int) -> None:
-        """Nothing goes to that process any more, and nothing comes from it."""
+        """Close the connection to a rank."""
         with self._lock:
-            line = self._lines.pop(rank, None)
-        if line is not None:
-            line.socket.close()
+            connection = self._connections.pop(rank, None)
+        if connection is not None:
+            connection.socket.close()
 
-    def cut(self, rank: int) -> list[Frame]:
-        """End the connection to a process that is not gone by what is known here; what has come from it before."""
+    def disconnect(self, rank: int) -> list[Frame]:
+        """Close the connection to a rank that may still run; return the frames that it had sent."""
         found: list[Frame] = []
-        while (line := self._lines.get(rank)) is not None:
-            more = [frame for _, frame in self._read(rank, line) if frame is not None]
+        while (connection := self._connections.get(rank)) is not None:
+            more = [frame for _, frame in self._read(rank, connection) if frame is not None]
             found += more
             if not more:
                 self.close_to(rank)
         return found
 
-    def close(self, seconds: float, farewell: Frame | None = None) -> None:
-        """Send what is left, and a last frame to all, and end all connections; in that time at most."""
+    def close(self, seconds: float, last_frame: Frame | None = None) -> None:
+        """Send queued frames and a last frame to all ranks, then close all connections, within this time."""
         deadline = time.monotonic() + seconds
         for rank in self.ranks:
-            self.send(rank, farewell or Frame(Kind.GOODBYE))
+            self.send(rank, last_frame or Frame(FrameKind.GOODBYE))
         while (left := self._left()) and (wait := deadline - time.monotonic()) > 0:
             _ready(left, select.POLLOUT, wait)
             with self._lock:
-                for line in self._lines.values():
-                    line.flush()
+                for connection in self._connections.values():
+                    connection.flush()
         for rank in self.ranks:
             self.close_to(rank)
 
     def _left(self) -> list[socket.socket]:
         with self._lock:
-            return [line.socket for line in self._lines.values() if line.leaving]
+            return [connection.socket for connection in self._connections.values() if connection.outgoing]
 
 
 class Listener:
-    """Where a process waits for others to connect; a context that ends with the waiting.
+    """Accepts connections from other processes; a context.
 
-    Only who knows the job's secret is let in, and nobody once all are there. Processes of a host share its network.
+    A process must know the secret of the job. The listener closes once all expected processes have connected.
     """
 
     def __init__(self, for_other_hosts: bool, expected: int):
         inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sockets = [inside]
-        self._folder, path = _place_on_this_host()
+        self._folder, path = _new_socket_name()
         try:
             inside.bind(path)
         except OSError as error:
@@ -264,13 +267,13 @@ class Listener:
             outside = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             outside.bind(("", 0))
             self._sockets.append(outside)
-            names, port = _names_of_this_host(), outside.getsockname()[1]
+            names, port = _host_names(), outside.getsockname()[1]
         for listening in self._sockets:
             listening.listen(expected + 8)
         self.address = Address(path, names, port)
 
     def accept(self, ranks: Iterable[int], secret: bytes, seconds: float) -> dict[int, socket.socket]:
-        """A connection from each of these ranks. Raises RuntimeFailure for those that do not come in that time."""
+        """Return a connection from each of these ranks. Raises RuntimeFailure if one does not connect in this time."""
         missing, found = set(ranks), {}
         deadline = time.monotonic() + seconds
         while missing:
@@ -279,10 +282,10 @@ class Listener:
                 raise RuntimeFailure(f"no connection from rank {', '.join(map(str, sorted(missing)))} in {seconds:g} s")
             for listening in ready:
                 connection = listening.accept()[0]
-                rank = _greeted(connection, secret)
+                rank = _greeted_rank(connection, secret)
                 if rank in missing:
                     missing.discard(rank)
-                    found[rank] = _tuned(connection)
+                    found[rank] = _configured(connection)
                 else:
                     connection.close()
         return found
@@ -298,7 +301,7 @@ class Listener:
 
 
 def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds: float) -> socket.socket:
-    """A connection to the process that listens there. Raises RuntimeFailure where that time brings none."""
+    """Return a connection to a listening process. Raises RuntimeFailure if there is none within this time."""
     tried = []
     ways: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)] if same_host else []
     ways += [(socket.AF_INET, (name, address.port)) for name in address.names if not same_host]
@@ -314,14 +317,14 @@ def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds
             tried.append(f"{_shown(place)}: {error}")
             connection.close()
             continue
-        return _tuned(connection)
+        return _configured(connection)
     raise RuntimeFailure(f"rank {mine} cannot connect to another process: {'; '.join(tried)}")
 
 
-def _place_on_this_host() -> tuple[tempfile.TemporaryDirectory[str] | None, str]:
-    """A name for a socket that nothing else has: on Linux one that is in no folder, and goes with the socket.
+def _new_socket_name() -> tuple[tempfile.TemporaryDirectory[str] | None, str]:
+    """Return a name for a socket, and the folder that contains it.
 
-    Elsewhere in a folder, which is whoever's who listens; TMPDIR may be too long for it.
+    On Linux, an abstract name, which needs no file. Elsewhere a path in a folder of the listening process.
     """
     if sys.platform == "linux":
         return None, f"\0graphkit-{secrets.token_hex(16)}"
@@ -330,13 +333,11 @@ def _place_on_this_host() -> tuple[tempfile.TemporaryDirectory[str] | None, str]
 
 
 def _shown(place: object) -> str:
-    return str(place).replace("\0", "@")  # as Linux shows names that are in no folder
+    return str(place).replace("\0", "@")  # as Linux shows abstract names
 
 
 def _ready(sockets: Sequence[socket.socket], event: int, seconds: float) -> list[socket.socket]:
-    """Those that can be read (POLLIN), or written (POLLOUT), or have ended, in that time at most; descriptors of any
-    number.
-    """
+    """Return the sockets that can be read (POLLIN) or written (POLLOUT), or have ended, after at most this time."""
     poll = select.poll()
     by_number = {each.fileno(): each for each in sockets}
     for number in by_number:
@@ -345,8 +346,8 @@ def _ready(sockets: Sequence[socket.socket], event: int, seconds: float) -> list
     return [by_number[number] for number, _ in poll.poll(wait)]
 
 
-def _greeted(connection: socket.socket, secret: bytes) -> int | None:
-    """The rank of who has connected; None where it is none of the job."""
+def _greeted_rank(connection: socket.socket, secret: bytes) -> int | None:
+    """Return the rank of a process that has connected; None if it does not know the secret."""
     connection.settimeout(_GREETING)
     try:
         rank, word = _HELLO.unpack(_read_exactly(connection, _HELLO.size))
@@ -372,32 +373,38 @@ def _read_exactly(connection: socket.socket, size: int) -> bytes:
     return found
 
 
-def _tuned(connection: socket.socket) -> socket.socket:
+def _configured(connection: socket.socket) -> socket.socket:
     connection.settimeout(None)
     if connection.family == socket.AF_INET:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
-def _names_of_this_host() -> tuple[str, ...]:
-    """By which other hosts may find this one, the likeliest first."""
+def _host_names() -> tuple[str, ...]:
+    """Return names and addresses by which other hosts may reach this one, the most likely first."""
     name = socket.gethostname()
     found = [name]
     with contextlib.suppress(OSError):
         found += [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET)]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("10.255.255.255", 9))  # sends nothing: it asks which way out there is
+        probe.connect(("10.255.255.255", 9))  # sends nothing: it selects the interface to other hosts
         found.append(probe.getsockname()[0])
     return tuple(dict.fromkeys(found))
 
 
 def open_mesh(
     rank: int, servers: Sequence[int], workers: Sequence[int], hosts: dict[int, Any],
-    tell_all: Callable[[Any], list[Any]], seconds: float,
+    allgather_objects: Callable[[Any], list[Any]], seconds: float,
 ) -> Mesh:  # fmt: skip
-    """Connect every server with every other process; every process of the job calls it.
+    """Connect every server with every other process. Every process of the job must call it.
 
-    hosts: of each rank. tell_all: what each process gives, by rank, a call of MPI's. seconds: how long one is awaited.
+    Args:
+        rank: This process.
+        servers: Ranks of the servers.
+        workers: Ranks of the workers.
+        hosts: The host of each rank.
+        allgather_objects: All-gathers a value of each process, through MPI.
+        seconds: How long to wait for another process.
     """
     several = len(set(hosts.values())) > 1
     word = os.urandom(_SECRET)
@@ -406,14 +413,14 @@ def open_mesh(
         before = [*workers, *(server for server in servers if server < rank)] if rank in servers else []
         if before:
             listener = stack.enter_context(Listener(several, len(before)))
-        told = tell_all((word, None if listener is None else listener.address))
-        secret = told[0][0]
-        # The last server waits for none; each is let in once those behind it are.
-        lines = {
-            to: connect(rank, told[to][1], hosts[to] == hosts[rank], secret, seconds)
+        contacts = allgather_objects((word, None if listener is None else listener.address))
+        secret = contacts[0][0]
+        # The last server waits for no other one. Each server is accepted once those after it have connected.
+        sockets = {
+            to: connect(rank, contacts[to][1], hosts[to] == hosts[rank], secret, seconds)
             for to in reversed(servers)
             if to > rank
         }
         if listener is not None:
-            lines |= listener.accept(before, secret, seconds)
-        return Mesh(lines)
+            sockets |= listener.accept(before, secret, seconds)
+        return Mesh(sockets)

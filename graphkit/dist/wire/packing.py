@@ -1,4 +1,4 @@
-"""Messages of fields and arrays, as bytes."""
+"""Messages that contain fields and arrays."""
 
 from __future__ import annotations
 
@@ -11,38 +11,42 @@ import numpy as np
 from graphkit.ir.types import dtype_of
 from graphkit.ir.weights import restored, stored
 
-# Bytes of the length of the header; arrays begin at multiples of the alignment.
+# Bytes of the header's length; arrays begin at multiples of the alignment.
 _LENGTH, _ALIGNED = 8, 16
 
 
 def pack(fields: Any, arrays: Sequence[np.ndarray] = ()) -> np.ndarray:
-    """uint8 vector: length of a header, the header (JSON: `fields`, types, shapes, bytes), the bytes of all arrays."""
+    """Return a message as a uint8 vector: the length of a header, the header, and all arrays.
+
+    The header is JSON. It contains `fields`, and type, shape and number of bytes of each array.
+    """
     types = [dtype_of(array.dtype) for array in arrays]
     data = [stored(array, kind).data for array, kind in zip(arrays, types, strict=True)]
-    said = [[k.value, list(a.shape), d.nbytes] for k, a, d in zip(types, arrays, data, strict=True)]
-    header = json.dumps([fields, said], separators=(",", ":")).encode()
+    layout = [[k.value, list(a.shape), d.nbytes] for k, a, d in zip(types, arrays, data, strict=True)]
+    header = json.dumps([fields, layout], separators=(",", ":")).encode()
     header += b" " * (-(_LENGTH + len(header)) % _ALIGNED)
     padded = (part for d in data for part in (d, bytes(-d.nbytes % _ALIGNED)))
     return np.frombuffer(b"".join([len(header).to_bytes(_LENGTH, "little"), header, *padded]), np.uint8)
 
 
 def unpack(packed: np.ndarray) -> tuple[Any, list[np.ndarray]]:
-    """The fields and the arrays, which cannot be written to: they lie in the message."""
+    """Return fields and arrays of a message. The arrays are read-only views of it."""
     raw = packed.data
     at = _LENGTH + int.from_bytes(raw[:_LENGTH], "little")
-    fields, said = json.loads(bytes(raw[_LENGTH:at]))
+    fields, layout = json.loads(bytes(raw[_LENGTH:at]))
     arrays = []
-    for type_name, shape, size in said:
+    for type_name, shape, size in layout:
         arrays.append(restored(raw[at : at + size], dtype_of(type_name), tuple(shape)))
         at += size + -size % _ALIGNED
     return fields, arrays
 
 
 def pack_named(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Arrays by name."""
+    """Return a message with arrays by name."""
     return pack(list(arrays), list(arrays.values()))
 
 
 def unpack_named(packed: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the arrays of such a message, by name."""
     names, arrays = unpack(packed)
     return dict(zip(names, arrays, strict=True))

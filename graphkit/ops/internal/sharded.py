@@ -21,8 +21,8 @@ class ReduceScatterStart(Summed):
     """Start a reduce-scatter of each x: after ReduceScatterWait, each rank has its slice of the sums over all ranks.
 
     All ranks use the same `key`. The results lie next to each other in memory, and are cut into slices as one array
-    (`graphkit.dist.sums.slices`). Outside of the slice of this rank, their elements are undefined. The reference, and
-    an exported ONNX file, sum over one process.
+    (`graphkit.dist.collectives.layout`). Outside of the slice of this rank, their elements are undefined. The
+    reference, and an exported ONNX file, sum over one process.
     """
 
     key: str

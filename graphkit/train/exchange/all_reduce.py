@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.dist.collectives.buckets import Flight
 from graphkit.dist.kvstore import KVStore
-from graphkit.dist.sums.buckets import Flight
 from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
@@ -34,14 +34,14 @@ class AllReduce(NoExchange):
     def __init__(self, spec: StepSpec, kvstore: KVStore, shard: bool):
         self._kvstore = kvstore
         if shard:
-            _check_sharded(spec, kvstore.compresses)
+            _check_sharded(spec, kvstore.transport.compresses)
         ordered, device = spec.options["deterministic"], spec.options["device"]
         # The bits of a sum over more than two ranks may depend on what it is summed with.
-        limit = kvstore.bucket_bytes(fixed=ordered)
+        limit = kvstore.transport.bucket_bytes(fixed=ordered)
         dense = {i: t.value for i, t in enumerate(spec.trained) if not t.lazy}
         place = (kvstore.rank, kvstore.num_workers) if shard else None
-        self.buckets = all_reduce.make_buckets(spec.graph, dense, limit, kvstore.compresses, place)
-        self.collectives = kvstore.collectives(ordered, device, _host_reason(spec, kvstore, ordered))
+        self.buckets = all_reduce.make_buckets(spec.graph, dense, limit, kvstore.transport.compresses, place)
+        self.collectives = kvstore.transport.collectives(ordered, device, _host_reason(spec, kvstore, ordered))
         self.collectives.stamped = all_reduce.LOSS
         # The program of a rank without samples, and its executor.
         self.idle_program: Graph | None = None
@@ -123,7 +123,7 @@ class AllReduce(NoExchange):
 
     @property
     def compressing(self) -> Sequence[int]:
-        return self._kvstore.compressing if self._kvstore.compresses else ()
+        return self._kvstore.transport.compressing if self._kvstore.transport.compresses else ()
 
     def residuals(self) -> dict[str, np.ndarray]:
         found = self.collectives.residuals()
@@ -159,7 +159,7 @@ class AllReduce(NoExchange):
 
 def _host_reason(spec: StepSpec, kvstore: KVStore, ordered: bool) -> str:
     """Why GPUs cannot sum among themselves, so that the host does; "" if they can. The same in all ranks."""
-    if kvstore.compresses:
+    if kvstore.transport.compresses:
         return "gradients are compressed on the CPU (compression)"
     if any(t.lazy for t in spec.trained):
         return "rows of tables are summed on the CPU (lazy)"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.sums.buckets import Flight
-from graphkit.dist.wire.transfers import Kind
+from graphkit.dist.collectives.buckets import Flight
+from graphkit.dist.wire.messages import Kind
 from graphkit.errors import InputError, NotFinite, UsageError, did_you_mean
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
@@ -121,8 +121,8 @@ class DividedModel:
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Gathered | None]:
         names = [n for n in (*self._params, *self.slots) if self._rank_of(n) is not None]
-        self._ranks.meet("gather of placed parameters")
-        here, messages = self._ranks.rank == 0, self._ranks.messages
+        self._ranks.transport.meet("gather of placed parameters")
+        here, messages = self._ranks.rank == 0, self._ranks.transport.messages
         received = []
         for name in names:
             owner, store = self._rank_of(name), self._store_of(name)
@@ -180,7 +180,7 @@ class DividedModel:
             raise
         except BaseException as error:
             self._abandon()
-            self._ranks.messages.fail(error, f"in the step of update {int(self.slots[steps.STEP]) + 1}")
+            self._ranks.transport.messages.fail(error, f"in the step of update {int(self.slots[steps.STEP]) + 1}")
             raise
 
     def _abandon(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graphkit.dist.sums.buckets import Flight
+from graphkit.dist.collectives.buckets import Flight
 from graphkit.errors import NotFinite
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.store import FIXED_BUCKET
-from graphkit.dist.sums.buckets import Flight
+from graphkit.dist.collectives.buckets import Flight
+from graphkit.dist.transport import FIXED_BUCKET
 from graphkit.errors import NotFinite
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.wire.values import Channels
+from graphkit.dist.wire.messages import Channels
 from graphkit.errors import NotFinite
 from graphkit.executor.run.params import JointStore
 from graphkit.executor.run.session import Executor
@@ -48,7 +48,7 @@ class Placement(DividedModel):
         self._part = part = self._own_part(steps.whole_gradients(wanted, spec.trained, spec.rule))
         self.programs = [steps.placed_step(part.graph, self._own, spec.rule, part.token)]
         self.store = JointStore([spec.params, self.slots])
-        self.channels = Channels(self._ranks.messages)
+        self.channels = Channels(self._ranks.transport.messages)
         self.executors = [Executor(self.programs[0], self.store, **spec.options, channels=self.channels)]
         self._runs = 0
 
@@ -72,7 +72,7 @@ class Placement(DividedModel):
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
         arrays = {n: np.asarray(a) for n, a in feeds.items()}
         self._check(arrays)
-        self._ranks.meet("step of placed groups", list(arrays.values()))
+        self._ranks.transport.meet("step of placed groups", list(arrays.values()))
         with self._failing_together():
             results = self._run_program({**arrays, steps.LEARNING_RATE: np.float32(rate)})
         weight = self._weigher.weight(arrays)
@@ -116,7 +116,7 @@ class PlacedInference:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        self._ranks.meet("evaluation of placed groups")
+        self._ranks.transport.meet("evaluation of placed groups")
         yield
         self._channels.finish()
 

@@ -209,13 +209,13 @@ class Servers(WorkerExchange):
 
     @property
     def compressing(self) -> Sequence[int]:
-        return self._remote.compressing if self._remote.compresses else ()
+        return self._remote.transport.compressing if self._remote.transport.compresses else ()
 
     def residuals(self) -> dict[str, np.ndarray]:
-        return {name: left for name, left in self._remote.residuals().items() if name in self.trained}
+        return {name: left for name, left in self._remote.transport.residuals().items() if name in self.trained}
 
     def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
-        self._remote.restore_residuals(dict(residuals.items()))
+        self._remote.transport.restore_residuals(dict(residuals.items()))
 
 
 class ElasticAveraging(WorkerExchange):

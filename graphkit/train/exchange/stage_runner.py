@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.dist.kvstore import KVStore
-from graphkit.dist.wire.transfers import Arrival, Kind
+from graphkit.dist.wire.messages import Arrival, Kind
 from graphkit.executor.run.session import Executor
 from graphkit.train.programs.partition import Partition
 from graphkit.train.programs.stages import LOSS_GRADIENT, Port, Stage
@@ -22,7 +22,7 @@ class StageRunner:
     """Runs the passes of one stage on micro-batches, and sends what others need."""
 
     def __init__(self, stage: Stage, part: Partition, store: KVStore, forward: Executor, backward: Executor | None):
-        self.stage, self.part, self.messages = stage, part, store.messages
+        self.stage, self.part, self.messages = stage, part, store.transport.messages
         self._forward, self._backward = forward, backward
         self._coming: dict[tuple[int, int, int], Arrival] = {}
         self._saved: dict[int, dict[str, Any]] = {}

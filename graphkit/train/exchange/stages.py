@@ -80,7 +80,7 @@ class Stages(DividedModel):
         batches = division.sliced(arrays, parts)
         for batch in (batches[0], batches[-1]):
             self._check(batch)
-        self._ranks.meet("step of a pipeline", list(arrays.values()))
+        self._ranks.transport.meet("step of a pipeline", list(arrays.values()))
         statistics = {self.stage.forward.name_of(v): v for v, _ in self.stage.forward.updates}
         before = {name: self.store[name] for name in statistics}
         found = map(self._weigher.weight, batches)
@@ -119,13 +119,13 @@ class Stages(DividedModel):
             outputs += [results[self.spec.output]] if self.spec.output in results else []
         self.executors[0].rng = (seed, step + len(batches) if self._draws else step)
         self._sum_gradients()
-        self._ranks.messages.settle()
+        self._ranks.transport.messages.settle()
         self.take_back(self.part)
         return losses, outputs
 
     def lend(self, part: Partition) -> None:
         """Send the parameters and states that several stages read to all of them."""
-        messages, graph = self._ranks.messages, part.graph
+        messages, graph = self._ranks.transport.messages, part.graph
         for value, stages in part.copies.items():
             name, owner = graph.name_of(value), part.owner_of[value]
             if self.index == owner:
@@ -144,7 +144,7 @@ class Stages(DividedModel):
 
     def _sum_gradients(self) -> None:
         """Sum the gradients of a parameter that several stages read, on its owner, in the order of the stages."""
-        messages = self._ranks.messages
+        messages = self._ranks.transport.messages
         for name, stages in self._learners.items():
             key, owner = f"{name}/{steps.GRADIENT_SUM}", self.owners[name]
             if self.index in stages:
@@ -244,17 +244,17 @@ class PipelineInference:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        self._ranks.meet("evaluation in a pipeline")
+        self._ranks.transport.meet("evaluation in a pipeline")
         self._stages.lend(self._part)
-        self._ranks.messages.settle()
+        self._ranks.transport.messages.settle()
         try:
             yield
         finally:
             self._stages.take_back(self._part)
-        self._ranks.messages.settle()
+        self._ranks.transport.messages.settle()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        self._ranks.messages.settle()
+        self._ranks.transport.messages.settle()
         self._runner.expect("forward", self._batch)
         results = self._runner.forward(self._batch, feeds, self._executor.rng)
         self._batch += 1

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphkit.dist.sums.slices import Slices
+from graphkit.dist.collectives.layout import Slices
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType

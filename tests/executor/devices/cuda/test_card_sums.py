@@ -27,9 +27,9 @@ from together import together
 import graphkit as gk
 from graphkit import cli
 from graphkit.cli import doctor
-from graphkit.dist.sums import cards, joined
-from graphkit.dist.sums.cards import CardSums
-from graphkit.dist.sums.slices import Slices
+from graphkit.dist.collectives import gpu
+from graphkit.dist.collectives.gpu import GpuCollectives
+from graphkit.dist.collectives.layout import Slices
 from graphkit.errors import MissingDependency, RanksDiffer, RuntimeFailure
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.libraries import nccl
@@ -69,9 +69,9 @@ def machine(on_ranks: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pyt
     return Machine(on_ranks, tmp_path / "nccl", monkeypatch)
 
 
-def sums_of(store: Any) -> CardSums:
-    found = store.collectives(device="cuda").on_device
-    assert isinstance(found, CardSums)
+def sums_of(store: Any) -> GpuCollectives:
+    found = store.transport.collectives(device="cuda").on_device
+    assert isinstance(found, GpuCollectives)
     return found
 
 
@@ -79,7 +79,7 @@ def on_card(card: Card, arrays: Sequence[np.ndarray]) -> list[Any]:
     return [card.copy_in(a.view(np.uint16) if a.dtype == ml_dtypes.bfloat16 else a) for a in arrays]
 
 
-def awaited(sums: CardSums, card: Card, arrays: Sequence[Any], dtype: DType) -> list[np.ndarray]:
+def awaited(sums: GpuCollectives, card: Card, arrays: Sequence[Any], dtype: DType) -> list[np.ndarray]:
     sums.wait(partial(card.done, card.current))
     return [card.copy_out(a, None).view(dtype.numpy) for a in arrays]
 
@@ -125,10 +125,10 @@ def test_ranks_with_other_fingerprints_do_not_meet(machine: Machine) -> None:
 
     def work(store: Any, card: Card) -> bool:
         sums = sums_of(store)
-        store.fingerprint.number = 5 + store.rank
+        store.transport.fingerprint.number = 5 + store.rank
         with pytest.raises(RanksDiffer):
             sums.meet("order", 4, True, 1, 1)
-        store.fingerprint.number = 5
+        store.transport.fingerprint.number = 5
         return sums.meet("order", 4, True, 1, 1).known
 
     assert machine.run(work, 3) == [True] * 3
@@ -175,7 +175,7 @@ def _has(slices: Slices, index: int, rank: int, size: int) -> np.ndarray:
 
 
 def choice(store: Any, card: Card) -> tuple[bool, str]:
-    carrier = store.collectives(device="cuda")
+    carrier = store.transport.collectives(device="cuda")
     return carrier.on_device is not None, carrier.staged
 
 
@@ -196,7 +196,7 @@ def test_ranks_that_share_a_card(machine: Machine) -> None:
 
 def test_a_processor_among_cards(machine: Machine) -> None:
     def work(store: Any, card: Card) -> Any:
-        return store.collectives(device="cpu" if store.rank else "cuda").staged
+        return store.transport.collectives(device="cpu" if store.rank else "cuda").staged
 
     with pytest.warns(RuntimeWarning, match="rank 1 computes on the CPU"):
         assert machine.run(work) == ["rank 1 computes on the CPU"] * 2
@@ -204,11 +204,11 @@ def test_a_processor_among_cards(machine: Machine) -> None:
 
 def test_nothing_is_said_of_what_was_chosen(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def processors(store: Any, card: Card) -> tuple[Any, str]:
-        carrier = store.collectives(device="cpu")
+        carrier = store.transport.collectives(device="cpu")
         return carrier.on_device, carrier.staged
 
     def chosen(store: Any, card: Card) -> Any:
-        return store.collectives(device="cuda", staged="compression").staged
+        return store.transport.collectives(device="cuda", staged="compression").staged
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -234,7 +234,7 @@ def test_a_group_of_the_same_cards_is_made_once(machine: Machine) -> None:
 
 def test_cards_that_do_not_come_together(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others have waited for who was refused, and do not go on with a group that it is not in."""
-    monkeypatch.setattr(joined, "_JOINING", 0.3)
+    monkeypatch.setattr(gpu, "_JOINING", 0.3)
     monkeypatch.setenv("GRAPHKIT_RANK_TIMEOUT", "0.3")
     machine.library.refuses = (1,)
     with pytest.warns(RuntimeWarning, match="rank 0 has waited for the GPUs of the others for 0 s"):
@@ -350,9 +350,9 @@ class Group:
 def test_who_is_lost_ends_the_wait(
     reason: str | None, error: str, message: str, hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cards, "_ENDING", 0.2)
+    monkeypatch.setattr(gpu, "_ENDING", 0.2)
     communicator, group = Alone(reason), Group(error, hangs)
-    sums = CardSums(communicator, SimpleNamespace(current_stream=0), group)  # type: ignore[arg-type]
+    sums = GpuCollectives(communicator, SimpleNamespace(current_stream=0), group)  # type: ignore[arg-type]
     with pytest.raises(RuntimeFailure) as raised:
         sums.wait(group.done)
     assert str(raised.value) == communicator.told == message
@@ -388,7 +388,7 @@ def test_cupy_has_what_sums_use() -> None:
     methods = ("allReduce", "reduce", "broadcast", "check_async_error", "abort")
     assert all(hasattr(module.NcclCommunicator, name) for name in methods)
     assert nccl.version().startswith("2.")
-    assert len(nccl.unique_id()) == joined._UNIQUE
+    assert len(nccl.unique_id()) == gpu._UNIQUE
 
 
 def test_without_cupy_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,10 +406,10 @@ def test_without_cupy_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_outlook(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "cards", lambda: 2)
-    assert joined.outlook(2) == "nccl 2.25.1"
-    assert joined.outlook(3) == "staged: this machine has 2 GPUs"
+    assert gpu.sum_route(2) == "nccl 2.25.1"
+    assert gpu.sum_route(3) == "staged: this machine has 2 GPUs"
     monkeypatch.setenv("GRAPHKIT_NCCL", "0")
-    assert joined.outlook(2) == "staged: GRAPHKIT_NCCL=0"
+    assert gpu.sum_route(2) == "staged: GRAPHKIT_NCCL=0"
 
 
 def test_the_plan_of_a_job_and_the_doctor_tell(

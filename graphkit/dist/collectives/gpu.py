@@ -1,0 +1,344 @@
+"""Collectives between the GPUs of all ranks, without copies through host memory.
+
+All ranks decide alike whether their GPUs sum directly, from what each rank reports. Before each run of a program, the
+ranks exchange on their hosts what they will launch. Ranks that are missing, or launch something else, are found there,
+as for other collectives. Then the GPUs wait for each other, while the hosts check for lost ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import threading
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from graphkit import config
+from graphkit.dist.agreement import Fingerprint, are_alike, powers
+from graphkit.dist.collectives.layout import Slices
+from graphkit.dist.communicator import Communicator
+from graphkit.dist.progress.pending import Sum, unchanged
+from graphkit.errors import GraphkitError, MissingDependency, RuntimeFailure
+from graphkit.executor.devices.cuda.libraries import nccl
+from graphkit.executor.devices.cuda.libraries.nccl import Exchange
+from graphkit.executor.devices.device import address_of
+from graphkit.executor.devices.loading import DeviceName
+from graphkit.executor.lower.lowering import Meeting
+from graphkit.ir.types import DType
+
+# While this host waits for its GPU: seconds during which it only yields the core, the pause after that, and seconds
+# between two checks for lost ranks.
+_EAGER, _PAUSE, _CHECK = 0.02, 5e-5, 0.05
+# Seconds that aborted kernels may take to end.
+_ENDING = 10.0
+
+
+class NcclGroup(Protocol):
+    """An NCCL communicator of all GPUs; see CardGroup."""
+
+    def launch(self, exchanges: Sequence[Exchange], dtype: DType, stream: int) -> None: ...
+    def check(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Gpu(Protocol):
+    """The GPU of this process, such as a CudaDevice."""
+
+    @property
+    def current_stream(self) -> int: ...
+
+
+class GpuCollectives:
+    """Collectives between the GPUs of all ranks; implements DeviceSums.
+
+    Attributes:
+        waited_seconds: Seconds that this rank waited for others before runs.
+        sent_bytes: Bytes that this rank contributed to sums.
+    """
+
+    def __init__(self, communicator: Communicator, gpu: Gpu, group: NcclGroup, fingerprint: Fingerprint | None = None):
+        self._communicator, self._gpu, self._group = communicator, gpu, group
+        self._fingerprint = fingerprint or Fingerprint()
+        self._recordings = 0
+        self.broken = False
+        self.waited_seconds = 0.0
+        self.sent_bytes = 0
+
+    def carries(self, dtype: DType) -> bool:
+        return nccl.carries(dtype)
+
+    def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
+        start = time.monotonic()
+        numbers = [int(known), *powers(recording), *powers(structure), *powers(self._fingerprint.number)]
+        total = self._summed(f"all-reduces on GPUs, {order}", numbers)
+        self.waited_seconds += time.monotonic() - start
+        self.sent_bytes += nbytes
+        size = self._communicator.size
+        self._fingerprint.check(total[5:7], size)
+        all_know = int(total[0]) == size and are_alike(total[3:5], size)
+        common = recording if all_know and are_alike(total[1:3], size) else 0
+        if all_know and not common:
+            self._recordings += 1
+        return Meeting(all_know, common, self._recordings)
+
+    def _summed(self, call: str, numbers: Sequence[int]) -> np.ndarray:
+        """Return the sums of these numbers over all ranks, in one exchange of a few bytes."""
+        array = np.array(numbers, np.int64)
+        found: np.ndarray = self._communicator.perform(call, [array], Sum(array, None, unchanged, alone=True))
+        return found
+
+    # --- launches -------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, arrays: Sequence[Any], dtype: DType) -> None:
+        self._launch([Exchange("sum", address_of(a), a.size) for a in arrays if a.size], dtype)
+
+    def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
+        self._launch(self._parts("sum in one", arrays, dtype), dtype)
+
+    def all_gather(self, wholes: Sequence[Any], dtype: DType) -> None:
+        self._launch(self._parts("broadcast", wholes, dtype), dtype)
+
+    def _parts(self, kind: Any, arrays: Sequence[Any], dtype: DType) -> list[Exchange]:
+        """Return an exchange for each rank's slice of each array."""
+        size, itemsize = self._communicator.size, dtype.numpy.itemsize
+        slices = Slices.of([a.size for a in arrays], itemsize, size)
+        found = []
+        for rank in range(size):
+            for index, array in enumerate(arrays):
+                begin, end = slices.part(index, rank)
+                if begin < end:
+                    found.append(Exchange(kind, address_of(array) + begin * itemsize, end - begin, rank))
+        return found
+
+    def _launch(self, exchanges: Sequence[Exchange], dtype: DType) -> None:
+        if exchanges:
+            self._group.launch(exchanges, dtype, self._gpu.current_stream)
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        if self.broken or done():
+            return
+        # GPUs compute meanwhile, so this rank does not only wait for others.
+        with self._communicator.waiting(True), self._communicator.working():
+            begun = looked = time.monotonic()
+            while not done():
+                now = time.monotonic()
+                if now - begun < _EAGER:
+                    os.sched_yield()
+                else:
+                    time.sleep(_PAUSE)
+                if now - looked > _CHECK:
+                    looked = now
+                    if (reason := self._reason()) is not None:
+                        self._end(reason, done)
+                        raise RuntimeFailure(reason)
+
+    def _reason(self) -> str | None:
+        """Return why the launched collectives cannot complete; None if they still can."""
+        if (reason := self._communicator.lost()) is not None:
+            return reason
+        try:
+            self._group.check()
+        except RuntimeFailure as error:
+            return self._described(error)
+        return None
+
+    def _end(self, reason: str, done: Callable[[], bool]) -> None:
+        """Abort the collectives, so that GPUs stop waiting. The abort itself may wait until recordings are freed."""
+        self.broken = True
+        self._communicator.fail(reason)
+        threading.Thread(target=self._group.abort, name="graphkit-abort", daemon=True).start()
+        end = time.monotonic() + _ENDING
+        while not done() and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.broken:
+            self._communicator.fail(self._described(error))
+
+    def _described(self, error: BaseException) -> str:
+        what = f"failed ({type(error).__name__}: {error})" if isinstance(error, Exception) else "was interrupted"
+        rank, steps = self._communicator.rank, self._communicator.steps
+        return f"rank {rank} {what} in step {steps}, in all-reduces on GPUs"
+
+
+# Bytes of the report of a rank, and characters of a reason in it.
+_REPORT, _REASON = 1024, 300
+# Bytes of NCCL's identifier of a group.
+_UNIQUE = 128
+# Seconds that a group may take to form, at least.
+_JOINING = 30.0
+
+
+class _Report(NamedTuple):
+    """The report of a rank about its GPU.
+
+    gpu: its GPU; "" without one. why: why it takes no part; "" if it does. chosen: whether the user chose that. group:
+    number of the group that the GPU already belongs to; 0 for none.
+    """
+
+    gpu: str
+    why: str
+    chosen: bool = False
+    group: int = 0
+
+
+class GpuGroups:
+    """Forms groups of the GPUs of all ranks, one for each choice of GPUs."""
+
+    def __init__(self, communicator: Communicator, fingerprint: Fingerprint | None = None):
+        self._communicator = communicator
+        self._fingerprint = fingerprint
+        self._groups: dict[int, tuple[int, GpuCollectives]] = {}
+        self._count = 0
+
+    def sums(self, device: str, staged: str = "") -> tuple[GpuCollectives | None, str]:
+        """Return the collectives between GPUs, or None and the reason; "" if no rank has a GPU.
+
+        Every rank must call it. If one rank cannot take part, no rank does, and rank 0 warns.
+
+        Args:
+            device: Device of this rank's program.
+            staged: Why this rank takes no part, if the user chose that.
+
+        Raises:
+            RuntimeFailure: A rank is lost. Also raises the errors of `load_device`.
+        """
+        mine, gpu = (_Report("", staged, chosen=True), None) if staged else self._own_report(device)
+        reports = self._exchange_reports(mine)
+        if not any(report.gpu for report in reports):
+            return None, staged
+        why = _reason_against(reports)
+        if not why:
+            assert gpu is not None, "no rank has a reason against it"
+            number = DeviceName.of(device).number
+            if {report.group for report in reports} == {mine.group} and mine.group:
+                return self._groups[number][1], ""
+            sums, why = self._form_group(gpu)
+            if sums is not None:
+                self._count += 1
+                self._groups[number] = self._count, sums
+                return sums, ""
+        if self._communicator.rank == 0 and any(report.gpu and not report.chosen for report in reports):
+            text = f"gradients on GPUs are all-reduced through host memory: {why}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return None, why
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank contributed to sums."""
+        return sum(sums.sent_bytes for _, sums in self._groups.values())
+
+    def _own_report(self, device: str) -> tuple[_Report, Any]:
+        kind, number = DeviceName.of(device)
+        if kind != "cuda":
+            return _Report("", "computes on the CPU"), None
+        gpu = importlib.import_module("graphkit.executor.devices.cuda").device(number)
+        group, sums = self._groups.get(number, (0, None))
+        place = f"{_machine()} {gpu.place}"
+        if not config.NCCL.get():
+            return _Report(place, "has GRAPHKIT_NCCL=0", chosen=True), gpu
+        try:
+            nccl.version()
+        except MissingDependency as error:
+            return _Report(place, f"has no NCCL ({error})"), gpu
+        return _Report(place, "", group=0 if sums is None or sums.broken else group), gpu
+
+    def _exchange_reports(self, mine: _Report) -> list[_Report]:
+        """Return the reports of all ranks, by rank."""
+        why = mine.why[:_REASON].encode("ascii", "replace").decode()
+        text = json.dumps(mine._replace(why=why)).encode().ljust(_REPORT)
+        array = np.frombuffer(text, np.uint8)
+        action = partial(self._communicator.allgather, array)
+        rows = self._communicator.perform("GPUs of all ranks", [array], action)
+        return [_Report(*json.loads(row.tobytes())) for row in rows]
+
+    def _form_group(self, gpu: Any) -> tuple[GpuCollectives | None, str]:
+        """Return a new group, or the reason why there is none. The result is the same on all ranks."""
+        group, why = None, ""
+        first, mine = self._communicator.rank == 0, np.zeros(_UNIQUE, np.uint8)
+        if first:
+            try:
+                mine = np.frombuffer(nccl.unique_id(), np.uint8)
+            except GraphkitError as error:
+                why = f"cannot begin ({error})"
+        broadcast = partial(self._communicator.broadcast, mine, 0)
+        unique = self._communicator.perform("group of GPUs", [mine], broadcast)
+        if unique.any():
+            group, why = self._form_group_in_thread(gpu, unique.tobytes())
+        why = _reason_against(self._exchange_reports(_Report("", why)))
+        if group is None:
+            return None, why
+        if why:
+            group.abort()
+            return None, why
+        return GpuCollectives(self._communicator, gpu, group, self._fingerprint), ""
+
+    def _form_group_in_thread(self, gpu: Any, unique: bytes) -> tuple[Any, str]:
+        """Return the group, or the reason why there is none. A thread forms it, because that may block forever."""
+        made: list[Any] = []
+        failed: list[str] = []
+
+        def make() -> None:
+            try:
+                made.append(gpu.group(unique, self._communicator.rank, self._communicator.size))
+            except GraphkitError as error:
+                failed.append(f"cannot join ({error})")
+
+        thread = threading.Thread(target=make, name="graphkit-gpus", daemon=True)
+        thread.start()
+        longest = max(_JOINING, config.RANK_TIMEOUT.get())
+        end = time.monotonic() + longest
+        with self._communicator.waiting(True), self._communicator.working():
+            while thread.is_alive() and time.monotonic() < end:
+                thread.join(_CHECK)
+                if (reason := self._communicator.lost()) is not None:
+                    self._communicator.fail(reason)
+                    raise RuntimeFailure(reason)
+        if made:
+            return made[0], ""
+        return None, failed[0] if failed else f"has waited for the GPUs of the others for {longest:.0f} s"
+
+
+def sum_route(processes: int) -> str:
+    """Return how this number of processes would sum gradients of the GPUs here: "nccl", or "staged" and the reason."""
+    gpus = importlib.import_module("graphkit.executor.devices.cuda").cards()
+    if not config.NCCL.get():
+        return "staged: GRAPHKIT_NCCL=0"
+    if gpus < processes:
+        return f"staged: this machine has {'one GPU' if gpus == 1 else f'{gpus} GPUs'}"
+    try:
+        return f"nccl {nccl.version()}"
+    except MissingDependency as error:
+        return f"staged: {error}"
+
+
+def _reason_against(reports: Sequence[_Report]) -> str:
+    """Return why the GPUs cannot sum directly: a rank's reason, or that several ranks share one GPU; "" if they can."""
+    for rank, report in enumerate(reports):
+        if report.why:
+            return f"rank {rank} {report.why}"
+    ranks = defaultdict(list)
+    for rank, report in enumerate(reports):
+        if report.gpu:
+            ranks[report.gpu].append(rank)
+    for gpu, several in ranks.items():
+        if len(several) > 1:
+            return f"ranks {', '.join(map(str, several))} share one GPU, {gpu.rpartition(' ')[2]}"
+    return ""
+
+
+def _machine() -> str:
+    """Return a text that is the same for all processes of a machine, also in containers, and differs elsewhere."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else platform.node()

@@ -1,0 +1,79 @@
+"""Vectors that contain several arrays: their layout in memory, and their division into one slice per rank."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+# Arrays and slices begin at multiples of this number of bytes, as in the memory of a program.
+ALIGNMENT = 64
+# Arrays with smaller gaps between them form one bucket in place, without a copy.
+_GAP = 64
+
+
+class Slices(NamedTuple):
+    """Where arrays and slices begin in a vector, in elements. Slice r is bounds[r] to bounds[r + 1]."""
+
+    begins: tuple[int, ...]
+    sizes: tuple[int, ...]
+    bounds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], itemsize: int, ranks: int) -> Slices:
+        """Return the layout of arrays with these numbers of elements, in equal slices for the ranks."""
+        unit = max(1, ALIGNMENT // itemsize)
+        begins, end = [], 0
+        for size in sizes:
+            begins.append(end)
+            end += -(-size // unit) * unit
+        whole = begins[-1] + sizes[-1]
+        step = -(-whole // (unit * ranks)) * unit
+        return cls(tuple(begins), tuple(sizes), tuple(min(whole, rank * step) for rank in range(ranks + 1)))
+
+    def of_rank(self, rank: int) -> slice:
+        return slice(self.bounds[rank], self.bounds[rank + 1])
+
+    def part(self, index: int, rank: int) -> tuple[int, int]:
+        """Return begin and end, within array `index`, of its part in the slice of a rank; equal if there is none."""
+        begin, size = self.begins[index], self.sizes[index]
+        first = min(max(self.bounds[rank] - begin, 0), size)
+        return first, min(max(self.bounds[rank + 1] - begin, first), size)
+
+
+class Bucket(NamedTuple):
+    """Arrays that are summed together, as parts of one vector.
+
+    begins: where each array begins in the vector. size: elements of the vector. whole: the memory of all arrays as one
+    vector; None if they are not contiguous, and must be copied. gaps: elements of `whole` between the arrays.
+    """
+
+    arrays: Sequence[np.ndarray]
+    begins: Sequence[int]
+    size: int
+    whole: np.ndarray | None
+    gaps: Sequence[np.ndarray]
+
+
+def bucket_of(arrays: Sequence[np.ndarray]) -> Bucket:
+    """Return the layout of arrays that are summed together."""
+    filled = [a for a in arrays if a.size]
+    ends = list(itertools.accumulate(a.size for a in arrays))
+    begins = [0, *ends[:-1]]
+    if not filled:
+        return Bucket(arrays, begins, 0, arrays[0].reshape(-1), ())
+    item = filled[0].dtype.itemsize
+    first = filled[0].__array_interface__["data"][0]
+    froms = [a.__array_interface__["data"][0] - first for a in filled]
+    tos = [at + a.nbytes for at, a in zip(froms, filled, strict=True)]
+    between = list(zip(tos, froms[1:], strict=False))
+    if any(not 0 <= begin - end < _GAP or (begin - end) % item for end, begin in between):
+        return Bucket(arrays, begins, ends[-1], None, ())
+    whole = as_strided(filled[0].reshape(-1), (tos[-1] // item,), (item,))
+    gaps = [whole[end // item : begin // item] for end, begin in between if end < begin]
+    places = iter(froms)
+    begins = [next(places) // item if a.size else 0 for a in arrays]
+    return Bucket(arrays, begins, whole.size, whole, gaps)

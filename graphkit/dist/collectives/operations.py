@@ -1,0 +1,265 @@
+"""All-reduces and related collectives of arrays between ranks, optionally compressed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist.agreement import Fingerprint
+from graphkit.dist.arguments import Key, described
+from graphkit.dist.collectives.compression import CompressedSums, Compression
+from graphkit.dist.collectives.layout import Slices
+from graphkit.dist.collectives.row_sparse import RowSparse, RowSum
+from graphkit.dist.communicator import Communicator
+from graphkit.dist.progress.pending import Action, Pending, Sum, placed, unchanged
+from graphkit.errors import InputError, UsageError
+from graphkit.ir.types import NUMERIC, DType
+
+_SUMMED = frozenset(dtype.value for dtype in NUMERIC | {DType.COMPLEX64, DType.COMPLEX128})
+
+
+def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
+    """Raise InputError unless arrays of this dtype can be summed.
+
+    The same dtypes are rejected in one process and in several, so that a program that runs in one process also runs in
+    several. bool has no sum, and float8 and int4 overflow after a few summands.
+
+    Args:
+        key: The key, or the name of a gradient, for the message.
+        dtype: The dtype of the array.
+    """
+    if dtype.name not in _SUMMED:
+        raise InputError(
+            f"key {key!r} is {dtype}: a store cannot sum {dtype}; push integers, "
+            "float16, bfloat16, float32, float64 or complex numbers (`broadcast` and `gather` take every dtype)"
+        )
+
+
+class Collectives:
+    """Starts collectives between the ranks of a communicator. All ranks must make the same calls in the same order.
+
+    The methods `start_...` return a pending operation. The arrays must not change until its `wait` returns.
+
+    Args:
+        communicator: The ranks.
+        every_rank_compresses: Whether every rank compresses what it sends. Otherwise, on several hosts, only the first
+            rank of each host does, after summing the arrays of its host.
+    """
+
+    def __init__(self, communicator: Communicator, every_rank_compresses: bool = False):
+        self.communicator = communicator
+        self.fingerprint = Fingerprint()
+        self.compressed: CompressedSums | None = None
+        self._every_rank_compresses = every_rank_compresses
+        self._sent_bytes = 0
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among the ranks, from 0."""
+        return self.communicator.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.communicator.size
+
+    # --- compression ------------------------------------------------------------------------------
+
+    def compress(self, compression: Compression) -> None:
+        """Compress float32 arrays from now on. Every rank must call it."""
+        self.compressed = CompressedSums(compression, self.communicator)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether float32 arrays are sent compressed."""
+        return self.compressed is not None
+
+    @property
+    def compressing(self) -> tuple[int, ...]:
+        """The ranks that compress float32 arrays and keep residuals."""
+        levels = self.communicator.levels
+        return tuple(range(self.size)) if levels is None or self._every_rank_compresses else levels.leading
+
+    def residuals(self) -> dict[Key, np.ndarray]:
+        """Return copies of this rank's residuals, vectors by key. All earlier sums must be complete."""
+        return {} if self.compressed is None else self.compressed.residuals.copies()
+
+    def restore_residuals(self, residuals: Mapping[Key, np.ndarray]) -> None:
+        """Set the residuals of these keys, which are added to their next sums.
+
+        Raises UsageError without compression, and on ranks that are not `compressing`; InputError for arrays that are
+        not float32, or if a key has another size.
+        """
+        if not isinstance(residuals, Mapping):
+            raise UsageError(f"residuals must be a dict of vectors by key, not {described(residuals)}")
+        if self.compressed is None:
+            raise UsageError("restore_residuals needs compression: call set_gradient_compression first")
+        if residuals and self.rank not in self.compressing:
+            raise UsageError(
+                f"rank {self.rank} does not compress, so it has no residuals; rank {self.compressing[0]} does"
+            )
+        self.compressed.residuals.restore(residuals)
+
+    # --- collectives of programs ------------------------------------------------------------------
+
+    def start_sum(
+        self,
+        key: str,
+        array: np.ndarray,
+        out: np.ndarray,
+        ordered: bool = False,
+        then: Callable[[np.ndarray], Any] = unchanged,
+    ) -> Pending:
+        """Start the all-reduce of an array.
+
+        Args:
+            key: Name of the operation.
+            array: The array.
+            out: Where the sum is written; may be the same array.
+            ordered: Sum in the order of the ranks, independent of MPI's own order.
+            then: Called with the sum.
+        """
+        action = self._sum(key, array, out, then, ordered=ordered, alone=True)
+        return self.communicator.post(f"sum of {key}", [array], action, operation=self._operation(array, ordered))
+
+    def start_scattered_sum(
+        self, key: str, array: np.ndarray, slices: Slices, ordered: bool, then: Callable[[np.ndarray], Any]
+    ) -> Pending:
+        """Start the reduce-scatter of a vector; the sum overwrites this rank's slice of it."""
+        if ordered:
+            return self.start_sum(key, array, array, True, then)
+        mine = slices.of_rank(self.rank)
+        self._sent_bytes += array.nbytes
+
+        def scatter() -> Any:
+            array[mine] = self.communicator.reduce_scatter(array, slices.bounds)
+            return then(array)
+
+        return self.communicator.post(f"sum of {key}", [array], scatter, operation="by reduce-scatter")
+
+    def start_gather(
+        self, key: str, mine: np.ndarray, slices: Slices, then: Callable[[Sequence[np.ndarray]], Any]
+    ) -> Pending:
+        """Start the all-gather of every rank's slice of a vector; `then` is called with the slices, by rank."""
+        self._sent_bytes += mine.nbytes
+        sizes = [(end - begin) * mine.itemsize for begin, end in itertools.pairwise(slices.bounds)]
+
+        def gathered() -> Any:
+            parts = self.communicator.allgather_parts(mine.view(np.uint8), sizes)
+            return then([part.view(mine.dtype) for part in parts])
+
+        # Slices differ in length. Ranks compare the type of the whole vector instead.
+        whole = np.broadcast_to(np.zeros((), mine.dtype), (slices.bounds[-1],))
+        return self.communicator.post(f"gather {key}", [whole], gathered)
+
+    def start_row_sum(self, key: str, rows: RowSparse, ordered: bool = False) -> Pending:
+        """Start the sum of rows; `wait` of the result returns it. You may change the rows at once.
+
+        ordered: sum in the order of the ranks, on any division into hosts.
+        """
+        return self._post_rows(f"sum of {key}", RowSum(rows, ordered), unchanged)
+
+    def gather(self, key: Key, array: np.ndarray) -> np.ndarray:
+        """Return the arrays of all ranks, which have one type, by rank along a new first axis."""
+        self._sent_bytes += array.nbytes
+        action = partial(self.communicator.allgather, array)
+        found: np.ndarray = self.communicator.perform(f"gathering of {key}", [array], action)
+        return found
+
+    # --- collectives of stores --------------------------------------------------------------------
+
+    def post_sum(
+        self,
+        key: Key,
+        value: np.ndarray | RowSparse,
+        out: np.ndarray | None = None,
+        then: Callable[[Any], Any] = unchanged,
+        *,
+        priority: int = 0,
+        later: bool = False,
+    ) -> Pending:
+        """Start the sum of a pushed value. Small sums may be sent together.
+
+        Args:
+            key: The key.
+            value: An array or rows.
+            out: Where the sum of arrays is written; default: a new array.
+            then: Called with the sum.
+            priority: Operations with a higher priority come first.
+            later: Whether nothing waits for it soon. You may then change the array at once.
+        """
+        call = f"sum {key!r}"
+        if isinstance(value, RowSparse):
+            return self._post_rows(call, RowSum(value), then, priority, later)
+        action = self._sum(key, value, out, then, later=later)
+        how = self._operation(value, False)
+        return self.communicator.post(call, [value], action, priority=priority, later=later, operation=how)
+
+    def sum(self, key: Key, array: np.ndarray, out: np.ndarray | None, priority: int) -> np.ndarray:
+        """Return the sum of an array; the same as `post_sum` and `wait`, and faster if nothing else is pending."""
+        action, how = self._sum(key, array, out, unchanged), self._operation(array, False)
+        found: np.ndarray = self.communicator.perform(f"sum {key!r}", [array], action, priority=priority, operation=how)
+        return found
+
+    def broadcast(self, call: str, arrays: Sequence[np.ndarray], root: int = 0) -> list[np.ndarray]:
+        """Return the arrays of rank `root`. call: names the operation in errors."""
+
+        def send() -> list[np.ndarray]:
+            return [self.communicator.broadcast(array, root) for array in arrays]
+
+        found: list[np.ndarray] = self.communicator.perform(call, arrays, send)
+        return found
+
+    # --- how sums are carried out -----------------------------------------------------------------
+
+    def _post_rows(
+        self, call: str, rows: RowSum, then: Callable[[RowSparse], Any], priority: int = 0, later: bool = True
+    ) -> Pending:
+        self._sent_bytes += rows.sent_bytes
+
+        def action() -> Any:
+            return then(rows(self.communicator))
+
+        how = "of rows, in the order of ranks" if rows.ordered else "of rows"
+        return self.communicator.post(call, rows.types, action, priority=priority, later=later, operation=how)
+
+    def _operation(self, array: np.ndarray, ordered: bool) -> str:
+        """Return how a sum is made, which ranks compare; "" for a plain all-reduce."""
+        compressed = "compressed" if self.compresses and array.dtype == np.float32 else ""
+        return ", ".join(filter(None, (compressed, "in the order of ranks" if ordered else "")))
+
+    def _sum(
+        self,
+        key: Key,
+        array: np.ndarray,
+        out: np.ndarray | None,
+        then: Callable[[Any], Any],
+        *,
+        later: bool = False,
+        ordered: bool = False,
+        alone: bool = False,
+    ) -> Action:
+        """Return the action that sums an array once all ranks have posted it.
+
+        later: the array may change at once, so it is copied; ordered: sum in the order of the ranks; alone: see Sum.
+        Raises InputError for dtypes that cannot be summed.
+        """
+        check_summed(key, array.dtype)
+        if self.compressed is not None and array.dtype == np.float32:
+            action, size = self.compressed.action(key, array, out, then, ordered=ordered, later=later)
+            self._sent_bytes += size
+            return action
+        self._sent_bytes += array.nbytes
+        if ordered:
+            return partial(self._in_order, array, out, then)
+        return Sum(array.copy() if later and self.size > 1 else array, out, then, alone)
+
+    def _in_order(self, array: np.ndarray, out: np.ndarray | None, then: Callable[[np.ndarray], Any]) -> Any:
+        first, *others = self.communicator.allgather(array)
+        for part in others:
+            first += part
+        return then(placed(first, out))

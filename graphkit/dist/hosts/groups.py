@@ -1,0 +1,287 @@
+"""Collectives that cross the network between hosts once per host.
+
+A call combines data inside each host first, through shared memory. One process of each host, the leader, exchanges the
+result with the other leaders and passes it on. With one host, or one process per host, MPI's own call is as good.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+# Waits for a request, given the objects that it uses, which stay alive as long as it may write to them.
+Complete: TypeAlias = Callable[..., None]
+
+# Larger sums are divided into parts of this many bytes, because MPI's non-blocking calls do not divide them.
+PART = 16 << 20
+
+
+class Group(Protocol):
+    """Some processes of a job, all of which make the same calls. `rank` counts among them."""
+
+    rank: int
+    size: int
+
+    def sum_in_first(self, array: np.ndarray) -> np.ndarray | None:
+        """Return the elementwise sum in a new array on the first process; None on the others."""
+        ...
+
+    def allgather(self, array: np.ndarray) -> np.ndarray:
+        """Return the arrays of all processes along a new first axis. All pass one of the same type."""
+        ...
+
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        """Return the bytes of each process. sizes: their numbers, by rank. Each part is aligned to 8 bytes."""
+        ...
+
+    def broadcast(self, array: np.ndarray) -> np.ndarray:
+        """Return the array of the first process, in a new one. All pass one of the same dtype and shape."""
+        ...
+
+
+class Levels(NamedTuple):
+    """Two levels of communication, for a job over several hosts that have several processes.
+
+    `inside` connects the processes of this host. `leaders` connects the first process of every host; it is None on
+    the other processes. Data is combined inside each host first, so that it crosses the network once per host.
+    leading: ranks of the leaders.
+    """
+
+    inside: Group
+    leaders: Group | None
+    leading: tuple[int, ...]
+
+
+class MpiGroup:
+    """The processes of an MPI communicator. count: called with the number of bytes that this process contributes."""
+
+    def __init__(self, processes: Any, complete: Complete, count: Callable[[int], None]):
+        self._processes, self._complete, self._count = processes, complete, count
+        self.rank: int = processes.rank
+        self.size: int = processes.size
+
+    def sum_in_first(self, array: np.ndarray) -> np.ndarray | None:
+        source = np.ascontiguousarray(array).reshape(-1)
+        result = np.empty_like(source) if self.rank == 0 else None
+        step = PART // source.itemsize
+        for at in range(0, source.size, step):
+            given = source[at : at + step]
+            total = None if result is None else result[at : at + step]
+            self._complete(self._processes.Ireduce(given, total), given, total)
+        return None if result is None else result.reshape(array.shape)
+
+    def allgather(self, array: np.ndarray) -> np.ndarray:
+        source = np.ascontiguousarray(array)
+        self._count(source.nbytes)
+        result = np.empty((self.size, *source.shape), source.dtype)
+        # As bytes, because MPI has no types for some dtypes.
+        mine, all_ = as_bytes(source), as_bytes(result)
+        self._complete(self._processes.Iallgather(mine, all_), mine, all_)
+        return result
+
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        source = np.ascontiguousarray(data)
+        self._count(source.nbytes)
+        begins = begins_of(sizes)
+        result = np.empty(begins[-1], np.uint8)
+        layout = [result, (list(sizes), begins[:-1])]
+        self._complete(self._processes.Iallgatherv(source, layout), source, layout)
+        return parts_of(result, begins)
+
+    def broadcast(self, array: np.ndarray) -> np.ndarray:
+        result = np.array(array, order="C", copy=True)
+        data = as_bytes(result)
+        self._complete(self._processes.Ibcast(data), data)
+        return result
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """Return the memory of a contiguous array as bytes."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def begins_of(sizes: Sequence[int]) -> list[int]:
+    """Return where parts of these sizes begin if they are stored one after the other; the last number is the end."""
+    return [0, *itertools.accumulate(sizes)]
+
+
+def parts_of(data: np.ndarray, begins: Sequence[int]) -> list[np.ndarray]:
+    """Return the parts of `data`, each aligned to 8 bytes."""
+    parts = [data[begin:end] for begin, end in itertools.pairwise(begins)]
+    return [part.copy() if begin % 8 else part for part, begin in zip(parts, begins, strict=False)]
+
+
+class Host(NamedTuple):
+    """A host of the job: its name and its ranks in order. The first rank is the leader."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+class Hosts:
+    """The hosts of the processes of a communicator. Every process must create it.
+
+    Args:
+        world: The MPI communicator.
+        inside: The MPI communicator of the processes on this host.
+        in_place: MPI's constant IN_PLACE.
+        complete: Waits for a request.
+        apart: Treat each group of this many ranks as a host of its own; None: use the real hosts.
+
+    Attributes:
+        all: The hosts, in the order of their leaders' ranks.
+        index: Index of this process's host.
+        sent: Bytes that this process contributed to exchanges between hosts.
+        levels: None if MPI's own calls are as good.
+    """
+
+    def __init__(self, world: Any, inside: Any, in_place: Any, complete: Complete, apart: int | None):
+        number = 0 if apart is None else world.rank // apart
+        # Every process must split, with or without `apart`: it is a collective call.
+        self.inside = inside.Split(number, world.rank)
+        self._world, self._in_place, self._complete = world, in_place, complete
+        name = socket.gethostname() if apart is None else f"{socket.gethostname()}:{number}"
+        leader = self.inside.bcast(world.rank)
+        found: dict[int, tuple[str, list[int]]] = {}
+        for rank, (leads, named) in enumerate(world.allgather((leader, name))):
+            found.setdefault(leads, (named, []))[1].append(rank)
+        self.all = tuple(Host(named, tuple(ranks)) for _, (named, ranks) in sorted(found.items()))
+        self.index = sorted(found).index(leader)
+        self.leads = leader == world.rank
+        # The communicator of the leaders. The other processes get one that they do not use.
+        self.leaders = world.Split(0 if self.leads else 1, world.rank)
+        self.several = len(self.all) > 1
+        self.sent = 0
+        self._flat = MpiGroup(world, complete, self._count_sent if self.several else _count_nothing)
+        self.levels: Levels | None = None
+        if 1 < len(self.all) < world.size:
+            leaders = MpiGroup(self.leaders, complete, self._count_sent) if self.leads else None
+            self.levels = Levels(
+                MpiGroup(self.inside, complete, _count_nothing), leaders, tuple(host.ranks[0] for host in self.all)
+            )
+        # Ranks in the order of hosts, and the position of each rank in that order.
+        self._order = [rank for host in self.all for rank in host.ranks]
+        self._places = sorted(range(world.size), key=self._order.__getitem__)
+
+    def _count_sent(self, size: int) -> None:
+        self.sent += size
+
+    def allreduce(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> None:
+        """Sum contiguous arrays elementwise, with the same bits on all processes.
+
+        in_place: source and result are the same array.
+        """
+        if self.levels is None:
+            self._complete(self._start(source, result, in_place), source, result)
+            return
+        self._count(source)
+        if self.leads:
+            self._complete(self.inside.Ireduce(self._in_place if in_place else source, result), source, result)
+            self._complete(self.leaders.Iallreduce(self._in_place, result), result)
+        else:
+            self._complete(self.inside.Ireduce(source, None), source)
+        self._complete(self.inside.Ibcast(result), result)
+
+    def start_allreduce(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> Any:
+        """Start an all-reduce and return a request. If it takes several calls, it is already complete."""
+        if self.levels is None:
+            return self._start(source, result, in_place)
+        self.allreduce(source, result, in_place)
+        return _Done()
+
+    def _start(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> Any:
+        self._count(source)
+        return self._world.Iallreduce(self._in_place if in_place else source, result)
+
+    def _count(self, source: np.ndarray) -> None:
+        self.sent += source.nbytes if self.leads and self.several else 0
+
+    def broadcast(self, data: np.ndarray, root: int) -> None:
+        """Write the root's bytes to those of the other processes."""
+        place = next(index for index, host in enumerate(self.all) if root in host.ranks)
+        here = place == self.index
+        self.sent += data.nbytes if here and self.leads and self.several else 0
+        if self.levels is None:
+            self._complete(self._world.Ibcast(data, root=root), data)
+            return
+        if here:
+            self._complete(self.inside.Ibcast(data, root=self.all[place].ranks.index(root)), data)
+        if self.leads:
+            self._complete(self.leaders.Ibcast(data, root=place), data)
+        if not here:
+            self._complete(self.inside.Ibcast(data), data)
+
+    def allgather(self, array: np.ndarray) -> np.ndarray:
+        """Return the arrays of all processes, by rank, along a new first axis."""
+        if self.levels is None:
+            return self._flat.allgather(array)
+        source = np.ascontiguousarray(array)
+        found = self._host_by_host(as_bytes(source), [source.nbytes] * len(self._order))
+        rows = found.view(source.dtype).reshape(len(self._order), *source.shape)
+        return rows if self._in_order else rows[self._places]
+
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        """Return the bytes of each process. sizes: their numbers, by rank. Each part is aligned to 8 bytes."""
+        if self.levels is None:
+            return self._flat.allgather_parts(data, sizes)
+        found = self._host_by_host(np.ascontiguousarray(data), sizes)
+        parts = parts_of(found, begins_of([sizes[rank] for rank in self._order]))
+        return [parts[place] for place in self._places]
+
+    def _host_by_host(self, data: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+        """Return the bytes of all processes, one after the other, in the order of hosts."""
+        whole = np.empty(sum(sizes), np.uint8)
+        counts = [sum(sizes[rank] for rank in host.ranks) for host in self.all]
+        begins = begins_of(counts)[:-1]
+        if self.leads:
+            own = [sizes[rank] for rank in self.all[self.index].ranks]
+            here = whole[begins[self.index] : begins[self.index] + counts[self.index]]
+            self._complete(self.inside.Igatherv(data, [here, (own, begins_of(own)[:-1])]), data, here)
+            self._count_sent(here.nbytes)
+            layout = [whole, (counts, begins)]
+            self._complete(self.leaders.Iallgatherv(self._in_place, layout), layout)
+        else:
+            self._complete(self.inside.Igatherv(data, None), data)
+        self._complete(self.inside.Ibcast(whole), whole)
+        return whole
+
+    @property
+    def _in_order(self) -> bool:
+        """Whether the order of hosts is the order of ranks."""
+        return self._order == sorted(self._order)
+
+    def reduce_scatter(self, source: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        """Return this process's slice of the sum of vectors. Slice r is bounds[r] to bounds[r + 1]."""
+        counts = np.diff(bounds).tolist()
+        result = np.empty(counts[self._world.rank], source.dtype)
+        self._count(source)
+        if self.levels is None:
+            self._complete(self._world.Ireduce_scatter(source, result, counts), source, result)
+            return result
+        if not self._in_order:
+            source = np.concatenate([source[bounds[rank] : bounds[rank + 1]] for rank in self._order])
+        summed = self.levels.inside.sum_in_first(source)
+        own = [counts[rank] for rank in self.all[self.index].ranks]
+        layout = None
+        if summed is not None:
+            of_hosts = [sum(counts[rank] for rank in host.ranks) for host in self.all]
+            here = np.empty(of_hosts[self.index], source.dtype)
+            self._complete(self.leaders.Ireduce_scatter(summed, here, of_hosts), summed, here)
+            layout = [here, (own, begins_of(own)[:-1])]
+        self._complete(self.inside.Iscatterv(layout, result), layout, result)
+        return result
+
+
+def _count_nothing(size: int) -> None:
+    """Do nothing: these bytes stay on the host."""
+
+
+class _Done:
+    """A request that is complete."""
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        return True

@@ -1,0 +1,265 @@
+"""Reports of the ranks to the command that has started the job, through a named pipe.
+
+An MPI launcher may end with status 0 although a rank left in the middle of its program, and it does not name the rank.
+So each rank writes a line to the pipe when it starts, and another one when its program has ended. The command reads
+which ranks have not ended, and which of them left first. If a rank notices that the command has ended, it ends too,
+because nothing could stop the job any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, NoReturn
+
+from graphkit import config
+from graphkit.errors import RuntimeFailure
+
+# Reports of a rank. BEGUN: before MPI starts, if the launcher sets the rank. STARTED: after that. EXCLUDED: another
+# rank reports that this one was lost and the job continues.
+BEGUN, STARTED, ENDED, FAILED, EXCLUDED = "begun", "started", "ended", "failed", "excluded"
+
+# Signals with which launchers end the other ranks.
+_BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)
+
+# The request PIDFD_INFO_EXIT of a pidfd, and its answer: a mask and the exit status (linux/pidfd.h).
+_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
+_INFO = struct.Struct("=Q52xi")
+_INFO_EXIT = 1 << 3
+
+# Bytes to read at once. A pipe writes lines that are much shorter without splitting them.
+_PART = 1 << 16
+
+
+class Place(NamedTuple):
+    """The process of a rank."""
+
+    rank: int
+    process: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} (process {self.process})"
+
+
+class StatusPipe:
+    """The command's end of the pipe; a context in which the pipe exists. ranks: number of ranks."""
+
+    def __init__(self, ranks: int):
+        self._ranks = ranks
+        self._begun: dict[int, Place] = {}
+        self._started: set[int] = set()
+        self._reports: dict[int, str] = {}
+        # Ranks whose processes have ended, in this order.
+        self._exited: list[int] = []
+        # Whether a rank reported its failure before any rank was lost. Launchers end the others after both.
+        self._explained = False
+        self._incomplete = b""
+
+    def __enter__(self) -> StatusPipe:
+        self._folder = tempfile.mkdtemp(prefix="graphkit-job-")
+        self.path = str(Path(self._folder) / "ranks")
+        try:
+            os.mkfifo(self.path)
+        except OSError as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise RuntimeFailure(
+                f"{self.path}: cannot create a named pipe ({error.strerror}): set TMPDIR to a folder on another file "
+                "system"
+            ) from None
+        # Open it for writing too. Without a writer, reads would return at once.
+        self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
+        self._processes: dict[int, int | None] = {}
+        self._events = select.epoll() if hasattr(select, "epoll") and hasattr(os, "pidfd_open") else None
+        if self._events is not None:
+            self._events.register(self._pipe, select.EPOLLIN)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for descriptor in self._processes:
+            os.close(descriptor)
+        if self._events is not None:
+            self._events.close()
+        os.close(self._pipe)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def wait(self, job: subprocess.Popen[bytes], pause: float) -> int:
+        """Wait for the end of the job; return its status. Python's handlers of signals run after `pause` at the latest.
+
+        Python runs handlers in the main thread, between two of its instructions. A signal does not interrupt a wait
+        without a limit if it comes just before the wait, or if the system delivers it to another thread.
+        """
+        self._follow(job.pid, None)
+        while job.poll() is None:
+            if self._events is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    job.wait(pause)
+            else:
+                # Events come in order of time.
+                for descriptor, _ in self._events.poll(pause):
+                    self._look(descriptor)
+        self._read()
+        return int(job.returncode)
+
+    def first_lost(self) -> str | None:
+        """Return a sentence about the rank that left first without ending its program; None without such a rank.
+
+        Also None if a rank reported its failure before: then the others left for that reason.
+        """
+        lost = self._lost()
+        if not lost or self._explained:
+            return None
+        first = self._begun[lost[0]]
+        if first.rank in self._started:
+            return f"{first} left before its program had ended: it was killed, or called os._exit"
+        missing = [f"rank {rank}" for rank in range(self._ranks) if rank not in self._begun]
+        others = f"; {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} not started" if missing else ""
+        return f"{first} left before all ranks had started MPI{others}"
+
+    def _lost(self) -> list[int]:
+        """Return the ranks that left without a report, in the order in which they left.
+
+        A launcher notices a lost rank by a closed connection. It may kill another rank before the process of the first
+        one has ended. So ranks that no SIGKILL or SIGTERM ended come first, if the system reports how they ended.
+        """
+        lost = [rank for rank in self._exited if rank not in self._reports]
+        by_launchers = [rank for descriptor, rank in self._processes.items() if _ended_by(descriptor) in _BY_LAUNCHERS]
+        return sorted(lost, key=by_launchers.__contains__)
+
+    def not_ended(self) -> list[str]:
+        """Return the ranks that have not reported the end of their program."""
+        return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._reports]
+
+    def _follow(self, process: int, rank: int | None) -> None:
+        """Watch for the end of a process."""
+        if self._events is None:
+            return
+        try:
+            descriptor = os.pidfd_open(process)
+        except ProcessLookupError:
+            if rank is not None:
+                self._exited.append(rank)
+        except OSError as error:
+            # For example, the system lacks the call. `_lost` then names all ranks that have not ended.
+            if error.errno not in (errno.ENOSYS, errno.EPERM):
+                raise
+        else:
+            self._processes[descriptor] = rank
+            self._events.register(descriptor, select.EPOLLIN)
+
+    def _look(self, descriptor: int) -> None:
+        """Handle an event: a process has ended, or the pipe has data."""
+        if descriptor == self._pipe:
+            self._read()
+        elif descriptor in self._processes:
+            assert self._events is not None, "the event comes from it"
+            self._events.unregister(descriptor)
+            if (rank := self._processes[descriptor]) is not None:
+                self._exited.append(rank)
+
+    def _read(self) -> None:
+        """Read the reports of ranks."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._pipe, _PART):
+                *lines, self._incomplete = (self._incomplete + data).split(b"\n")
+                for line in lines:
+                    self._handle(*line.decode().split("\t"))
+
+    def _handle(self, word: str, rank: str, process: str, host: str) -> None:
+        place = Place(int(rank), int(process), host)
+        if word in (BEGUN, STARTED):
+            if word == STARTED:
+                self._started.add(place.rank)
+            # BEGUN contains the launcher's rank, STARTED that of MPI.
+            if self._begun.get(place.rank) != place:
+                self._begun[place.rank] = place
+                self._follow(place.process, place.rank)
+        else:
+            self._explained = self._explained or (word == FAILED and not self._lost())
+            self._reports[place.rank] = word
+
+
+def _ended_by(descriptor: int) -> int | None:
+    """Return the signal that ended a process.
+
+    None if there was no signal, if the parent has not yet waited for the process, or before Linux 6.15.
+    """
+    try:
+        mask, status = _INFO.unpack(fcntl.ioctl(descriptor, _GET_INFO, _INFO.pack(_INFO_EXIT, 0)))
+    except OSError:
+        return None
+    return os.WTERMSIG(status) if mask & _INFO_EXIT and os.WIFSIGNALED(status) else None
+
+
+# The pipe of this process, if it is a rank of such a job.
+_pipe: int | None = None
+
+
+def join() -> None:
+    """Open the pipe. From now on, this process ends if the command that started its job ends.
+
+    Does nothing if no such command started this process. Raises RuntimeFailure if the command has already ended, or the
+    pipe does not exist.
+    """
+    global _pipe
+    path = config.JOB_PIPE.get()
+    if path is None or _pipe is not None:
+        return
+    try:
+        _pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            _remove(path)
+            raise RuntimeFailure("the command that has started this job is gone; this process ends") from None
+        raise RuntimeFailure(
+            f"{config.JOB_PIPE.name}={path}: this pipe of the command that has started the job cannot be opened "
+            f"({error.strerror}): the command is gone, or this rank does not see the temporary folder of the command's "
+            "machine"
+        ) from None
+    threading.Thread(target=_end_with_command, args=(_pipe, path), name="graphkit-status-pipe", daemon=True).start()
+
+
+def report(word: str, rank: int) -> None:
+    """Report to the command that started the job, if there is one.
+
+    BEGUN, STARTED, ENDED and FAILED are about this process, EXCLUDED is about another one.
+    """
+    if _pipe is not None:
+        # The command has ended, which the thread notices, or the pipe is full.
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(_pipe, f"{word}\t{rank}\t{os.getpid()}\t{socket.gethostname()}\n".encode())
+
+
+def _end_with_command(pipe: int, path: str) -> NoReturn:
+    """Wait until the command closes the pipe; then end this process. Its launcher ends the other ranks."""
+    events = select.poll()
+    events.register(pipe, 0)  # only the error that there is no reader remains
+    events.poll()
+    _remove(path)
+    with contextlib.suppress(OSError):
+        os.write(
+            2,
+            f"graphkit: process {os.getpid()} on {socket.gethostname()}: the command that has started this job is "
+            "gone; this ends the job\n".encode(),
+        )
+    os._exit(RuntimeFailure.exit_code)
+
+
+def _remove(path: str) -> None:
+    """Remove the pipe and its folder, because the command cannot do it any more."""
+    with contextlib.suppress(OSError):  # another rank may have removed it
+        os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(Path(path).parent)

@@ -1,0 +1,131 @@
+"""The message that ranks exchange in each progress step: where a rank is, what it waits for, what is pending.
+
+Small arrays to be summed are sent with it, so that their sum needs no further exchange.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Name of the last operation of a rank.
+ENDED = "ended"
+
+# Steps, calls, digest of all pending operations, their number, which threads wait, name of an operation.
+_FORMAT = struct.Struct("<qqQqB95s")
+# The bytes with the digest and the number of pending operations.
+PENDING = slice(16, 32)
+# Largest number of bytes of the name.
+TEXT = 95
+# The bytes behind it, for small arrays that are summed.
+PAYLOAD = slice(_FORMAT.size, _FORMAT.size + 64)
+# Bytes of a message.
+LENGTH = PAYLOAD.stop
+
+# Number of calls whose digests are kept.
+_KEPT = 4096
+
+
+class Announcement(NamedTuple):
+    """The report of a rank in a progress step.
+
+    steps, calls: how many it has begun. digest, pending: digest and number of its pending operations. waits: which
+    threads wait (see `Waits`). text: the operation that it waits for, or else its first pending one.
+    """
+
+    steps: int
+    calls: int
+    digest: int
+    pending: int
+    waits: int
+    text: bytes
+
+    def pack(self, payload: bytes) -> bytes:
+        return _FORMAT.pack(*self) + payload.ljust(PAYLOAD.stop - PAYLOAD.start, b"\0")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Announcement:
+        steps, calls, digest, pending, waits, text = _FORMAT.unpack_from(data)
+        return cls(steps, calls, digest, pending, waits, text.rstrip(b"\0"))
+
+    def __str__(self) -> str:
+        text = self.text.decode(errors="replace")
+        if text == ENDED:
+            return f"{ENDED} after {self.steps} steps"
+        return f"{text} in step {self.steps}" if self.steps else f"{text} as call {self.calls}"
+
+
+def alike(mine: bytes, rows: Sequence[bytes]) -> bool:
+    """Whether all ranks have the same pending operations, by their messages."""
+    pending = mine[PENDING]
+    return all(row[PENDING] == pending for row in rows)
+
+
+def disagreement(found: Sequence[Announcement]) -> str:
+    """Return an error text: what each rank waits for or has pending. found: by rank."""
+    groups: dict[str, list[int]] = {}
+    for rank, announced in enumerate(found):
+        groups.setdefault(str(announced), []).append(rank)
+    sides = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
+    if len(sides) == 1:  # the names were truncated
+        sides.append("with different arrays")
+    return (
+        f"the processes make different calls: {'; '.join(sides)}. All must take the same steps and make the same calls"
+    )
+
+
+class Digests:
+    """Digests of calls, which are kept for calls that are repeated."""
+
+    def __init__(self) -> None:
+        self._digests: dict[Any, tuple[int, int, bytes]] = {}
+
+    def of(self, call: str, arrays: Sequence[np.ndarray], operation: str = "") -> tuple[int, int, bytes]:
+        """Return the digest of the name, that of name, operation and array types, and the name for messages."""
+        key = (call, operation, *((a.dtype, a.shape) for a in arrays))
+        found = self._digests.get(key)
+        if found is None:
+            if len(self._digests) >= _KEPT:
+                self._digests.clear()
+            suffix = (operation,) if operation else ()
+            what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays), *suffix))
+            text = what if len(arrays) <= 1 else " ".join((call, *suffix))
+            found = self._digests[key] = digest_of(call), digest_of(what), text.encode()[:TEXT]
+        return found
+
+
+def digest_of_all(calls: Sequence[tuple[int, int]]) -> int:
+    """Return a digest of calls that does not depend on their order. calls: digest and priority of each."""
+    if len(calls) == 1 and not calls[0][1]:
+        return calls[0][0]
+    return unsigned(sum(digest if priority == 0 else _mixed(digest, priority) for digest, priority in calls))
+
+
+def digest_of(text: str) -> int:
+    """Return a digest of 64 bits that is not 0."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1
+
+
+def _mixed(digest: int, priority: int) -> int:
+    """Return 64 bits of a call and its priority (the finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
+    bits = (digest ^ unsigned(priority) * 0x9E3779B97F4A7C15) & BITS
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & BITS
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & BITS
+    return bits ^ bits >> 31
+
+
+BITS = (1 << 64) - 1
+
+
+def unsigned(number: int) -> int:
+    """Return the 64 bits of a signed integer."""
+    return number & BITS
+
+
+def signed(bits: int) -> int:
+    """Return the signed integer of 64 bits."""
+    return bits - (1 << 64) if bits >> 63 else bits

@@ -1,0 +1,116 @@
+"""Negotiation between ranks in a progress step: which operations run next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from graphkit.dist.progress import announcement
+from graphkit.dist.progress.announcement import Announcement
+from graphkit.dist.progress.pending import Pending, order
+from graphkit.dist.progress.queue import OperationQueue
+from graphkit.errors import RuntimeFailure
+
+
+class Links(Protocol):
+    """Exchanges of small messages, sums, and heartbeats."""
+
+    rank: int
+    size: int
+    steps: int
+
+    def allgather_bytes(self, mine: bytes) -> list[bytes]:
+        """Return the messages of all ranks. All have the same length."""
+        ...
+
+    def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray: ...
+    def allgather(self, array: np.ndarray) -> np.ndarray: ...
+    def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
+        """Start a sum. Return a request with a method `Test`, and the array for the sum, which may be `out`."""
+        ...
+
+    def doing(self, call: bytes) -> None:
+        """Report progress: this rank has reached this call."""
+        ...
+
+    def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
+        """Context in which this rank waits for others: to make progress, or only to exist."""
+        ...
+
+    def lost(self) -> str | None:
+        """Return why another rank is considered lost; None if none is."""
+        ...
+
+
+class Negotiation:
+    """Exchanges announcements with the other ranks.
+
+    Args:
+        links: Connection to the other ranks.
+        queue: The pending operations of this rank.
+        fail: Stops the progress engine with a reason.
+
+    Attributes:
+        disagreement: Why the ranks cannot continue together; None while they can.
+    """
+
+    def __init__(self, links: Links, queue: OperationQueue, fail: Callable[[str], None]):
+        self.disagreement: str | None = None
+        self._links, self._queue, self._fail = links, queue, fail
+
+    def announce(self, heads: Sequence[Pending], awaited: Pending | None, payload: bytes = b"") -> bytes:
+        """Return this rank's announcement.
+
+        heads: the first pending operation of each name. awaited: the operation that a thread waits for. payload: bytes
+        of small arrays to be summed.
+        """
+        shown = awaited or heads[0]
+        digest = announcement.digest_of_all([(m.digest, m.priority) for m in heads])
+        waits = self._queue.who_waits()
+        own = Announcement(self._links.steps, shown.number, digest, len(heads), waits, shown.text)
+        return own.pack(payload)
+
+    def exchange(self, mine: bytes, shown: Pending) -> list[bytes]:
+        """Return the messages of all ranks. A failure stops the engine. shown: an operation to name in the error."""
+        try:
+            return self._links.allgather_bytes(mine)
+        except RuntimeFailure as error:
+            self._fail(str(error))
+            raise
+        except BaseException as error:
+            at = shown.text.decode(errors="replace")
+            what = f"failed ({type(error).__name__}: {error})" if isinstance(error, Exception) else "was interrupted"
+            self._fail(f"rank {self._links.rank} {what} in step {self._links.steps}, at {at}")
+            raise
+
+    def common(self, heads: Sequence[Pending], rows: Sequence[bytes]) -> list[Pending]:
+        """Return the operations that all ranks have pending.
+
+        Raises RuntimeFailure on all ranks if operations with one name differ.
+        """
+        most = max(Announcement.unpack(row).pending for row in rows)
+        table = np.zeros((most, 3), np.uint64)
+        for line, pending in zip(table, heads, strict=False):
+            line[:] = pending.name, pending.digest, announcement.unsigned(pending.priority)
+        answers = self.exchange(table.tobytes(), heads[0])
+        tables = [np.frombuffer(data, np.uint64).reshape(-1, 3).tolist() for data in answers]
+        by_rank = [{name: (digest, priority) for name, digest, priority in lines if name} for lines in tables]
+        names = set(by_rank[0]).intersection(*by_rank[1:])
+        for name in sorted(names):
+            if len({lines[name][0] for lines in by_rank}) > 1:
+                meant = next(pending for pending in heads if pending.name == name)
+                self.disagree(self.exchange(self.announce(heads, meant), meant))
+        found = [pending for pending in heads if pending.name in names]
+        for pending in found:  # ranks may have given different priorities
+            pending.priority = max(announcement.signed(lines[pending.name][1]) for lines in by_rank)
+        found.sort(key=order)
+        return found
+
+    def disagree(self, rows: Sequence[bytes]) -> NoReturn:
+        """Stop the engine and raise RuntimeFailure, because the ranks make different calls."""
+        self.disagreement = announcement.disagreement([Announcement.unpack(row) for row in rows])
+        self._fail(self.disagreement)
+        raise RuntimeFailure(self.disagreement)

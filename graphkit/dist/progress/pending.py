@@ -1,0 +1,177 @@
+"""Pending operations, and which of them run together or are sent with announcements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from graphkit.dist.progress.announcement import PAYLOAD
+
+# Sums of one dtype of at most _SMALL bytes each are sent together. Those of at most _ROOM bytes are sent
+# with announcements.
+_SMALL, _ROOM = 16 << 10, PAYLOAD.stop - PAYLOAD.start
+
+
+@dataclass(slots=True)
+class Sum:
+    """A sum over the ranks.
+
+    array: this rank's summand. out: where the sum is written; default: a new array. then: called with the sum; the
+    result of the operation is what it returns. alone: send it separately, so that its bits do not depend on other sums.
+    """
+
+    array: np.ndarray
+    out: np.ndarray | None
+    then: Callable[[np.ndarray], Any]
+    alone: bool = False
+
+    def deliver(self, total: np.ndarray) -> Any:
+        """Return the result of the operation, given the sum."""
+        array = self.array
+        if total.dtype != array.dtype or total.shape != array.shape:
+            total = total.astype(array.dtype, copy=False).reshape(array.shape)
+        return self.then(placed(total, self.out))
+
+
+def unchanged(result: Any) -> Any:
+    """Return the argument: the `then` of an operation whose result needs no further step."""
+    return result
+
+
+def placed(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    """Return the result, written to `out` if given."""
+    if out is None or out is result:
+        return result
+    np.copyto(out, result)
+    return out
+
+
+Action: TypeAlias = Callable[[], Any] | Sum
+
+
+class Waiter(Protocol):
+    """Waits until an operation is done."""
+
+    def wait(self, pending: Pending) -> None: ...
+
+
+class Pending:
+    """An operation that may not be done yet. `wait` returns its result, or raises its error."""
+
+    __slots__ = (
+        "_engine",
+        "action",
+        "call",
+        "digest",
+        "done",
+        "error",
+        "reported",
+        "name",
+        "number",
+        "priority",
+        "result",
+        "text",
+    )
+
+    def __init__(self, call: str, action: Action | None, priority: int, engine: Waiter | None = None):
+        self.call, self.action, self.priority, self._engine = call, action, priority, engine
+        self.name = self.digest = self.number = 0
+        self.text = b""
+        self.done = self.reported = False
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def wait(self) -> Any:
+        if not self.done and self._engine is not None:
+            self._engine.wait(self)
+        if self.error is not None:
+            self.reported = True
+            raise self.error
+        return self.result
+
+    def finish(self, result: Any = None, error: Exception | None = None) -> None:
+        self.result, self.error, self.action = result, error, None
+        self.done = True
+
+
+def complete_locally(call: str, action: Action | None) -> Pending:
+    """Run an operation of a job with one rank at once."""
+    pending = Pending(call, None, 0)
+    if isinstance(action, Sum):
+        pending.finish(action.deliver(action.array.copy() if action.out is None else action.array))
+    else:
+        pending.finish(action() if action is not None else None)
+    return pending
+
+
+def order(pending: Pending) -> tuple[int, str]:
+    """Sort key for operations; the same on all ranks."""
+    return -pending.priority, pending.call
+
+
+def grouped(chosen: Sequence[Pending], payload_sums: Mapping[str, np.ndarray]) -> Iterator[list[Pending]]:
+    """Yield the operations that run together: neighbouring small sums of one dtype, and every other operation alone."""
+    if len(chosen) == 1:
+        yield [*chosen]
+        return
+    group: list[Pending] = []
+    dtype = None  # of the group
+    for pending in chosen:
+        action = pending.action
+        small = isinstance(action, Sum) and not action.alone and action.array.nbytes <= _SMALL
+        kind = action.array.dtype if isinstance(action, Sum) and small and pending.call not in payload_sums else None
+        if group and (kind is None or kind != dtype):
+            yield group
+            group = []
+        if kind is None:
+            yield [pending]
+        else:
+            group.append(pending)
+            dtype = kind
+    if group:
+        yield group
+
+
+def can_run_alone(group: Sequence[Pending], payload_sums: Mapping[str, np.ndarray]) -> bool:
+    """Whether this is one sum that can run in the background."""
+    first, action = group[0], group[0].action
+    if len(group) > 1 or not isinstance(action, Sum) or first.call in payload_sums:
+        return False
+    return not (action.alone and fits_announcement(action))
+
+
+def fits_announcement(summed: Sum) -> bool:
+    """Whether the array of a sum fits into an announcement."""
+    return summed.array.nbytes <= _ROOM and summed.array.dtype.kind in "iufcV"
+
+
+def payload(heads: Iterable[Pending]) -> dict[str, np.ndarray]:
+    """Return the arrays that are sent with the announcement, by name."""
+    found, room = {}, _ROOM
+    for pending in heads:
+        action = pending.action
+        if isinstance(action, Sum) and fits_announcement(action) and action.array.nbytes <= room:
+            found[pending.call] = action.array
+            room -= action.array.nbytes
+    return found
+
+
+def payload_sums(mine: Mapping[str, np.ndarray], rows: Sequence[bytes]) -> dict[str, np.ndarray]:
+    """Return the sums of arrays that were sent with announcements, by name. mine: the arrays of this rank."""
+    found, at = {}, PAYLOAD.start
+    for call, array in mine.items():
+        data = b"".join(row[at : at + array.nbytes] for row in rows)
+        found[call] = in_rank_order(np.ndarray((len(rows), *array.shape), array.dtype, data))
+        at += array.nbytes
+    return found
+
+
+def in_rank_order(parts: np.ndarray) -> np.ndarray:
+    """Return the sum along the first axis, in order; float16 and bfloat16 are summed in float32."""
+    wide = np.float32 if parts.dtype.itemsize == 2 and parts.dtype.kind in "fV" else parts.dtype
+    if wide is parts.dtype and len(parts) == 2:
+        return np.asarray(parts[0] + parts[1])
+    return np.asarray(np.add.accumulate(parts, axis=0, dtype=wide)[-1])

@@ -1,1 +1,0 @@
-"""What processes do together, in an order that they agree upon."""

@@ -1,1 +1,0 @@
-"""What is summed over processes, and how it travels: in buckets, slices, rows, and in fewer bytes."""

@@ -1,0 +1,166 @@
+"""The connection between the ranks of a job, which stores and training share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.dist.agreement import compare, powers
+from graphkit.dist.collectives.buckets import Buckets
+from graphkit.dist.collectives.operations import Collectives
+from graphkit.dist.communicator import Communicator
+from graphkit.dist.progress.pending import Sum, unchanged
+from graphkit.dist.wire.messages import Messages
+from graphkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphkit.dist.collectives.gpu import GpuGroups
+
+# Bytes of a bucket if they are not measured, and bounds of a measured one.
+FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
+# Sending a measured bucket takes about this many latencies. Each all-reduce is timed this many times.
+_LATENCIES, _TRIALS = 20, 5
+
+
+class Transport(Collectives):
+    """Carries arrays and messages between ranks, compares their settings, and reports what this rank does.
+
+    A store is built on it. Training uses it for everything that is not part of MXNet's interface of stores.
+
+    Args:
+        communicator: The ranks: all workers of the job, without servers.
+        bucket_bytes: Bytes of gradients that are all-reduced together; by default, they are measured.
+        servers_of: Type of the store if servers store its values. Workers then push to servers, and do not sum
+            gradients inside programs.
+    """
+
+    def __init__(self, communicator: Communicator, bucket_bytes: int | None = None, servers_of: str = ""):
+        super().__init__(communicator, every_rank_compresses=bool(servers_of))
+        self._bucket_bytes = bucket_bytes
+        self._servers_of = servers_of
+        self._gpu_groups: GpuGroups | None = None
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process among the processes of the job on its host."""
+        return self.communicator.local
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has contributed to collectives so far, after compression."""
+        return self._sent_bytes + (0 if self._gpu_groups is None else self._gpu_groups.sent_bytes)
+
+    @property
+    def sent_between_hosts(self) -> int:
+        """Bytes that this rank exchanged with other hosts. One rank of each host does it for all."""
+        return self.communicator.sent_between_hosts
+
+    @property
+    def messages(self) -> Messages:
+        """Messages that send arrays from this rank to another one, and receive them."""
+        return self.communicator.messages
+
+    def collectives(self, ordered: bool = False, device: str | None = None, staged: str = "") -> Buckets:
+        """Return the collectives that a program uses.
+
+        Args:
+            ordered: Sum in the order of the ranks.
+            device: Device of the program in this process; every rank must then make this call. If all ranks have GPUs
+                with NCCL, the GPUs sum directly.
+            staged: A reason against sums between GPUs, or "".
+
+        Raises:
+            UsageError: The store has servers.
+        """
+        if self._servers_of:
+            raise UsageError(f"a {self._servers_of!r} store does not sum gradients inside a program; push them")
+        if self.size == 1 or device is None:
+            return Buckets(self, ordered, staged=staged)
+        if self._gpu_groups is None:
+            from graphkit.dist.collectives.gpu import GpuGroups
+
+            self._gpu_groups = GpuGroups(self.communicator, self.fingerprint)
+        return Buckets(self, ordered, *self._gpu_groups.sums(device, staged))
+
+    # --- agreement --------------------------------------------------------------------------------
+
+    def barrier(self, call: str = "barrier", arrays: Sequence[np.ndarray] = ()) -> None:
+        """Wait until every rank has made this call with arrays of the same types."""
+        self.communicator.perform(call, arrays)
+
+    def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Call `barrier`, after all pending operations, and compare the fingerprints of the ranks.
+
+        Raises the first error of a pending operation, and RanksDiffer if the fingerprints differ.
+        """
+        self.communicator.flush()
+        mine = np.array(powers(self.fingerprint.number), np.int64)
+        sums = self.communicator.perform(call, arrays, Sum(mine, None, unchanged, alone=True))
+        self.fingerprint.check(sums, self.size)
+
+    def compare(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Raise RanksDiffer on all ranks unless `facts`, settings by name, are equal on all of them.
+
+        Every rank must call it. what: name of the call in errors.
+        """
+        compare(self.communicator, what, facts)
+
+    # --- what this rank does ----------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that this rank has begun."""
+        return self.communicator.steps
+
+    def begin_step(self) -> None:
+        """Count a step. Errors use the number to say where a rank is."""
+        self.communicator.steps += 1
+
+    def working(self) -> AbstractContextManager[None]:
+        """Context of long work that other ranks may wait for; it tells them that this rank is not stalled."""
+        return self.communicator.working()
+
+    def running(self, code: str) -> AbstractContextManager[None]:
+        """Context in which code of the user runs. If other ranks wait for it too long, their error names `code`."""
+        return self.communicator.running(code)
+
+    # --- bucket size ------------------------------------------------------------------------------
+
+    @property
+    def known_bucket_bytes(self) -> int | None:
+        """Bytes of a bucket as given or measured; None before the measurement."""
+        return self._bucket_bytes
+
+    def bucket_bytes(self, fixed: bool = False) -> int:
+        """Return how many bytes of gradients are all-reduced together; equal on all ranks.
+
+        It is the given number, or one for which the measured latency is a small part of the time of an all-reduce.
+        fixed: do not measure.
+        """
+        if self._bucket_bytes is None and (fixed or self.size == 1):
+            return FIXED_BUCKET
+        if self._bucket_bytes is None:
+            mine = np.array(self._measured_bucket())
+            self._bucket_bytes = int(self.broadcast("broadcast of the measured bucket_bytes", [mine])[0])
+        return self._bucket_bytes
+
+    def _measured_bucket(self) -> int:
+        """Bucket size from the times of a small and a larger all-reduce: time = latency + bytes / bandwidth
+        (Hockney, 1994).
+        """
+        small, large = np.zeros(16, np.float32), np.zeros(1 << 18, np.float32)
+        times = {}
+        for array in (small, large):
+            spent = []
+            for _ in range(_TRIALS):
+                start = time.perf_counter()
+                self.communicator.perform("bucket_bytes", [array], Sum(array, array, unchanged))
+                spent.append(time.perf_counter() - start)
+            times[array.nbytes] = float(np.median(spent))
+        latency, longer = times[small.nbytes], times[large.nbytes]
+        per_byte = max(longer - latency, 0.1 * longer) / large.nbytes
+        return int(np.clip(_LATENCIES * latency / per_byte, _LEAST_BUCKET, _LARGEST_BUCKET))

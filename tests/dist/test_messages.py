@@ -1,0 +1,114 @@
+"""Arrays from one process to another: in order, of any size and type, while both go on."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from graphkit.dist.wire import messages
+from graphkit.dist.wire.messages import Kind
+from graphkit.errors import RuntimeFailure
+
+ARRAYS = [
+    np.arange(6, dtype=np.float32).reshape(2, 3), np.array(True), np.zeros((0, 4)), np.arange(5),
+    np.ones((2, 2, 2), ml_dtypes.bfloat16), np.arange(12.0).reshape(3, 4).T, np.array([np.nan, np.inf]),
+]  # fmt: skip
+
+
+def kinds(arrays):
+    return [Kind(array.dtype, array.ndim) for array in arrays]
+
+
+@pytest.mark.parametrize("inline", [0, 40, 1 << 20])
+@pytest.mark.parametrize("part", [1, 7, 1 << 30])
+def test_arrays_arrive_as_they_were(on_ranks, monkeypatch, part, inline):
+    monkeypatch.setattr(messages, "_PART", part)
+    monkeypatch.setattr(messages, "_INLINE", inline)
+
+    def work(store):
+        post, other = store.transport.messages, 1 - store.rank
+        post.send(other, ARRAYS)
+        post.send(other, [])
+        post.send(other, [np.array(store.rank)])
+        arrivals = [post.expect(other, k) for k in (kinds(ARRAYS), [], [Kind(np.dtype(int), 0)])]
+        found = [post.receive(arrival, "what is sent") for arrival in arrivals]
+        post.settle()
+        return found
+
+    for rank, (found, nothing, (number,)) in enumerate(on_ranks(work)):
+        for array, expected in zip(found, ARRAYS, strict=True):
+            assert array.dtype == expected.dtype
+            np.testing.assert_array_equal(array, expected)
+        assert nothing == []
+        assert number == 1 - rank
+
+
+def test_lanes_do_not_wait_for_each_other(on_ranks):
+    def work(store):
+        post = store.transport.messages
+        if store.rank == 0:
+            for lane in (0, 1, 0):
+                post.send(1, [np.array(lane)], lane)
+            post.settle()
+            return None
+        arrivals = [post.expect(0, [Kind(np.dtype(int), 0)], lane) for lane in (1, 0, 0)]
+        return [int(post.receive(arrival, "a number")[0]) for arrival in arrivals]
+
+    assert on_ranks(work)[1] == [1, 0, 0]
+
+
+def test_a_value_in_the_place_of_another_one(on_ranks):
+    """Both sides say what they mean."""
+
+    def work(store):
+        if store.rank == 0:
+            store.transport.messages.send(1, [np.array(0)], label=7)
+            store.transport.messages.settle()
+            return
+        arrival = store.transport.messages.expect(0, [Kind(np.dtype(int), 0)], label=8)
+        with pytest.raises(RuntimeFailure, match="value 7 of rank 0 arrived instead of value 8"):
+            store.transport.messages.receive(arrival, "a number")
+
+    on_ranks(work)
+
+
+def test_who_has_failed_does_nothing_any_more(on_ranks):
+    def work(store):
+        store.transport.messages.fail(ValueError("no"), "in a test")
+        for call in (
+            lambda: store.transport.messages.send(1, []),
+            lambda: store.transport.messages.expect(1, []),
+            store.barrier,
+        ):
+            with pytest.raises(RuntimeFailure, match="rank 0 failed in a test: no"):
+                call()
+
+    def only_the_first(store):
+        if store.rank == 0:
+            work(store)
+
+    on_ranks(only_the_first)
+
+
+def test_large_arrays_cross_while_the_sender_computes(jobs, tmp_path):
+    """It makes no call of MPI meanwhile."""
+    jobs.run(
+        f"""
+    import time, numpy as np
+    from pathlib import Path
+    from graphkit.dist.wire.messages import Kind
+    received = Path({str(tmp_path / "received")!r})
+    post, array = kv.transport.messages, np.arange(8 << 20, dtype=np.float32)
+    kv.barrier()
+    if kv.rank == 0:
+        post.send(1, [array])
+        end = time.monotonic() + 60
+        while not received.exists():
+            assert time.monotonic() < end, "nothing has crossed"
+            time.sleep(0.01)
+        post.settle()
+    else:
+        found = post.receive(post.expect(0, [Kind(array.dtype, 1)]), "an array")[0]
+        assert np.array_equal(found, array)
+        received.touch()
+    """
+    )
