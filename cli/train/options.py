@@ -35,9 +35,9 @@ _DATA = (
     ),
     option(
         "--valid", "valid_spec", group=DATA, metavar="DATA",
-        help="Validation data, in any form that --data has. Default: a part of --data is held out for validation, and "
-        "training uses the rest. With --valid, training uses all of --data. If --data has a test "
-        "part of its own, as MNIST has, that part is not used.",
+        help="Validation data, in any form that --data has. Default: the test part of --data, if it has one, as MNIST "
+        "has; otherwise a part of --data is held out, and training uses the rest. With --valid, training uses all of "
+        "--data, and a test part of --data is not used.",
     ),
     option(
         "--batch-size", group=DATA, type=click.IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
