@@ -20,7 +20,7 @@ from graphkit.cli._groups import (
     REPORTING,
     option,
 )
-from graphkit.cli._options import trust_option
+from graphkit.cli._options import trace_file, trust_option
 from graphkit.executor.run.precision import PRECISIONS
 from graphkit.train import defaults
 
@@ -269,7 +269,7 @@ _RUN = (
     partial(trust_option, folder="given as MODEL, or as -o with --resume", names_data=True),
     option("--overwrite", group=OUTPUT, is_flag=True, help="Replace the run in the output folder by a new one."),
     option(
-        "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False),
+        "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False), callback=trace_file,
         help="Profile training steps 3 to 12: write a trace for Perfetto or Chrome to this .json file, and print the "
         "time per operator. One trace covers all processes and their communication.",
     ),

@@ -624,6 +624,18 @@ def test_a_trace_of_training(call, folder, tmp_path):
     assert len(result["history"]) == 1
 
 
+@pytest.mark.parametrize("command", [("run",), ("bench", "--against", "nothing"), ("train", "--data", "digits")])
+def test_a_trace_file_must_end_in_json(call, folder, tmp_path, command):
+    path, run = tmp_path / "trace.txt", tmp_path / "run"
+    written = ("-o", run) if command[0] == "train" else ()
+    code, out, err = call(command[0], folder / "net.json", *command[1:], *written, "--profile", path)
+    assert code == 2
+    assert err == f"graphkit: --profile {path}: the name of the file must end in .json\n"
+    assert not out
+    assert not path.exists()
+    assert not run.exists()
+
+
 def test_help_of_build_lists_every_network_with_its_options(call):
     out = " ".join(call("build", "--help")[1].split())
     for name in gk.models.names():
