@@ -137,7 +137,7 @@ def command(
     print_table(title, ["quantity", "value"], _rows(plan, result))
     if compare:
         rows = [(shown, human(result["compare"][label])) for label, shown, *_ in _PLANNERS]
-        print_table("arena by buffer reuse", ["reuse", "size"], rows)
+        print_table("size of the arena", ["setting", "size"], rows)
     if steps:
         show(str(plan))
 
@@ -178,7 +178,7 @@ def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
         ("arena", human(plan.arena_bytes)),
         ("lower bound, in this order of steps", human(plan.lower_bound)),
         ("lower bound, in the order of the graph", human(plan.plain_lower_bound)),
-        ("naive sum, without sharing", human(plan.naive_bytes) + times),
+        ("naive sum, without buffer reuse", human(plan.naive_bytes) + times),
         ("peak at node", plan.peak_node),
         ("steps", len(plan.steps)),
         ("interpreted steps", len(plan.fallbacks)),

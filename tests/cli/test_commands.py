@@ -366,6 +366,9 @@ def test_plan_and_the_four_way_table(call, folder):
     assert code == 0
     assert plan["lower_bound"] <= plan["arena_bytes"] <= plan["naive_bytes"]
     assert plan["compare"]["both"] <= min(plan["compare"].values())
+    text = call("plan", folder / "net.json", "--batch", "64", "--compare", "--no-run")[1]
+    rows = [line.rsplit("  ", 1)[0].rstrip() for line in text.splitlines()[-4:]]
+    assert rows == ["none", "in-place steps", "buffer reuse", "both"]
     text = call("plan", folder / "net.json", "--batch", "64", "--steps")[1]
     assert "conv1" in text
     assert "peak at node" in text
