@@ -24,18 +24,18 @@ class StatefulUpdater(Protocol):
 
 
 class HasUpdater(Protocol):
-    """What `set_optimizer` takes, as an Optimizer is."""
+    """An object that `KVStore.set_optimizer` accepts, such as a gk.optim.Optimizer."""
 
     def updater(self) -> Updater: ...
 
 
 def checked_updater(updater: Any) -> Updater:
-    """Return what `set_updater` takes. Raises UsageError for everything else."""
+    """Return an updater that `KVStore.set_updater` accepts. Raises UsageError for any other object."""
     return callable_of("an updater must be a function f(key, sum, stored)", updater)
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise UsageError for what `set_optimizer` does not take."""
+    """Raise UsageError for an object that `KVStore.set_optimizer` does not accept."""
     if isinstance(optimizer, type) or not callable(getattr(optimizer, "updater", None)):
         given = optimizer.__name__ if isinstance(optimizer, type) else described(optimizer)
         raise UsageError(f"set_optimizer takes an optimizer, such as gk.optim.SGD(0.1), not {given}")
