@@ -31,6 +31,13 @@ def _permitted(ctx: click.Context, parameter: click.Parameter, threads: int | No
     return None if threads is None else config.num_threads(threads)
 
 
+def trace_file(ctx: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
+    """Return the path given as --profile. Raises UsageError if it does not end in .json."""
+    if path is not None and not path.endswith(".json"):
+        raise UsageError(f"--profile {path}: the name of the file must end in .json")
+    return path
+
+
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = option(
         "--threads", group=PRECISION, type=click.IntRange(1), callback=_permitted,

@@ -20,6 +20,7 @@ from graphkit.cli._options import (
     json_option,
     model_file_options,
     read_model,
+    trace_file,
 )
 from graphkit.cli._output import log, print_json, print_table
 from graphkit.cli._training import check_training, training_options, training_step
@@ -74,7 +75,7 @@ class _Bench(GroupedCommand):
 )  # fmt: skip
 @training_options
 @option(
-    "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False),
+    "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False), callback=trace_file,
     help="Also record one run as a trace for Perfetto or Chrome in this .json file, and print the time per operator.",
 )  # fmt: skip
 @option(

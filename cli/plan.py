@@ -16,10 +16,10 @@ from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.atomic import write_whole
 from graphkit.text import human
 
-# Name in JSON, name in the table, whether steps work in place, whether values share memory.
+# Name in JSON, name in the table, whether steps work in place, whether values reuse buffers.
 _PLANNERS = (
     ("naive", "none", False, False), ("in-place", "in-place steps", True, False),
-    ("co-share", "shared memory", False, True), ("both", "both", True, True),
+    ("co-share", "buffer reuse", False, True), ("both", "both", True, True),
 )  # fmt: skip
 
 
@@ -46,8 +46,8 @@ _PLANNERS = (
 )
 @option(
     "--compare", group=REPORTING, is_flag=True,
-    help="Also print the size of the arena for four settings: no buffer reuse, in-place steps only, shared memory "
-    "only, and both.",
+    help="Also print the size of the arena for four settings: neither in-place steps nor buffer reuse, only in-place "
+    "steps, only buffer reuse (a value gets the memory of values that are no longer needed), and both.",
 )  # fmt: skip
 @option(
     "--html", group=OUTPUT, type=click.Path(dir_okay=False),
@@ -137,7 +137,7 @@ def command(
     print_table(title, ["quantity", "value"], _rows(plan, result))
     if compare:
         rows = [(shown, human(result["compare"][label])) for label, shown, *_ in _PLANNERS]
-        print_table("arena by buffer reuse", ["reuse", "size"], rows)
+        print_table("size of the arena", ["setting", "size"], rows)
     if steps:
         show(str(plan))
 
@@ -178,7 +178,7 @@ def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
         ("arena", human(plan.arena_bytes)),
         ("lower bound, in this order of steps", human(plan.lower_bound)),
         ("lower bound, in the order of the graph", human(plan.plain_lower_bound)),
-        ("naive sum, without sharing", human(plan.naive_bytes) + times),
+        ("naive sum, without buffer reuse", human(plan.naive_bytes) + times),
         ("peak at node", plan.peak_node),
         ("steps", len(plan.steps)),
         ("interpreted steps", len(plan.fallbacks)),

@@ -25,6 +25,7 @@ from graphkit.cli._options import (
     json_option,
     model_file_options,
     read_model,
+    trace_file,
 )
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._values import arrays_of, empty_of
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     help="Compute only this output, or this internal value. Repeatable.",
 )  # fmt: skip
 @option(
-    "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False),
+    "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False), callback=trace_file,
     help="Record a second run as a trace for Perfetto or Chrome in this .json file, and print the time per operator.",
 )  # fmt: skip
 @option(

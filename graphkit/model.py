@@ -80,7 +80,9 @@ class Model:
             if isinstance(outputs, Value)
             else list(outputs.values() if isinstance(outputs, Mapping) else outputs)
         )
-        graph = Graph(_ordered_inputs(values, inputs), values, name=name, output_names=names, meta=meta)
+        ordered = _ordered_inputs(values, inputs)
+        _check_names(name, ordered)
+        graph = Graph(ordered, values, name=name, output_names=names, meta=meta)
         self._adopt(graph, params or {}, config.SEED.get() if seed is None else seed)
 
     @classmethod
@@ -441,6 +443,17 @@ def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> 
     data = sorted((v for v in found if v.role == "data"), key=lambda v: v.serial)
     stored = [v for v in found if v.role != "data"]
     return [*(data if given is None else given), *stored]
+
+
+def _check_names(model: str, inputs: Iterable[Value]) -> None:
+    """Raise UsageError for two data inputs of one name: a run could not tell which of them an array is for."""
+    found: dict[str, Value] = {}
+    for value in inputs:
+        if value.role == "data" and value.name and found.setdefault(value.name, value) is not value:
+            raise UsageError(
+                f"gk.Model: model {model!r} has two inputs named {value.name!r}: {found[value.name].type} and "
+                f"{value.type}; create one of them by gk.input with another name"
+            )
 
 
 @typed("gk.load")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from graphkit.errors import UsageError, did_you_mean
@@ -37,8 +40,8 @@ class Option(NamedTuple):
                     case "bool":
                         return _FLAGS[text.lower()]
                     case "tuple[int, ...]":
-                        parts = text.strip("()[] ").replace("x", ",").split(",")
-                        return tuple(int(part) for part in parts if part.strip())
+                        inner = text.strip("()[] ").removesuffix(",")
+                        return tuple(int(part) for part in re.split("[,x]", inner)) if inner else ()
                     case "str":
                         return text
             except (ValueError, KeyError):
@@ -54,15 +57,29 @@ def network(function: Callable[..., Model]) -> Callable[..., Model]:
     if function.__name__ in _networks:
         raise UsageError(f"a network named {function.__name__!r} is registered already")
     _networks[function.__name__] = function
+    if function.__module__ == f"{__package__}.{function.__name__}":
+        sys.modules[function.__module__].__class__ = _NetworkModule
     return function
+
+
+class _NetworkModule(ModuleType):
+    """The module of a network, such as gk.models.resnet. A call explains how to build the network."""
+
+    def __call__(self, *_: Any, **__: Any) -> Model:
+        name = self.__name__.rpartition(".")[2]
+        raise UsageError(f'gk.models.{name} is a module, not a function; write gk.models.build("{name}", ...)')
+
+
+def modules() -> list[str]:
+    """Return the names of the public modules of this package, without importing them."""
+    package = importlib.import_module(__package__ or "graphkit.models")
+    return [module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")]
 
 
 def _all() -> dict[str, Callable[..., Model]]:
     """Every network; the files of this package are imported the first time."""
-    package = importlib.import_module(__package__ or "graphkit.models")
-    for module in pkgutil.iter_modules(package.__path__):
-        if not module.name.startswith("_"):
-            importlib.import_module(f"{package.__name__}.{module.name}")
+    for name in modules():
+        importlib.import_module(f"{__package__}.{name}")
     return _networks
 
 

@@ -20,7 +20,7 @@ from graphkit.cli._groups import (
     REPORTING,
     option,
 )
-from graphkit.cli._options import trust_option
+from graphkit.cli._options import trace_file, trust_option
 from graphkit.executor.run.precision import PRECISIONS
 from graphkit.train import defaults
 
@@ -35,9 +35,9 @@ _DATA = (
     ),
     option(
         "--valid", "valid_spec", group=DATA, metavar="DATA",
-        help="Validation data, in any form that --data has. Default: a part of --data is held out for validation, and "
-        "training uses the rest. With --valid, training uses all of --data. If --data has a test "
-        "part of its own, as MNIST has, that part is not used.",
+        help="Validation data, in any form that --data has. Default: the test part of --data, if it has one, as MNIST "
+        "has; otherwise a part of --data is held out, and training uses the rest. With --valid, training uses all of "
+        "--data, and a test part of --data is not used.",
     ),
     option(
         "--batch-size", group=DATA, type=click.IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
@@ -269,7 +269,7 @@ _RUN = (
     partial(trust_option, folder="given as MODEL, or as -o with --resume", names_data=True),
     option("--overwrite", group=OUTPUT, is_flag=True, help="Replace the run in the output folder by a new one."),
     option(
-        "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False),
+        "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False), callback=trace_file,
         help="Profile training steps 3 to 12: write a trace for Perfetto or Chrome to this .json file, and print the "
         "time per operator. One trace covers all processes and their communication.",
     ),

@@ -37,7 +37,7 @@ class Dataset:
         inputs: One array (or nested lists of numbers), a tuple or list of arrays, or a dict by input name.
         targets: An array, a dict by name, or None.
         names: Names of the inputs, if `inputs` is not a dict (default: "x", or "x0", "x1", ...).
-        classes: Names of the classes that integer targets number.
+        classes: Names of the classes, if targets are integers: target i means class `classes[i]`.
         name: Name of the data in error messages.
         axes: By input name, the axis that counts samples, for example 1 for recurrent states [layers, N, units]. With
             None, every batch gets the whole array, such as a sampling rate.

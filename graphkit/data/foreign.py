@@ -34,34 +34,36 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterable
     Raises:
         InputError: The data have another form.
     """
+    return dataset_of(data, ranks, "data")
+
+
+def dataset_of(data: Any, ranks: Mapping[str, int | None], argument: str) -> Dataset | IterableDataset:
+    """Return `as_dataset(data, ranks)`. argument: name of the argument that the user gave, for messages."""
     if isinstance(data, (Dataset, IterableDataset)):
         return data
     if isinstance(data, Splits):
         raise UsageError(
-            "the data must be one data set, not Splits (train, test): train on its .train; evaluate on its .test, or "
-            "pass it as valid="
+            f"{argument} must be one data set, not Splits (train, test): train on its .train; evaluate on its .test, "
+            "or pass it as valid="
         )
     if isinstance(data, (tuple, list)) and len(data) == 2:
-        return Dataset(*data)
+        return Dataset(*data, name=argument)
     if isinstance(data, (np.ndarray, Mapping, str, bytes)) or hasattr(data, "__array__"):
-        raise InputError(
-            f"data for training must be one pair (inputs, targets), or a data set, not {shown(data)} alone"
-        )
+        raise InputError(f"{argument} must be one pair (inputs, targets), or a data set, not {shown(data)} alone")
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return MapDataset(data, tuple(ranks))
     if not hasattr(data, "__iter__") and callable(data):
-        _check_takes_nothing(data)
+        _check_takes_nothing(data, argument)
         return IterableDataset(data, ranks)
     if hasattr(data, "__iter__"):
         return IterableDataset(data, ranks)
     raise InputError(
-        "data must be a pair (inputs, targets), a Dataset, an object with __len__ and __getitem__, or an iterable, "
-        "not "
-        f"{shown(data)}"
+        f"{argument} must be a pair (inputs, targets), a Dataset, an object with __len__ and __getitem__, or an "
+        f"iterable, not {shown(data)}"
     )
 
 
-def _check_takes_nothing(function: Callable[..., Any]) -> None:
+def _check_takes_nothing(function: Callable[..., Any], argument: str) -> None:
     """Raise InputError for a function that cannot be called without arguments."""
     try:
         signature = inspect.signature(function)
@@ -71,7 +73,7 @@ def _check_takes_nothing(function: Callable[..., Any]) -> None:
         p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values()
     ):
         raise InputError(
-            f"data is {shown(function)} that needs arguments; a function that returns data must not need any"
+            f"{argument} is {shown(function)} that needs arguments; a function that returns data must not need any"
         )
 
 

@@ -1,4 +1,4 @@
-"""Updaters, which change the stored values of a KVStore, and the settings of them that ranks compare."""
+"""Updaters, which change the stored values of a KVStore by pushed values, and what ranks compare of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from graphkit.dist.arguments import Key, callable_of, described
 from graphkit.errors import UsageError
 
-# Called with the key, the sum (a RowSparse if rows were pushed), and the stored value, which it changes.
+# Of a key, the sum (a RowSparse where such were pushed) and the stored value.
 Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
 
 
 @runtime_checkable
 class StatefulUpdater(Protocol):
-    """An updater with states, which are arrays by name."""
+    """An updater with states of its own, as arrays by name."""
 
     def __call__(self, key: Key, gradient: Any, stored: np.ndarray) -> Any: ...
     def states(self) -> dict[str, np.ndarray]: ...
@@ -24,28 +24,28 @@ class StatefulUpdater(Protocol):
 
 
 class HasUpdater(Protocol):
-    """The argument of `set_optimizer`, such as an Optimizer."""
+    """An object that `KVStore.set_optimizer` accepts, such as a gk.optim.Optimizer."""
 
     def updater(self) -> Updater: ...
 
 
 def checked_updater(updater: Any) -> Updater:
-    """Return the argument of `set_updater`. Raises UsageError unless it is callable."""
+    """Return an updater that `KVStore.set_updater` accepts. Raises UsageError for any other object."""
     return callable_of("an updater must be a function f(key, sum, stored)", updater)
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise UsageError unless `set_optimizer` accepts the argument."""
+    """Raise UsageError for an object that `KVStore.set_optimizer` does not accept."""
     if isinstance(optimizer, type) or not callable(getattr(optimizer, "updater", None)):
         given = optimizer.__name__ if isinstance(optimizer, type) else described(optimizer)
         raise UsageError(f"set_optimizer takes an optimizer, such as gk.optim.SGD(0.1), not {given}")
 
 
 def updater_facts(updater: Any) -> dict[str, Any]:
-    """Return the settings of an updater or optimizer that ranks compare."""
+    """What ranks compare of an updater or an optimizer of a store."""
     optimizer = getattr(updater, "optimizer", updater)
     described = optimizer.describe() if hasattr(optimizer, "describe") else None
-    if not (isinstance(described, Mapping) and {"type", "lr"} <= described.keys()):  # it is not from gk.optim
+    if not (isinstance(described, Mapping) and {"type", "lr"} <= described.keys()):  # not of gk.optim
         return {"updater": _name(updater)}
     facts = optimizer_facts(optimizer)
     average = getattr(updater, "ema", None)
@@ -55,12 +55,12 @@ def updater_facts(updater: Any) -> dict[str, Any]:
 
 
 def optimizer_facts(optimizer: Any) -> dict[str, Any]:
-    """Return the type of an optimizer and its settings, by name."""
+    """The kind of an optimizer and each of its numbers, by name."""
     described = dict(optimizer.describe())
     return {"optimizer": described.pop("type"), "learning rate": described.pop("lr"), **described}
 
 
 def _name(updater: Any) -> str:
-    """Return module and name of a function, or of the class of an object."""
+    """Module and name of a function, or of the class of an object."""
     named: Callable[..., Any] = updater if hasattr(updater, "__qualname__") else type(updater)
     return f"{named.__module__}.{named.__qualname__}"

@@ -250,6 +250,10 @@ class Builder:
             lines += [
                 f"  {hint}" for domain, hint in _HINTS.items() if any(o.startswith(f"{domain}.") for o in missing)
             ]
+            if any(o.rpartition(".")[0] not in _HINTS for o in missing):
+                lines.append(
+                    "To define an operator, write a class of its name and domain with @gk.op (docs/operators.md)"
+                )
             count = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
             are = "is" if len(missing) == 1 else "are"
             raise UnsupportedOperator(f"{self.label}: {count} {are} not implemented. Nodes:\n" + "\n".join(lines))

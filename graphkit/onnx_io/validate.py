@@ -144,7 +144,11 @@ def _scan_frame(data: bytes) -> str | None:
 
 
 def _broken(fields: int) -> str:
-    return "the file is damaged" if fields > 2 else "not an ONNX model"
+    return (
+        "the file is damaged"
+        if fields > 2
+        else "not an ONNX model; graphkit also reads its own .json files and run folders"
+    )
 
 
 def require_text(where: str, *strings: object) -> None:

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphkit import config
-from graphkit.data import Batch, Dataset, IterableDataset, as_dataset
+from graphkit.data import Batch, Dataset, IterableDataset
+from graphkit.data.foreign import dataset_of
 from graphkit.errors import UsageError
 from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.report.plan import Plan
@@ -410,10 +411,11 @@ class BaseTrainer:
         specs = [spec for spec in metrics.as_list(specs) if not (isinstance(spec, str) and spec == metrics.LOSS)]
         return metrics.get_all(specs, probabilities=are_probabilities(output))
 
-    def _data(self, given: Any) -> Dataset | IterableDataset:
+    def _data(self, given: Any, argument: str = "data") -> Dataset | IterableDataset:
+        """Return the data set of an argument of the user; errors begin with the argument's name."""
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
-        found = as_dataset(with_types(given, kinds), ranks)
+        found = dataset_of(with_types(given, kinds), ranks, argument)
         if self._division is not None:
             self._division.follow(found)
         return found

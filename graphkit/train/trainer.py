@@ -260,7 +260,7 @@ class Trainer(BaseTrainer):
             if held is not None and self._writes:
                 stack.enter_context(held).claim(self.run, overwrite=overwrite)
             bar = stack.enter_context(ProgressBar(progress if self._writes else False))
-            data = self._data(train), None if valid is None else self._data(valid)
+            data = self._data(train, "train"), None if valid is None else self._data(valid, "valid")
             ours, held_out = stack.enter_context(employed(workers, *data))
             self._check_data(ours, held_out)
             self._fit = Fit(

@@ -26,10 +26,10 @@ Key = int | str
 
 @dataclass(frozen=True)
 class KeyedOptimizer:
-    """An optimizer for `set_optimizer`, with settings by key.
+    """An optimizer for `KVStore.set_optimizer`, with its own learning rate and weight decay for each key of the store.
 
-    rates and decays: factors on the learning rate and the weight decay of a key (default: 1). ema: the moving average
-    of each key.
+    rates and decays: by key, factors on the learning rate and the weight decay (default: 1). ema: if given, the store
+    also keeps a moving average of the value of each key.
     """
 
     optimizer: Optimizer

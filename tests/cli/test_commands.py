@@ -366,6 +366,9 @@ def test_plan_and_the_four_way_table(call, folder):
     assert code == 0
     assert plan["lower_bound"] <= plan["arena_bytes"] <= plan["naive_bytes"]
     assert plan["compare"]["both"] <= min(plan["compare"].values())
+    text = call("plan", folder / "net.json", "--batch", "64", "--compare", "--no-run")[1]
+    rows = [line.rsplit("  ", 1)[0].rstrip() for line in text.splitlines()[-4:]]
+    assert rows == ["none", "in-place steps", "buffer reuse", "both"]
     text = call("plan", folder / "net.json", "--batch", "64", "--steps")[1]
     assert "conv1" in text
     assert "peak at node" in text
@@ -622,6 +625,18 @@ def test_a_trace_of_training(call, folder, tmp_path):
     result = json.loads(out)
     assert sum(o["share"] for o in result["operators"]) == pytest.approx(1)
     assert len(result["history"]) == 1
+
+
+@pytest.mark.parametrize("command", [("run",), ("bench", "--against", "nothing"), ("train", "--data", "digits")])
+def test_a_trace_file_must_end_in_json(call, folder, tmp_path, command):
+    path, run = tmp_path / "trace.txt", tmp_path / "run"
+    written = ("-o", run) if command[0] == "train" else ()
+    code, out, err = call(command[0], folder / "net.json", *command[1:], *written, "--profile", path)
+    assert code == 2
+    assert err == f"graphkit: --profile {path}: the name of the file must end in .json\n"
+    assert not out
+    assert not path.exists()
+    assert not run.exists()
 
 
 def test_help_of_build_lists_every_network_with_its_options(call):

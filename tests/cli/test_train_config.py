@@ -122,7 +122,13 @@ def test_every_option_is_one_of_the_file(call, task, tmp_path):
 
     from graphkit.cli.train import command
 
-    special = {"threads": 1, "recompute": "sqrt", "max-memory": 10**10, "allow-external-root": "."}
+    special = {
+        "threads": 1,
+        "recompute": "sqrt",
+        "max-memory": 10**10,
+        "allow-external-root": ".",
+        "profile": "some/trace.json",
+    }
     of_a_call = ("resume", "overwrite", "find-lr", "print-config", "json", "help")
     values = {"bool": True, "integer": 7, "integer range": 7, "float": 0.5, "float range": 0.5, "choice": None}
     lines, expected = [f'network = "{task / "net.json"}"'], {}

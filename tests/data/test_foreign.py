@@ -134,6 +134,25 @@ def test_what_is_no_data_set(data, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "wrong", [3, np.zeros((4, 3), np.float32), lambda n: n, gk.data.Splits(arrays(), arrays())],
+    ids=["number", "array", "function", "splits"],
+)  # fmt: skip
+def test_fit_names_the_wrong_argument(wrong):
+    with pytest.raises((InputError, UsageError), match=r"^train (must be|is)"):
+        trainer().fit(wrong)
+    with pytest.raises((InputError, UsageError), match=r"^valid (must be|is)"):
+        trainer().fit(arrays(), valid=wrong)
+    with pytest.raises((InputError, UsageError), match=r"^data (must be|is)"):
+        trainer().evaluate(wrong)
+
+
+def test_fit_names_damaged_validation_data():
+    x, y = arrays()
+    with pytest.raises(InputError, match=r"^valid: the arrays have different numbers of samples"):
+        trainer().fit((x, y), valid=(x, y[1:]))
+
+
 @pytest.mark.parametrize("make", [Endless, Samples, lambda: Samples(8)], ids=["map", "samples", "batches"])
 def test_an_interrupted_epoch_goes_on(tmp_path, make):
     straight = weights(make())

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -127,8 +130,29 @@ def test_options_may_be_text():
         ("lenet", {"classes": 0}, "classes must be a positive integer"),
         ("resnet", {"layers": 42}, "layers must be one of 18, 34, 50, 101, 152, 20, 32, 44, 56, 110, not 42"),
         ("mlp", {"hidden": (3, 0)}, "positive integers"),
+        ("text_cnn", {"windows": "x"}, r"option windows: 'x' is not of type tuple\[int, ...\]"),
+        ("text_cnn", {"windows": "3,x"}, "option windows: '3,x' is not of type"),
+        ("text_cnn", {"windows": "3,,4"}, "option windows: '3,,4' is not of type"),
     ],
 )
 def test_wrong_options(name, options, message):
     with pytest.raises(UsageError, match=message):
         gk.models.build(name, **options)
+
+
+@pytest.mark.parametrize("name", gk.models.names())
+def test_calling_a_module_names_build(name):
+    with pytest.raises(UsageError, match=rf'gk.models.{name} is a module, .* gk.models.build\("{name}", ...\)'):
+        getattr(gk.models, name)(classes=10)
+
+
+def test_a_module_is_imported_when_it_is_used():
+    code = "import graphkit as gk; gk.models.resnet(layers=18)"
+    failed = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=100)
+    assert 'write gk.models.build("resnet", ...)' in failed.stderr
+    assert gk.models.grid_world.GridWorld
+
+
+def test_a_wrong_module_names_the_right_one():
+    with pytest.raises(AttributeError, match=r"gk.models has no attribute 'resnett'; did you mean 'resnet'"):
+        gk.models.resnett  # noqa: B018

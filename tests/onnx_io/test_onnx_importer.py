@@ -286,6 +286,13 @@ def test_unknown_operators_are_listed_all_at_once(tmp_path):
     assert "odd.onnx: 2 operators" in text
     assert "ai.onnx.Frobnicate: 'first', 'second'" in text
     assert "com.example.Secret: 'third'" in text
+    assert text.endswith("write a class of its name and domain with @gk.op (docs/operators.md)")
+
+
+def test_operators_of_onnxruntime_alone_have_their_own_hint():
+    node = helper.make_node("Conv", ["x"], ["y"], domain="com.microsoft.nchwc")
+    with pytest.raises(UnsupportedOperator, match=r"ORT_ENABLE_EXTENDED or lower$"):
+        import_model(model([node], [info("x", [1])], [info("y")], domains=["com.microsoft.nchwc"]))
 
 
 def test_shape_conflicts_name_node_and_both_shapes():

@@ -45,7 +45,7 @@ GOOD = model().SerializeToString()
         (b"PK\x03\x04 archive/data.pkl", "zip archive"),
         (gzip.compress(GOOD), "gzip"),
         (b'{"graph": {}}', "JSON"),
-        (b"hello, this is some text", "not an ONNX model"),
+        (b"hello, this is some text", "not an ONNX model; graphkit also reads its own .json files and run folders"),
         (bytes(range(7, 200)), "not an ONNX model|damaged|truncated"),
         (b"\x08\x08", "has no graph"),
     ],

@@ -113,7 +113,7 @@ def test_what_does_not_fit_names_the_way_out(outputs, loss, target, message):
 
 def test_a_class_number_above_the_outputs_is_named():
     labels = np.array([1, 2, 99, 1, 1, 1, 1, 1])
-    with pytest.raises(InputError, match=r"data: the largest class number is 99, but the network .* has 4 outputs"):
+    with pytest.raises(InputError, match=r"train: the largest class number is 99, but the network .* has 4 outputs"):
         trainer(network(4), "softmax_cross_entropy").fit((X, labels))
 
 

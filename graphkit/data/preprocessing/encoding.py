@@ -46,10 +46,11 @@ class CategoryColumn:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How rows become inputs: float32 `x` [rows, numbers] and int64 `categories` [rows, columns].
+    """Encodes rows of a table as the input `x`, float32 [rows, columns of x], and with "codes" also as `categories`.
 
-    With "onehot", all is in x. x contains the numbers in the order of the columns, each followed by its flag. With
-    "onehot", a column for each value of each category follows; for an unknown value, all of them are 0.
+    x begins with the columns of numbers, in their order, each followed by its flag. With "onehot", x also contains a
+    column for each value of each column of categories; for an unknown value, all of them are 0. With "codes", the
+    columns of categories are the input `categories`, int64 [rows, columns].
     """
 
     numbers: tuple[NumberColumn, ...]

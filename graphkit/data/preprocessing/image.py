@@ -50,7 +50,8 @@ class Preprocess:
             all its pixels.
         crop: (height, width) of the centre that is cut out, with black where the image is smaller. None keeps all of
             it.
-        colours: RGB, BGR, L (grey) or RGBA. If they have no transparency, it is dropped, not blended.
+        colours: RGB, BGR, L (grey) or RGBA. Without RGBA, the transparency of an image is dropped,
+            not blended.
         scale: Factor on pixels from 0 to 255.
         mean: One number, or one per channel in the order of `colours`, for scaled pixels.
         std: Like `mean`.

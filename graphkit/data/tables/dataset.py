@@ -17,9 +17,10 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 
 
 class TableData(Dataset):
-    """Rows of a table: `x` float32 [N, numbers], and `categories` int64 [N, columns] if categories are codes.
+    """Rows of a table. The input `x` contains numbers, float32 [N, columns].
 
-    `encoding` describes how each column was encoded.
+    With categories="codes", the columns of text or categories are a second input `categories`, int64 [N, columns].
+    Otherwise they are one-hot encoded in `x`. `encoding` describes how each column was encoded.
     """
 
     def __init__(self, inputs: Any, targets: Any, encoding: Encoding, *, classes: Any = None, name: str = "table"):

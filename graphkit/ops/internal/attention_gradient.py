@@ -122,9 +122,11 @@ def _gradient_samples() -> Iterator[Sample]:
 class FusedAttentionWithStatistics(_Scored):
     """FusedAttention that also returns each query's largest score and its sum of exp(score - largest).
 
-    Both are [N, H, L] of float32, for float64 operands of float64. Their logarithm in one number would not be enough:
-    if all scores of a query are far from 0, as where a mask puts -1e9 in place of each, its weights are lost. A query
-    that sees no key has minus infinity, and the sum 0.
+    Both are [N, H, L], of float64 for float64 operands, else of float32. If a query sees no key, its largest score is
+    minus infinity, and its sum is 0.
+
+    The two numbers are not combined to log(sum) + largest. If all scores of a query are near -1e9, as with some masks,
+    adding log(sum) to such a number would round it away, and the attention weights would be wrong.
     """
 
     inputs = ("q", "k", "v", "mask?")

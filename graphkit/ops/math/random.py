@@ -340,6 +340,8 @@ class Dropout(RandomOp):
         for name, scalar in (("ratio", ratio), ("training_mode", training_mode)):
             if scalar is not None and not (fits(scalar.shape, ()) or fits(scalar.shape, (1,))):
                 raise TypeMismatch(f"{name} must be a scalar, not {scalar}")
+        if ratio is not None and ratio.floats and not 0 <= ratio.floats[0] <= 1:
+            raise UsageError(f"ratio must be in [0, 1], not {ratio.floats[0]:.7g}")
         return TensorType(data.dtype, data.shape), TensorType(DType.BOOL, data.shape)
 
     def reference(self, xp: Any, data: Any, ratio: Any = None, training_mode: Any = None, rng: Any = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -162,6 +163,19 @@ def test_mlp_with_parameters() -> None:
 def test_a_model_without_outputs_is_refused(outputs: Any) -> None:
     with pytest.raises(UsageError, match="model 'empty' has no output"):
         Model(outputs, name="empty")
+
+
+@pytest.mark.parametrize("other", [f32(3), f32(4)])
+@pytest.mark.parametrize("listed", [False, True])
+def test_two_inputs_of_one_name_are_refused(other: TensorType, listed: bool) -> None:
+    first, second = Value(f32(3), "x"), Value(other, "x")
+    given = [first, second] if listed else None
+    with pytest.raises(
+        UsageError, match=rf"model 'm' has two inputs named 'x': float32\[3\] and {re.escape(str(other))}"
+    ):
+        Model(F.concat(first, second, axis=0), name="m", inputs=given)
+    assert Model(F.concat(first, first, axis=0)).inputs == ("x",)
+    assert Model(F.concat(first, Value(other, "z"), axis=0)).inputs == ("x", "z")
 
 
 def test_outputs_are_fresh() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graphkit.autodiff import gradient
-from graphkit.errors import RuntimeFailure, TypeMismatch
+from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
@@ -176,8 +176,20 @@ def test_dropout_gradient_replays_the_mask(training: bool, as_input: bool) -> No
 
 
 def test_dropout_refuses_a_ratio_outside_the_unit_interval() -> None:
+    ratio = Value(TensorType("float32", ()), "ratio")
     with pytest.raises(RuntimeFailure, match="ratio"):
-        run(F.dropout(np.ones(3, np.float32), np.float32(1.5), np.array(True)))
+        run(F.dropout(np.ones(3, np.float32), ratio, np.array(True)), [ratio], [np.float32(1.5)])
+
+
+@pytest.mark.parametrize("ratio", [2.0, -0.5, float("nan")])
+@pytest.mark.parametrize(
+    "operands", [(), (np.array(False),), (np.array(True),)], ids=["alone", "inference", "training"]
+)
+def test_a_constant_ratio_is_checked_when_the_node_is_made(ratio: float, operands: tuple[Any, ...]) -> None:
+    x = Value(TensorType("float32", (3,)), "x")
+    with pytest.raises(UsageError, match=rf"node Dropout\(.*ratio must be in \[0, 1\], not {ratio:g}"):
+        F.dropout(x, ratio, *operands)
+    F.dropout(x, 1.0, *operands)
 
 
 # --- bind_rng -------------------------------------------------------------------------------------
