@@ -20,7 +20,7 @@ from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.memory.swapping import swap_marked
+from graphkit.executor.memory.swapping import insert_swaps
 from graphkit.executor.run.arrays.program import ArrayProgram
 from graphkit.executor.run.executable import DeviceProgram, Executable
 from graphkit.executor.run.program import Program
@@ -66,11 +66,11 @@ def compile_graph(
 def _with_swaps(lowered: LoweredGraph, fixed: Mapping[Value, VersionedArray], misfits: Misfits) -> LoweredGraph:
     """The graph with values in the host's memory where its nodes are marked so; itself where none are worth it."""
     stacks = stacks_on_host(lowered)
-    swapped = swap_marked(lowered.graph, lowered.placement, lowered.memory.order, stacks)
+    swapped = insert_swaps(lowered.graph, lowered.placement, lowered.memory.order, stacks)
     if swapped is None:
         return lowered
-    became = swapped.became
-    moved = {(became.get(node, node), attribute): why for (node, attribute), why in misfits.items()}
+    rebuilt = swapped.rebuilt
+    moved = {(rebuilt.get(node, node), attribute): reason for (node, attribute), reason in misfits.items()}
     return lower_graph(
         swapped.graph, fixed, lowered.settings, moved, order=swapped.order, hosted=frozenset(swapped.stacks)
     )

@@ -199,8 +199,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def donate(self, name: str) -> np.ndarray | None:
         """Return the array to be overwritten, if the store owns it and nobody sees it, else None; see `commit`."""
-        seen = name in self._views and self._views[name].seen
-        return None if seen or name not in self._own else self._arrays[name]
+        is_visible = name in self._views and self._views[name].is_referenced
+        return None if is_visible or name not in self._own else self._arrays[name]
 
     def __copy__(self) -> ParamStore:
         """Another store of the same arrays, which neither may write over."""
