@@ -6,8 +6,8 @@
     engine.push(train, reads=[batch], writes=[result], priority=1)
     engine.wait(result)                                     # raises what load or train raised
 
-It loads data, copies and communicates while the program computes. Threads and bookkeeping are native; the GIL is held
-only while a Python function runs.
+It loads data, copies and communicates while the program computes. Its threads are native. They hold the GIL only while
+a Python function runs. `Offload` decides whether an operation is worth a worker.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import atexit
 import itertools
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,12 +32,19 @@ from graphkit.text import short_repr
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# How long the end of the process waits for operations that are running; they are left behind then.
+T = TypeVar("T")
+
+# How long the process waits at its end for running operations. Then it exits without them.
 EXIT_SECONDS = 5.0
+
+# Shorter operations are done sooner on the calling thread. Waking a worker, and passing the GIL there and back, costs a
+# step about 0.06 ms. Work that computes also slows down the threads of the program, by up to half of its own duration
+# (bench/input_pipeline.py).
+WORTH_SECONDS = 0.5e-3
 
 
 class Work(NamedTuple):
-    """Which worker of which engine ran an operation, and when, in monotonic nanoseconds."""
+    """The record of one operation: engine, worker, and start and end in nanoseconds of the monotonic clock."""
 
     engine: int
     worker: int
@@ -46,7 +54,7 @@ class Work(NamedTuple):
 
 
 class Variable:
-    """Something that operations of one engine read and write: an array, a file, a connection.
+    """A resource that operations of one engine read and write, such as an array, a file or a connection.
 
     Readers run at the same time, writers alone, and all in the order in which they were pushed.
     """
@@ -82,7 +90,8 @@ class Engine:
                 f"the dependency engine is native, and graphkit was not built here: {how_to_install()}"
             )
         self._native: _native.Engine = self._library.Engine(workers)
-        # What operations raised, by number. It lies here because exceptions may refer to this object.
+        # Exceptions of operations, by number. They are not in the native engine, because they may refer to this object,
+        # and Python could not collect such a cycle.
         self._raised: dict[int, BaseException] = {}
         self.number = next(_numbers)
         if _recorded is not None:
@@ -168,7 +177,7 @@ class Engine:
         """
         ended = bool(self._call(self._native.close, seconds))
         if _recorded is not None:
-            self._hand_over(_recorded)
+            self._append_traced(_recorded)
         return ended
 
     @property
@@ -194,8 +203,8 @@ class Engine:
     def __reduce__(self) -> Any:
         raise UsageError("an Engine holds threads of this process and cannot be copied or pickled: create another one")
 
-    def _hand_over(self, recorded: list[Work]) -> None:
-        """Add what tracing has seen since the last call."""
+    def _append_traced(self, recorded: list[Work]) -> None:
+        """Append the operations that were traced since the last call."""
         for operation, worker, start, end in self._call(self._native.events):
             recorded.append(Work(self.number, worker, operation, start, end))
 
@@ -232,14 +241,39 @@ def _handles(variables: Iterable[Variable]) -> list[_native.Variable]:
         raise UsageError("operations can only read and write variables of this engine: use engine.variable()") from None
 
 
+class Offload:
+    """Decides whether a repeated piece of work is long enough to run on a worker of an engine.
+
+    worth: Minimum duration in seconds.
+    """
+
+    def __init__(self, worth: float = WORTH_SECONDS) -> None:
+        self._worth = worth
+        # Both of the two latest durations must be long, because the system may delay a single call.
+        self._latest: deque[float] = deque((0.0, 0.0), maxlen=2)
+
+    def timed(self, work: Callable[[], T]) -> T:
+        """Call `work`, measure its duration, and return its result."""
+        start = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self._latest.append(time.perf_counter() - start)
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether the work took longer than `worth` the last two times."""
+        return min(self._latest) > self._worth
+
+
 def record(into: list[Work] | None) -> None:
-    """Add the work of all engines to a list from now on; None stops it."""
+    """Record the operations of all engines in a list from now on. None stops recording."""
     global _recorded
     engines = list(_living)
     for engine in engines:
         engine._call(engine._native.trace, into is not None)
         if _recorded is not None:
-            engine._hand_over(_recorded)
+            engine._append_traced(_recorded)
     _recorded = into
 
 
@@ -250,7 +284,7 @@ _living: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Before the interpreter goes: no worker may need it any more."""
+    """Stop all workers before the interpreter is finalized, because they may call Python."""
     deadline = time.monotonic() + EXIT_SECONDS
     engines = list(_living)
     for engine in engines:

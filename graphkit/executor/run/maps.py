@@ -1,4 +1,4 @@
-"""Outputs that are maps: Python makes them from the results of a run, after the run."""
+"""Outputs that are maps (Python dicts): built after a run from the tensors that it computed."""
 
 from __future__ import annotations
 
@@ -16,54 +16,59 @@ from graphkit.ops.sequence.elements import holds_maps
 from graphkit.ops.xp import numpy_xp
 
 
-class Maker(NamedTuple):
-    """What makes maps of a tensor, and the node that it stands for."""
+class MapBuilder(NamedTuple):
+    """A function that builds the maps of an output from a tensor, and the node that it replaces."""
 
     node: Node
-    make: Callable[[Any], Any]
+    build: Callable[[Any], Any]
 
 
-class Apart(NamedTuple):
-    """A graph that returns tensors in the place of maps, and by output what makes maps of a tensor."""
+class WithoutMaps(NamedTuple):
+    """A graph that returns tensors instead of maps.
+
+    builders: By name of the output, what builds its maps.
+    """
 
     graph: Graph
-    makers: dict[str, Maker]
+    builders: dict[str, MapBuilder]
 
 
-def apart(graph: Graph) -> Apart:
-    """Take the nodes off a graph that do no more than make maps of one tensor for an output."""
-    makers: dict[str, Maker] = {}
+def remove_maps(graph: Graph) -> WithoutMaps:
+    """Remove each node that builds the maps of an output from a single tensor."""
+    builders: dict[str, MapBuilder] = {}
     outputs: list[Value] = []
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         node = value.node
-        if node is not None and _makes_maps_of_a_tensor(node):
-            makers[name] = Maker(node, _maker(node))
+        if node is not None and _builds_maps(node):
+            builders[name] = MapBuilder(node, _builder(node))
             value = node.operands[0]
         outputs.append(value)
-    if not makers:
-        return Apart(graph, makers)
-    return Apart(graph.replace(outputs=outputs, output_names=graph.output_names), makers)
+    if not builders:
+        return WithoutMaps(graph, builders)
+    return WithoutMaps(graph.replace(outputs=outputs, output_names=graph.output_names), builders)
 
 
-def _makes_maps_of_a_tensor(node: Node) -> bool:
-    only = len(node.inputs) == len(node.outputs) == 1
-    return only and holds_maps(node.output.type) and isinstance(node.operands[0].type, TensorType)
+def _builds_maps(node: Node) -> bool:
+    """Whether a node has one output, which consists of maps, and one input, which is a tensor."""
+    is_unary = len(node.inputs) == len(node.outputs) == 1
+    return is_unary and holds_maps(node.output.type) and isinstance(node.operands[0].type, TensorType)
 
 
-def _maker(node: Node) -> Callable[[Any], Any]:
+def _builder(node: Node) -> Callable[[Any], Any]:
     op = operator(node, Op)
     if isinstance(op, ZipMap) and node.operands[0].tensor.rank == 2 and (native := native_module()) is not None:
         return partial(native.maps_of_rows, op.labels)
     return partial(op.reference, numpy_xp)
 
 
-def make(makers: Mapping[str, Maker], named: dict[str, Any]) -> None:
-    """Put maps in the place of the tensors that they are made of, where these are; raises RuntimeFailure, naming the
-    node.
+def build_maps(builders: Mapping[str, MapBuilder], results: dict[str, Any]) -> None:
+    """Replace the tensors in `results` by the maps that are built from them. Raises RuntimeFailure, naming the node.
+
+    results: By name of the output. Outputs that are missing or None are skipped.
     """
-    for name, (node, maps_of) in makers.items():
-        if named.get(name) is not None:
+    for name, (node, build) in builders.items():
+        if results.get(name) is not None:
             try:
-                named[name] = maps_of(named[name])
+                results[name] = build(results[name])
             except Exception as error:
                 raise failure_of(node, error) from error

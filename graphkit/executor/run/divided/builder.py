@@ -11,12 +11,12 @@ from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.groups import GroupDevices
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.memory.pools import Pools
+from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.device_builder import device_cache
 from graphkit.executor.run.device_passes import device_passes
 from graphkit.executor.run.divided.division import Division, Site
 from graphkit.executor.run.divided.program import DividedProgram
 from graphkit.executor.run.executable import DeviceProgram
-from graphkit.executor.run.keys import Key
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import Selection
 from graphkit.passes.core.bind import bind
@@ -53,21 +53,22 @@ class DividedBuilder:
     def __init__(self, devices: GroupDevices, sites: Sequence[Site]):
         self._devices, self._sites = devices, sites
         self._divisions: dict[tuple[int, bool], Division] = {}
-        # Runs in several threads look for programs of parts.
+        # Protects the caches of parts' programs: runs in several threads use them.
         self._lock = threading.Lock()
 
     def readers(self, name: str) -> Sequence[Device]:
-        divisions = list(self._divisions.values())  # other threads build programs
+        divisions = list(self._divisions.values())  # a copy, because other threads may add to it
         return list(dict.fromkeys(device for division in divisions for device in division.readers(name)))
 
     def build(self, key: Key, selection: Selection, cache: ProgramCache[Any], *, again: bool) -> DividedProgram:
-        which = key.selection, bool(key.fed)
-        if which not in self._divisions:
-            prepacked = self._sites[0].settings.optimize and not key.fed
-            self._divisions[which] = Division(
+        has_fed_parameters = bool(key.fed)
+        division_key = key.selection, has_fed_parameters
+        if division_key not in self._divisions:
+            prepacked = self._sites[0].settings.optimize and not has_fed_parameters
+            self._divisions[division_key] = Division(
                 selection, self._devices, self._sites, prepacked=prepacked, lock=self._lock
             )
-        division = self._divisions[which]
+        division = self._divisions[division_key]
         bound = bind(division.probe, selection.shapes(key))
         fed = frozenset(selection.inputs[position].value for position in key.fed)
         return DividedProgram(division, bound, fed)

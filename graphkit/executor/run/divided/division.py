@@ -1,4 +1,4 @@
-"""How a graph is divided among devices: its pieces, prepared for theirs, and the programs of each."""
+"""Divide a graph into parts that run on different devices, and find the programs of the parts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import with_arrays
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import prepack
-from graphkit.executor.report.joined import Move
+from graphkit.executor.report.divided_plan import DeviceCopy
+from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.executable import DeviceProgram
-from graphkit.executor.run.keys import Key
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import RunInput, Selection
 from graphkit.ir.graph import Graph, Value
@@ -28,7 +28,14 @@ from graphkit.passes.distribution.places import find_places
 
 
 class Site(NamedTuple):
-    """One of several devices: its settings, the passes that prepare a graph for it, and its programs."""
+    """One of several devices.
+
+    Attributes:
+        name: Its name, such as "cuda:0".
+        settings: Its settings.
+        passes: The passes that prepare a graph for it.
+        programs: The cache of its programs.
+    """
 
     name: str
     settings: Settings
@@ -46,11 +53,17 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A piece, prepared for its device: what it computes, which values of the whole graph its first inputs, its outputs
-    and its states are.
+    """A part of the graph, prepared for its device.
 
-    received: inputs that an earlier part of the device has got from elsewhere, by position: that part, and the position
-    there.
+    Attributes:
+        site: The device.
+        selection: The graph of the part. Values that are derived from parameters are additional inputs at its end.
+        inputs: The other inputs, as values of the whole graph.
+        outputs: The outputs, as values of the whole graph.
+        states: The states that it writes, as values of the whole graph.
+        received: Inputs that were already copied to this device for an earlier part. For each position, the index of
+            that part and the position among its inputs.
+        late: Whether the part runs after all parts that write no states.
     """
 
     site: Site
@@ -63,11 +76,22 @@ class Part:
 
 
 class Division:
-    """The parts of a selection's graph, in their order.
+    """The parts of a selection's graph, in the order in which they run.
 
-    makers: by value, the part whose output it is, and which; writers: by state, the part that writes it, and which of
-    its updates that is. crossing: what parts make for others. prepacked: whether values derived from parameters are
-    kept, which do not follow a parameter that is fed.
+    Args:
+        selection: The selection.
+        devices: The device of each group of nodes.
+        sites: The devices.
+        prepacked: Whether values that depend only on parameters are computed once. This is wrong if parameters are fed.
+        lock: Protects the caches of programs.
+
+    Attributes:
+        graph: The whole graph.
+        parts: The parts.
+        makers: For each value that a part outputs, the index of the part and the position of the output.
+        writers: For each state, the index of the part that writes it and the position among the part's updates.
+        crossing: The values that a part computes for another one.
+        probe: The whole graph with `crossing` as additional outputs, to infer their types.
     """
 
     def __init__(
@@ -89,7 +113,7 @@ class Division:
         self._groups = [[g for g, at in devices.groups.items() if at == place] for place in range(len(sites))]
         self._written = {state for state, _ in graph.updates}
         pieces = cut(places, [not site.is_host for site in sites])
-        # Where values are that are not everywhere: written states, and what pieces make.
+        # The device of each written state, and of each value that a part outputs. Every device can read other inputs.
         self._at = {v: places.homes[v] for v in self._written}
         self._at |= {v: piece.place for piece in pieces for v in piece.outputs if v.node is not None}
         self._first: dict[tuple[Value, int], tuple[int, int]] = {}
@@ -97,7 +121,6 @@ class Division:
         self.makers = {v: (i, at) for i, part in enumerate(self.parts) for at, v in enumerate(part.outputs)}
         self.writers = {v: (i, at) for i, part in enumerate(self.parts) for at, v in enumerate(part.states)}
         self.crossing = tuple(dict.fromkeys(v for part in self.parts for v in part.inputs if v.node is not None))
-        # The whole graph, with what crosses among its outputs.
         self.probe = graph.replace(outputs=[*graph.outputs, *self.crossing])
 
     def _part(self, index: int, piece: Piece, selection: Selection, prepacked: bool) -> Part:
@@ -122,30 +145,30 @@ class Division:
                 fixed[name] = array
         states = tuple(piece.inputs[i] for i, _ in _states(piece.graph))
         received = {} if site.is_host else self._received(index, piece, inputs)
-        here = {i for i, v in enumerate(piece.inputs) if not site.is_host and self._at.get(v) == piece.place}
-        handed = sorted({*here, *received} - {i for i, v in enumerate(piece.inputs) if v in states})
+        local = {i for i, v in enumerate(piece.inputs) if not site.is_host and self._at.get(v) == piece.place}
+        on_device = sorted({*local, *received} - {i for i, v in enumerate(piece.inputs) if v in states})
         names = tuple(specs[state].name for state in states)
-        made = Selection(graph, fixed, tuple(inputs), graph.output_names, names, tuple(handed))
-        return Part(site, made, piece.inputs, piece.outputs, states, received, piece.late)
+        own_selection = Selection(graph, fixed, tuple(inputs), graph.output_names, names, tuple(on_device))
+        return Part(site, own_selection, piece.inputs, piece.outputs, states, received, piece.late)
 
     def _received(self, index: int, piece: Piece, inputs: Sequence[RunInput]) -> dict[int, tuple[int, int]]:
-        """What of a piece's inputs came to the device for an earlier one; for the others this is the first."""
+        """Return `Part.received` of a piece. Other inputs from elsewhere are copied for this piece first."""
         found: dict[int, tuple[int, int]] = {}
         for position, value in enumerate(piece.inputs):
-            stays = inputs[position].stored or self._at.get(value) == piece.place
-            if not stays and isinstance(value.type, TensorType):
+            is_local = inputs[position].stored or self._at.get(value) == piece.place
+            if not is_local and isinstance(value.type, TensorType):
                 first = self._first.setdefault((value, piece.place), (index, position))
                 if first[0] != index:
                     found[position] = first
         return found
 
     def home(self, state: Value) -> Device | None:
-        """The device that a state is on; None for the host."""
+        """Return the device that has a state; None if it is in host memory."""
         settings = self._sites[self._homes[state]].settings
         return with_arrays(settings.device, settings.number)
 
     def readers(self, name: str) -> list[Device]:
-        """The devices that a fed input is copied to, by its name."""
+        """Return the devices that the fed input `name` is copied to."""
         sites = {}
         for part in self.parts:
             for value, spec in zip(part.inputs, part.selection.inputs, strict=False):
@@ -155,8 +178,12 @@ class Division:
         return [device for device in found if device is not None]
 
     def program(self, part: Part, shapes: Sequence[tuple[int, ...] | None], fed: Collection[Value]) -> DeviceProgram:
-        """The program of a part for inputs of these shapes, those of `Selection.open`. Raises as `compile_graph` does;
-        UnsupportedError names groups.
+        """Return the program of a part. Raises the same errors as `compile_graph`; UnsupportedError names the groups.
+
+        Args:
+            part: The part.
+            shapes: Shapes of the inputs in `Selection.open` of the part.
+            fed: The stored inputs that callers feed.
         """
         selection, programs = part.selection, part.site.programs
         stored = (i for i, v in enumerate(part.inputs) if v in fed and selection.inputs[i].stored)
@@ -166,21 +193,22 @@ class Division:
                 return programs.get(key, selection)
             except UnsupportedError as error:
                 groups = ", ".join(map(repr, self._groups[self._sites.index(part.site)]))
-                whose = f"group {groups}" if groups else "nodes without a group"
-                raise UnsupportedError(f"{error} (of {whose})") from error
+                nodes = f"group {groups}" if groups else "nodes without a group"
+                raise UnsupportedError(f"{error} (of {nodes})") from error
 
-    def moves(self, part: Part, types: Mapping[Value, Type]) -> list[Move]:
-        """What a part gets from other devices, by the types of the values for the sizes at hand."""
+    def copies(self, part: Part, types: Mapping[Value, Type]) -> list[DeviceCopy]:
+        """Return the copies from other devices that a part needs. types: of the values that cross between devices."""
         found = []
         for position, value in enumerate(part.inputs):
             source = self._at.get(value)
-            away = source is not None and self._sites[source] is not part.site
-            if source is not None and away and position not in part.received:
-                found.append(Move(self.graph.name_of(value), types[value], self._sites[source].name))
+            is_elsewhere = source is not None and self._sites[source] is not part.site
+            if source is not None and is_elsewhere and position not in part.received:
+                found.append(DeviceCopy(self.graph.name_of(value), types[value], self._sites[source].name))
         return found
 
 
 def _states(graph: Graph) -> list[tuple[int, Value]]:
+    """Return the position of each state among the inputs, and its new value."""
     positions = {v: i for i, v in enumerate(graph.inputs)}
     return [(positions[state], new) for state, new in graph.updates]
 
