@@ -16,9 +16,9 @@ from graphkit.executor.memory.schedule import Schedule, Task, is_topological_ord
 from graphkit.shelf import Shelf
 
 # With fewer steps, planning is faster than reading a file.
-LEAST_STEPS = 100
+MIN_STEPS = 100
 # Maximum number of entries of one kind (orders, layouts) in the folder.
-MOST_ENTRIES = 2048
+MAX_ENTRIES = 2048
 
 
 def cached_schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
@@ -52,7 +52,7 @@ def cached_layout(requests: Sequence[Request], *, inplace: bool, share: bool) ->
 def _shelf(kind: str, steps: int) -> Shelf | None:
     """Return the cache of a kind of entry, or None if GRAPHKIT_CACHE is not set or there are too few steps."""
     folder = config.CACHE.get()
-    return None if folder is None or steps < LEAST_STEPS else Shelf(Path(folder), kind, ".json", MOST_ENTRIES)
+    return None if folder is None or steps < MIN_STEPS else Shelf(Path(folder), kind, ".json", MAX_ENTRIES)
 
 
 def _text(numbers: Sequence[int]) -> bytes:

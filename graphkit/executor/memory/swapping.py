@@ -1,7 +1,7 @@
 """Swap values of a program out to host memory and back in, on a device with its own memory.
 
 After Yu et al., 2018, "Dynamic control flow in large-scale machine learning", section 5.3. Copies run at the same time
-as the steps. A copy of n bytes is expected to take as long as steps that read and write COPIES * n bytes. After a
+as the steps. A copy of n bytes is expected to take as long as steps that read and write COPY_COST * n bytes. After a
 swap-out begins, the memory of the value is not reused for that time. A swap-in (prefetch) begins that long before the
 value is read, and has its own memory.
 """
@@ -23,10 +23,10 @@ from graphkit.passes.training.swap import is_swapped
 
 # Time to copy one byte to the host, in bytes that steps read and write in that time. A GPU's memory is faster than its
 # connection to the host by several times this number, but steps also compute.
-COPIES = 8
+COPY_COST = 8
 
 # Smaller values are not swapped, because they save too little memory.
-LEAST_BYTES = 1 << 16
+MIN_BYTES = 1 << 16
 
 
 class _Timeline:
@@ -42,7 +42,9 @@ class _Timeline:
         It is the length of the order if the copy ends after the last step.
         """
         first = position + 1
-        return min(bisect.bisect_left(self._begin, self._begin[first] + COPIES * nbytes, first), len(self._begin) - 1)
+        return min(
+            bisect.bisect_left(self._begin, self._begin[first] + COPY_COST * nbytes, first), len(self._begin) - 1
+        )
 
     def between(self, positions: tuple[int, int]) -> int:
         """Return the time of the steps between two positions, without the steps at these positions."""
@@ -54,7 +56,7 @@ class _Timeline:
 
         It is -1 if the copy must begin before the first step.
         """
-        return bisect.bisect_right(self._begin, self._begin[position] - COPIES * nbytes, 0, position + 1) - 2
+        return bisect.bisect_right(self._begin, self._begin[position] - COPY_COST * nbytes, 0, position + 1) - 2
 
 
 def _bytes_accessed(node: Node, placement: Placement) -> int:
@@ -127,7 +129,7 @@ def insert_swaps(
     """Insert SwapOut and SwapIn nodes for results of nodes that are marked for swapping (`is_swapped`). O(n log n).
 
     A value is in host memory during the longest time in which no step reads it. It is swapped only if both copies fit
-    into that time, and if it has at least LEAST_BYTES. Inputs, parameters, results, and values inside branches and
+    into that time, and if it has at least MIN_BYTES. Inputs, parameters, results, and values inside branches and
     loops are not swapped.
 
     Args:
@@ -151,7 +153,7 @@ def _choose_swaps(
     found: dict[Value, list[int]] = {}  # the positions at which each value is written and read
     for node in marked:
         for value in node.outputs:
-            if value in placement.used and place[value] == "arena" and value.tensor.nbytes >= LEAST_BYTES:
+            if value in placement.used and place[value] == "arena" and value.tensor.nbytes >= MIN_BYTES:
                 found[value] = []
     for value in stacks:
         del found[value]

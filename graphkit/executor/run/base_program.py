@@ -1,4 +1,4 @@
-"""Base classes of programs for the CPU: memory for results, instances, arenas; and the key of a program in a cache."""
+"""Base classes of programs for the CPU: results, instances and arenas of their runs. The key of a program."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class BaseProgram(ABC):
 class InstancedProgram(BaseProgram):
     """A program that gives each run its own instance and arena.
 
-    has_dynamic_memory: whether values may have data-dependent shapes, so that a run may need more memory than planned.
+    has_dynamic_memory: Whether values may have data-dependent shapes, so that a run may need more memory than planned.
     """
 
     has_dynamic_memory = True
@@ -370,16 +370,16 @@ class HostRun:
         return self._results[position]
 
     def wait(self) -> None:
-        """All steps are complete."""
+        """Do nothing: all steps are complete after `launch`."""
 
     def raise_fault(self) -> None:
-        """`launch` raises errors itself."""
+        """Do nothing: `launch` raises all errors."""
 
     def new_states(self) -> list[Any]:
         return self._results[: len(self._program.state_inputs)]
 
     def end(self, succeeded: bool) -> None:
-        """The memory was released after `launch`."""
+        """Do nothing: the memory is released after `launch`."""
 
 
 class InstanceRun(HostRun):

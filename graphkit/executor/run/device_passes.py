@@ -32,7 +32,7 @@ def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
 def _stays_whole(kind: str, node: Node) -> bool:
     """Whether a composite operator must not be expanded on a kind of device.
 
-    Either the device has a kernel for it, or its expansion may use element types that numpy and CuPy do not have.
+    Either the device has a kernel for it, or its expansion may use element types that arrays do not have.
     """
     return has_factory(kind, node.op.domain, node.op.name) or isinstance(node.op, FakeQuantize)
 

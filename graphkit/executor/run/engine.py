@@ -56,7 +56,8 @@ class Work(NamedTuple):
 class Variable:
     """A resource that operations of one engine read and write, such as an array, a file or a connection.
 
-    Readers run at the same time, writers alone, and all in the order in which they were pushed.
+    Operations that only read it may run at the same time. One that writes it runs alone. Apart from that, they run in
+    the order in which they were pushed.
     """
 
     __slots__ = ("_native", "name")
@@ -73,8 +74,9 @@ class Engine:
     """Runs operations on `workers` threads (default: GRAPHKIT_ENGINE_WORKERS).
 
     If an operation raises an exception, the variables that it writes become invalid. Operations that were pushed before
-    anybody waited for such a variable, and use it, do not run; what they write becomes invalid, too. `wait` for any of
-    these variables raises the exception, or else `wait_all`. Afterwards the variable can be used again.
+    the first wait for such a variable, and that use it, do not run; the variables that they write become invalid, too.
+    `wait` for any of these variables raises the exception, or else `wait_all`. Afterwards the variable can be used
+    again.
 
     As a context manager it waits for all operations at the end, or cancels them if the block raises. It is safe to use
     from several threads. It does not work after a fork: in the child, every call raises RuntimeFailure.
@@ -166,14 +168,14 @@ class Engine:
         self._raise(self._call(self._native.wait_all))
 
     def cancel(self) -> None:
-        """Cancel operations that have not started. A wait for what they should have written raises Cancelled."""
+        """Cancel operations that have not started. A wait for a variable that they write raises Cancelled."""
         self._call(self._native.cancel)
 
     def close(self, seconds: float = EXIT_SECONDS) -> bool:
         """Cancel pending operations, accept no more, and wait for running ones.
 
-        Returns False if that takes longer than `seconds`. Operations that still run then end by themselves, and their
-        workers with them. It may be called again.
+        Returns False if that takes longer than `seconds`. The remaining operations continue, and their workers end
+        after them. It may be called again.
         """
         ended = bool(self._call(self._native.close, seconds))
         if _recorded is not None:
@@ -212,12 +214,17 @@ class Engine:
         return short_repr(self, lambda: [f"of {self.workers} workers"])
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a native function. Its errors become RuntimeFailure."""
         try:
             return function(*arguments)
         except self._library.Error as error:
             raise RuntimeFailure(str(error)) from None
 
     def _raise(self, failure: tuple[BaseException | int, str] | None) -> None:
+        """Raise the error of an operation, if any.
+
+        failure: The error, or its number in `_raised`, and the name of the operation.
+        """
         if failure is None:
             return
         found, operation = failure
@@ -235,6 +242,7 @@ class Engine:
 
 
 def _handles(variables: Iterable[Variable]) -> list[_native.Variable]:
+    """Return the native variables. Raises UsageError."""
     try:
         return [variable._native for variable in variables]
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Check and convert fed values; errors say which input does not match."""
+"""Check and convert fed values. Errors name the input that does not match."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from graphkit.text import quantity
 
 
 def convert(name: str, kind: Type, given: Any) -> Any:
-    """Return the C-contiguous, aligned array (or sequence) for input `name`. Raises InputError for another dtype or
-    rank.
+    """Return a C-contiguous, aligned array (or a sequence, map or optional) for input `name`.
+
+    Raises InputError if its dtype, rank or static shape is wrong.
 
     Arrays must have the declared dtype. Arrays of other libraries are read through `__array__` or DLPack. Python
-    numbers and lists have no dtype: they are converted if only a decimal fraction is rounded. Symbolic dimensions are
-    checked later, when they are bound.
+    numbers and lists have no dtype: they are converted if nothing but decimal fractions is rounded. Symbolic dimensions
+    are checked later, when they are bound.
     """
     if isinstance(kind, TensorType):
         return _tensor(name, kind, given)
@@ -68,6 +69,7 @@ def check_finite(name: str, array: Any) -> None:
 
 
 def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
+    """Return the array for an input that is a tensor."""
     wanted = kind.dtype.numpy
     if not isinstance(given, (np.ndarray, np.generic)) and hasattr(given, "__dlpack__"):
         given = _from_dlpack(name, kind, given)
@@ -99,6 +101,7 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
 
 
 def _strings(name: str, kind: TensorType, array: np.ndarray) -> np.ndarray:
+    """Return an array of str. Raises InputError if an element is not a string."""
     native = native_module()
     if native is not None and array.dtype == object:
         array = np.asarray(array, order="C")
@@ -121,6 +124,7 @@ def _from_dlpack(name: str, kind: TensorType, given: Any) -> Any:
 
 
 def _from_python(name: str, kind: TensorType, given: Any) -> np.ndarray:
+    """Return the array for Python numbers, strings or lists, which have no dtype."""
     wanted = kind.dtype.numpy
     if kind.dtype is DType.STRING:
         # numpy's fixed-width strings would lose zero bytes at the end.

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 
-# The functions of the module `signal` spend microseconds on conversions to and from enums. These are below them.
+# The functions that the module `signal` wraps. Its wrappers spend microseconds on conversions to and from enums.
 from _signal import getsignal as _getsignal  # type: ignore[import-not-found]
 from _signal import signal as _set_handler
 from collections.abc import Callable

@@ -26,7 +26,7 @@ class MapBuilder(NamedTuple):
 class WithoutMaps(NamedTuple):
     """A graph that returns tensors instead of maps.
 
-    builders: By name of the output, what builds its maps.
+    builders: Builds the maps of an output from its tensor, by name of the output.
     """
 
     graph: Graph
@@ -55,6 +55,7 @@ def _builds_maps(node: Node) -> bool:
 
 
 def _builder(node: Node) -> Callable[[Any], Any]:
+    """Return a function that computes the output of a node from its input."""
     op = operator(node, Op)
     if isinstance(op, ZipMap) and node.operands[0].tensor.rank == 2 and (native := native_module()) is not None:
         return partial(native.maps_of_rows, op.labels)

@@ -30,8 +30,11 @@ _MAX_GROUPINGS = 16
 class ParamStore(MutableMapping[str, np.ndarray]):
     """Arrays by name. Reading returns a read-only array; `store[name] = array` checks it and increases its version.
 
-    `types` determines the names and the types of the arrays. Raises InputError for an unknown name, or an array of
-    another type.
+    Raises InputError for an unknown name, or an array of another type.
+
+    Args:
+        types: Names and types of the arrays.
+        arrays: Initial values.
     """
 
     def __init__(self, types: Mapping[str, TensorType], arrays: Mapping[str, Any] | None = None):
@@ -42,7 +45,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._own: set[str] = set()
         # The names of arrays that were released, and what has them now (see `release`).
         self._elsewhere: dict[str, str] = {}
-        # Tells for each owned array that callers have read whether a view of it still exists.
+        # The owned arrays that callers have read. Each of them knows whether a view of it still exists.
         self._views: dict[str, SharedMemory] = {}
         self._versions = dict.fromkeys(self._types, 0)
         self._stamp = 0
@@ -53,6 +56,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
             self[name] = array
 
     def type_of(self, name: str) -> TensorType:
+        """Return the type of an array. Raises InputError for an unknown name."""
         if not isinstance(name, str) or name not in self._types:
             raise InputError(f"no parameter {name!r}{did_you_mean(name, self._types)}")
         return self._types[name]
@@ -115,6 +119,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return given.copy() if given.flags.writeable or not given.flags.c_contiguous else given
 
     def _check(self, name: str, given: np.ndarray | StoredArray) -> None:
+        """Raise InputError if the dtype or shape of an array is wrong."""
         wanted = self.type_of(name)
         if dtype_of(given.dtype) is not wanted.dtype:
             raise InputError(f"parameter {name!r} is {wanted}; the array given is {given.dtype}")

@@ -12,8 +12,9 @@ _FLOAT8 = (8, 9)
 
 
 def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
-    """Raise UsageError for an unknown precision, or one that needs a rewrite; UnsupportedError if the device does
-    not support it.
+    """Raise UsageError for an unknown precision, or without `optimize` if the precision needs a rewrite.
+
+    Raises UnsupportedError if the device does not support the precision.
     """
     if precision not in PRECISIONS:
         raise UsageError(f"precision {precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
@@ -38,4 +39,5 @@ def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
 
 
 def _dotted(numbers: tuple[int, int]) -> str:
+    """Return a compute capability as text, such as "8.9"."""
     return ".".join(map(str, numbers))

@@ -33,11 +33,11 @@ class Builder(Protocol[Built]):
 
         cache: The cache that keeps the program; parts of a batch use its other programs. The builder must not refer to
             it, or else both live until Python collects cycles.
-        again: The program replaces one that `needs_recompiling`.
+        again: Whether the program replaces one that `needs_recompiling`.
         """
 
     def readers(self, name: str) -> Sequence[Device]:
-        """Return the devices with their own memory on which a program that was built reads the input `name`."""
+        """Return the devices with their own memory that read the input `name` in the programs built so far."""
 
 
 class ProgramCache(Generic[P]):

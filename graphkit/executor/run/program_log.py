@@ -69,6 +69,7 @@ class ProgramLog:
         return program
 
     def _reason(self, key: Key, selection: Selection, again: bool) -> str:
+        """Return why a program is built, as a clause."""
         if again:
             return "these shapes occur often, so compiling pays"
         if key in self._dropped:

@@ -86,8 +86,8 @@ class Executor:
             of matrix products, convolutions and attention (each with a relative error of at most 2^-11).
         check_finite: Raise InputError for NaN or infinity in fed data.
         declared: Shapes that a file declares for the graph's values. A false one is reported by a DeclarationWarning.
-        collectives: Performs the graph's all-reduces over processes. Without it, each is that of one process.
-        channels: Sends single values between processes.
+        collectives: Performs the graph's all-reduces over processes. Without it, this process is the only participant.
+        channels: Sends values from one process to another.
         max_memory: Limit of the bytes of one run, or of one node of it, such as 500_000_000 or "500MB" (default:
             GRAPHKIT_MAX_MEMORY, else the free memory of the machine).
         max_iterations: Limit of the iterations of a Loop or Scan (default: GRAPHKIT_MAX_ITERATIONS, else none).
@@ -255,6 +255,7 @@ class Executor:
         out: Mapping[str, np.ndarray] | None,
         discard: Collection[str],
     ) -> dict[str, np.ndarray]:
+        """Run as `run` does, after its limits were set."""
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise UsageError(
                 "run takes inputs by name: run({'x': array}); to pass them by position, call executor(array)"
@@ -614,4 +615,5 @@ def _copied_to(name: str, result: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def _overlaps(target: np.ndarray, arrays: Sequence[Any]) -> bool:
+    """Whether an array may share memory with an input."""
     return any(isinstance(a, np.ndarray) and np.may_share_memory(target, a) for a in arrays)

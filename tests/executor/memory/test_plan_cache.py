@@ -97,7 +97,7 @@ def test_processes_share_a_folder(folder: Path) -> None:
 
 
 def test_old_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_cache, "MOST_ENTRIES", 4)
+    monkeypatch.setattr(plan_cache, "MAX_ENTRIES", 4)
     folder.mkdir()
     (folder / "notes.json").write_text("somebody else's")
     for width in range(8, 8 + 5):

@@ -27,8 +27,8 @@ from graphkit.passes.distribution.pieces import Piece, cut
 from graphkit.passes.distribution.places import find_places
 
 
-class Site(NamedTuple):
-    """One of several devices.
+class Target(NamedTuple):
+    """A device that parts run on.
 
     Attributes:
         name: Its name, such as "cuda:0".
@@ -56,23 +56,23 @@ class Part:
     """A part of the graph, prepared for its device.
 
     Attributes:
-        site: The device.
+        target: Its device.
         selection: The graph of the part. Values that are derived from parameters are additional inputs at its end.
         inputs: The other inputs, as values of the whole graph.
         outputs: The outputs, as values of the whole graph.
         states: The states that it writes, as values of the whole graph.
         received: Inputs that were already copied to this device for an earlier part. For each position, the index of
             that part and the position among its inputs.
-        late: Whether the part runs after all parts that write no states.
+        runs_last: Whether the part runs after all parts that write no states.
     """
 
-    site: Site
+    target: Target
     selection: Selection
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     states: tuple[Value, ...]
     received: Mapping[int, tuple[int, int]]
-    late: bool
+    runs_last: bool
 
 
 class Division:
@@ -81,14 +81,14 @@ class Division:
     Args:
         selection: The selection.
         devices: The device of each group of nodes.
-        sites: The devices.
+        targets: The devices.
         prepacked: Whether values that depend only on parameters are computed once. This is wrong if parameters are fed.
         lock: Protects the caches of programs.
 
     Attributes:
         graph: The whole graph.
         parts: The parts.
-        makers: For each value that a part outputs, the index of the part and the position of the output.
+        producers: For each value that a part outputs, the index of the part and the position of the output.
         writers: For each state, the index of the part that writes it and the position among the part's updates.
         crossing: The values that a part computes for another one.
         probe: The whole graph with `crossing` as additional outputs, to infer their types.
@@ -98,34 +98,34 @@ class Division:
         self,
         selection: Selection,
         devices: GroupDevices,
-        sites: Sequence[Site],
+        targets: Sequence[Target],
         *,
         prepacked: bool,
         lock: threading.Lock,
     ):
         self.graph = graph = selection.graph
-        self._sites = sites
+        self._targets = targets
         self._lock = lock
         places = find_places(graph, devices.groups, devices.default, devices.homes)
         for value, place in places.homes.items():
             devices.homes.setdefault(graph.name_of(value), place)
         self._homes = places.homes
-        self._groups = [[g for g, at in devices.groups.items() if at == place] for place in range(len(sites))]
+        self._groups = [[g for g, at in devices.groups.items() if at == place] for place in range(len(targets))]
         self._written = {state for state, _ in graph.updates}
-        pieces = cut(places, [not site.is_host for site in sites])
+        pieces = cut(places, [not target.is_host for target in targets])
         # The device of each written state, and of each value that a part outputs. Every device can read other inputs.
         self._at = {v: places.homes[v] for v in self._written}
         self._at |= {v: piece.place for piece in pieces for v in piece.outputs if v.node is not None}
         self._first: dict[tuple[Value, int], tuple[int, int]] = {}
         self.parts = [self._part(index, piece, selection, prepacked) for index, piece in enumerate(pieces)]
-        self.makers = {v: (i, at) for i, part in enumerate(self.parts) for at, v in enumerate(part.outputs)}
+        self.producers = {v: (i, at) for i, part in enumerate(self.parts) for at, v in enumerate(part.outputs)}
         self.writers = {v: (i, at) for i, part in enumerate(self.parts) for at, v in enumerate(part.states)}
         self.crossing = tuple(dict.fromkeys(v for part in self.parts for v in part.inputs if v.node is not None))
         self.probe = graph.replace(outputs=[*graph.outputs, *self.crossing])
 
     def _part(self, index: int, piece: Piece, selection: Selection, prepacked: bool) -> Part:
-        site = self._sites[piece.place]
-        graph = run_passes(piece.graph, site.passes)
+        target = self._targets[piece.place]
+        graph = run_passes(piece.graph, target.passes)
         specs = {spec.value: spec for spec in selection.inputs}
         inputs: list[RunInput] = []
         fixed: dict[str, VersionedArray] = {}
@@ -144,12 +144,12 @@ class Division:
                 inputs.append(RunInput(name, own, True, True, True, _is_static(own)))
                 fixed[name] = array
         states = tuple(piece.inputs[i] for i, _ in _states(piece.graph))
-        received = {} if site.is_host else self._received(index, piece, inputs)
-        local = {i for i, v in enumerate(piece.inputs) if not site.is_host and self._at.get(v) == piece.place}
+        received = {} if target.is_host else self._received(index, piece, inputs)
+        local = {i for i, v in enumerate(piece.inputs) if not target.is_host and self._at.get(v) == piece.place}
         on_device = sorted({*local, *received} - {i for i, v in enumerate(piece.inputs) if v in states})
         names = tuple(specs[state].name for state in states)
         own_selection = Selection(graph, fixed, tuple(inputs), graph.output_names, names, tuple(on_device))
-        return Part(site, own_selection, piece.inputs, piece.outputs, states, received, piece.late)
+        return Part(target, own_selection, piece.inputs, piece.outputs, states, received, piece.late)
 
     def _received(self, index: int, piece: Piece, inputs: Sequence[RunInput]) -> dict[int, tuple[int, int]]:
         """Return `Part.received` of a piece. Other inputs from elsewhere are copied for this piece first."""
@@ -164,17 +164,17 @@ class Division:
 
     def home(self, state: Value) -> Device | None:
         """Return the device that has a state; None if it is in host memory."""
-        settings = self._sites[self._homes[state]].settings
+        settings = self._targets[self._homes[state]].settings
         return with_arrays(settings.device, settings.number)
 
     def readers(self, name: str) -> list[Device]:
         """Return the devices that the fed input `name` is copied to."""
-        sites = {}
+        targets = {}
         for part in self.parts:
             for value, spec in zip(part.inputs, part.selection.inputs, strict=False):
                 if value.node is None and spec.name == name and not spec.stored:
-                    sites[part.site.name] = part.site.settings
-        found = [with_arrays(settings.device, settings.number) for settings in sites.values()]
+                    targets[part.target.name] = part.target.settings
+        found = [with_arrays(settings.device, settings.number) for settings in targets.values()]
         return [device for device in found if device is not None]
 
     def program(self, part: Part, shapes: Sequence[tuple[int, ...] | None], fed: Collection[Value]) -> DeviceProgram:
@@ -185,14 +185,14 @@ class Division:
             shapes: Shapes of the inputs in `Selection.open` of the part.
             fed: The stored inputs that callers feed.
         """
-        selection, programs = part.selection, part.site.programs
+        selection, programs = part.selection, part.target.programs
         stored = (i for i, v in enumerate(part.inputs) if v in fed and selection.inputs[i].stored)
         key = Key(id(selection), tuple(stored), tuple(shapes))
         with self._lock:
             try:
                 return programs.get(key, selection)
             except UnsupportedError as error:
-                groups = ", ".join(map(repr, self._groups[self._sites.index(part.site)]))
+                groups = ", ".join(map(repr, self._groups[self._targets.index(part.target)]))
                 nodes = f"group {groups}" if groups else "nodes without a group"
                 raise UnsupportedError(f"{error} (of {nodes})") from error
 
@@ -201,9 +201,9 @@ class Division:
         found = []
         for position, value in enumerate(part.inputs):
             source = self._at.get(value)
-            is_elsewhere = source is not None and self._sites[source] is not part.site
+            is_elsewhere = source is not None and self._targets[source] is not part.target
             if source is not None and is_elsewhere and position not in part.received:
-                found.append(DeviceCopy(self.graph.name_of(value), types[value], self._sites[source].name))
+                found.append(DeviceCopy(self.graph.name_of(value), types[value], self._targets[source].name))
         return found
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
 
 
-# Bytes of a program without those of its parts.
+# Approximate size of a DividedProgram in bytes, without the programs of its parts.
 _BYTES = 4 << 10
 
 
@@ -78,7 +78,7 @@ class DividedProgram:
         self.finals = (*map(Result, new_values, owned), *outputs)
 
     def _shapes(self, part: Part) -> list[tuple[int, ...] | None] | None:
-        """The shapes that the program of a part depends on, or None if they are data-dependent."""
+        """Return the shapes that the program of a part depends on, or None if they are data-dependent."""
         kinds = [self._types[part.inputs[position]] for position in part.selection.open]
         if any(isinstance(kind, TensorType) and not kind.is_static for kind in kinds):
             return None
@@ -128,8 +128,8 @@ class DividedProgram:
         plans = []
         for part, program in zip(self._division.parts, self._known, strict=True):
             if program is None:
-                raise UnsupportedError(f"no plan: {part.site.name} receives values with data-dependent shapes")
-            plans.append(PartPlan(part.site.name, program.plan, self._division.copies(part, self._types)))
+                raise UnsupportedError(f"no plan: {part.target.name} receives values with data-dependent shapes")
+            plans.append(PartPlan(part.target.name, program.plan, self._division.copies(part, self._types)))
         return join_plans(plans)
 
     def __repr__(self) -> str:

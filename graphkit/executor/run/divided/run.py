@@ -50,11 +50,11 @@ class DividedRun:
                 run.raise_fault()
             raise
         for run, part in zip(self._runs, self._division.parts, strict=True):
-            if not part.late:
+            if not part.runs_last:
                 run.wait()
         returned: set[Value] = set()
         for value in self._division.graph.outputs:
-            # Outputs may not share memory.
+            # Outputs must not share memory.
             self.outputs.append(deepcopy(self._on_host(value)) if value in returned else self._on_host(value))
             returned.add(value)
 
@@ -69,9 +69,9 @@ class DividedRun:
         run = program.start()
         self._runs.append(run)
         # A part that writes states must complete, so it has no time limit.
-        with limits.untimed(part.late):
+        with limits.untimed(part.runs_last):
             run.begin(arrays, buffers)
-        if not part.late:
+        if not part.runs_last:
             run.launch()
 
     def _input(self, part: Part, position: int) -> Any:
@@ -81,15 +81,16 @@ class DividedRun:
             return self._runs[index].input_on_device(at)
         value = part.inputs[position]
         if value.node is not None:
-            index, at = self._division.makers[value]
-            site = self._division.parts[index].site
+            index, at = self._division.producers[value]
+            source = self._division.parts[index].target
             # Values that are not arrays, or go to another kind of device, are copied through host memory.
-            is_direct = site is part.site or (isinstance(value.type, TensorType) and site.kind == part.site.kind)
+            is_same_kind = isinstance(value.type, TensorType) and source.kind == part.target.kind
+            is_direct = source is part.target or is_same_kind
             return self._runs[index].result_on_device(at) if is_direct else self._on_host(value)
         given = self._given[value]
         if not isinstance(given, Resident) or value in part.states:
             return given
-        if not part.site.is_host:
+        if not part.target.is_host:
             return Handed(given.device, given.array, None)
         if value not in self._states:
             self._states[value] = given.fetch()
@@ -98,19 +99,19 @@ class DividedRun:
     def _on_host(self, value: Value) -> Any:
         """Return a value in host memory that a part has computed, or an input that is an output."""
         if value not in self._from_parts:
-            index, position = self._division.makers[value]
+            index, position = self._division.producers[value]
             self._from_parts[value] = self._runs[index].fetch(position)
         return self._from_parts[value]
 
     def write(self) -> list[Any]:
         """Run the parts that write states. Return the new values, in the order of the updates."""
-        late = [(run, p) for run, p in zip(self._runs, self._division.parts, strict=True) if p.late]
+        last = [(run, p) for run, p in zip(self._runs, self._division.parts, strict=True) if p.runs_last]
         with limits.untimed():
-            for run, _ in late:
+            for run, _ in last:
                 run.launch()
-            for run, _ in late:
+            for run, _ in last:
                 run.wait()
-            new = {state: value for run, p in late for state, value in zip(p.states, run.new_states(), strict=True)}
+            new = {state: value for run, p in last for state, value in zip(p.states, run.new_states(), strict=True)}
         return [new[state] for state, _ in self._division.graph.updates]
 
     def end(self, succeeded: bool) -> None:
