@@ -148,6 +148,7 @@ def _swapped_values(graph: Graph, finals: Sequence[Value]) -> frozenset[Value]:
 
 
 def _is_sized(value: Value, symbols: Set[str]) -> bool:
+    """See `Placement.is_sized`."""
     kind = value.type
     if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype is DType.STRING:
         return False

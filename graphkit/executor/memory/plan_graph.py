@@ -261,10 +261,12 @@ class _Planning:
         return found
 
     def _buffers(self, values: Iterable[Value]) -> tuple[int, ...]:
+        """Return the buffers of values, without duplicates and values that no step writes."""
         number = self._buffer_of
         return tuple(dict.fromkeys([number[v] for v in values if v in number]))
 
     def _in_arena(self, pairs: Sequence[tuple[Value, Value]]) -> tuple[tuple[int, int], ...]:
+        """Return the in-place pairs whose operand is in the arena, as buffers."""
         place, number = self._placement.place, self._buffer_of
         return tuple((number[s], number[t]) for s, t in pairs if place[s] == "arena" and s in number)
 

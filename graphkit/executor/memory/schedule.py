@@ -98,6 +98,7 @@ def updates_last(tasks: Sequence[Task], sizes: Sequence[int], found: Schedule) -
         return (*(index for index in found.order if reads.get(index, limit + 1) > limit), *moved)
 
     def exceeds(count: int) -> bool:
+        """Whether moving these updates raises the peak too much."""
         return peak_bytes(tasks, sizes, reordered(count)) > allowed_peak
 
     allowed_peak = found.peak_bytes + found.peak_bytes // SLACK
@@ -197,6 +198,7 @@ def peak_bytes(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]
 
 
 def _readers(tasks: Sequence[Task]) -> dict[int, set[int]]:
+    """Return the tasks that read each buffer."""
     readers: dict[int, set[int]] = {}
     for index, task in enumerate(tasks):
         for buffer in task.reads:
@@ -222,13 +224,14 @@ def _list_schedule(
     readers = _readers(tasks)
 
     def rank(index: int) -> int:
+        """Return the priority of a ready task; the lowest is picked first."""
         task = tasks[index]
         freed = sum(sizes[b] for b in set(task.reads) if b in written and len(readers[b]) == 1)
         growth = sum(allocated[b] for b in task.writes) - freed
         return int(growth > 0) if eager else growth
 
-    # The rank of a task can only fall. When it does, the task is pushed again: the first entry of a task is valid, and
-    # the later ones are skipped.
+    # The rank of a waiting task can only fall. Whenever it falls, the task is pushed again. So the first entry of a task
+    # that is popped has its current rank; later ones are skipped.
     heap = [(rank(i), i) for i, count in enumerate(waiting) if count == 0]
     heapq.heapify(heap)
     done = [False] * len(tasks)

@@ -60,7 +60,7 @@ class _Timeline:
 
 
 def _bytes_accessed(node: Node, placement: Placement) -> int:
-    """Return the bytes that a step reads and writes; 0 for copies, which run at the same time as other steps."""
+    """Return the bytes that a step reads and writes; 0 for swaps, which run at the same time as other steps."""
     if placement.host_storage(node) is not None:
         return 0
     values = {*elements_read(node), *(v for v in node.outputs if v in placement.used)}
@@ -149,6 +149,7 @@ def insert_swaps(
 def _choose_swaps(
     marked: Sequence[Node], placement: Placement, order: Sequence[int], stacks: Set[Value]
 ) -> list[_Swap]:
+    """Return the values to swap, with the positions of their copies."""
     steps, place = placement.steps, placement.place
     found: dict[Value, list[int]] = {}  # the positions at which each value is written and read
     for node in marked:
@@ -176,7 +177,7 @@ def _choose_swaps(
 
 
 def _arena_result(node: Node, placement: Placement) -> Value | None:
-    """Return a result of a step that is in the arena, or None. A SwapIn that depends on it runs after the step."""
+    """Return a result of a step that is in the arena, or None. A SwapIn depends on it to run after the step."""
     return next((v for v in node.outputs if v in placement.used and placement.place[v] == "arena"), None)
 
 

@@ -130,5 +130,6 @@ def refuse_fallbacks(program: Executable) -> None:
 
 
 def _program(lowered: LoweredGraph, pools: Pools, device_inputs: Collection[Value]) -> DeviceProgram:
+    """Return the program of a lowered graph, for the device of its settings."""
     device = with_arrays(lowered.settings.device, lowered.settings.number)
     return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools, device_inputs)

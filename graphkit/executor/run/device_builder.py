@@ -55,6 +55,7 @@ class DeviceBuilder:
         return program
 
     def _from_template(self, key: Key, selection: Selection) -> DeviceProgram | None:
+        """Return a program made from the template of the graph, or None if there is none for these shapes."""
         fixed = selection.fixed_inputs(key)
         if key.group not in self._templates:
             self._templates[key.group] = make_template(selection.graph, fixed, self._settings)
