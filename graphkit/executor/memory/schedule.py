@@ -230,8 +230,8 @@ def _list_schedule(
         growth = sum(allocated[b] for b in task.writes) - freed
         return int(growth > 0) if eager else growth
 
-    # The rank of a waiting task can only fall. Whenever it falls, the task is pushed again. So the first entry of a task
-    # that is popped has its current rank; later ones are skipped.
+    # The rank of a waiting task can only fall. Whenever it falls, the task is pushed again. So the first entry of a
+    # task to be popped has its current rank, and later ones are skipped.
     heap = [(rank(i), i) for i, count in enumerate(waiting) if count == 0]
     heapq.heapify(heap)
     done = [False] * len(tasks)

@@ -7,7 +7,6 @@ arithmetic, chooses kernels, orders the steps and plans memory. The resulting pr
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,7 +22,6 @@ from graphkit.executor.lower.lowering import Channels, Collectives, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
-from graphkit.executor.run import maps
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.declared import DeclarationChecker
@@ -32,6 +30,7 @@ from graphkit.executor.run.divided.builder import cache_of
 from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import HeldSignals
+from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
 from graphkit.executor.run.params import ParameterArray, ParamStore
 from graphkit.executor.run.precision import check_precision
 from graphkit.executor.run.selection import LastRun, RunInput, Selection
@@ -145,7 +144,7 @@ class Executor:
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
         if len(settings) == 1:
             passes += device_passes(settings[0], precision)
-        self._graph, self._map_builders = maps.remove_maps(uncollected(run_passes)(graph, passes))
+        self._graph, self._map_builders = remove_maps(uncollected(run_passes)(graph, passes))
         # Callers use the names of the original graph. Passes may rename inputs, and append others.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         _check_stored(self._input_names, self._graph.inputs, params)
@@ -323,16 +322,16 @@ class Executor:
             if name in self._map_builders:
                 raise UsageError(f"output {name!r} consists of maps and cannot be written to an array")
             position = count + selection.outputs.index(name)
-            target = _checked_target(name, finals[position].value, out[name])
-            if finals[position].owned and target.flags.carray and not _overlaps(target, arrays):
+            target = checked_target(name, finals[position].value, out[name])
+            if finals[position].owned and target.flags.carray and not overlaps(target, arrays):
                 buffers[position] = target
-        _check_disjoint(out)
+        check_disjoint(out)
         if not out and not self._check_finite:
             self._last_run = LastRun.of(self._selections.get((None, True)), selection, program, feeds, arrays)
         named = self._step(selection, program, arrays, feeds, buffers, discard)
         for name, target in out.items():
             in_place = count + selection.outputs.index(name) in buffers
-            named[name] = target if in_place else _copied_to(name, named[name], target)
+            named[name] = target if in_place else copied_to(name, named[name], target)
         return named
 
     def _step(
@@ -384,7 +383,7 @@ class Executor:
             self._declarations.check_outputs(named)
             program.is_as_declared = program.has_fixed_results
         if self._map_builders:
-            maps.build_maps(self._map_builders, named)
+            build_maps(self._map_builders, named)
         return named
 
     def _collect(self, selection: Selection, feeds: Mapping[str, Any]) -> list[Any]:
@@ -587,33 +586,3 @@ def _check_stored(names: Sequence[str], inputs: Sequence[Value], params: ParamSt
 def _is_stored(value: Value) -> bool:
     """Whether a graph's input is a parameter or a state, which has an array if it is not fed."""
     return value.role in ("parameter", "state")
-
-
-def _checked_target(name: str, value: Value, target: Any) -> np.ndarray:
-    """Return an array of `out`. Raises InputError if the output cannot be written to it."""
-    kind = value.tensor
-    if not isinstance(target, np.ndarray) or not target.flags.writeable:
-        raise InputError(f"out[{name!r}] is not a writable array")
-    if target.dtype != kind.dtype.numpy or (kind.is_static and target.shape != kind.static_shape):
-        raise InputError(f"output {name!r} is {kind}; out[{name!r}] is {target.dtype}{list(target.shape)}")
-    return target
-
-
-def _check_disjoint(out: Mapping[str, np.ndarray]) -> None:
-    """Raise InputError if two arrays of `out` share memory."""
-    for (one, a), (other, b) in itertools.combinations(out.items(), 2):
-        if np.may_share_memory(a, b) and np.shares_memory(a, b):
-            raise InputError(f"out[{one!r}] and out[{other!r}] share memory")
-
-
-def _copied_to(name: str, result: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Copy a result to an array of `out`, and return that array."""
-    if result.shape != target.shape:
-        raise InputError(f"output {name!r} has shape {list(result.shape)}; out[{name!r}] has {list(target.shape)}")
-    np.copyto(target, result)
-    return target
-
-
-def _overlaps(target: np.ndarray, arrays: Sequence[Any]) -> bool:
-    """Whether an array may share memory with an input."""
-    return any(isinstance(a, np.ndarray) and np.may_share_memory(target, a) for a in arrays)

@@ -1,11 +1,18 @@
-"""Outputs that are maps (Python dicts): built after a run from the tensors that it computed."""
+"""Outputs as callers receive them: in arrays of the caller (`out`), or as maps that are built after a run.
+
+Maps are Python dicts. The run computes a tensor, from which they are built.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from graphkit.errors import InputError
 from graphkit.executor.devices.loading import native_module
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
@@ -73,3 +80,39 @@ def build_maps(builders: Mapping[str, MapBuilder], results: dict[str, Any]) -> N
                 results[name] = build(results[name])
             except Exception as error:
                 raise failure_of(node, error) from error
+
+
+def checked_target(name: str, value: Value, target: Any) -> np.ndarray:
+    """Return an array of the caller for an output. Raises InputError if the output cannot be written to it.
+
+    Args:
+        name: Name of the output.
+        value: The output of the graph.
+        target: The array.
+    """
+    kind = value.tensor
+    if not isinstance(target, np.ndarray) or not target.flags.writeable:
+        raise InputError(f"out[{name!r}] is not a writable array")
+    if target.dtype != kind.dtype.numpy or (kind.is_static and target.shape != kind.static_shape):
+        raise InputError(f"output {name!r} is {kind}; out[{name!r}] is {target.dtype}{list(target.shape)}")
+    return target
+
+
+def check_disjoint(out: Mapping[str, np.ndarray]) -> None:
+    """Raise InputError if two of the caller's arrays share memory."""
+    for (one, a), (other, b) in itertools.combinations(out.items(), 2):
+        if np.may_share_memory(a, b) and np.shares_memory(a, b):
+            raise InputError(f"out[{one!r}] and out[{other!r}] share memory")
+
+
+def copied_to(name: str, result: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Copy a result to an array of the caller, and return that array. Raises InputError for another shape."""
+    if result.shape != target.shape:
+        raise InputError(f"output {name!r} has shape {list(result.shape)}; out[{name!r}] has {list(target.shape)}")
+    np.copyto(target, result)
+    return target
+
+
+def overlaps(target: np.ndarray, arrays: Sequence[Any]) -> bool:
+    """Whether an array of the caller may share memory with an input of the run."""
+    return any(isinstance(a, np.ndarray) and np.may_share_memory(target, a) for a in arrays)
