@@ -79,4 +79,5 @@ def _largest(graph: Graph) -> tuple[Value | None, int]:
 
 
 def _described(graph: Graph, value: Value) -> str:
+    """Return a value as text for a message."""
     return f"input {graph.name_of(value)!r}" if value.node is None else f"that of {value.node.describe()}"

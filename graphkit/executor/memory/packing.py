@@ -35,15 +35,15 @@ class PackedArrays:
             kernel.pack(position, source.array, packed)
             return packed
 
-        packed: np.ndarray = self.made(source, kernel.packed_layout(position), pack)
+        packed: np.ndarray = self.cached(source, kernel.packed_layout(position), pack)
         return packed
 
     def plain(self, source: VersionedArray) -> np.ndarray:
         """Return the array without packing it."""
-        array: np.ndarray = self.made(source, "", lambda source: source.array)
+        array: np.ndarray = self.cached(source, "", lambda source: source.array)
         return array
 
-    def made(self, source: VersionedArray, layout: str, make: Callable[[VersionedArray], Any]) -> Any:
+    def cached(self, source: VersionedArray, layout: str, make: Callable[[VersionedArray], Any]) -> Any:
         """Return `make(source)`, or the cached result for this source and layout. The layout is only a key."""
         key = (id(source), layout)
         with self._lock:

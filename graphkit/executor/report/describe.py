@@ -132,6 +132,7 @@ class _Description:
         )
 
     def _step(self, node: Node, kind: KernelKind, live_bytes: int) -> PlanStep:
+        """Return the entry of a node in the plan. live_bytes: in the arena, while the step runs."""
         lowered, memory = self._lowered, self._memory
         domain = f"{node.op.domain}." if node.op.domain else ""
         used = lowered.placement.used
@@ -147,6 +148,7 @@ class _Description:
         )
 
     def _offset(self, value: Value) -> int | None:
+        """Return the offset of a value in the arena, or None if it is elsewhere."""
         lowered, memory = self._lowered, self._memory
         return memory.offset(lowered.placement.root[value])
 

@@ -91,6 +91,7 @@ def _facts(plan: PlanData) -> str:
 
 
 def _svg(name: str, width: int, parts: Sequence[str]) -> str:
+    """Return a diagram. name: id of the element. width: number of steps."""
     inside = "\n".join(parts)
     return f'<svg id="{name}" viewBox="0 0 {max(width, 1)} {_HEIGHT:g}" preserveAspectRatio="none">\n{inside}\n</svg>'
 

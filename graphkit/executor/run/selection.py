@@ -98,7 +98,8 @@ class Selection:
 
     @cached_property
     def _unwritten(self) -> dict[int, VersionedArray]:
-        # The states are not included: every run changes them, so packed copies are not worthwhile.
+        """The arrays of stored inputs that runs do not write, by position."""
+        # Every run changes the written states, so packed copies of them are not worthwhile.
         written = set(self.states)
         return {i: self.fixed[s.name] for i, s in enumerate(self.inputs) if s.stored and s.name not in written}
 

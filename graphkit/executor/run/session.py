@@ -328,11 +328,11 @@ class Executor:
         check_disjoint(out)
         if not out and not self._check_finite:
             self._last_run = LastRun.of(self._selections.get((None, True)), selection, program, feeds, arrays)
-        named = self._step(selection, program, arrays, feeds, buffers, discard)
+        named_outputs = self._step(selection, program, arrays, feeds, buffers, discard)
         for name, target in out.items():
             in_place = count + selection.outputs.index(name) in buffers
-            named[name] = target if in_place else copied_to(name, named[name], target)
-        return named
+            named_outputs[name] = target if in_place else copied_to(name, named_outputs[name], target)
+        return named_outputs
 
     def _step(
         self,
@@ -370,21 +370,21 @@ class Executor:
                 self._states.restore(names, program, taken)
                 self._rng = rng
                 raise
-            named = dict(zip(selection.outputs, results[len(names) :], strict=True))
+            named_outputs = dict(zip(selection.outputs, results[len(names) :], strict=True))
             del results[len(names) :]
             arrays.clear()
             taken.clear()
             self._states.commit(names, program, results)
-        return self._as_returned(program, named)
+        return self._as_returned(program, named_outputs)
 
-    def _as_returned(self, program: Executable, named: dict[str, Any]) -> dict[str, Any]:
+    def _as_returned(self, program: Executable, named_outputs: dict[str, Any]) -> dict[str, Any]:
         """Return the outputs as the caller receives them: with checked shapes, and with maps instead of tensors."""
         if self._declarations is not None and not program.is_as_declared:
-            self._declarations.check_outputs(named)
+            self._declarations.check_outputs(named_outputs)
             program.is_as_declared = program.has_fixed_results
         if self._map_builders:
-            build_maps(self._map_builders, named)
-        return named
+            build_maps(self._map_builders, named_outputs)
+        return named_outputs
 
     def _collect(self, selection: Selection, feeds: Mapping[str, Any]) -> list[Any]:
         """Return one converted and checked array per graph input.

@@ -287,7 +287,7 @@ class Storages:
         for storage, source in self._lowered.fixed.items():
             version = source.version  # before the array: a write in between is found the next time
             if version != self._versions.get(storage):
-                array = self._pools.packed.made(source, f"on {self._device.name}", self._uploaded)
+                array = self._pools.packed.cached(source, f"on {self._device.name}", self._uploaded)
                 self.moved |= self._arrays.get(storage) is not array
                 self._arrays[storage], self._versions[storage] = array, version
         self._stamp = stamp

@@ -124,6 +124,7 @@ class Division:
         self.probe = graph.replace(outputs=[*graph.outputs, *self.crossing])
 
     def _part(self, index: int, piece: Piece, selection: Selection, prepacked: bool) -> Part:
+        """Return the part with number `index`: a piece of the graph after the passes of its device."""
         target = self._targets[piece.place]
         graph = run_passes(piece.graph, target.passes)
         specs = {spec.value: spec for spec in selection.inputs}
