@@ -32,7 +32,7 @@ from tables import table
 import graphkit as gk
 from graphkit.config import num_threads
 from graphkit.data import Dataset, LazyDataset, Workers
-from graphkit.executor.run.offload import WORTH_SECONDS
+from graphkit.executor.run.engine import WORTH_SECONDS
 
 BATCH = 64
 WAIT = 3e-3

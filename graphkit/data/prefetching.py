@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.loading import load_native
-from graphkit.executor.run.engine import Engine, Variable
-from graphkit.executor.run.offload import Offload
+from graphkit.executor.run.engine import Engine, Offload, Variable
 from graphkit.signatures import typed
 
 T = TypeVar("T")

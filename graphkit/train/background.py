@@ -13,8 +13,7 @@ import numpy as np
 from graphkit.data import prefetch
 from graphkit.errors import UsageError
 from graphkit.executor.devices.loading import load_native
-from graphkit.executor.run.engine import Engine
-from graphkit.executor.run.offload import Offload
+from graphkit.executor.run.engine import Engine, Offload
 from graphkit.train.metrics import Metric
 
 T = TypeVar("T")

@@ -79,7 +79,7 @@ def lower_graph(
 
     lowerings = [
         SwapStep(node)
-        if placement.swapped_by(node) is not None
+        if placement.host_storage(node) is not None
         else choose(
             Site(
                 node,
@@ -105,7 +105,7 @@ def lower_graph(
         needs,
         inplace=settings.inplace,
         share=settings.share,
-        together=not settings.native,
+        group_updates=not settings.native,
         order=None if order is None else [place[node] for node in order],
     )
     return LoweredGraph(graph, known, placement, lowerings, memory, settings)

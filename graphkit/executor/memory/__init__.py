@@ -1,1 +1,1 @@
-"""Where values lie: placement, order of steps, the plan of the arena."""
+"""Memory planning: the storage of each value, the order of steps, offsets in the arena, and pools of memory."""

@@ -1,7 +1,7 @@
-"""Which states a run may overwrite: new values that are written into the memory of the old ones.
+"""Donation: choose the states whose old value a run overwrites with the new one.
 
-A step that reads a state elementwise and writes its new value may do so in place, once nobody else has to read the old
-one. Optimizers, running statistics and accumulated gradients then keep to one buffer for each state.
+A step that reads a state element by element and writes its new value may work in place, after all other readers of the
+old value. Then an optimizer state, running statistic or accumulated gradient needs a single buffer.
 """
 
 from __future__ import annotations
@@ -13,79 +13,96 @@ from graphkit.executor.memory.placement import Placement
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.passes.core.sweep import elements_read
 
-# Operators that write elements of a state, by index.
-_WRITING_ELEMENTS = frozenset({"ScatterElements", "ScatterND"})
+# Operators that write some elements of a state, selected by indices.
+_SCATTERS = frozenset({"ScatterElements", "ScatterND"})
 
 
 def donated_states(
     graph: Graph,
     placement: Placement,
-    pairs: Sequence[Sequence[tuple[Value, Value]]],
-    after: Sequence[Sequence[Value]],
+    inplace_pairs: Sequence[Sequence[tuple[Value, Value]]],
+    dependencies: Sequence[Sequence[Value]],
     may_fail: Sequence[bool],
 ) -> Mapping[Value, Value]:
-    """Storage of a new value, by the state whose memory it may take. Linear.
+    """Return the states that are overwritten: a mapping from state to the storage of its new value.
 
-    `pairs` are the (storage read, output) pairs that each step permits to be the same memory, `after` the storages that
-    each step follows, `may_fail` says which steps a run may fail of. Every other step that reads such a state has to
-    run before the one that writes its new value; no step follows that one, or is it, of which a run may fail.
+    The caller must order the steps so that all other readers of a donated state run before its writer
+    (`reader_dependencies`), and steps that may fail before all writers (`failure_dependencies`). Takes linear time.
+
+    Args:
+        graph: The graph whose updates define the new values.
+        placement: Storages of the graph.
+        inplace_pairs: For each step, the pairs (storage read, output) that may share memory.
+        dependencies: For each step, the storages that must be written before it runs.
+        may_fail: For each step, whether it may raise an error during a run.
     """
     root, place = placement.root, placement.place
-    wanted = Counter(root[r.value] for r in placement.results)
-    targets = {state: root[new] for state, new in graph.updates if wanted[root[new]] == 1 and not wanted[state]}
+    result_count = Counter(root[r.value] for r in placement.results)
+    targets = {
+        state: root[new] for state, new in graph.updates if result_count[root[new]] == 1 and not result_count[state]
+    }
     writers = {
         source: index
-        for index, permitted in enumerate(pairs)
+        for index, permitted in enumerate(inplace_pairs)
         for source, target in permitted
         if targets.get(source) is target
     }
-    early = _before_failures(placement, after, may_fail)
-    # Of steps that write what they were asked to, and may fail, the first one does before anything is written.
-    first = min((index for index in writers.values() if may_fail[index] and index not in early), default=None)
+    before_failures = _before_failures(placement, dependencies, may_fail)
+    # One writer that may fail is allowed: the first. It fails before any state is overwritten.
+    first = min((index for index in writers.values() if may_fail[index] and index not in before_failures), default=None)
     writers = {
         state: index
         for state, index in writers.items()
-        if index not in early and (index == first or not may_fail[index])
+        if index not in before_failures and (index == first or not may_fail[index])
     }
-    # What follows from some writer cannot always run before all writers; what a step makes itself may be a view.
-    late: set[Node] = set()
-    chosen = {placement.steps[index] for index in writers.values()}
+    # A step that depends on a writer cannot run before all writers. A step with a dynamic result may return a view of
+    # the state. States that such steps read are not donated.
+    after_writers: set[Node] = set()
+    writer_nodes = {placement.steps[index] for index in writers.values()}
     for index, node in enumerate(placement.steps):
-        if node in chosen or any(v.node in late for v in after[index]):
-            late.add(node)
-        if node in late or any(place.get(v) == "dynamic" for v in node.outputs):
+        if node in writer_nodes or any(v.node in after_writers for v in dependencies[index]):
+            after_writers.add(node)
+        if node in after_writers or any(place.get(v) == "dynamic" for v in node.outputs):
             for value in elements_read(node):
                 if writers.get(root[value], index) != index:
                     del writers[root[value]]
     return {state: targets[state] for state in writers}
 
 
-def _before_failures(placement: Placement, after: Sequence[Sequence[Value]], may_fail: Sequence[bool]) -> set[int]:
-    """The steps from which one that may fail follows, and those that may fail themselves; but for those that write
-    elements of a state by index, which are so few of so many that a state is not copied for this.
+def _before_failures(
+    placement: Placement, dependencies: Sequence[Sequence[Value]], may_fail: Sequence[bool]
+) -> set[int]:
+    """Return the steps that may fail, and all steps that these depend on.
+
+    Scatters count only if another step that may fail depends on them: they write few elements, and copying the whole
+    state to protect it would cost far more.
     """
     needed: set[Value] = set()
     found: set[int] = set()
     for index in reversed(range(len(placement.steps))):
         node = placement.steps[index]
         follows = any(v in needed for v in node.outputs)
-        if follows or (may_fail[index] and node.op.name not in _WRITING_ELEMENTS):
+        if follows or (may_fail[index] and node.op.name not in _SCATTERS):
             found.add(index)
         if follows or may_fail[index]:
-            needed.update(after[index])
+            needed.update(dependencies[index])
     return found
 
 
-def failing_first(
-    placement: Placement, chosen: Mapping[Value, Value], may_fail: Sequence[bool]
+def failure_dependencies(
+    placement: Placement, donated: Mapping[Value, Value], may_fail: Sequence[bool]
 ) -> dict[Node, list[Value]]:
-    """What steps have to follow so that those which may fail come before all that overwrite the `chosen` states: a run
-    that fails leaves the old values. Linear.
+    """Return extra dependencies that put steps which may fail before those that overwrite states.
 
-    Steps that may fail follow each other, in their order, a writer that may the others, and all other writers the last
-    of them.
+    So a run that fails leaves the old values unchanged. The steps that may fail form a chain, in their order; a writer
+    that may fail is the last of it. All other writers depend on the end of the chain. Takes linear time.
+
+    Args:
+        placement: Storages of the graph.
+        donated: The result of `donated_states`.
+        may_fail: For each step, whether it may raise an error during a run.
     """
-    writers = {target.node for target in chosen.values()}
+    writers = {target.node for target in donated.values()}
     failing = [node for node, fails in zip(placement.steps, may_fail, strict=True) if fails] if writers else []
     found: dict[Node, list[Value]] = {}
     last: list[Value] = []
@@ -95,14 +112,17 @@ def failing_first(
     return {node: last for node in writers if node is not None} | found
 
 
-def awaited(placement: Placement, chosen: Mapping[Value, Value]) -> dict[Node, list[Value]]:
-    """What the steps that overwrite the `chosen` states have to follow: a result of every other step that reads one."""
+def reader_dependencies(placement: Placement, donated: Mapping[Value, Value]) -> dict[Node, list[Value]]:
+    """Return extra dependencies of the steps that overwrite states: one result of each other step that reads the state.
+
+    donated: The result of `donated_states`.
+    """
     root = placement.root
     found: dict[Node, list[Value]] = {}
     for node in placement.steps:
         result = next(v for v in node.outputs if v in placement.used)
-        for storage in {root[v] for v in elements_read(node)} & chosen.keys():
-            writer = chosen[storage].node
+        for storage in {root[v] for v in elements_read(node)} & donated.keys():
+            writer = donated[storage].node
             assert writer is not None
             if writer is not node:
                 found.setdefault(writer, []).append(result)

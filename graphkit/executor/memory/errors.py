@@ -1,4 +1,4 @@
-"""Errors for want of memory, by the node that wants most."""
+"""Raise OutOfMemory errors that name the node, or the largest value of the graph."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 
-# What is not worth a look at what the machine has left.
+# Bytes. Asking the system for its free memory is not worth the time for smaller results.
 _SMALL = 1 << 26
 
 
 @contextlib.contextmanager
 def out_of_memory(graph: Graph, what: str) -> Iterator[None]:
-    """Raise OutOfMemory, naming the largest value of `graph`, where the block gets no memory, or cannot count sizes."""
+    """Turn errors of an allocation inside the block into OutOfMemory, which names the largest value of `graph`.
+
+    what: What is allocated, for the message.
+    """
     try:
         yield
     except (MemoryError, OverflowError, ValueError, TypeError) as error:
@@ -27,16 +30,16 @@ def out_of_memory(graph: Graph, what: str) -> Iterator[None]:
 
 
 def raise_if_out_of_memory(graph: Graph, what: str, error: Exception) -> None:
-    """Raise OutOfMemory in place of `error`, if that is what it means."""
+    """Raise OutOfMemory if `error` means that an allocation failed or was too large; else return."""
     _, size = _largest(graph)
-    # numpy has a ValueError for sizes past its own limits, the native part a TypeError.
+    # For sizes beyond its limits numpy raises ValueError, and the native engine TypeError.
     if isinstance(error, GraphkitError) or not (isinstance(error, (MemoryError, OverflowError)) or size > sys.maxsize):
         return
     raise larger_than_allowed(graph, OutOfMemory(f"no memory for {what} ({error})")) from error
 
 
 def require_memory_for(node: Node, values: Iterable[Value]) -> None:
-    """Raise OutOfMemory, naming the node, where these results of it would pass the limit."""
+    """Raise OutOfMemory, which names the node, if these results of it need more memory than allowed."""
     kinds = [v.type for v in values]
     nbytes = sum(t.nbytes for t in kinds if isinstance(t, TensorType) and t.is_static)
     if nbytes > _SMALL or limits.current().memory is not None:
@@ -44,26 +47,28 @@ def require_memory_for(node: Node, values: Iterable[Value]) -> None:
 
 
 def require_shapes_for(node: Node) -> None:
-    """Raise OutOfMemory, naming the node, where a result of it has no elements, but a shape that no array can have."""
+    """Raise OutOfMemory, which names the node, if an empty result of it has a shape that numpy cannot represent."""
     for value in node.outputs:
         kind = value.type
-        # Such an array takes no memory, but numpy has none whose other axes pass its limits.
-        if isinstance(kind, TensorType) and kind.is_static and kind.nbytes == 0 and _beyond(kind.static_shape):
+        # numpy multiplies the sizes of the axes that are not 0, and rejects a product beyond its limits.
+        if isinstance(kind, TensorType) and kind.is_static and kind.nbytes == 0 and _exceeds_numpy(kind.static_shape):
             raise OutOfMemory(f"{node.describe()}: the shape {list(kind.static_shape)} is too large for an array")
 
 
-def _beyond(shape: Sequence[int]) -> bool:
+def _exceeds_numpy(shape: Sequence[int]) -> bool:
+    """Whether the sizes that are not 0 multiply to more than an array can hold."""
     return math.prod(max(size, 1) for size in shape) > sys.maxsize // 16
 
 
 def larger_than_allowed(graph: Graph, error: OutOfMemory) -> OutOfMemory:
-    """What a limit says of a run of `graph`, with the largest value of it."""
+    """Return `error` with the largest value of `graph` added to its message."""
     value, size = _largest(graph)
     largest = "" if value is None else f"; the largest value is {_described(graph, value)}, {size} bytes"
     return OutOfMemory(f"{error}{largest}")
 
 
 def _largest(graph: Graph) -> tuple[Value | None, int]:
+    """Return the largest value of known size, and its bytes."""
     found: Value | None = None
     most = 0
     for value in (*graph.inputs, *(v for node in graph.nodes for v in node.outputs)):
@@ -74,4 +79,5 @@ def _largest(graph: Graph) -> tuple[Value | None, int]:
 
 
 def _described(graph: Graph, value: Value) -> str:
+    """Return a value as text for a message."""
     return f"input {graph.name_of(value)!r}" if value.node is None else f"that of {value.node.describe()}"

@@ -1,7 +1,8 @@
-"""Offsets by first fit, in orders that suit networks, and a local search where none of them is good enough.
+"""Arena offsets by first fit: several orders of the blocks, then a local search if none is good enough.
 
-First fit gives each block the lowest place that no placed block with a common step covers. The order decides how good
-the result is; some order is always optimal (the blocks of an optimal layout by rising offset).
+First fit takes the blocks one by one. Each gets the lowest offset at which it overlaps no placed block that is live at
+the same step. The size of the arena depends on the order. Some order is always optimal: the blocks of an optimal
+layout, sorted by offset.
 """
 
 from __future__ import annotations
@@ -12,27 +13,34 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-# Work is counted in comparisons of a block with a neighbour, about 0.15 us each. What the orders may take in all, ...
+# Work is counted in comparisons of two neighbours (blocks that are live at a common step), about 0.15 us each.
+# Limit for all orders together.
 ORDERS_WORK = 2_000_000
-# ... and the local search.
+# Limit for the local search.
 SEARCH_WORK = 150_000
 
 
 class FirstFit:
-    """`spans` are (bytes, first step, last step) of every block, `peak` the step where most bytes live."""
+    """Searches offsets of blocks.
+
+    Args:
+        spans: Size in bytes, first step and last step of each block.
+        peak: The step at which the most bytes are live.
+    """
 
     def __init__(self, spans: Sequence[tuple[int, int, int]], peak: int):
         self._spans = spans
         self._peak = peak
         self._blocks = [i for i, (size, _, _) in enumerate(spans) if size]
         self._neighbours: list[list[int]] = []
-        self._cost = 0  # of placing every block once
+        self._cost = 0  # work of placing every block once
         self._offsets = [0] * len(spans)
 
     def search(self, target: int, known: int) -> list[int] | None:
-        """Offsets of an arena smaller than `known` bytes, if possible of at most `target`.
+        """Return one offset per block, for an arena smaller than `known` bytes.
 
-        None when there is none, or so many pairs of neighbours that the work would exceed its limits. Deterministic.
+        Stops as soon as the arena has at most `target` bytes. Returns None if no such arena is found, or if there are
+        too many neighbours for the limits of work. The result is deterministic.
         """
         if not self._find_neighbours():
             return None
@@ -51,11 +59,11 @@ class FirstFit:
         return offsets
 
     def _find_neighbours(self) -> bool:
-        """Which blocks have a step in common with each; False when there are too many such pairs."""
+        """Set `_neighbours`: for each block, those that are live at a common step. False if there are too many."""
         spans = self._spans
         first, last = (np.array([spans[i][axis] for i in self._blocks]) for axis in (1, 2))
         by_start = np.argsort(first, kind="stable")
-        # Counted once, at the one of the two that starts first.
+        # Each pair is counted once, at the block that starts first.
         end = np.searchsorted(first[by_start], last[by_start], side="right")
         self._cost = len(by_start) + 2 * int((end - np.arange(1, len(by_start) + 1)).sum())
         if self._cost > ORDERS_WORK:
@@ -70,23 +78,24 @@ class FirstFit:
         return True
 
     def _orders(self) -> Iterator[list[int]]:
-        """Orders of which each was the best for some network of the zoo or its training step, at some batch size.
+        """Yield orders of the blocks: by size, by pressure (twice, with different ties), by distance from the peak.
 
-        By size, those near the peak first; by pressure, the longest lives or the latest first; from the peak outwards.
+        For each of them, there is a network of the zoo (or its training step, at some batch size) that it suits best.
         """
         spans, peak = self._spans, self._peak
         size = [-span[0] for span in spans]
-        life = [span[1] - span[2] for span in spans]
-        away = [max(first - peak, peak - last, 0) for _, first, last in spans]
-        yield sorted(self._blocks, key=lambda i: (size[i], away[i], life[i]))
+        length = [span[1] - span[2] for span in spans]  # negative: long live ranges first
+        distance = [max(first - peak, peak - last, 0) for _, first, last in spans]
+        yield sorted(self._blocks, key=lambda i: (size[i], distance[i], length[i]))
         pressure = self._pressure()
-        yield sorted(self._blocks, key=lambda i: (-pressure[i], life[i]))
-        yield sorted(self._blocks, key=lambda i: (away[i], spans[i][2]))
+        yield sorted(self._blocks, key=lambda i: (-pressure[i], length[i]))
+        yield sorted(self._blocks, key=lambda i: (distance[i], spans[i][2]))
         yield sorted(self._blocks, key=lambda i: (-pressure[i], -spans[i][2], size[i]))
 
     def _pressure(self) -> dict[int, int]:
-        """The largest sum of live bytes during each block's life; it is reached where some block begins."""
+        """Return, for each block, the most bytes that are live at a step of its live range."""
         spans, neighbours = self._spans, self._neighbours
+        # Live bytes at the first step of each block. The maximum of a live range is reached at such a step.
         begun = {}
         for i in self._blocks:
             step = spans[i][1]
@@ -94,7 +103,10 @@ class FirstFit:
         return {i: max([begun[i], *(begun[j] for j in neighbours[i] if spans[j][1] >= spans[i][1])]) for i in begun}
 
     def _place(self, order: Sequence[int], start: int = 0) -> int:
-        """First fit in `order`, keeping the places of the first `start` blocks; the arena's size."""
+        """Place the blocks in `order` by first fit, and return the size of the arena.
+
+        The first `start` blocks keep their offsets.
+        """
         spans, offsets = self._spans, self._offsets
         placed = [False] * len(spans)
         for block in order[:start]:
@@ -102,40 +114,41 @@ class FirstFit:
         for block in itertools.islice(order, start, None):
             size = spans[block][0]
             taken = sorted((offsets[j], offsets[j] + spans[j][0]) for j in self._neighbours[block] if placed[j])
-            reach = 0
-            for low, high in taken:
-                if low - reach >= size:
+            offset = 0
+            for begin, end in taken:
+                if begin - offset >= size:
                     break
-                if high > reach:
-                    reach = high
-            offsets[block] = reach
+                if end > offset:
+                    offset = end
+            offsets[block] = offset
             placed[block] = True
         return max((offsets[i] + spans[i][0] for i in order), default=0)
 
     def _improve(self, order: list[int], target: int) -> int:
-        """Move or swap, in the order, blocks at the arena's end and their neighbours, while the arena does not grow.
+        """Local search: move or swap two blocks in the order, and keep the change if the arena does not grow.
 
-        Leaves the best places in `_offsets`; returns their arena.
+        One of the two is a block at the end of the arena, or a neighbour of one. The best offsets are in `_offsets`
+        afterwards. Returns the size of the arena.
         """
-        chance = random.Random(0)
+        rng = random.Random(0)
         arena = self._place(order)
         for _ in range(SEARCH_WORK // self._cost):
             if arena <= target:
                 break
-            block = chance.choice([i for i in order if self._offsets[i] + self._spans[i][0] == arena])
-            near = [block, *self._neighbours[block]]
-            moved = block if chance.random() < 0.5 else chance.choice(near)
+            block = rng.choice([i for i in order if self._offsets[i] + self._spans[i][0] == arena])
+            candidates = [block, *self._neighbours[block]]
+            moved = block if rng.random() < 0.5 else rng.choice(candidates)
             changed, place = list(order), order.index(moved)
-            if chance.random() < 0.5:
-                other = chance.randrange(place + 1)
+            if rng.random() < 0.5:
+                other = rng.randrange(place + 1)
                 changed.insert(other, changed.pop(place))
             else:
-                other = order.index(chance.choice(near))
+                other = order.index(rng.choice(candidates))
                 changed[place], changed[other] = changed[other], changed[place]
-            before = list(self._offsets)
+            previous = list(self._offsets)
             size = self._place(changed, min(place, other))
             if size <= arena:
                 arena, order = size, changed
             else:
-                self._offsets = before
+                self._offsets = previous
         return arena

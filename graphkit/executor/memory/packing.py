@@ -1,4 +1,4 @@
-"""Packed operands: parameters and constants in the layouts that kernels want, shared by all programs of an executor."""
+"""A cache of packed operands: parameters and constants in the layouts of kernels, shared by an executor's programs."""
 
 from __future__ import annotations
 
@@ -15,54 +15,56 @@ from graphkit.executor.memory.planner import ALIGNMENT
 
 
 class PackedArrays:
-    """One packed copy for each array and layout, made again when the array's version has changed.
+    """A cache with one packed copy per array and layout. If the version of the array changes, it is packed again.
 
-    A copy lives as long as a program uses it: programs hold what `get` returns. No version changes while `stamp` stays.
+    The cache refers to copies weakly: a copy exists as long as a program holds the result of `get`.
+
+    stamp: Returns a number that changes whenever the version of any array may have changed.
     """
 
     def __init__(self, stamp: Callable[[], int]) -> None:
         self._lock = threading.Lock()
         self._stamp = stamp
-        self._made: dict[tuple[int, str], _Made] = {}
+        self._copies: dict[tuple[int, str], _PackedCopy] = {}
 
     def get(self, source: VersionedArray, kernel: NativeKernel, position: int) -> np.ndarray:
-        """The packed form of `source` that `kernel` reads as its input at `position`."""
+        """Return the packed form of `source` that `kernel` reads as its input at `position`."""
 
         def pack(source: VersionedArray) -> np.ndarray:
             packed = aligned_bytes(kernel.packed_bytes(position))
             kernel.pack(position, source.array, packed)
             return packed
 
-        packed: np.ndarray = self.made(source, kernel.packed_layout(position), pack)
+        packed: np.ndarray = self.cached(source, kernel.packed_layout(position), pack)
         return packed
 
     def plain(self, source: VersionedArray) -> np.ndarray:
-        """The array itself."""
-        array: np.ndarray = self.made(source, "", lambda source: source.array)
+        """Return the array without packing it."""
+        array: np.ndarray = self.cached(source, "", lambda source: source.array)
         return array
 
-    def made(self, source: VersionedArray, layout: str, make: Callable[[VersionedArray], Any]) -> Any:
-        """What `make` makes of `source`, known by the name of its layout."""
+    def cached(self, source: VersionedArray, layout: str, make: Callable[[VersionedArray], Any]) -> Any:
+        """Return `make(source)`, or the cached result for this source and layout. The layout is only a key."""
         key = (id(source), layout)
         with self._lock:
-            stamp = self._stamp()  # before the version: a write in between is found the next time
-            known = self._made.get(key)
-            packed = None if known is None else known.reference()
-            if known is not None and packed is not None:
-                if known.stamp == stamp:
+            stamp = self._stamp()  # read before the version: a write in between changes it, and is seen next time
+            cached = self._copies.get(key)
+            packed = None if cached is None else cached.reference()
+            if cached is not None and packed is not None:
+                if cached.stamp == stamp:
                     return packed
-                if known.version == source.version:
-                    known.stamp = stamp
+                if cached.version == source.version:
+                    cached.stamp = stamp
                     return packed
             version = source.version
             packed = make(source)
-            self._made[key] = _Made(version, stamp, weakref.ref(packed))
+            self._copies[key] = _PackedCopy(version, stamp, weakref.ref(packed))
             return packed
 
 
 @dataclass
-class _Made:
-    """A packed copy, made of a version, which was the current one at a stamp."""
+class _PackedCopy:
+    """A packed copy of one version of an array. At `stamp`, that version was the current one."""
 
     version: int
     stamp: int
@@ -70,7 +72,7 @@ class _Made:
 
 
 def aligned_bytes(size: int) -> np.ndarray:
-    """Uninitialised memory that starts at a multiple of ALIGNMENT."""
+    """Return `size` bytes (at least 1) of uninitialised memory, aligned to ALIGNMENT."""
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + max(size, 1)]

@@ -1,4 +1,4 @@
-"""Where each value of a graph lives: which values are views of others, and which memory the rest has."""
+"""Placement: find the storage of each value of a graph, and the kind of memory of each storage."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.ops.tensor.layout import Transpose
 from graphkit.passes.core.sweep import read_positions
 
-# Kinds of memory. "result" is memory of its own, made for every run (outputs) or kept between runs (new values of
-# states); "dynamic" is an array whose size is known only when it has been computed.
-# "shape": small integers that follow from the sizes of the inputs, as the types say. "host" is memory of the host's
-# where the others are a device's.
+# Kinds of memory:
+# - "result": memory outside the arena, allocated for every run (outputs) or kept between runs (new values of states);
+# - "dynamic": an array whose size is known only after it was computed;
+# - "shape": small integers that are computed from the shapes of the inputs, by type inference;
+# - "host": host memory, if the program runs on a device with its own memory.
 Place = Literal["arena", "input", "parameter", "constant", "shape", "result", "dynamic", "host"]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An output or the new value of a state. `owned`: its storage is the result's memory; else it is copied out."""
+    """An output, or the new value of a state.
+
+    owned: Whether the step writes directly to the memory that the caller receives. If not, the value is copied there.
+    """
 
     value: Value
     owned: bool
@@ -32,13 +36,17 @@ class Result:
 
 @dataclass(frozen=True)
 class Placement:
-    """Storages of a graph. A storage is known by its root: the value that writes it, or a graph input.
+    """The storages of a graph. A storage is a block of bytes, identified by its root: a value that is not a view.
 
-    `root` maps every value to the value whose bytes it is (itself, unless it is a view); `place` maps roots to
-    their kind of memory. `results` are the updates' new values, then the outputs. `steps` are the nodes that
-    compute something; `used` holds the values that something reads. `waits` lists, for views that ask for it, the
-    storages that are written before whoever reads the view may run. Views are of as many bytes as their roots for the
-    sizes at hand; `views` are pairs of which that has to be seen.
+    Attributes:
+        root: For every value, the root of its storage. It is the value itself unless the value is a view.
+        place: For every root, its kind of memory.
+        results: The new values of states, then the outputs.
+        steps: The nodes that compute something: all but views and constants.
+        used: The values that a node, an output or an update reads.
+        view_dependencies: For some views, storages that must be written before a reader of the view may run, although
+            the view does not read them (see ControlDependency).
+        symbols: Symbolic dimensions that are known when the program runs.
     """
 
     root: dict[Value, Value]
@@ -46,15 +54,15 @@ class Placement:
     results: tuple[Result, ...]
     steps: tuple[Node, ...]
     used: frozenset[Value]
-    waits: dict[Value, tuple[Value, ...]]
+    view_dependencies: dict[Value, tuple[Value, ...]]
     symbols: Set[str] = frozenset()
 
     def is_sized(self, value: Value) -> bool:
-        """Whether the value is a tensor whose bytes are known, for known `symbols`, before it is computed."""
+        """Whether the value is a tensor whose size is known before it is computed, if `symbols` are known."""
         return _is_sized(value, self.symbols)
 
-    def swapped_by(self, node: Node) -> Value | None:
-        """Where what a SwapOut writes, or a SwapIn reads, lies in the host's memory; None for other nodes."""
+    def host_storage(self, node: Node) -> Value | None:
+        """Return the storage in host memory that a SwapOut writes or a SwapIn reads. None if `node` swaps nothing."""
         if not isinstance(node.op, (SwapOut, SwapIn)):
             return None
         stored = self.root[node.output if isinstance(node.op, SwapOut) else node.operands[0]]
@@ -64,22 +72,27 @@ class Placement:
 def place_values(
     graph: Graph, symbols: Set[str] = frozenset(), *, swaps: bool = False, hosted: Set[Value] = frozenset()
 ) -> Placement:
-    """Place every value of `graph`. Linear.
+    """Find the storage and the kind of memory of every value of `graph`. Takes linear time.
 
-    Tensors of unknown size, strings, sequences and optionals are dynamic: what a step makes. With `symbols`, sizes in
-    which no others occur are known, and so are elements that the types tell. A view is one whatever they stand for,
-    as long as it has as many bytes as its root. swaps: whether SwapOut and SwapIn are steps, as they are on devices
-    with memory of their own; else they are views. hosted: what other steps write to the host's memory there.
+    Tensors of unknown size, strings, sequences and optionals are dynamic.
+
+    Args:
+        graph: The graph.
+        symbols: Symbolic dimensions that are known when the program runs. Sizes that depend only on them count as
+            known, and so do elements that type inference computes from them. A view of such a size must have as many
+            bytes as its root.
+        swaps: Whether SwapOut and SwapIn are steps, as on devices with their own memory. If not, they are views.
+        hosted: Values that steps other than SwapOut write to host memory.
     """
-    wanted = [*(new for _, new in graph.updates), *graph.outputs]
-    swapped = _swapped(graph, wanted) if swaps else frozenset()
-    used = {v for node in graph.nodes for v in node.inputs if v is not None}.union(wanted)
+    finals = [*(new for _, new in graph.updates), *graph.outputs]
+    swapped = _swapped_values(graph, finals) if swaps else frozenset()
+    used = {v for node in graph.nodes for v in node.inputs if v is not None}.union(finals)
     root: dict[Value, Value] = {v: v for v in graph.inputs}
     place: dict[Value, Place] = {v: "parameter" if v.role in ("parameter", "state") else "input" for v in graph.inputs}
     steps: list[Node] = []
-    waits: dict[Value, tuple[Value, ...]] = {}
+    view_dependencies: dict[Value, tuple[Value, ...]] = {}
     for node in graph.nodes:
-        if symbols and _is_told(node, used, symbols):
+        if symbols and _is_computed_from_shapes(node, used, symbols):
             root.update((v, v) for v in node.outputs)
             place.update(dict.fromkeys(node.outputs, "shape"))
             continue
@@ -91,9 +104,8 @@ def place_values(
         sources = _view_sources(node, used, root, place, symbols)
         if sources is not None:
             root.update(sources)
-            awaited = _awaited(node, root, waits)
-            if awaited:
-                waits.update((v, awaited) for v in sources)
+            if dependencies := _unread_operands(node, root, view_dependencies):
+                view_dependencies.update((v, dependencies) for v in sources)
             continue
         root.update((v, v) for v in node.outputs)
         if isinstance(node.op, Constant):
@@ -103,44 +115,48 @@ def place_values(
         place.update((v, "host") for v in node.outputs if v in hosted)
         steps.append(node)
     results: list[Result] = []
-    for value in wanted:
+    for value in finals:
         source = root[value]
         owned = place[source] == "arena"
         if owned:
             place[source] = "result"
         results.append(Result(value, owned))
-    return Placement(root, place, tuple(results), tuple(steps), frozenset(used), waits, symbols)
+    return Placement(root, place, tuple(results), tuple(steps), frozenset(used), view_dependencies, symbols)
 
 
 def has_fixed_size(value: Value) -> bool:
-    """Whether the value is a tensor whose bytes are known before it is computed."""
+    """Whether the value is a tensor whose size in bytes is known before a run."""
     return isinstance(value.type, TensorType) and value.type.is_static and value.type.dtype is not DType.STRING
 
 
 def has_run_time_size(value: Value) -> bool:
-    """Whether the value is a tensor that only its shape, known once it is computed, tells the bytes of."""
+    """Whether the value is a tensor whose size in bytes is known only after it was computed."""
     return isinstance(value.type, TensorType) and not value.type.is_static and value.type.dtype is not DType.STRING
 
 
-def _swapped(graph: Graph, wanted: Sequence[Value]) -> frozenset[Value]:
-    """What SwapOut makes and SwapIn alone reads."""
+def _swapped_values(graph: Graph, finals: Sequence[Value]) -> frozenset[Value]:
+    """Return the results of SwapOut that only SwapIn reads.
+
+    finals: The new values of states and the outputs.
+    """
     found = {n.output for n in graph.nodes if isinstance(n.op, SwapOut) and has_fixed_size(n.output)}
     if found:
-        found.difference_update(wanted)
+        found.difference_update(finals)
         found.difference_update(v for n in graph.nodes if not isinstance(n.op, SwapIn) for v in n.operands)
         found.difference_update(n.operands[1] for n in graph.nodes if isinstance(n.op, SwapIn))
     return frozenset(found)
 
 
 def _is_sized(value: Value, symbols: Set[str]) -> bool:
+    """See `Placement.is_sized`."""
     kind = value.type
     if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype is DType.STRING:
         return False
     return all(not isinstance(d, DimExpr) or d.symbols <= symbols for d in kind.shape)
 
 
-def _is_told(node: Node, used: set[Value], symbols: Set[str]) -> bool:
-    """Whether the types tell the elements of every used output."""
+def _is_computed_from_shapes(node: Node, used: set[Value], symbols: Set[str]) -> bool:
+    """Whether type inference knows the elements of every used output, for known `symbols`."""
     if isinstance(node.op, Constant):
         return False
     for value in node.outputs:
@@ -151,13 +167,15 @@ def _is_told(node: Node, used: set[Value], symbols: Set[str]) -> bool:
     return True
 
 
-def _awaited(node: Node, root: dict[Value, Value], waits: dict[Value, tuple[Value, ...]]) -> tuple[Value, ...]:
-    """The storages that readers of a view wait for: those of operands of which the view reads nothing."""
+def _unread_operands(
+    node: Node, root: dict[Value, Value], view_dependencies: dict[Value, tuple[Value, ...]]
+) -> tuple[Value, ...]:
+    """Return the storages of operands whose elements a view does not read, also of views that it is a view of."""
     read = set(read_positions(node))
     found: dict[Value, None] = {}
     for position, value in enumerate(node.inputs):
         if value is not None:
-            found.update(dict.fromkeys(waits.get(value, ())))
+            found.update(dict.fromkeys(view_dependencies.get(value, ())))
             if position not in read:
                 found[root[value]] = None
     return tuple(found)
@@ -166,8 +184,8 @@ def _awaited(node: Node, root: dict[Value, Value], waits: dict[Value, tuple[Valu
 def _view_sources(
     node: Node, used: set[Value], root: dict[Value, Value], place: dict[Value, Place], symbols: Set[str]
 ) -> dict[Value, Value] | None:
-    """The storage of each used output when all of them are views of operands of known size; None otherwise."""
-    pairs = ((0, 0),) if _keeps_order(node, symbols) else getattr(node.op, "views", ())
+    """Return the storage of each used output if all of them are views of operands of known size, else None."""
+    pairs = ((0, 0),) if _is_reshape(node, symbols) else getattr(node.op, "views", ())
     if not pairs:
         return None
     operand_of = {output: node.inputs[operand] for operand, output in pairs}
@@ -185,8 +203,8 @@ def _view_sources(
     return sources
 
 
-def _keeps_order(node: Node, symbols: Set[str]) -> bool:
-    """Whether a transposition only moves axes of one element."""
+def _is_reshape(node: Node, symbols: Set[str]) -> bool:
+    """Whether a Transpose only moves axes of size 1, so that the elements keep their order in memory."""
     if not isinstance(node.op, Transpose) or not _is_sized(node.output, symbols):
         return False
     x = node.inputs[0]

@@ -1,7 +1,7 @@
-"""Schedules and memory layouts kept on disk between processes, in the folder GRAPHKIT_CACHE.
+"""A cache on disk of step orders and arena offsets, in the folder GRAPHKIT_CACHE.
 
-They depend on steps, sizes, working memory of the kernels of this machine, switches. What an entry holds is checked
-before it is used; one that does not fit is replaced.
+The key of an entry is a hash of everything that the result depends on: tasks, sizes, working memory of the kernels,
+options. An entry is checked before it is used, and replaced if it is not valid.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graphkit import config
-from graphkit.executor.memory.planner import Layout, Request, fits, plan_memory
-from graphkit.executor.memory.schedule import Schedule, Task, is_order, measured, schedule
+from graphkit.executor.memory.planner import Layout, Request, is_valid_layout, plan_memory
+from graphkit.executor.memory.schedule import Schedule, Task, is_topological_order, schedule, with_peaks
 from graphkit.shelf import Shelf
 
-# Below this many steps planning is faster than reading a file.
-LEAST_STEPS = 100
-# Entries of a kind that a folder holds at most.
-MOST_ENTRIES = 2048
+# With fewer steps, planning is faster than reading a file.
+MIN_STEPS = 100
+# Maximum number of entries of one kind (orders, layouts) in the folder.
+MAX_ENTRIES = 2048
 
 
 def cached_schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
-    """`schedule`, or the order that it found before."""
+    """Return the result of `schedule`, whose order is taken from the cache if it is there."""
     shelf = _shelf("schedule", len(tasks))
     if shelf is None:
         return schedule(tasks, sizes)
     content = repr((tasks, sizes))
     known = _numbers(shelf.read(content))
-    if known is not None and is_order(tasks, known):
-        return measured(tasks, sizes, known)
+    if known is not None and is_topological_order(tasks, known):
+        return with_peaks(tasks, sizes, known)
     found = schedule(tasks, sizes)
     shelf.write(content, _text(found.order))
     return found
 
 
 def cached_layout(requests: Sequence[Request], *, inplace: bool, share: bool) -> Layout:
-    """`plan_memory`, or the offsets that it found before."""
+    """Return the result of `plan_memory`, whose offsets are taken from the cache if they are there."""
     shelf = _shelf("layout", len(requests))
     if shelf is None:
         return plan_memory(requests, inplace=inplace, share=share)
     content = repr((requests, inplace, share))
     known = _numbers(shelf.read(content))
-    if known is not None and fits(requests, known, inplace=inplace):
+    if known is not None and is_valid_layout(requests, known, inplace=inplace):
         return plan_memory(requests, inplace=inplace, share=share, known=known)
     found = plan_memory(requests, inplace=inplace, share=share)
     shelf.write(content, _text(found.offsets))
@@ -50,19 +50,19 @@ def cached_layout(requests: Sequence[Request], *, inplace: bool, share: bool) ->
 
 
 def _shelf(kind: str, steps: int) -> Shelf | None:
-    """None where nothing is kept."""
+    """Return the cache of a kind of entry, or None if GRAPHKIT_CACHE is not set or there are too few steps."""
     folder = config.CACHE.get()
-    return None if folder is None or steps < LEAST_STEPS else Shelf(Path(folder), kind, ".json", MOST_ENTRIES)
+    return None if folder is None or steps < MIN_STEPS else Shelf(Path(folder), kind, ".json", MAX_ENTRIES)
 
 
 def _text(numbers: Sequence[int]) -> bytes:
     return json.dumps(list(numbers), separators=(",", ":")).encode()
 
 
-def _numbers(kept: bytes | None) -> tuple[int, ...] | None:
-    """None where nothing is kept, or what is no list of numbers."""
+def _numbers(entry: bytes | None) -> tuple[int, ...] | None:
+    """Return the numbers of an entry, or None if there is no entry, or it is not a list of integers."""
     try:
-        numbers = json.loads(kept or b"")
+        numbers = json.loads(entry or b"")
     except ValueError:
         return None
     return tuple(numbers) if isinstance(numbers, list) and all(type(n) is int for n in numbers) else None

@@ -1,4 +1,4 @@
-"""The memory plan of a graph: the order of its steps, what they may overwrite, and the layout of the arena."""
+"""The memory plan of a graph: the order of its steps, donated states, and the layout of the arena."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from graphkit.executor.memory.donation import awaited, donated_states, failing_first
+from graphkit.executor.memory.donation import donated_states, failure_dependencies, reader_dependencies
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.memory.planner import Layout, Request, aligned
-from graphkit.executor.memory.schedule import Task, is_order, measured, updates_last
-from graphkit.executor.memory.swapping import awaited_copies
+from graphkit.executor.memory.schedule import Task, is_topological_order, updates_last, with_peaks
+from graphkit.executor.memory.swapping import copy_deadlines
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.internal.swap import SwapOut
 from graphkit.passes.core.sweep import elements_read
 
 
 class StepMemory(NamedTuple):
-    """What a step needs: working memory, and the positions (input, output) that it permits to be the same memory.
-    may_fail: of values, or of memory.
+    """The memory that a step needs.
+
+    Attributes:
+        scratch_bytes: Size of its working memory.
+        inplace: Pairs (position of an input, position of an output) that may share memory.
+        may_fail: Whether the step may raise an error during a run, for some elements or for lack of memory.
     """
 
     scratch_bytes: int
@@ -29,20 +33,26 @@ class StepMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where and when values live. Steps are positions in `Placement.steps`, values are storages.
+    """The order of steps, the blocks of the arena and their offsets. Steps are positions in `Placement.steps`.
 
-    `requests` are the blocks of the arena, which `layout` gives offsets: `request_of` those of values, `within` where a
-    value begins in a block that has several, `scratch_of` the working memory of steps. `donated` maps states to the
-    storage of the new value that takes their memory; `releases` lists what no step reads after the one at a position
-    of `order`, of values whose memory is not planned. `copies` lists, by position, the copies to the host's memory and
-    back (see `awaited_copies`) that are done before the step there.
+    Attributes:
+        order: The steps, in the order of a run.
+        requests: The blocks of the arena.
+        layout: The offset of each block.
+        request_of: The block of each storage in the arena.
+        offset_in_block: The offset of a storage inside its block, if the block contains several.
+        scratch_of: The block with the working memory of a step.
+        donated: For each donated state, the storage of its new value.
+        releases: For each position in `order`, the dynamic storages that no later step needs.
+        copies: For each position in `order`, the swaps that must be complete before that step (see `copy_deadlines`).
+        plain_lower_bound: Peak of live bytes in the order of the graph.
     """
 
     order: tuple[int, ...]
     requests: Sequence[Request]
     layout: Layout
     request_of: Mapping[Value, int]
-    within: Mapping[Value, int]
+    offset_in_block: Mapping[Value, int]
     scratch_of: Mapping[int, int]
     donated: Mapping[Value, Value]
     releases: Mapping[int, Sequence[Value]]
@@ -50,12 +60,12 @@ class MemoryPlan:
     plain_lower_bound: int
 
     def offset(self, storage: Value) -> int | None:
-        """Where a storage begins in the arena; None when it does not lie there."""
+        """Return the offset of a storage in the arena, or None if it is elsewhere."""
         request = self.request_of.get(storage)
-        return None if request is None else self.layout.offsets[request] + self.within.get(storage, 0)
+        return None if request is None else self.layout.offsets[request] + self.offset_in_block.get(storage, 0)
 
     def scratch_offset(self, step: int) -> int | None:
-        """Where the working memory of a step begins; None when it has none."""
+        """Return the offset of the working memory of a step, or None if it has none."""
         request = self.scratch_of.get(step)
         return None if request is None else self.layout.offsets[request]
 
@@ -68,59 +78,72 @@ def plan_graph(
     inplace: bool,
     share: bool,
     nbytes: Callable[[Value], int] = lambda v: v.tensor.nbytes,
-    together: bool = False,
+    group_updates: bool = False,
     order: Sequence[int] | None = None,
 ) -> MemoryPlan:
-    """Plan the memory of `graph`, whose steps have these `needs`; `nbytes` of each value. n log n in steps.
+    """Order the steps of `graph`, and plan its memory. Takes O(n log n) time for n steps.
 
-    together: updates of states stand at the end as far as they need no memory there. order: that of the steps, where it
-    is chosen.
+    Args:
+        graph: The graph.
+        placement: Its storages.
+        needs: The memory that each step needs.
+        inplace: Whether results may overwrite operands, and new values of states the old ones.
+        share: Whether values that are not live at the same time may share addresses.
+        nbytes: Returns the size of a value.
+        group_updates: Move updates of states to the end, if that does not increase the peak much (see `updates_last`).
+        order: The order of the steps, if it was chosen before.
     """
     planning = _Planning(graph, placement, needs, inplace, nbytes)
     sizes = [aligned(size) for size in planning.sizes]
     if order is not None:
-        assert is_order(planning.tasks, order), "steps of the order that was chosen wait for later ones"
-        schedule = measured(planning.tasks, sizes, order)
+        assert is_topological_order(planning.tasks, order), "a step of the chosen order needs the result of a later one"
+        schedule = with_peaks(planning.tasks, sizes, order)
     else:
         schedule = cached_schedule(planning.tasks, sizes)
-        if together:
+        if group_updates:
             schedule = updates_last(planning.tasks, sizes, schedule)
-    copies = awaited_copies(placement, schedule.order)
-    lives = _Lives(planning.tasks, schedule.order, len(planning.sizes))
-    planning.keep_until_copied(lives, schedule.order, copies)
-    requests, request_of, within, scratch_of = planning.requests(schedule.order, lives)
+    copies = copy_deadlines(placement, schedule.order)
+    ranges = _LiveRanges(planning.tasks, schedule.order, len(planning.sizes))
+    planning.extend_until_copied(ranges, schedule.order, copies)
+    requests, request_of, offset_in_block, scratch_of = planning.requests(schedule.order, ranges)
     return MemoryPlan(
         schedule.order,
         requests,
         cached_layout(requests, inplace=inplace, share=share),
         request_of,
-        within,
+        offset_in_block,
         scratch_of,
         planning.donated,
-        planning.releases(lives),
+        planning.releases(ranges),
         copies,
         schedule.plain_peak_bytes,
     )
 
 
 @dataclass(slots=True)
-class _JointBlock:
-    """Buffers, with their offsets, that share a block of memory while any of them lives."""
+class _ContiguousBlock:
+    """Buffers that lie one behind the other in one block. The block is live as long as any of them is.
 
-    parts: list[tuple[int, int]]
+    members: Pairs of a buffer and its offset in the block.
+    """
+
+    members: list[tuple[int, int]]
     size: int
     first: int
     last: int
 
-    def add(self, buffer: int, size: int, first: int, last: int, same: int | None) -> None:
-        """Another buffer behind those that are there; `same` is one that it takes over."""
-        self.parts += [(b, self.size) for b in (buffer, same) if b is not None]
+    def append(self, buffer: int, size: int, first: int, last: int, overwritten: int | None) -> None:
+        """Append a buffer that is live from step `first` to `last`.
+
+        overwritten: An operand that the buffer overwrites. It gets the same offset.
+        """
+        self.members += [(b, self.size) for b in (buffer, overwritten) if b is not None]
         self.size += aligned(size)
         self.first, self.last = min(self.first, first), max(self.last, last)
 
 
 class _Planning:
-    """A graph's steps as tasks on numbered buffers: what each reads, writes, follows, and may overwrite."""
+    """The steps of a graph as tasks for the scheduler, and the values that they write as numbered buffers."""
 
     def __init__(
         self,
@@ -136,28 +159,32 @@ class _Planning:
         self._written = [v for node in placement.steps for v in node.outputs if v in placement.used]
         self._buffer_of = {v: i for i, v in enumerate(self._written)}
         self.sizes = [nbytes(v) if place[v] == "arena" else 0 for v in self._written]
-        permitted = [_inplace_pairs(n, placement, s.inplace) for n, s in zip(placement.steps, needs, strict=True)]
-        after = [_followed(node, placement) for node in placement.steps]
+        inplace_pairs = [_inplace_pairs(n, placement, s.inplace) for n, s in zip(placement.steps, needs, strict=True)]
+        dependencies = [_dependencies(node, placement) for node in placement.steps]
         may_fail = [need.may_fail for need in needs]
-        self.donated = donated_states(graph, placement, permitted, after, may_fail) if inplace else {}
-        behind = awaited(placement, self.donated)
-        for node, others in failing_first(placement, self.donated, may_fail).items():
-            behind.setdefault(node, []).extend(others)
+        self.donated = donated_states(graph, placement, inplace_pairs, dependencies, may_fail) if inplace else {}
+        extra = reader_dependencies(placement, self.donated)
+        for node, storages in failure_dependencies(placement, self.donated, may_fail).items():
+            extra.setdefault(node, []).extend(storages)
         self.tasks = [
             Task(
                 self._buffers([placement.root[v] for v in elements_read(node)]),
                 self._buffers([v for v in node.outputs if v in placement.used]),
-                self._buffers((*before, *behind.get(node, ()))),
+                self._buffers((*storages, *extra.get(node, ()))),
                 self._in_arena(pairs) if inplace else (),
                 aligned(need.scratch_bytes),
             )
-            for node, before, pairs, need in zip(placement.steps, after, permitted, needs, strict=True)
+            for node, storages, pairs, need in zip(placement.steps, dependencies, inplace_pairs, needs, strict=True)
         ]
 
-    def keep_until_copied(self, lives: _Lives, order: Sequence[int], copies: Mapping[int, Sequence[Value]]) -> None:
-        """What is copied to the host's memory lives until the step before which the copy is done.
+    def extend_until_copied(
+        self, ranges: _LiveRanges, order: Sequence[int], copies: Mapping[int, Sequence[Value]]
+    ) -> None:
+        """Extend the live range of each value that is swapped out to the step before which the copy must be complete.
 
-        That step is none that reads it last, or the copy is done before it: none writes over it too early.
+        So no step overwrites the value while the copy still reads it.
+
+        copies: The result of `copy_deadlines`.
         """
         steps = self._placement.steps
         done = {value: position for position, values in copies.items() for value in values}
@@ -165,112 +192,123 @@ class _Planning:
             if isinstance(steps[index].op, SwapOut):
                 until = done.get(steps[index].output, len(order) - 1)
                 for source in self.tasks[index].reads:
-                    lives.last[source] = max(lives.last[source], until)
+                    ranges.last[source] = max(ranges.last[source], until)
 
     def requests(
-        self, order: Sequence[int], lives: _Lives
+        self, order: Sequence[int], ranges: _LiveRanges
     ) -> tuple[list[Request], Mapping[Value, int], Mapping[Value, int], Mapping[int, int]]:
-        """The blocks of the arena, those of values with their places there, those of working memory."""
+        """Return `requests`, `request_of`, `offset_in_block` and `scratch_of` of MemoryPlan."""
         place = self._placement.place
-        joint = self._joint_blocks(order, lives)
-        parts = {buffer: (number, offset) for number, block in enumerate(joint) for buffer, offset in block.parts}
-        in_arena = [i for i, v in enumerate(self._written) if place[v] == "arena" and i not in parts]
+        contiguous = self._contiguous_blocks(order, ranges)
+        members = {buffer: (i, offset) for i, block in enumerate(contiguous) for buffer, offset in block.members}
+        in_arena = [i for i, v in enumerate(self._written) if place[v] == "arena" and i not in members]
         request_of = {buffer: i for i, buffer in enumerate(in_arena)}
         candidates: dict[int, list[int]] = {}
         for step, index in enumerate(order):
             for source, target in self.tasks[index].inplace:
-                if source in request_of and lives.last[source] == step and target in request_of:
+                if source in request_of and ranges.last[source] == step and target in request_of:
                     candidates.setdefault(target, []).append(request_of[source])
         requests = [
-            Request(self.sizes[b], lives.first[b], lives.last[b], tuple(candidates.get(b, ()))) for b in in_arena
+            Request(self.sizes[b], ranges.first[b], ranges.last[b], tuple(candidates.get(b, ()))) for b in in_arena
         ]
-        request_of |= {buffer: len(requests) + number for buffer, (number, _) in parts.items()}
-        requests += [Request(block.size, block.first, block.last) for block in joint]
+        request_of |= {buffer: len(requests) + number for buffer, (number, _) in members.items()}
+        requests += [Request(block.size, block.first, block.last) for block in contiguous]
         scratch_of: dict[int, int] = {}
         for step, index in enumerate(order):
             if size := self._needs[index].scratch_bytes:
                 scratch_of[index] = len(requests)
                 requests.append(Request(size, step, step))
         written = self._written
-        within = {written[buffer]: offset for buffer, (_, offset) in parts.items()}
-        return requests, {written[buffer]: i for buffer, i in request_of.items()}, within, scratch_of
+        offset_in_block = {written[buffer]: offset for buffer, (_, offset) in members.items()}
+        return requests, {written[buffer]: i for buffer, i in request_of.items()}, offset_in_block, scratch_of
 
-    def _joint_blocks(self, order: Sequence[int], lives: _Lives) -> list[_JointBlock]:
-        """The results of each step that wants them next to each other, in blocks of their own.
+    def _contiguous_blocks(self, order: Sequence[int], ranges: _LiveRanges) -> list[_ContiguousBlock]:
+        """Return one block for each step whose operator needs its results next to each other in memory.
 
-        An operand that dies there and may be overwritten lies where its result will, from the start.
+        If such a result may overwrite an operand that is not read again, the operand is in the block from the start.
         """
         steps, place = self._placement.steps, self._placement.place
-        found: list[_JointBlock] = []
+        found: list[_ContiguousBlock] = []
         taken: set[int] = set()
         for step, index in enumerate(order):
             if not getattr(steps[index].op, "contiguous", False):
                 continue
             sources: dict[int, int] = {}
             for source, target in self.tasks[index].inplace:
-                fits = lives.last[source] == step and self.sizes[source] == self.sizes[target]
+                fits = ranges.last[source] == step and self.sizes[source] == self.sizes[target]
                 if fits and source not in taken and target not in sources:
                     sources[target] = source
                     taken.add(source)
-            block = _JointBlock([], 0, step, step)
+            block = _ContiguousBlock([], 0, step, step)
             for value in steps[index].outputs:
                 buffer = self._buffer_of.get(value)
                 if buffer is None or place[value] != "arena":
                     continue
-                block.add(buffer, self.sizes[buffer], lives.first[buffer], lives.last[buffer], sources.get(buffer))
+                first, last = ranges.first[buffer], ranges.last[buffer]
+                block.append(buffer, self.sizes[buffer], first, last, sources.get(buffer))
                 if buffer in sources:
-                    block.first = min(block.first, lives.first[sources[buffer]])
+                    block.first = min(block.first, ranges.first[sources[buffer]])
             found.append(block)
         return found
 
-    def releases(self, lives: _Lives) -> dict[int, list[Value]]:
-        """By position in the order, the values without planned memory that no later step needs."""
+    def releases(self, ranges: _LiveRanges) -> dict[int, list[Value]]:
+        """Return, for each position in the order, the dynamic storages that no later step needs."""
         kept = {self._placement.root[r.value] for r in self._placement.results}
         found: dict[int, list[Value]] = {}
         for buffer, value in enumerate(self._written):
             if self._placement.place[value] == "dynamic" and value not in kept:
-                found.setdefault(lives.touched[buffer], []).append(value)
+                found.setdefault(ranges.needed[buffer], []).append(value)
         return found
 
     def _buffers(self, values: Iterable[Value]) -> tuple[int, ...]:
+        """Return the buffers of values, without duplicates and values that no step writes."""
         number = self._buffer_of
         return tuple(dict.fromkeys([number[v] for v in values if v in number]))
 
     def _in_arena(self, pairs: Sequence[tuple[Value, Value]]) -> tuple[tuple[int, int], ...]:
+        """Return the in-place pairs whose operand is in the arena, as buffers."""
         place, number = self._placement.place, self._buffer_of
         return tuple((number[s], number[t]) for s, t in pairs if place[s] == "arena" and s in number)
 
 
-class _Lives:
-    """The steps of an order that write each buffer first, read it last, and need it at all, if only for its shape."""
+class _LiveRanges:
+    """The live range of each buffer in an order of steps.
+
+    Attributes:
+        first: The step that writes the buffer.
+        last: The last step that reads its elements.
+        needed: The last step that needs the buffer, possibly only for its shape.
+    """
 
     def __init__(self, tasks: Sequence[Task], order: Sequence[int], buffers: int):
         self.first = [0] * buffers
         self.last = [0] * buffers
-        self.touched = [0] * buffers
+        self.needed = [0] * buffers
         for step, index in enumerate(order):
             for buffer in tasks[index].writes:
-                self.first[buffer] = self.last[buffer] = self.touched[buffer] = step
+                self.first[buffer] = self.last[buffer] = self.needed[buffer] = step
             for buffer in tasks[index].reads:
                 self.last[buffer] = step
             for buffer in tasks[index].after:
-                self.touched[buffer] = step
+                self.needed[buffer] = step
 
 
-def _followed(node: Node, placement: Placement) -> list[Value]:
-    """The storages that are written before the node may run."""
-    root, waits = placement.root, placement.waits
-    return [storage for v in node.operands for storage in (root[v], *waits.get(v, ()))]
+def _dependencies(node: Node, placement: Placement) -> list[Value]:
+    """Return the storages that must be written before the node may run."""
+    root, view_dependencies = placement.root, placement.view_dependencies
+    return [storage for v in node.operands for storage in (root[v], *view_dependencies.get(v, ()))]
 
 
 def _inplace_pairs(node: Node, placement: Placement, permitted: Sequence[tuple[int, int]]) -> list[tuple[Value, Value]]:
-    """(storage read, output) pairs that may be the same memory.
+    """Return the pairs (storage read, output) that may share memory.
 
-    Another operand in the same storage forbids it, unless that one may be overwritten as well and has the output's
-    shape: then every element is read where, and before, it is written.
+    If several operands are views of the storage, each of them must permit it and have the shape of the output. Then
+    every element is read before it is overwritten.
+
+    permitted: Pairs of positions (input, output) that the kernel permits.
     """
     root, allowed = placement.root, set(permitted)
-    readers: dict[Value, list[tuple[int, Value]]] = {}  # operands with their positions, by storage
+    readers: dict[Value, list[tuple[int, Value]]] = {}  # for each storage, its operands and their positions
     for i, v in enumerate(node.inputs):
         if v is not None:
             readers.setdefault(root[v], []).append((i, v))

@@ -1,7 +1,7 @@
-"""The memory planner: a pure function from lifetimes to offsets in one arena.
+"""The memory planner: a pure function from sizes and live ranges to offsets in one arena.
 
-In-place (a result takes the memory of an operand that dies there) and co-share (memory of dead values is used
-again) are the two techniques of Chen et al., "MXNet", 2015, section 3.1, as separate switches.
+Two techniques can be switched off separately (Chen et al., "MXNet", 2015, section 3.1). In-place: a result overwrites
+an operand that is not read again. Co-share: values that are not live at the same time share addresses.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from graphkit.executor.memory.first_fit import FirstFit
 
 ALIGNMENT = 64
 
-# An arena within this factor of the lower bound is taken; the next strategy would cost time for nothing that matters.
+# An arena within this factor of the lower bound is good enough: no further strategy is tried.
 CLOSE_ENOUGH = 1.01
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`size` bytes that live from step `first` (written) to step `last` (read for the last time), both included.
+    """A block of memory with its live range.
 
-    `inplace` lists requests whose memory this one may take over: those that die at the step that writes it.
+    Attributes:
+        size: Bytes.
+        first: The step that writes the block.
+        last: The last step that reads it. Both steps belong to the live range.
+        inplace: Indices of requests that this one may overwrite: their last step is the `first` of this one.
     """
 
     size: int
@@ -33,19 +37,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One offset per request; what the arena takes, and what it would take at least and without a plan."""
+    """The offset of every request, the size of the arena, and bounds of that size."""
 
     offsets: tuple[int, ...]
     arena_bytes: int
-    lower_bound: int  # the largest sum of bytes that live at one step
-    naive_bytes: int  # every request in a place of its own
+    lower_bound: int  # the most bytes that are live at one step
+    naive_bytes: int  # the size of an arena in which no two requests share memory
     peak_step: int
     inplace_count: int
 
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """Requests in one place: a chain of in-place results."""
+    """Memory of one request, or of a chain of requests that each overwrite the previous one."""
 
     size: int
     first: int
@@ -56,19 +60,25 @@ class _Block:
 def plan_memory(
     requests: Sequence[Request], *, inplace: bool = True, share: bool = True, known: Sequence[int] | None = None
 ) -> Layout:
-    """Offsets such that requests which live at one step never overlap, unless one took the other's memory over.
+    """Choose an offset for each request.
 
-    Two sweeps over time with a best-fit free list, n log n; where they leave gaps, first fit in several orders and a
-    search among their neighbours, both with a bounded amount of work. The smallest arena wins. Offsets are multiples of
-    ALIGNMENT; an empty request has offset 0. `known` are offsets found before, one per request, which are taken as they
-    are (see `fits`).
+    Requests that are live at the same step overlap only if one overwrites the other (in-place).
+
+    Two sweeps over time with a best-fit free list take O(n log n) time. If neither comes close to the lower bound,
+    first fit in several orders and a local search follow, both with a limit of work. The smallest arena is taken.
+
+    Args:
+        requests: The blocks. Their offsets are multiples of ALIGNMENT; the offset of an empty block is 0.
+        inplace: Whether requests may overwrite others (see `Request.inplace`).
+        share: Whether requests that are not live at the same time may share addresses.
+        known: Offsets that an earlier call found. They are used without a check (see `is_valid_layout`).
     """
     owner, blocks = _blocks(requests, inplace)
     bound, peak = _peak(blocks)
     if known is not None:
-        offsets = _of_blocks(owner, blocks, known)
+        offsets = _block_offsets(owner, blocks, known)
     else:
-        offsets = _shared(blocks, bound, peak) if share else _side_by_side(blocks)
+        offsets = _with_sharing(blocks, bound, peak) if share else _without_sharing(blocks)
     return Layout(
         offsets=tuple(offsets[owner[i]] if r.size else 0 for i, r in enumerate(requests)),
         arena_bytes=max((o + b.size for o, b in zip(offsets, blocks, strict=True)), default=0),
@@ -79,12 +89,15 @@ def plan_memory(
     )
 
 
-def fits(requests: Sequence[Request], offsets: Sequence[int], *, inplace: bool = True) -> bool:
-    """Whether offsets, one per request, put requests that live at one step beside each other. n log n."""
+def is_valid_layout(requests: Sequence[Request], offsets: Sequence[int], *, inplace: bool = True) -> bool:
+    """Whether offsets are aligned, and requests that are live at the same step do not overlap. O(n log n).
+
+    offsets: One per request.
+    """
     if len(offsets) != len(requests) or any(o < 0 or o % ALIGNMENT for o in offsets):
         return False
     owner, blocks = _blocks(requests, inplace)
-    placed = _of_blocks(owner, blocks, offsets)
+    placed = _block_offsets(owner, blocks, offsets)
     if any(offsets[i] != (placed[owner[i]] if r.size else 0) for i, r in enumerate(requests)):
         return False
     events = [(b.first, 1, i) for i, b in enumerate(blocks) if b.size]
@@ -103,8 +116,11 @@ def fits(requests: Sequence[Request], offsets: Sequence[int], *, inplace: bool =
     return True
 
 
-def _of_blocks(owner: Sequence[int], blocks: Sequence[_Block], offsets: Sequence[int]) -> list[int]:
-    """The offset of every block from those of the requests."""
+def _block_offsets(owner: Sequence[int], blocks: Sequence[_Block], offsets: Sequence[int]) -> list[int]:
+    """Return the offset of every block, from the offsets of the requests.
+
+    owner: The block of each request.
+    """
     placed = [0] * len(blocks)
     for request, block in enumerate(owner):
         placed[block] = max(placed[block], offsets[request])
@@ -112,12 +128,12 @@ def _of_blocks(owner: Sequence[int], blocks: Sequence[_Block], offsets: Sequence
 
 
 def aligned(size: int) -> int:
-    """`size` rounded up to ALIGNMENT."""
+    """Return `size` rounded up to a multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _blocks(requests: Sequence[Request], inplace: bool) -> tuple[list[int], list[_Block]]:
-    """The block of each request, and the blocks. A chain's memory goes on to one successor at most."""
+    """Return the block of each request, and the blocks. At most one request overwrites another."""
     owner: list[int] = [0] * len(requests)
     blocks: list[_Block] = []
     taken: set[int] = set()
@@ -125,8 +141,8 @@ def _blocks(requests: Sequence[Request], inplace: bool) -> tuple[list[int], list
         request = requests[index]
         for candidate in request.inplace if inplace and request.size else ():
             source = requests[candidate]
-            fits = source.size and blocks[owner[candidate]].size >= request.size
-            if fits and candidate not in taken and source.last == request.first > source.first:
+            is_large_enough = source.size and blocks[owner[candidate]].size >= request.size
+            if is_large_enough and candidate not in taken and source.last == request.first > source.first:
                 taken.add(candidate)
                 owner[index] = owner[candidate]
                 blocks[owner[index]].last = request.last
@@ -138,7 +154,7 @@ def _blocks(requests: Sequence[Request], inplace: bool) -> tuple[list[int], list
 
 
 def _peak(blocks: Iterable[_Block]) -> tuple[int, int]:
-    """The largest sum of live bytes, and the first step that reaches it."""
+    """Return the most bytes that are live at one step, and the first step at which they are."""
     changes: dict[int, int] = {}
     for block in blocks:
         changes[block.first] = changes.get(block.first, 0) + block.size
@@ -151,14 +167,14 @@ def _peak(blocks: Iterable[_Block]) -> tuple[int, int]:
     return bound, peak
 
 
-def _side_by_side(blocks: Sequence[_Block]) -> list[int]:
-    """The offset of every block when none shares memory with another."""
+def _without_sharing(blocks: Sequence[_Block]) -> list[int]:
+    """Return the offset of every block if no two share addresses."""
     end = 0
     return [(end := end + b.size) - b.size for b in blocks]
 
 
-def _shared(blocks: Sequence[_Block], bound: int, peak: int) -> list[int]:
-    """The offset of every block: the best that the strategies find before one is close enough to `bound`."""
+def _with_sharing(blocks: Sequence[_Block], bound: int, peak: int) -> list[int]:
+    """Return the offset of every block. Strategies are tried until the arena is close enough to `bound`."""
     best = _sweep(blocks)
     offsets = [b.offset for b in blocks]
     if best <= CLOSE_ENOUGH * bound:
@@ -173,7 +189,10 @@ def _shared(blocks: Sequence[_Block], bound: int, peak: int) -> list[int]:
 
 
 def _sweep(blocks: Sequence[_Block], backwards: bool = False) -> int:
-    """Allocate in order of time from the tightest free range that fits; return the arena's size."""
+    """Allocate the blocks in order of time, each from the smallest free range that is large enough (best fit).
+
+    Sets `offset` of each block, and returns the size of the arena. backwards: from the last step to the first.
+    """
     keyed = [(-b.last, -b.first, b) if backwards else (b.first, b.last, b) for b in blocks if b.size]
     starts = sorted(keyed, key=lambda item: (item[0], -item[2].size))
     ends = sorted(keyed, key=lambda item: item[1])
@@ -188,7 +207,7 @@ def _sweep(blocks: Sequence[_Block], backwards: bool = False) -> int:
 
 
 class _FreeRanges:
-    """Free ranges below `end`, none adjacent to another: found by size, merged by position."""
+    """The free ranges below `end`. Adjacent ranges are merged."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -197,7 +216,10 @@ class _FreeRanges:
         self._offset_before: dict[int, int] = {}  # offset + size -> offset
 
     def take(self, size: int) -> int:
-        """The offset of `size` bytes, out of the smallest range that has them; the arena grows when none has."""
+        """Allocate `size` bytes from the smallest range that is large enough, and return the offset.
+
+        If there is none, the arena grows.
+        """
         position = bisect.bisect_left(self._by_size, (size, -1))
         if position < len(self._by_size):
             offset = self._by_size[position][1]
@@ -212,7 +234,7 @@ class _FreeRanges:
         return offset
 
     def give(self, offset: int, size: int) -> None:
-        """Return a range, merged with its free neighbours."""
+        """Free a range, and merge it with adjacent free ranges."""
         if offset + size in self._size_at:
             size += self._remove(offset + size)
         if offset in self._offset_before:

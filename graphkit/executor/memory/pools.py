@@ -1,4 +1,4 @@
-"""Memory that the programs of one executor take turns on: arenas, packed operands, and results that nobody holds."""
+"""Memory that the programs of one executor share: arenas, packed operands, and the memory of released results."""
 
 from __future__ import annotations
 
@@ -10,106 +10,111 @@ import numpy as np
 from graphkit.executor.memory.packing import PackedArrays, aligned_bytes
 from graphkit.executor.memory.shared import SharedMemory
 
-# What waits for the next run; a burst of more concurrent runs makes more and lets them go.
+# How many idle arenas (and instances) are kept for later runs. If more runs are concurrent, the others are freed.
 IDLE = 4
 
-# Addresses behind an arena, times its size and at most.
-_ROOM = 7
-_MOST_ROOM = 1 << 30
+# Extra addresses that are reserved behind an arena: this multiple of its size, and at most that many bytes.
+_RESERVE_FACTOR = 7
+_MAX_RESERVE = 1 << 30
 
-# After so many runs that needed less than a quarter of an arena, it is let go.
-_PATIENCE = 256
-_TOO_LARGE = 4
+# If this many runs in a row need less than 1 / _SHRINK_FACTOR of an arena, it is freed.
+_SHRINK_RUNS = 256
+_SHRINK_FACTOR = 4
 
-# Results of at least this many bytes are given out again once nobody holds them: fresh pages cost more than a copy.
+# Memory of results of at least this many bytes is recycled: the page faults of new memory cost more than a copy.
 RECYCLED_BYTES = 1 << 16
-# What is given out again is at most this many times larger than the result: its holder keeps all of it.
-_SLACK = 8
-# Pieces of memory that a result keeps: runs of other sizes, or callers that hold what they got, need more than one.
+# Recycled memory is at most this many times larger than the result, because the caller then keeps all of it.
+_MAX_OVERSIZE = 8
+# Pieces of memory that are kept per result. Results of several sizes, or callers that hold results, need more than one.
 _PIECES = 3
 
 
 class Arenas:
-    """Working memory that runs of all programs take turns on.
+    """The arenas of all programs of an executor. Each run takes one, and gives it back.
 
-    Nothing here locks: the child of a fork would wait for a thread that it does not have. Operations of lists are
-    atomic; what is counted may be off by a run or two.
+    There is no lock, because after a fork the child could wait for a thread that it does not have. Operations on lists
+    are atomic; the counters may miss a concurrent run.
+
+    idle: Maximum number of idle arenas, at least IDLE.
     """
 
     def __init__(self, idle: int = IDLE) -> None:
-        """`idle`: how many wait for runs to come, at most."""
         self._idle = max(idle, IDLE)
         self._free: list[np.ndarray] = []
-        self._largest = 0  # of the runs since arenas were let go
+        # The largest size since arenas were freed, and the largest of the latest `_runs` runs.
+        self._largest = 0
+        self._recent = 0
         self._runs = 0
-        self._recent = 0  # the largest of the last `_runs`
 
     def take(self, size: int) -> np.ndarray:
-        """At least `size` bytes, aligned and undefined, for one run alone. Raises MemoryError."""
-        self._watch(size)
+        """Return an arena of at least `size` bytes, aligned and uninitialised. Raises MemoryError."""
+        self._free_oversized(size)
         try:
             while (arena := self._free.pop()).nbytes < size:
                 pass
         except IndexError:
-            # Pages that no run comes to take no memory: room for larger runs costs addresses alone, and they find the
-            # pages of this one there.
+            # Pages that no run writes take no memory, so the reserve costs only addresses. A larger run can then reuse
+            # the pages of this arena.
             try:
-                return aligned_bytes(size + min(_ROOM * size, _MOST_ROOM))
+                return aligned_bytes(size + min(_RESERVE_FACTOR * size, _MAX_RESERVE))
             except MemoryError:
                 return aligned_bytes(size)
         return arena
 
     def give(self, arena: np.ndarray) -> None:
-        """Take an arena back after its run."""
+        """Return an arena after its run."""
         if len(self._free) < self._idle:
             self._free.append(arena)
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes of the arena that the next run would take."""
+        """Bytes of the idle arena that the next run would take; 0 if there is none."""
         try:
             return self._free[-1].nbytes
         except IndexError:
             return 0
 
-    def _watch(self, size: int) -> None:
-        """Let go of arenas when runs have been much smaller for long."""
+    def _free_oversized(self, size: int) -> None:
+        """Count a run of `size` bytes. Free the idle arenas if all recent runs needed much less."""
         if size > self._recent:
             self._recent = size
             self._largest = max(self._largest, size)
         self._runs += 1
-        if self._runs >= _PATIENCE:
-            if _TOO_LARGE * self._recent < self._largest:
+        if self._runs >= _SHRINK_RUNS:
+            if _SHRINK_FACTOR * self._recent < self._largest:
                 self._free.clear()
                 self._largest = self._recent
             self._runs = self._recent = 0
 
 
 class RecycledResults:
-    """Memory of results that were given out before and that nobody sees any more, by the result's position.
+    """Recycles the memory of results that callers have released, for each position of a result.
 
-    Nothing here locks either: who has taken memory out of its queue has it alone.
+    There is no lock (see Arenas): a thread that has removed memory from its queue is its only user.
     """
 
     def __init__(self) -> None:
-        self._given_out: dict[int, deque[SharedMemory]] = {}
+        self._memory: dict[int, deque[SharedMemory]] = {}
 
     def array(self, position: int, shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
-        """A writable array on such memory, or on new memory. Raises MemoryError, ValueError as numpy does."""
-        # The one that was given out longest ago makes room.
-        queue = self._given_out.setdefault(position, deque(maxlen=_PIECES))
+        """Return a writable array in recycled or new memory, for the result at `position`.
+
+        Raises MemoryError or ValueError, as numpy does.
+        """
+        # A full queue drops its oldest memory.
+        queue = self._memory.setdefault(position, deque(maxlen=_PIECES))
         memory = None
         for _ in range(len(queue)):
             try:
                 memory = queue.popleft()
             except IndexError:  # taken by another thread
                 break
-            if nbytes <= memory.nbytes <= _SLACK * nbytes and not memory.seen:
+            if nbytes <= memory.nbytes <= _MAX_OVERSIZE * nbytes and not memory.is_referenced:
                 break
             queue.append(memory)
             memory = None
         if memory is None:
-            # Room for somewhat larger results: pages that nobody comes to take no memory.
+            # Rounded up, so that somewhat larger results can reuse it. Pages that are never written take no memory.
             try:
                 memory = SharedMemory(aligned_bytes(1 << (nbytes - 1).bit_length()))
             except MemoryError:
@@ -120,7 +125,12 @@ class RecycledResults:
 
 
 class Pools:
-    """What all programs of an executor share. `stamp` tells whether a fixed operand may have another version."""
+    """The memory that all programs of an executor share.
+
+    Args:
+        stamp: Returns a number that changes whenever a parameter or constant may have a new version.
+        arenas: The arenas, which may be shared with other pools.
+    """
 
     def __init__(self, stamp: Callable[[], int], arenas: Arenas):
         self.stamp = stamp

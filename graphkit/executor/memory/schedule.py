@@ -1,4 +1,4 @@
-"""The order of steps: a topological order in which few bytes live at the same time."""
+"""Schedule the steps: find a topological order with a low peak of live bytes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# See `updates_last`.
+# `updates_last` may raise the peak by this fraction: 1 / SLACK.
 SLACK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One step: the buffers that it reads, those that it writes, and the buffers whose writers it has to follow.
+    """One step, and the buffers that it uses. Every buffer is written by one task.
 
-    Every buffer is written by one task. `after` is `reads`, and what else has to be there before: operands of which
-    only the shape is read, and what the readers of memory that it writes over make. `inplace` lists (read, written)
-    pairs of buffers that may be the same memory, `scratch` is working memory in bytes.
+    Attributes:
+        reads: Buffers whose elements the task reads.
+        writes: Buffers that it writes.
+        after: Buffers that must be written before: operands whose shape alone is read, and results of the other
+            readers of memory that the task overwrites.
+        inplace: Pairs (buffer read, buffer written) that may share memory.
+        scratch: Working memory in bytes.
     """
 
     reads: tuple[int, ...]
@@ -30,7 +34,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """An order of task indices, with the peak of live bytes in this order and in the given one."""
+    """An order of the tasks and its peak of live bytes.
+
+    Attributes:
+        order: Indices of tasks.
+        peak_bytes: The peak in this order.
+        plain_peak_bytes: The peak in the order in which the tasks were given.
+    """
 
     order: tuple[int, ...]
     peak_bytes: int
@@ -38,36 +48,40 @@ class Schedule:
 
 
 def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
-    """The best of five orders by its peak: the given one, and four greedy ones.
+    """Return the order with the lowest peak out of five: the given one, and four by list scheduling. O(n log n).
 
-    The order in which `tasks` are given is kept where nothing is better. `sizes` are the buffers' bytes
-    (0: not in the arena). List scheduling picks among the ready tasks the one that allocates least beyond what it
-    frees; or, eagerly, any that frees as much as it allocates, and else the next one of the given order. The first
-    suits graphs whose branches differ in size, the second training steps, whose updates should not wait.
-    Each is tried with and without counting what only updates read, which can be gone at once. n log n.
+    List scheduling picks one of the ready tasks. The first variant picks the task whose allocated bytes minus freed
+    bytes are lowest, which suits graphs with branches of different sizes. The eager variant picks any task that frees
+    at least as much as it allocates, else the next one in the given order. It suits training steps, whose updates
+    should run early. Both are tried with and without counting buffers that only updates read, because an update can
+    free these at once. The given order is kept unless another one is better.
+
+    Args:
+        tasks: The steps.
+        sizes: Bytes of the buffers; 0 for those outside the arena.
     """
     plain = plain_order(tasks)
     best = plain_peak = peak_bytes(tasks, sizes, plain)
     chosen = plain
-    least = _least(tasks, sizes)
-    if best > least:
-        lasting = _lasting(tasks, sizes)
-        counted = [lasting, sizes] if lasting != list(sizes) else [sizes]
-        for eager, weights in itertools.product((False, True), counted):
-            order = _greedy(tasks, sizes, eager, weights)
+    lower_bound = _peak_lower_bound(tasks, sizes)
+    if best > lower_bound:
+        without_updates = _sizes_without_updates(tasks, sizes)
+        counted = [without_updates, sizes] if without_updates != list(sizes) else [sizes]
+        for eager, allocated in itertools.product((False, True), counted):
+            order = _list_schedule(tasks, sizes, eager, allocated)
             peak = peak_bytes(tasks, sizes, order)
             if peak < best:
                 best, chosen = peak, order
-            if best == least:
+            if best == lower_bound:
                 break
     return Schedule(chosen, best, plain_peak)
 
 
 def updates_last(tasks: Sequence[Task], sizes: Sequence[int], found: Schedule) -> Schedule:
-    """The same order with updates at its end, unless what they read takes too much memory until then.
+    """Move updates to the end of an order, if their operands do not take too much memory until then. O(n log n).
 
-    An update writes nothing into the arena, and no task follows it. All that read at most so many bytes wait: as many
-    as raise the peak by no more than a part in SLACK. n log n.
+    An update is a task that writes nothing to the arena, and that no other task depends on. Updates that read at most a
+    certain number of bytes are moved. That number is the largest for which the peak rises by at most 1 / SLACK.
     """
     _, followers = _dependencies(tasks)
     reads = {
@@ -77,28 +91,30 @@ def updates_last(tasks: Sequence[Task], sizes: Sequence[int], found: Schedule) -
     }
     limits = sorted({*reads.values()})
 
-    def order(count: int) -> tuple[int, ...]:
-        most = limits[count - 1] if count else -1
-        late = [index for index in found.order if reads.get(index, most + 1) <= most]
-        return (*(index for index in found.order if reads.get(index, most + 1) > most), *late)
+    def reordered(count: int) -> tuple[int, ...]:
+        """Return the order in which updates that read at most `limits[count - 1]` bytes are last."""
+        limit = limits[count - 1] if count else -1
+        moved = [index for index in found.order if reads.get(index, limit + 1) <= limit]
+        return (*(index for index in found.order if reads.get(index, limit + 1) > limit), *moved)
 
-    def grows(count: int) -> bool:
-        return peak_bytes(tasks, sizes, order(count)) > allowed
+    def exceeds(count: int) -> bool:
+        """Whether moving these updates raises the peak too much."""
+        return peak_bytes(tasks, sizes, reordered(count)) > allowed_peak
 
-    allowed = found.peak_bytes + found.peak_bytes // SLACK
-    # Of more updates that wait the peak is no lower.
-    late = order(bisect.bisect_left(range(1, len(limits) + 1), True, key=grows))
-    return replace(found, order=late, peak_bytes=peak_bytes(tasks, sizes, late))
+    allowed_peak = found.peak_bytes + found.peak_bytes // SLACK
+    # Moving more updates never lowers the peak, so a binary search finds the limit.
+    order = reordered(bisect.bisect_left(range(1, len(limits) + 1), True, key=exceeds))
+    return replace(found, order=order, peak_bytes=peak_bytes(tasks, sizes, order))
 
 
-def measured(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> Schedule:
-    """The peaks of an order."""
+def with_peaks(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> Schedule:
+    """Return a given order with its peaks of live bytes."""
     plain = plain_order(tasks)
     return Schedule(tuple(order), peak_bytes(tasks, sizes, order), peak_bytes(tasks, sizes, plain))
 
 
-def is_order(tasks: Sequence[Task], order: Sequence[int]) -> bool:
-    """Whether an order has every task once, after those that write what it follows."""
+def is_topological_order(tasks: Sequence[Task], order: Sequence[int]) -> bool:
+    """Whether an order contains every task once, after all tasks that it depends on."""
     if sorted(order) != list(range(len(tasks))):
         return False
     waiting = {buffer for task in tasks for buffer in task.writes}
@@ -111,7 +127,7 @@ def is_order(tasks: Sequence[Task], order: Sequence[int]) -> bool:
 
 
 def plain_order(tasks: Sequence[Task]) -> tuple[int, ...]:
-    """The order in which tasks are given, but each after those that it has to follow."""
+    """Return the topological order that is nearest to the order in which the tasks are given."""
     waiting, followers = _dependencies(tasks)
     ready = [index for index, count in enumerate(waiting) if count == 0]
     order: list[int] = []
@@ -127,7 +143,7 @@ def plain_order(tasks: Sequence[Task]) -> tuple[int, ...]:
 
 
 def _dependencies(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
-    """How many tasks each one follows at once, and those that follow it."""
+    """Return, for each task, the number of tasks that it depends on directly, and the tasks that depend on it."""
     writer = {buffer: index for index, task in enumerate(tasks) for buffer in task.writes}
     waiting: list[int] = []
     followers: list[list[int]] = [[] for _ in tasks]
@@ -139,24 +155,28 @@ def _dependencies(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
     return waiting, followers
 
 
-def _least(tasks: Sequence[Task], sizes: Sequence[int]) -> int:
-    """The operands, results and working memory of one task: no order has a lower peak."""
-    least = 0
+def _peak_lower_bound(tasks: Sequence[Task], sizes: Sequence[int]) -> int:
+    """Return the most bytes that the operands, results and working memory of one task take.
+
+    No order has a lower peak.
+    """
+    largest = 0
     for task in tasks:
         reads = {*task.reads}
         targets = {target for source, target in task.inplace if source in reads}
         bytes_ = sum(sizes[b] for b in reads) + sum(sizes[b] for b in task.writes if b not in targets)
-        least = max(least, bytes_ + task.scratch)
-    return least
+        largest = max(largest, bytes_ + task.scratch)
+    return largest
 
 
 def peak_bytes(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> int:
-    """The largest sum of live bytes: a buffer lives from the task that writes it to the last one that reads it.
+    """Return the peak of live bytes in an order.
 
-    Where a buffer may take over the memory of one that dies at the task which writes it, it does, as in plan_memory.
+    A buffer is live from the task that writes it to the last one that reads it. It overwrites an operand that is not
+    read again, if both may share memory (as in `plan_memory`).
     """
     last = {buffer: task for task in order for buffer in (*tasks[task].writes, *tasks[task].reads)}
-    held: dict[int, int] = {}  # buffer -> bytes of the memory that it is in
+    held: dict[int, int] = {}  # for each live buffer, the bytes of its memory
     live = peak = 0
     for index in order:
         task = tasks[index]
@@ -178,6 +198,7 @@ def peak_bytes(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]
 
 
 def _readers(tasks: Sequence[Task]) -> dict[int, set[int]]:
+    """Return the tasks that read each buffer."""
     readers: dict[int, set[int]] = {}
     for index, task in enumerate(tasks):
         for buffer in task.reads:
@@ -185,27 +206,32 @@ def _readers(tasks: Sequence[Task]) -> dict[int, set[int]]:
     return readers
 
 
-def _lasting(tasks: Sequence[Task], sizes: Sequence[int]) -> list[int]:
-    """The sizes without what is read by tasks alone that write nothing into the arena (updates): it can be gone at
-    once.
-    """
+def _sizes_without_updates(tasks: Sequence[Task], sizes: Sequence[int]) -> list[int]:
+    """Return the sizes, with 0 for buffers that only updates read (tasks that write nothing to the arena)."""
     kept = {buffer for task in tasks if any(sizes[b] for b in task.writes) for buffer in task.reads}
     return [size if buffer in kept else 0 for buffer, size in enumerate(sizes)]
 
 
-def _greedy(tasks: Sequence[Task], sizes: Sequence[int], eager: bool, lasting: Sequence[int]) -> tuple[int, ...]:
-    """List scheduling; `lasting` are the bytes of buffers as far as they count when they are written."""
+def _list_schedule(
+    tasks: Sequence[Task], sizes: Sequence[int], eager: bool, allocated: Sequence[int]
+) -> tuple[int, ...]:
+    """Return an order by list scheduling (see `schedule`).
+
+    sizes: Bytes of each buffer that count when it is freed. allocated: Bytes that count when it is written.
+    """
     waiting, followers = _dependencies(tasks)
     written = {buffer for task in tasks for buffer in task.writes}
     readers = _readers(tasks)
 
     def rank(index: int) -> int:
+        """Return the priority of a ready task; the lowest is picked first."""
         task = tasks[index]
         freed = sum(sizes[b] for b in set(task.reads) if b in written and len(readers[b]) == 1)
-        growth = sum(lasting[b] for b in task.writes) - freed
+        growth = sum(allocated[b] for b in task.writes) - freed
         return int(growth > 0) if eager else growth
 
-    # An entry is stale when its task is done or has a smaller entry; a task's rank only falls while it waits.
+    # The rank of a waiting task can only fall. Whenever it falls, the task is pushed again. So the first entry of a
+    # task to be popped has its current rank, and later ones are skipped.
     heap = [(rank(i), i) for i, count in enumerate(waiting) if count == 0]
     heapq.heapify(heap)
     done = [False] * len(tasks)

@@ -1,4 +1,4 @@
-"""Memory that callers see through arrays, and whether anybody still sees it."""
+"""Memory that is handed out as numpy arrays, and detects whether any of these arrays still exists."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import Any
 
 import numpy as np
 
-# Two threads that ask for an array at the same time get one owner. The child of a fork has a lock of its own: a thread
-# that it does not have may hold the parent's.
+# Ensures that concurrent calls of `SharedMemory.array` use the same owner.
 _lock = threading.Lock()
 
 
-def _unlock() -> None:
+def _replace_lock() -> None:
+    """Use a new lock in a forked process: in the parent, a thread that does not exist here may hold the old one."""
     global _lock
     _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock)
+    os.register_at_fork(after_in_child=_replace_lock)
 
 
 class _Owner:
-    """What all arrays on a piece of memory refer to. Views of arrays refer to it as well, for it is no array itself."""
+    """The base object of all arrays in a piece of memory, and of their views. It is deleted with the last of them.
+
+    It must not be a numpy array: the base of a view is the numpy array that owns the memory, which would skip it.
+    """
 
     __slots__ = ("__array_interface__", "__weakref__", "_memory")
 
@@ -35,7 +38,7 @@ class _Owner:
 
 
 class SharedMemory:
-    """C-contiguous memory of plain elements; `seen` tells whether an array that `array` made, or a view, is alive."""
+    """C-contiguous memory of numbers that knows whether arrays in it still exist."""
 
     __slots__ = ("_bytes", "_owner")
 
@@ -44,7 +47,8 @@ class SharedMemory:
         self._owner: weakref.ref[_Owner] | None = None
 
     @property
-    def seen(self) -> bool:
+    def is_referenced(self) -> bool:
+        """Whether an array in this memory, or a view of one, still exists."""
         return self._owner is not None and self._owner() is not None
 
     @property
@@ -52,7 +56,7 @@ class SharedMemory:
         return self._bytes.nbytes
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype, *, writable: bool) -> np.ndarray:
-        """An array on the memory, from its start; it may be smaller."""
+        """Return an array at the start of the memory. It may be smaller than the memory."""
         with _lock:
             owner = None if self._owner is None else self._owner()
             if owner is None:

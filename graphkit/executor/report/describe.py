@@ -1,4 +1,4 @@
-"""The readable plan of a lowered graph: its steps in order; views and constants appear where they are first used."""
+"""Make the plan that users read from a lowered graph. Views and constants are listed before their first reader."""
 
 from __future__ import annotations
 
@@ -15,45 +15,47 @@ from graphkit.ops.tensor.constants import Constant
 
 
 def describe(lowered: LoweredGraph) -> Plan:
-    """The plan of a program's outermost graph."""
+    """Return the plan of a program, without the steps inside its subgraphs."""
     return _Description(lowered).plan()
 
 
 class _Description:
+    """Collects the steps and blocks of a plan."""
+
     def __init__(self, lowered: LoweredGraph):
         self._lowered = lowered
         self._memory = lowered.memory
         self._nodes = lowered.placement.steps
         self._kinds: dict[Node, KernelKind] = {node: lowering.kind for node, lowering in lowered.steps}
         self._steps: list[PlanStep] = []
-        self._shown: set[Node] = set()
-        # Requests whose memory one of their readers took over in its step, and those that took it.
-        self._handed_on: set[int] = set()
-        self._taken: set[int] = set()
+        self._listed: set[Node] = set()
+        # Requests that an in-place step overwrites, and those that overwrite them.
+        self._overwritten: set[int] = set()
+        self._inplace: set[int] = set()
         requests, offsets = self._memory.requests, self._memory.layout.offsets
         for j, request in enumerate(requests):
             for i in request.inplace:
                 if request.size and requests[i].size and offsets[i] == offsets[j]:
-                    self._handed_on.add(i)
-                    self._taken.add(j)
+                    self._overwritten.add(i)
+                    self._inplace.add(j)
 
     def plan(self) -> Plan:
         lowered, memory = self._lowered, self._memory
         scratch = set(memory.scratch_of.values())
         values = self._live_bytes([i for i in range(len(memory.requests)) if i not in scratch])
         working = self._live_bytes(scratch)
-        shown_at: list[int] = []  # by step of the program
+        positions: list[int] = []  # for each step of the program, its position in the plan
         for step, index in enumerate(memory.order):
-            self._show(self._nodes[index], values[step] + working[step])
-            shown_at.append(len(self._steps) - 1)
+            self._list_step(self._nodes[index], values[step] + working[step])
+            positions.append(len(self._steps) - 1)
         for node in lowered.graph.nodes:
-            if node not in self._shown:
-                self._show_idle(node)
+            if node not in self._listed:
+                self._list_idle(node)
         place = lowered.placement.place
         peak = memory.layout.peak_step
         return Plan(
             steps=tuple(self._steps),
-            blocks=self._blocks(shown_at),
+            blocks=self._blocks(positions),
             activation_bytes=max(values),
             scratch_bytes=max(working),
             arena_bytes=memory.layout.arena_bytes,
@@ -71,43 +73,45 @@ class _Description:
                 f"{name} ({node.op.name})" for name, node, _ in lowered.interpreted() if node not in self._kinds
             ),
             host_conditions=tuple(_host_conditions(lowered)),
-            staging_reason=next((way.reason for way in lowered.lowerings if way.kind == "staged"), ""),
+            staging_reason=next((found.reason for found in lowered.lowerings if found.kind == "staged"), ""),
         )
 
-    def _show(self, node: Node, live_bytes: int) -> None:
+    def _list_step(self, node: Node, live_bytes: int) -> None:
+        """List a step, after the views and constants that it reads."""
         for operand in node.inputs:
             source = None if operand is None else operand.node
-            if source is not None and source not in self._shown and source not in self._kinds:
-                self._show_idle(source)
-        self._shown.add(node)
+            if source is not None and source not in self._listed and source not in self._kinds:
+                self._list_idle(source)
+        self._listed.add(node)
         self._steps.append(self._step(node, self._kinds.get(node, _idle_kind(node)), live_bytes))
 
-    def _show_idle(self, node: Node) -> None:
-        """A view or a constant, after those that it depends on."""
-        chain = [node]
-        while chain:
-            ahead = [v.node for v in chain[-1].inputs if v is not None and v.node is not None]
-            ahead = [n for n in ahead if n not in self._shown and n not in self._kinds]
-            if ahead:
-                chain.append(ahead[0])
+    def _list_idle(self, node: Node) -> None:
+        """List a view or a constant, after the views and constants that it depends on."""
+        stack = [node]
+        while stack:
+            sources = [v.node for v in stack[-1].inputs if v is not None and v.node is not None]
+            unlisted = [n for n in sources if n not in self._listed and n not in self._kinds]
+            if unlisted:
+                stack.append(unlisted[0])
                 continue
-            done = chain.pop()
-            if done not in self._shown:
-                self._shown.add(done)
-                self._steps.append(self._step(done, _idle_kind(done), 0))
+            top = stack.pop()
+            if top not in self._listed:
+                self._listed.add(top)
+                self._steps.append(self._step(top, _idle_kind(top), 0))
 
     def _live_bytes(self, requests: Iterable[int]) -> list[int]:
-        """The bytes of `requests` that live at each step; memory that is handed on counts once."""
+        """Return, for each step, how many bytes of `requests` are live. Overwritten memory counts once."""
         memory = self._memory
         changes = [0] * (len(memory.order) + 1)
         for i in requests:
             request = memory.requests[i]
             changes[request.first] += aligned(request.size)
-            changes[request.last if i in self._handed_on else request.last + 1] -= aligned(request.size)
+            changes[request.last if i in self._overwritten else request.last + 1] -= aligned(request.size)
         live = 0
         return [live := live + change for change in changes]
 
-    def _blocks(self, shown_at: Sequence[int]) -> tuple[Block, ...]:
+    def _blocks(self, positions: Sequence[int]) -> tuple[Block, ...]:
+        """Return the blocks of the arena. positions: for each step of the program, its position in the plan."""
         lowered, memory = self._lowered, self._memory
         names = {request: (lowered.graph.name_of(v), str(v.type)) for v, request in memory.request_of.items()}
         for index, request in memory.scratch_of.items():
@@ -119,19 +123,20 @@ class _Description:
                 "scratch" if i in scratch else "value",
                 memory.layout.offsets[i],
                 aligned(request.size),
-                shown_at[request.first],
-                shown_at[request.last],
-                i in self._taken,
+                positions[request.first],
+                positions[request.last],
+                i in self._inplace,
             )
             for i, request in enumerate(memory.requests)
             if request.size
         )
 
     def _step(self, node: Node, kind: KernelKind, live_bytes: int) -> PlanStep:
+        """Return the entry of a node in the plan. live_bytes: in the arena, while the step runs."""
         lowered, memory = self._lowered, self._memory
         domain = f"{node.op.domain}." if node.op.domain else ""
         used = lowered.placement.used
-        inplace = any(memory.request_of.get(v) in self._taken for v in node.outputs)
+        inplace = any(memory.request_of.get(v) in self._inplace for v in node.outputs)
         return PlanStep(
             lowered.graph.node_name(node),
             domain + node.op.name,
@@ -143,6 +148,7 @@ class _Description:
         )
 
     def _offset(self, value: Value) -> int | None:
+        """Return the offset of a value in the arena, or None if it is elsewhere."""
         lowered, memory = self._lowered, self._memory
         return memory.offset(lowered.placement.root[value])
 
@@ -155,6 +161,7 @@ class _Description:
 
 
 def _host_conditions(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
+    """Yield the branches and loops whose condition the host reads, as "name (Op): reason"."""
     for node, lowering in lowered.steps:
         name = prefix + lowered.graph.node_name(node)
         if isinstance(lowering, SubgraphStep) and (why := lowering.looks_because):
@@ -164,11 +171,12 @@ def _host_conditions(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
 
 
 def _idle_kind(node: Node) -> KernelKind:
+    """Return the kind of a node that is not a step."""
     return "constant" if isinstance(node.op, Constant) else "view"
 
 
 def _packed(lowered: LoweredGraph) -> dict[tuple[int, str], int]:
-    """Bytes of every array that a kernel reads in packed form, also inside subgraphs."""
+    """Return the bytes of every packed array that a kernel reads, also inside subgraphs, by array and layout."""
     found: dict[tuple[int, str], int] = {}
     for node, lowering in lowered.steps:
         for inner in lowering.subgraphs.values():
@@ -184,4 +192,5 @@ def _packed(lowered: LoweredGraph) -> dict[tuple[int, str], int]:
 
 
 def _bytes(value: Value) -> int:
+    """Return the aligned size of a value, or 0 if it is known only in a run."""
     return aligned(value.tensor.nbytes) if has_fixed_size(value) else 0

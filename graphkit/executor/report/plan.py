@@ -91,7 +91,7 @@ class Plan(PlanData):
                 f"batch        {self.examples[1]} examples, {self.examples[0]} at a time, in {self.arenas} arenas"
             )
         if self.copies:
-            listed = ", ".join(f"{human(nbytes)} {way}" for way, nbytes in self.copied_bytes().items())
+            listed = ", ".join(f"{human(nbytes)} {direction}" for direction, nbytes in self.copied_bytes().items())
             lines.append(f"copies       {len(self.copies)}: {listed}")
         if self.host_bytes:
             swapped = sum(v is not None and v.place == "host" for step in self.steps for v in step.outputs)
@@ -106,8 +106,10 @@ class Plan(PlanData):
 
 
 def _operands(operands: Sequence[Operand | None]) -> str:
+    """Return the operands of a step as text, such as `x [input], h @64`."""
     return ", ".join("-" if operand is None else f"{operand.name} {_place(operand)}" for operand in operands)
 
 
 def _place(operand: Operand) -> str:
+    """Return the offset in the arena, or the kind of memory."""
     return f"@{operand.offset}" if operand.place == "arena" else f"[{operand.place}]"

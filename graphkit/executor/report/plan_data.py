@@ -95,7 +95,7 @@ class PlanData:
     constant_bytes: int
     result_bytes: int
     peak_node: str
-    inner_fallbacks: tuple[str, ...] = ()  # steps inside subgraphs, see `fallbacks`
+    inner_fallbacks: tuple[str, ...] = ()  # interpreted steps inside subgraphs, see `fallbacks`
     examples: tuple[int, int] | None = None
     arenas: int = 1
     staging_reason: str = ""

@@ -13,9 +13,9 @@ from typing import Any
 from graphkit.executor.report.plan_data import Block, PlanData
 from graphkit.text import human
 
-# Height of both diagrams in their own units; widths are steps.
+# Height of both diagrams in SVG units. The width of a step is one unit.
 _HEIGHT = 1000.0
-# Rows of the table of what lives at the peak.
+# Maximum number of rows in the table of blocks that are live at the peak.
 _ROWS = 30
 _PALETTE = [f"hsl({hue} 60% {light}%)" for light in (50, 32, 68) for hue in range(0, 360, 30)]
 
@@ -27,8 +27,8 @@ class _Template(string.Template):
 def page(plan: PlanData, title: str) -> str:
     """Return an HTML page that needs no other file. Its diagrams need no scripts; scripts add zoom and search."""
     timed = [i for i, step in enumerate(plan.steps) if step.kernel not in ("view", "constant")]
-    # Views and constants take no time: blocks are counted in the steps that do.
-    position = {shown: step for step, shown in enumerate(timed)}
+    # The diagrams leave out views and constants, which take no time. This is the position of each other step in them.
+    position = {index: step for step, index in enumerate(timed)}
     steps = [plan.steps[i] for i in timed]
     blocks = sorted(plan.blocks, key=lambda b: (b.first, b.offset))
     spans = [(position[b.first], position[b.last]) for b in blocks]
@@ -54,7 +54,7 @@ def page(plan: PlanData, title: str) -> str:
     ]
     quarters = [human(plan.arena_bytes * part // 4) for part in (4, 3, 2, 1, 0)]
     alive = [(b, s) for b, s in zip(blocks, spans, strict=True) if s[0] <= peak <= s[1]]
-    # A "<" in a name would end the script element, or begin another one.
+    # A name that contains "</script" would end the script element.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     fields: dict[str, Any] = {
         "title": escape(title),
@@ -74,6 +74,7 @@ def page(plan: PlanData, title: str) -> str:
 
 
 def _facts(plan: PlanData) -> str:
+    """Return the list of totals above the diagrams."""
     facts = [
         ("arena", human(plan.arena_bytes)),
         ("lower bound", human(plan.lower_bound)),
@@ -90,12 +91,13 @@ def _facts(plan: PlanData) -> str:
 
 
 def _svg(name: str, width: int, parts: Sequence[str]) -> str:
+    """Return a diagram. name: id of the element. width: number of steps."""
     inside = "\n".join(parts)
     return f'<svg id="{name}" viewBox="0 0 {max(width, 1)} {_HEIGHT:g}" preserveAspectRatio="none">\n{inside}\n</svg>'
 
 
 def _rect(index: int, block: Block, span: tuple[int, int], colour: str, arena: int) -> str:
-    """Low addresses are at the bottom. The title is what a browser shows without scripts."""
+    """Return the rectangle of a block. Low addresses are at the bottom. A browser without scripts shows its title."""
     scale = _HEIGHT / arena
     first, last = span
     kind = ' class="scratch"' if block.kind == "scratch" else f' fill="{colour}"'
@@ -108,18 +110,20 @@ def _rect(index: int, block: Block, span: tuple[int, int], colour: str, arena: i
 
 
 def _curve(live: Sequence[int], arena: int) -> str:
-    """Live bytes step by step."""
+    """Return the curve of live bytes by step."""
     scale = _HEIGHT / max(arena, 1)
     points = "".join(f"V{_HEIGHT - size * scale:.4f}H{step + 1}" for step, size in enumerate(live))
     return f'<path d="M0 {_HEIGHT:g}{points}V{_HEIGHT:g}Z"/>'
 
 
 def _bound(plan: PlanData, width: int) -> str:
+    """Return the line of the lower bound."""
     y = _HEIGHT * (1 - plan.lower_bound / max(plan.arena_bytes, 1))
     return f'<line x1="0" x2="{width}" y1="{y:.4f}" y2="{y:.4f}"><title>lower bound</title></line>'
 
 
 def _row(block: Block, span: tuple[int, int], total: int) -> str:
+    """Return the row of a block in the table. total: live bytes at the peak."""
     name = block.name if block.kind == "value" else f"working memory of {block.name}"
     return (
         f"<tr><td>{escape(name)}</td><td>{escape(block.type)}</td><td>{human(block.bytes)}</td>"
@@ -132,7 +136,7 @@ def _colours(operators: Sequence[str]) -> dict[str, str]:
 
     The palette's hues differ by 30 degrees, and its lightness by 18%. Colours repeat above 36 operators.
     """
-    free: list[int] = []
+    free: list[int] = []  # entries of the palette
     taken: dict[str, int] = {}
     for op in sorted(operators):
         free = free or list(range(len(_PALETTE)))

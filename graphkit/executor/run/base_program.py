@@ -1,4 +1,4 @@
-"""The common part of native programs: results, instances, and arenas that runs share in turn."""
+"""Base classes of programs for the CPU: results, instances and arenas of their runs. The key of a program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import larger_than_allowed, raise_if_out_of_memory
 from graphkit.executor.memory.placement import Placement, Result
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
-from graphkit.executor.run.keys import Key
-from graphkit.executor.run.launching import Run
+from graphkit.executor.run.program_run import Run
 from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.limits import Limits
@@ -30,22 +29,60 @@ if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
 
 
+# The key of a program without shapes: the selection, and which stored inputs are fed.
+Group = tuple[int, tuple[int, ...]]
+
+
+class Key(NamedTuple):
+    """The key of a program in a cache.
+
+    Attributes:
+        selection: The id of the Selection.
+        fed: Positions of the stored inputs that are fed.
+        shapes: The shapes of the inputs in `Selection.open`; None for values that are not tensors.
+    """
+
+    selection: int
+    fed: tuple[int, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+
+    @property
+    def group(self) -> Group:
+        """The key without shapes."""
+        return self.selection, self.fed
+
+    def sizes(self) -> str:
+        """Return the shapes as text, such as `[8, 3], [8]`."""
+        return ", ".join(map(size_text, self.shapes)) or "fixed shapes"
+
+
+def size_text(shape: tuple[int, ...] | None) -> str:
+    """Return a shape as text; `?` if the value is not a tensor."""
+    return "?" if shape is None else str(list(shape))
+
+
 class Recorder(Protocol):
-    """Runs pass through it while a profile is recorded."""
+    """Records runs for a profile."""
 
     def run(self, program: BaseProgram, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
-        """Call `run`, which runs the native instance of a program."""
+        """Call `run`, record what the native instance does meanwhile, and return the results."""
         ...
 
 
+# If it is set, all runs use it.
 recorder: Recorder | None = None
 
 
 class Instance(Protocol):
-    """The memory and the native part of a program, for one run at a time.
+    """The memory and the native state of a program for one run at a time.
 
-    `arena`: its own arena; None if any arena works. `limits`: those set in `native`. An instance has no reference to
-    its program, which keeps its idle instances: such a cycle would keep both alive until Python collects cycles.
+    An instance must not refer to its program, because the program keeps idle instances. Such a cycle would keep both
+    alive until Python collects cycles.
+
+    Attributes:
+        arena: Its own arena; None if it can use any arena.
+        native: The native instance; None without the native engine.
+        limits: The limits that are set in `native`.
     """
 
     arena: np.ndarray | None
@@ -53,21 +90,25 @@ class Instance(Protocol):
     limits: Limits | None
 
     def refresh(self) -> None:
-        """Read parameters again where they may have changed, before a run."""
+        """Read changed parameters. Call it before each run."""
         ...
 
     def run(
         self, program: Any, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray
     ) -> list[Any]:
-        """See BaseProgram.run. program: the one that made the instance."""
+        """Run once; see `Executable.run`. program: the program that created the instance."""
         ...
 
 
 class BaseProgram(ABC):
-    """Runs a graph whose inputs have known sizes, on memory of `pools`.
+    """A program for a graph whose input sizes are known. It uses the memory of `pools`.
 
-    `kept_bytes` is roughly the size of the program itself. `owned` contains shape, dtype and bytes of every result that
-    is written directly to the memory that the caller receives.
+    Attributes:
+        arena_bytes: Size of the arena that a run needs.
+        kept_bytes: Approximate size of the program in bytes, without its runs.
+        owned: For each result, its shape, dtype and bytes if steps write it directly to the memory that the caller
+            receives, else None.
+        part_keys: Keys of the programs that this one runs for parts of a batch.
     """
 
     arena_bytes: int
@@ -81,10 +122,10 @@ class BaseProgram(ABC):
         self.pools = pools
         self.state_inputs: list[int] = []
         self.donated: list[bool] = []
-        # Whether the run that goes on may be interrupted; None while there is none. Of programs that write states.
+        # See `Executable.interruptible`.
         self.interruptible: Callable[[], bool] | None = None
         self._needs_recompiling = False
-        # Whether results of these shapes, which never change, are what the file declares of them.
+        # See `Executable.is_as_declared`.
         self.is_as_declared = False
 
     @property
@@ -105,17 +146,17 @@ class BaseProgram(ABC):
         """See `Executable.needs_recompiling`."""
         return self._needs_recompiling
 
-    def keep(self) -> None:
+    def clear_needs_recompiling(self) -> None:
         """Set `needs_recompiling` to False."""
         self._needs_recompiling = False
 
     def as_part(self) -> InstancedProgram | None:
-        """Return the program that computes parts of a batch; None if it cannot."""
+        """Return the program itself if it can compute parts of a batch, else None."""
         return None
 
     @property
     def finals(self) -> tuple[Result, ...]:
-        """The updates' new values, then the outputs."""
+        """The new values of states, then the outputs."""
         return self.placement.results
 
     @property
@@ -128,8 +169,11 @@ class BaseProgram(ABC):
         """Whether every result has the same shape in each run."""
         return all(spec is not None for spec in self.owned)
 
-    def results(self, buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        """Memory for the results that are written in place; None for the others."""
+    def allocate_results(self, buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        """Return memory for the `owned` results, by position: that of `buffers`, or new memory. None for the others.
+
+        Raises OutOfMemory.
+        """
         made: list[Any] = []
         recycle = self.pools.results.array
         for position, spec in enumerate(self.owned):
@@ -138,7 +182,7 @@ class BaseProgram(ABC):
                 made.append(buffer)
                 continue
             shape, dtype, nbytes = spec
-            # What a state keeps is not given out again.
+            # The store keeps the new value of a state, so its memory cannot be recycled.
             fresh = nbytes < RECYCLED_BYTES or position < len(self.donated)
             try:
                 made.append(np.empty(shape, dtype) if fresh else recycle(position, shape, dtype, nbytes))
@@ -150,7 +194,7 @@ class BaseProgram(ABC):
     @property
     @abstractmethod
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that are interpreted, as "name (Op)". Shape arithmetic outside of subgraphs is left out."""
+        """Nodes that are interpreted, as "name (Op)", without shape arithmetic outside of subgraphs."""
 
     def interpreted(self) -> Iterable[tuple[str, Node, str]]:
         """Return name, node and reason of the steps that are interpreted."""
@@ -178,7 +222,7 @@ class BaseProgram(ABC):
 class InstancedProgram(BaseProgram):
     """A program that gives each run its own instance and arena.
 
-    has_dynamic_memory: whether values may have data-dependent shapes, so that a run may need more memory than planned.
+    has_dynamic_memory: Whether values may have data-dependent shapes, so that a run may need more memory than planned.
     """
 
     has_dynamic_memory = True
@@ -222,8 +266,8 @@ class InstancedProgram(BaseProgram):
     def as_part(self) -> InstancedProgram | None:
         return None if self.calls_python else self
 
-    def ran(self, times: int) -> None:
-        """Count runs that did not go through `run`."""
+    def count_runs(self, number: int) -> None:
+        """Count runs that did not call `run`."""
 
     def take(self) -> tuple[Instance, np.ndarray]:
         """Reserve an instance and an arena for one run. Raises OutOfMemory."""
@@ -231,15 +275,15 @@ class InstancedProgram(BaseProgram):
             try:
                 instance = self._idle.pop()
             except IndexError:
-                self._admit()
+                self._require_memory()
                 instance = self.instance()
-            _limit(instance, self.has_dynamic_memory)
+            _set_limits(instance, self.has_dynamic_memory)
             return instance, self.pools.arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
         except (MemoryError, OverflowError, ValueError, TypeError) as error:
             raise_if_out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes", error)
             raise
 
-    def _admit(self) -> None:
+    def _require_memory(self) -> None:
         """Raise OutOfMemory, which names the largest value, if one more concurrent run would exceed the limit."""
         sizes = [spec[2] if spec is not None else 0 for spec in self.owned]
         results = sum(sizes)
@@ -272,7 +316,20 @@ class InstancedProgram(BaseProgram):
         arena: np.ndarray,
         call: Callable[[int], None] | None = None,
     ) -> None:
-        """Run a native instance on inputs and results. Raises LimitReached, NotFinite, OutOfMemory, RuntimeFailure."""
+        """Run a native instance once.
+
+        Args:
+            instance: The native instance.
+            arrays: Inputs, then memory for the results; None for those that the native steps do not use.
+            arena: The arena.
+            call: Runs the step in Python with a given index.
+
+        Raises:
+            LimitReached: The time limit or the limit of iterations is reached.
+            NotFinite: A step found NaN or infinity.
+            OutOfMemory: Memory could not be allocated during the run.
+            RuntimeFailure: A kernel failed.
+        """
         if self.state_inputs:
             self.interruptible = lambda: not instance.committed
         try:
@@ -313,16 +370,16 @@ class HostRun:
         return self._results[position]
 
     def wait(self) -> None:
-        """All steps are complete."""
+        """Do nothing: all steps are complete after `launch`."""
 
     def raise_fault(self) -> None:
-        """`launch` raises errors itself."""
+        """Do nothing: `launch` raises all errors."""
 
     def new_states(self) -> list[Any]:
         return self._results[: len(self._program.state_inputs)]
 
     def end(self, succeeded: bool) -> None:
-        """The memory was released after `launch`."""
+        """Do nothing: the memory is released after `launch`."""
 
 
 class InstanceRun(HostRun):
@@ -336,21 +393,21 @@ class InstanceRun(HostRun):
     def begin(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> None:
         self._taken = self._instanced.take()
         self._taken[0].refresh()
-        made = self._instanced.results(buffers)
-        super().begin(inputs, {position: array for position, array in enumerate(made) if array is not None})
+        allocated = self._instanced.allocate_results(buffers)
+        super().begin(inputs, {position: array for position, array in enumerate(allocated) if array is not None})
 
     def launch(self) -> None:
-        assert self._taken is not None, "it has begun"
+        assert self._taken is not None, "begin comes before launch"
         self._results = self._instanced.run_on(*self._taken, self._inputs, self._buffers)
         self._instanced.give(*self._taken)
 
 
-def _limit(instance: Instance, has_dynamic_memory: bool) -> None:
+def _set_limits(instance: Instance, has_dynamic_memory: bool) -> None:
     """Set the current limits in the native part of an instance, if they have changed."""
     wanted = limits.current()
     if instance.native is not None and instance.limits != wanted:
         iterations = sys.maxsize if wanted.iterations is None else wanted.iterations
-        # Asking the system for its free memory takes longer than a small run.
+        # Asking the system for its free memory takes longer than a small run, so only dynamic memory is limited.
         memory = limits.allowed_memory() if has_dynamic_memory else sys.maxsize
         instance.native.limit(memory, iterations, wanted.deadline)
         instance.limits = wanted

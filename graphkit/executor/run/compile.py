@@ -1,7 +1,7 @@
-"""Compile a graph and the shapes of a run to a program. The steps are:
+"""Compile a graph for given input shapes to a program.
 
-bind the shapes, simplify the result, specialise the subgraphs, choose how each node runs, order the steps, plan the
-memory (`lower_graph`), and write the program (`Program`).
+The steps are: bind the shapes, simplify the graph, specialise its subgraphs, choose a kernel for each node, order the
+steps, plan the memory (`lower_graph`), and write the program (`Program`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.memory.swapping import swap_marked
+from graphkit.executor.memory.swapping import insert_swaps
 from graphkit.executor.run.arrays.program import ArrayProgram
 from graphkit.executor.run.executable import DeviceProgram, Executable
 from graphkit.executor.run.program import Program
@@ -42,12 +42,22 @@ def compile_graph(
     fixed: Mapping[int, VersionedArray],
     settings: Settings,
     pools: Pools,
-    handed: Collection[int] = (),
+    device_inputs: Collection[int] = (),
 ) -> DeviceProgram:
-    """The program of `graph` for inputs of these `shapes`, by name; others have theirs already.
+    """Compile `graph` to a program for given input shapes.
 
-    `fixed` gives operands that only change with a version, by position of the input; `handed` are positions of those
-    that other programs of the device have made. See Program for the rest. Raises what `bind` raises, OutOfMemory.
+    Args:
+        graph: The graph.
+        shapes: Shapes by name of the input. Inputs that are not listed have static types.
+        fixed: Arrays of stored inputs, by position of the input. Packed copies of them are kept until their version
+            changes.
+        settings: Device, threads and options.
+        pools: The memory of the program.
+        device_inputs: Positions of inputs that other programs leave in the memory of the device.
+
+    Raises:
+        InputError, TypeMismatch: The shapes do not match the graph (see `bind`).
+        OutOfMemory: The program needs more memory than allowed.
     """
     bound = bind(graph, shapes)
     if settings.optimize:
@@ -60,35 +70,35 @@ def compile_graph(
         lowered = lower_graph(specialised, arrays, settings, misfits)
         if settings.device != "cpu":
             lowered = _with_swaps(lowered, arrays, misfits)
-        return _program(lowered, pools, [specialised.inputs[position] for position in handed])
+        return _program(lowered, pools, [specialised.inputs[position] for position in device_inputs])
 
 
 def _with_swaps(lowered: LoweredGraph, fixed: Mapping[Value, VersionedArray], misfits: Misfits) -> LoweredGraph:
-    """The graph with values in the host's memory where its nodes are marked so; itself where none are worth it."""
+    """Return the graph with swaps for its marked nodes, or the graph itself if no swap is worth it."""
     stacks = stacks_on_host(lowered)
-    swapped = swap_marked(lowered.graph, lowered.placement, lowered.memory.order, stacks)
+    swapped = insert_swaps(lowered.graph, lowered.placement, lowered.memory.order, stacks)
     if swapped is None:
         return lowered
-    became = swapped.became
-    moved = {(became.get(node, node), attribute): why for (node, attribute), why in misfits.items()}
+    rebuilt = swapped.rebuilt
+    moved = {(rebuilt.get(node, node), attribute): reason for (node, attribute), reason in misfits.items()}
     return lower_graph(
         swapped.graph, fixed, lowered.settings, moved, order=swapped.order, hosted=frozenset(swapped.stacks)
     )
 
 
 def find_batch(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Batch | None:
-    """The batch of a graph that large ones are computed of in parts; None where all are computed as a whole."""
-    plain = settings.optimize and settings.inplace and settings.share
-    return batch_of(graph, fixed) if settings.native and plain and settings.device == "cpu" else None
+    """Return how large batches of a graph are split into parts, or None if batches of this graph are not split."""
+    has_defaults = settings.optimize and settings.inplace and settings.share
+    return batch_of(graph, fixed) if settings.native and has_defaults and settings.device == "cpu" else None
 
 
 def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Template | None:
-    """What programs for other sizes of the same graph follow from; None where each is compiled on its own.
+    """Return a template that makes programs for other input sizes of `graph`, or None if each must be compiled.
 
-    The bits of a result may depend on which of the two a size had: where that must not be, all are compiled.
+    A program from a template may round differently from a compiled one. So deterministic executors use no templates.
     """
-    plain = settings.optimize and settings.inplace and settings.share and not settings.deterministic
-    if not (settings.native and plain):
+    has_defaults = settings.optimize and settings.inplace and settings.share and not settings.deterministic
+    if not (settings.native and has_defaults):
         return None
     settings = settings._replace(sizes_vary=True)
     try:
@@ -100,7 +110,7 @@ def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: S
 def sized_program(
     template: Template, shapes: Mapping[str, Any], fixed: Mapping[int, VersionedArray], pools: Pools
 ) -> SizedProgram | None:
-    """The program of a template for these shapes; None when it has none. Raises InputError as `bind` does."""
+    """Return a template's program for these shapes, or None if the template cannot make it. Raises InputError."""
 
     def lower() -> LoweredGraph:
         graph = bind(template.graph, shapes)
@@ -119,6 +129,7 @@ def refuse_fallbacks(program: Executable) -> None:
         raise UnsupportedError(f"GRAPHKIT_STRICT=1, but these nodes have no native kernel: {listed}")
 
 
-def _program(lowered: LoweredGraph, pools: Pools, handed: Collection[Value]) -> DeviceProgram:
+def _program(lowered: LoweredGraph, pools: Pools, device_inputs: Collection[Value]) -> DeviceProgram:
+    """Return the program of a lowered graph, for the device of its settings."""
     device = with_arrays(lowered.settings.device, lowered.settings.number)
-    return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools, handed)
+    return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools, device_inputs)

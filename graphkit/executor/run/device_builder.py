@@ -1,4 +1,4 @@
-"""Build programs for one device: compiled for one size, or made from a template if sizes change."""
+"""Build programs for one device: compiled for certain input shapes, or made from a template."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run import program_log
-from graphkit.executor.run.batched_program import BatchedProgram, Parts
+from graphkit.executor.run.base_program import Group, Key
+from graphkit.executor.run.batched_program import BatchedProgram, BatchParts
 from graphkit.executor.run.compile import compile_graph, find_batch, make_template, sized_program
 from graphkit.executor.run.executable import DeviceProgram
-from graphkit.executor.run.keys import Group, Key
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import Selection
 
@@ -23,9 +23,10 @@ from graphkit.executor.run.selection import Selection
 class DeviceBuilder:
     """Builds the programs of one device.
 
-    The first size of a graph is compiled, because it may be the only one. From the second size on, programs are made
-    from a template if the graph has one. If a size occurs often, it is compiled, too, if there is room in the cache. A
-    large batch whose examples are independent runs the program of a smaller batch several times.
+    The program for the first input shapes of a graph is compiled, because there may be no others. For further shapes,
+    programs are made from a template, if the graph has one. If certain shapes occur often, a program is compiled for
+    them if there is room in the cache. If the examples of a batch are independent, a large batch runs the program of a
+    smaller batch several times.
     """
 
     def __init__(self, settings: Settings, pools: Pools):
@@ -42,44 +43,46 @@ class DeviceBuilder:
     def build(
         self, key: Key, selection: Selection, cache: ProgramCache[DeviceProgram], *, again: bool
     ) -> DeviceProgram:
-        program = self._in_parts(key, selection, cache)
+        program = self._batched(key, selection, cache)
         if program is None and not again and key.group in self._compiled:
             program = self._from_template(key, selection)
         return self._compile(key, selection) if program is None else program
 
     def _compile(self, key: Key, selection: Selection) -> DeviceProgram:
-        shapes, fixed = selection.shapes(key), selection.unfed(key)
-        program = compile_graph(selection.graph, shapes, fixed, self._settings, self._pools, selection.handed)
+        shapes, fixed = selection.shapes(key), selection.fixed_inputs(key)
+        program = compile_graph(selection.graph, shapes, fixed, self._settings, self._pools, selection.device_inputs)
         self._compiled.add(key.group)
         return program
 
     def _from_template(self, key: Key, selection: Selection) -> DeviceProgram | None:
-        fixed = selection.unfed(key)
+        """Return a program made from the template of the graph, or None if there is none for these shapes."""
+        fixed = selection.fixed_inputs(key)
         if key.group not in self._templates:
             self._templates[key.group] = make_template(selection.graph, fixed, self._settings)
         template = self._templates[key.group]
         return None if template is None else sized_program(template, selection.shapes(key), fixed, self._pools)
 
-    def _in_parts(self, key: Key, selection: Selection, cache: ProgramCache[DeviceProgram]) -> DeviceProgram | None:
+    def _batched(self, key: Key, selection: Selection, cache: ProgramCache[DeviceProgram]) -> DeviceProgram | None:
         """Return the program of a large batch with independent examples, or None if the batch is not divided."""
         group = key.group
         if group not in self._batches:
-            self._batches[group] = find_batch(selection.graph, selection.unfed(key), self._settings)
+            self._batches[group] = find_batch(selection.graph, selection.fixed_inputs(key), self._settings)
         batch = self._batches[group]
         if batch is None:
             return None
-        whole, some = batch.part(selection.shapes(key))
-        if some >= whole:
+        batch_size, part_size = batch.part(selection.shapes(key))
+        if part_size >= batch_size:
             return None
+        remaining = batch_size % part_size
         try:
-            parts = _parts(key, selection, cache, batch.inputs, some)
-            rest = _parts(key, selection, cache, batch.inputs, whole % some) if whole % some else None
-        except TypeMismatch:  # compiling the whole batch raises it with the right sizes
+            parts = _batch_part(key, selection, cache, batch.inputs, part_size)
+            rest = _batch_part(key, selection, cache, batch.inputs, remaining) if remaining else None
+        except TypeMismatch:  # compiling the whole batch raises it again, with the sizes that the caller gave
             return None
-        if parts is None or (whole % some and rest is None):
+        if parts is None or (remaining and rest is None):
             self._batches[group] = None
             return None
-        return BatchedProgram(parts._replace(number=whole // some), rest, batch.inputs, self._pools)
+        return BatchedProgram(parts._replace(number=batch_size // part_size), rest, batch.inputs, self._pools)
 
 
 def device_cache(settings: Settings, pools: Pools) -> ProgramCache[DeviceProgram]:
@@ -87,12 +90,15 @@ def device_cache(settings: Settings, pools: Pools) -> ProgramCache[DeviceProgram
     return ProgramCache(DeviceBuilder(settings, pools), settings.device, program_log.of(settings))
 
 
-def _parts(
-    key: Key, selection: Selection, cache: ProgramCache[DeviceProgram], examples: Sequence[int], count: int
-) -> Parts | None:
-    """Return one part of `count` examples, or None if its program leaves the native engine."""
-    given = dict(zip(selection.open, key.shapes, strict=True))
-    cut = {position: (count, *shape[1:]) for position in examples if (shape := given[position]) is not None}
-    part_key = selection.with_shapes(key, cut)
+def _batch_part(
+    key: Key, selection: Selection, cache: ProgramCache[DeviceProgram], examples: Sequence[int], size: int
+) -> BatchParts | None:
+    """Return one part of `size` examples, or None if some steps of its program run in Python.
+
+    examples: Positions of the inputs that are split along their first axis.
+    """
+    shapes = dict(zip(selection.open, key.shapes, strict=True))
+    part_shapes = {position: (size, *shape[1:]) for position in examples if (shape := shapes[position]) is not None}
+    part_key = selection.with_shapes(key, part_shapes)
     program = cache.get(part_key, selection).as_part()
-    return None if program is None else Parts(1, count, program, part_key)
+    return None if program is None else BatchParts(1, size, program, part_key)

@@ -1,4 +1,4 @@
-"""The passes that transform a graph to operators that a device has kernels for."""
+"""The passes that rewrite a graph to operators that a device has kernels for."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from graphkit.passes.pipeline import array_passes, inference_passes
 
 
 def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
-    """What follows CLEANUP for a device with these settings; nothing where a graph is run as it is."""
+    """Return the passes that run after CLEANUP, so that the device has kernels for the operators.
+
+    Empty if the graph is not optimized, or runs without native kernels.
+    """
     kind = settings.device
     fusable = partial(is_fusable, kind)
-    if settings.optimize and settings.native:  # fused operators are made for native kernels
+    if settings.optimize and settings.native:  # only native kernels support fused operators
         return inference_passes(precision, partial(runs_whole, kind), _computed_in_float32(), fusable)
     if not settings.optimize or kind == "cpu":
         return ()
@@ -27,11 +30,14 @@ def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
 
 
 def _stays_whole(kind: str, node: Node) -> bool:
-    """Whether a node of a composite operator has a kernel, or may consist of values that no array holds."""
+    """Whether a composite operator must not be expanded on a kind of device.
+
+    Either the device has a kernel for it, or its expansion may use element types that arrays do not have.
+    """
     return has_factory(kind, node.op.domain, node.op.name) or isinstance(node.op, FakeQuantize)
 
 
 def _computed_in_float32() -> frozenset[DType]:
-    """The half floats that the processor does not multiply itself."""
+    """Return the 16-bit float types that this CPU cannot multiply itself."""
     native = native_module()
     return HALVES - {DType.BFLOAT16} if native is not None and native.has_bfloat16() else HALVES

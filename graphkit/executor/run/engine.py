@@ -6,8 +6,8 @@
     engine.push(train, reads=[batch], writes=[result], priority=1)
     engine.wait(result)                                     # raises what load or train raised
 
-It loads data, copies and communicates while the program computes. Threads and bookkeeping are native; the GIL is held
-only while a Python function runs.
+It loads data, copies and communicates while the program computes. Its threads are native. They hold the GIL only while
+a Python function runs. `Offload` decides whether an operation is worth a worker.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import atexit
 import itertools
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,12 +32,19 @@ from graphkit.text import short_repr
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# How long the end of the process waits for operations that are running; they are left behind then.
+T = TypeVar("T")
+
+# How long the process waits at its end for running operations. Then it exits without them.
 EXIT_SECONDS = 5.0
+
+# Shorter operations are done sooner on the calling thread. Waking a worker, and passing the GIL there and back, costs a
+# step about 0.06 ms. Work that computes also slows down the threads of the program, by up to half of its own duration
+# (bench/input_pipeline.py).
+WORTH_SECONDS = 0.5e-3
 
 
 class Work(NamedTuple):
-    """Which worker of which engine ran an operation, and when, in monotonic nanoseconds."""
+    """The record of one operation: engine, worker, and start and end in nanoseconds of the monotonic clock."""
 
     engine: int
     worker: int
@@ -46,9 +54,10 @@ class Work(NamedTuple):
 
 
 class Variable:
-    """Something that operations of one engine read and write: an array, a file, a connection.
+    """A resource that operations of one engine read and write, such as an array, a file or a connection.
 
-    Readers run at the same time, writers alone, and all in the order in which they were pushed.
+    Operations that only read it may run at the same time. One that writes it runs alone. Apart from that, they run in
+    the order in which they were pushed.
     """
 
     __slots__ = ("_native", "name")
@@ -65,8 +74,9 @@ class Engine:
     """Runs operations on `workers` threads (default: GRAPHKIT_ENGINE_WORKERS).
 
     If an operation raises an exception, the variables that it writes become invalid. Operations that were pushed before
-    anybody waited for such a variable, and use it, do not run; what they write becomes invalid, too. `wait` for any of
-    these variables raises the exception, or else `wait_all`. Afterwards the variable can be used again.
+    the first wait for such a variable, and that use it, do not run; the variables that they write become invalid, too.
+    `wait` for any of these variables raises the exception, or else `wait_all`. Afterwards the variable can be used
+    again.
 
     As a context manager it waits for all operations at the end, or cancels them if the block raises. It is safe to use
     from several threads. It does not work after a fork: in the child, every call raises RuntimeFailure.
@@ -82,7 +92,8 @@ class Engine:
                 f"the dependency engine is native, and graphkit was not built here: {how_to_install()}"
             )
         self._native: _native.Engine = self._library.Engine(workers)
-        # What operations raised, by number. It lies here because exceptions may refer to this object.
+        # Exceptions of operations, by number. They are not in the native engine, because they may refer to this object,
+        # and Python could not collect such a cycle.
         self._raised: dict[int, BaseException] = {}
         self.number = next(_numbers)
         if _recorded is not None:
@@ -157,18 +168,18 @@ class Engine:
         self._raise(self._call(self._native.wait_all))
 
     def cancel(self) -> None:
-        """Cancel operations that have not started. A wait for what they should have written raises Cancelled."""
+        """Cancel operations that have not started. A wait for a variable that they write raises Cancelled."""
         self._call(self._native.cancel)
 
     def close(self, seconds: float = EXIT_SECONDS) -> bool:
         """Cancel pending operations, accept no more, and wait for running ones.
 
-        Returns False if that takes longer than `seconds`. Operations that still run then end by themselves, and their
-        workers with them. It may be called again.
+        Returns False if that takes longer than `seconds`. The remaining operations continue, and their workers end
+        after them. It may be called again.
         """
         ended = bool(self._call(self._native.close, seconds))
         if _recorded is not None:
-            self._hand_over(_recorded)
+            self._append_traced(_recorded)
         return ended
 
     @property
@@ -194,8 +205,8 @@ class Engine:
     def __reduce__(self) -> Any:
         raise UsageError("an Engine holds threads of this process and cannot be copied or pickled: create another one")
 
-    def _hand_over(self, recorded: list[Work]) -> None:
-        """Add what tracing has seen since the last call."""
+    def _append_traced(self, recorded: list[Work]) -> None:
+        """Append the operations that were traced since the last call."""
         for operation, worker, start, end in self._call(self._native.events):
             recorded.append(Work(self.number, worker, operation, start, end))
 
@@ -203,12 +214,17 @@ class Engine:
         return short_repr(self, lambda: [f"of {self.workers} workers"])
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a native function. Its errors become RuntimeFailure."""
         try:
             return function(*arguments)
         except self._library.Error as error:
             raise RuntimeFailure(str(error)) from None
 
     def _raise(self, failure: tuple[BaseException | int, str] | None) -> None:
+        """Raise the error of an operation, if any.
+
+        failure: The error, or its number in `_raised`, and the name of the operation.
+        """
         if failure is None:
             return
         found, operation = failure
@@ -226,20 +242,46 @@ class Engine:
 
 
 def _handles(variables: Iterable[Variable]) -> list[_native.Variable]:
+    """Return the native variables. Raises UsageError."""
     try:
         return [variable._native for variable in variables]
     except AttributeError:
         raise UsageError("operations can only read and write variables of this engine: use engine.variable()") from None
 
 
+class Offload:
+    """Decides whether a repeated piece of work is long enough to run on a worker of an engine.
+
+    worth: Minimum duration in seconds.
+    """
+
+    def __init__(self, worth: float = WORTH_SECONDS) -> None:
+        self._worth = worth
+        # Both of the two latest durations must be long, because the system may delay a single call.
+        self._latest: deque[float] = deque((0.0, 0.0), maxlen=2)
+
+    def timed(self, work: Callable[[], T]) -> T:
+        """Call `work`, measure its duration, and return its result."""
+        start = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self._latest.append(time.perf_counter() - start)
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether the work took longer than `worth` the last two times."""
+        return min(self._latest) > self._worth
+
+
 def record(into: list[Work] | None) -> None:
-    """Add the work of all engines to a list from now on; None stops it."""
+    """Record the operations of all engines in a list from now on. None stops recording."""
     global _recorded
     engines = list(_living)
     for engine in engines:
         engine._call(engine._native.trace, into is not None)
         if _recorded is not None:
-            engine._hand_over(_recorded)
+            engine._append_traced(_recorded)
     _recorded = into
 
 
@@ -250,7 +292,7 @@ _living: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Before the interpreter goes: no worker may need it any more."""
+    """Stop all workers before the interpreter is finalized, because they may call Python."""
     deadline = time.monotonic() + EXIT_SECONDS
     engines = list(_living)
     for engine in engines:

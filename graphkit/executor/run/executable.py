@@ -9,9 +9,8 @@ import numpy as np
 
 from graphkit.executor.devices.device import Device
 from graphkit.executor.memory.placement import Result
-from graphkit.executor.run.base_program import InstancedProgram
-from graphkit.executor.run.keys import Key
-from graphkit.executor.run.launching import Run
+from graphkit.executor.run.base_program import InstancedProgram, Key
+from graphkit.executor.run.program_run import Run
 from graphkit.ir.graph import Graph, Node
 
 if TYPE_CHECKING:
@@ -24,7 +23,8 @@ class Executable(Protocol):
     Attributes:
         state_inputs: Positions of the states among the inputs, in the order of the updates.
         donated: For each update, whether the new value is written over the old one in host memory.
-        interruptible: Says whether the present run may be interrupted. None if there is no run, or if it writes states.
+        interruptible: Returns whether the current run may be interrupted. None if there is no run, or if the run must
+            not be interrupted.
         is_as_declared: Whether the results were compared with the declared shapes, and cannot change.
     """
 
@@ -52,7 +52,7 @@ class Executable(Protocol):
 
     @property
     def needs_recompiling(self) -> bool:
-        """Whether its shapes occur so often that a program pays that takes longer to build and runs faster."""
+        """Whether the shapes occur so often that compiling a faster program is worth the time."""
 
     @property
     def plan(self) -> Plan:
@@ -85,8 +85,8 @@ class CachedProgram(Executable, Protocol):
     def part_keys(self) -> tuple[Key, ...]:
         """The keys of the programs that this one runs for parts of a batch."""
 
-    def keep(self) -> None:
-        """Set `needs_recompiling` to False, because the cache has no room for the other program."""
+    def clear_needs_recompiling(self) -> None:
+        """Set `needs_recompiling` to False, because the cache has no room for a compiled program."""
 
     def contents(self) -> str:
         """Return a summary, such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""

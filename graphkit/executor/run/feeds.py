@@ -1,4 +1,4 @@
-"""Check and convert fed values; errors say which input does not match."""
+"""Check and convert fed values. Errors name the input that does not match."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from graphkit.text import quantity
 
 
 def convert(name: str, kind: Type, given: Any) -> Any:
-    """Return the C-contiguous, aligned array (or sequence) for input `name`. Raises InputError for another dtype or
-    rank.
+    """Return a C-contiguous, aligned array (or a sequence, map or optional) for input `name`.
+
+    Raises InputError if its dtype, rank or static shape is wrong.
 
     Arrays must have the declared dtype. Arrays of other libraries are read through `__array__` or DLPack. Python
-    numbers and lists have no dtype: they are converted if only a decimal fraction is rounded. Symbolic dimensions are
-    checked later, when they are bound.
+    numbers and lists have no dtype: they are converted if nothing but decimal fractions is rounded. Symbolic dimensions
+    are checked later, when they are bound.
     """
     if isinstance(kind, TensorType):
         return _tensor(name, kind, given)
@@ -35,7 +36,7 @@ def convert(name: str, kind: Type, given: Any) -> Any:
 
 
 def _inside(name: str, kind: Type, given: Any) -> Any:
-    """What a sequence or an optional holds, whose sizes nothing binds."""
+    """Convert an element of a sequence or an optional. Its static sizes are checked here, because `bind` does not."""
     value = convert(name, kind, given)
     declared = kind.shape if isinstance(kind, TensorType) else None
     if declared is not None and any(isinstance(d, int) and d != n for d, n in zip(declared, value.shape, strict=True)):
@@ -44,7 +45,7 @@ def _inside(name: str, kind: Type, given: Any) -> Any:
 
 
 def _map(name: str, kind: MapType, given: Any) -> dict[Any, Any]:
-    """The dict with keys and values as numpy's or Python's own scalars; raises InputError for others."""
+    """Return a dict with converted values. Raises InputError if a key or a value has another type."""
     if not isinstance(given, Mapping):
         raise InputError(f"input {name!r} is {kind}; a {type(given).__name__} given")
     wanted = str if kind.key is DType.STRING else (int, np.integer)
@@ -68,6 +69,7 @@ def check_finite(name: str, array: Any) -> None:
 
 
 def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
+    """Return the array for an input that is a tensor."""
     wanted = kind.dtype.numpy
     if not isinstance(given, (np.ndarray, np.generic)) and hasattr(given, "__dlpack__"):
         given = _from_dlpack(name, kind, given)
@@ -99,11 +101,12 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
 
 
 def _strings(name: str, kind: TensorType, array: np.ndarray) -> np.ndarray:
+    """Return an array of str. Raises InputError if an element is not a string."""
     native = native_module()
     if native is not None and array.dtype == object:
         array = np.asarray(array, order="C")
         if native.are_texts(array):
-            return array  # `as_strings` looks at each element in Python, for the error or the conversion
+            return array  # a fast check; `as_strings` converts each element in Python, or names the wrong one
     try:
         return as_strings(array)
     except UsageError as error:
@@ -111,7 +114,7 @@ def _strings(name: str, kind: TensorType, array: np.ndarray) -> np.ndarray:
 
 
 def _from_dlpack(name: str, kind: TensorType, given: Any) -> Any:
-    """The memory of an array of another library; `given` itself where numpy cannot see it but may convert it."""
+    """Return a numpy view of another library's array, or `given` itself if numpy can only copy it (`__array__`)."""
     try:
         return np.from_dlpack(given)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -121,9 +124,10 @@ def _from_dlpack(name: str, kind: TensorType, given: Any) -> Any:
 
 
 def _from_python(name: str, kind: TensorType, given: Any) -> np.ndarray:
+    """Return the array for Python numbers, strings or lists, which have no dtype."""
     wanted = kind.dtype.numpy
     if kind.dtype is DType.STRING:
-        # Not through numpy's own strings, which lose zero bytes at the end.
+        # numpy's fixed-width strings would lose zero bytes at the end.
         return _strings(name, kind, np.asarray(given, object))
     try:
         plain = array_of(f"input {name!r}", given, objects=True)
@@ -136,7 +140,7 @@ def _from_python(name: str, kind: TensorType, given: Any) -> np.ndarray:
     else:
         with np.errstate(all="ignore"):
             converted = plain.astype(wanted)
-            # A decimal fraction is rounded to the element type; an integer, or a number too large, must not change.
+            # Decimal fractions may be rounded to the element type. Integers must not change, and nothing may overflow.
             fraction = plain.dtype.kind == "f" and kind.dtype.is_float
             fits = bool(np.all((np.isfinite(converted) == np.isfinite(plain)) if fraction else (converted == plain)))
         fits = fits and (kind.dtype is not DType.BOOL or plain.dtype.kind == "b")

@@ -1,4 +1,4 @@
-"""Hold back signals around blocks that must complete or not happen at all."""
+"""Delay SIGINT and SIGTERM during blocks that must complete."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 
-# The functions under those of `signal`, which spend microseconds on the conversion of handlers to and from enums.
+# The functions that the module `signal` wraps. Its wrappers spend microseconds on conversions to and from enums.
 from _signal import getsignal as _getsignal  # type: ignore[import-not-found]
 from _signal import signal as _set_handler
 from collections.abc import Callable
@@ -17,25 +17,25 @@ from typing import Any
 
 _SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
 
-# What follows is of the main thread, the only one that handles signals.
+# The main thread handles all signals. The following variables describe its state.
 _main = threading.main_thread().ident
 # The blocks that it is in, the innermost last.
-_blocks: list[Held] = []
-# By signal, the handler that `_handle` stands for.
-_before: dict[int, Callable[[int, FrameType | None], Any]] = {}
-# Signals that have come and not yet taken effect.
-_waiting: list[int] = []
+_blocks: list[HeldSignals] = []
+# For each signal, the handler that `_handle` has replaced.
+_original: dict[int, Callable[[int, FrameType | None], Any]] = {}
+# Signals that have arrived and are delayed, in order.
+_delayed: list[int] = []
 
 
-class Held:
-    """`with held:` - a SIGINT or SIGTERM inside takes effect at the end of the block.
+class HeldSignals:
+    """A context manager. A SIGINT or SIGTERM that arrives inside the block takes effect at its end.
 
-    may_interrupt: asked when a signal comes; where it says so, the signal takes effect at once. Without it the second
-    signal does, while the first waits.
+    Then the handler that was set before the block is called. A signal without a Python handler is not delayed. Blocks
+    may be nested: a signal waits for all blocks that delay it. The block has no effect in other threads than the main
+    thread, which handle no signals, and in a process that was forked inside it.
 
-    What it then does is what its handler did before; a signal without a Python handler is left alone. Blocks, the same
-    or others, may be nested: a signal waits for all that hold it. In threads other than the main one, which handle no
-    signals, and in a process that was forked inside, the block does nothing.
+    may_interrupt: Called when a signal arrives. If it returns True, the signal takes effect at once. Without it, the
+        first signal is delayed and a second one takes effect at once.
     """
 
     __slots__ = ("_may_interrupt",)
@@ -43,7 +43,7 @@ class Held:
     def __init__(self, may_interrupt: Callable[[], bool] | None = None):
         self._may_interrupt = may_interrupt
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> HeldSignals:
         if get_ident() == _main:
             depth = len(_blocks)
             try:
@@ -51,9 +51,9 @@ class Held:
                     for number in _SIGNALS:
                         handler = _getsignal(number)
                         if callable(handler) and handler is not _handle:
-                            _before[number] = handler
+                            _original[number] = handler
                             _set_handler(number, _handle)
-                # Last: handlers of before may have raised until here, several in a row.
+                # This comes last: until here, the original handlers may have raised exceptions, even several.
                 _blocks.append(self)
             except BaseException:
                 _leave(depth)
@@ -62,64 +62,65 @@ class Held:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if get_ident() == _main and _blocks:
-            if len(_blocks) > 1 and not _waiting:
+            if len(_blocks) > 1 and not _delayed:
                 _blocks.pop()
             else:
                 _leave(len(_blocks) - 1)
 
 
-# Only a second signal comes in.
-uninterrupted = Held()
+# Delays the first signal. A second one takes effect at once.
+uninterrupted = HeldSignals()
 
 
 def _leave(depth: int) -> None:
-    """Keep so many blocks. Whatever handlers raise meanwhile, those of before are back, and no signal is lost."""
+    """Leave all blocks but the outer `depth` ones. Even if handlers raise, the original handlers are restored."""
     del _blocks[depth:]
     try:
         if not depth:
             for number in _SIGNALS:
                 if _getsignal(number) is _handle:
-                    _set_handler(number, _before[number])
-        if _waiting:
-            _let_through()
+                    _set_handler(number, _original[number])
+        if _delayed:
+            _deliver()
     except BaseException:
         _leave(depth)
         raise
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    """Without any block, what the handler of before does."""
-    _waiting.append(number)
-    # An exception in a function of this file would leave a block that is half entered, or half left; `_leave` comes.
+    """The handler inside of blocks: delay a signal, or deliver it at once if all blocks permit it."""
+    _delayed.append(number)
+    # If a function of this file was interrupted, an exception would leave a block half entered or half left. Such a
+    # function calls `_leave` soon, which delivers the signal.
     if frame is None or frame.f_globals is not globals():
-        _let_through()
+        _deliver()
 
 
-def _let_through() -> None:
-    """Call the handlers of the signals that no block holds any more."""
-    while (held := _held()) < len(_waiting):
-        number = _waiting.pop(held)
-        _before[number](number, sys._getframe())
+def _deliver() -> None:
+    """Call the original handlers of the signals that no block delays any more."""
+    while (held := _held()) < len(_delayed):
+        number = _delayed.pop(held)
+        _original[number](number, sys._getframe())
 
 
 def _held() -> int:
-    """How many of the waiting signals, the first ones, some block holds."""
+    """Return how many of the delayed signals must still wait. They are the first ones of the list."""
     first = 0
     for block in _blocks:
         if block._may_interrupt is None:
             first = 1
         elif not block._may_interrupt():
-            return len(_waiting)
+            return len(_delayed)
     return first
 
 
-def _forget() -> None:
-    """In a forked process, whose main thread is the one that forked and need not be in any block."""
+def _reset_after_fork() -> None:
+    """Leave all blocks in a forked process. Its main thread is the one that forked, which may be in no block."""
     global _main
     _main = threading.main_thread().ident
-    _waiting.clear()
+    _delayed.clear()
     _leave(0)
 
 
-if hasattr(os, "register_at_fork"):  # where processes fork
-    os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,10 +1,10 @@
-"""ParamStore: named arrays, each with a version; callers cannot write to them in place.
+"""ParamStore: named arrays with versions, which callers cannot write to in place.
 
-The store owns an array if a run made it, or if it is a copy of an array that a caller assigned. Callers see an owned
-array as a read-only view. While such a view, or a view of it, exists, the memory is not overwritten.
+The store owns an array if a run created it, or if it is a copy of an array that a caller assigned. Callers receive an
+owned array as a read-only view. As long as such a view, or a view of it, exists, the memory is not overwritten.
 
-Large arrays of an imported file stay in the file until they are written; reading one returns a new array. Values that a
-device has written stay on the device, and are copied when they are read.
+Large arrays of an imported file stay in the file until they are written. Reading one returns a new array. Values that
+were written on a device stay there, and are copied to host memory when they are read.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.text import human, quantity, short_repr
 
-# Of so many lists of names a joint store knows which are whose.
-_DIVIDED = 16
+# A JointStore remembers for this many lists of names which store has which name.
+_MAX_GROUPINGS = 16
 
 
 class ParamStore(MutableMapping[str, np.ndarray]):
     """Arrays by name. Reading returns a read-only array; `store[name] = array` checks it and increases its version.
 
-    `types` determines the names and the types of the arrays. Raises InputError for an unknown name, or an array of
-    another type.
+    Raises InputError for an unknown name, or an array of another type.
+
+    Args:
+        types: Names and types of the arrays.
+        arrays: Initial values.
     """
 
     def __init__(self, types: Mapping[str, TensorType], arrays: Mapping[str, Any] | None = None):
@@ -40,19 +43,20 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._stored: dict[str, StoredArray] = {}
         self._resident: dict[str, Resident] = {}
         self._own: set[str] = set()
-        # Who has arrays that were released.
+        # The names of arrays that were released, and what has them now (see `release`).
         self._elsewhere: dict[str, str] = {}
-        # Through what own arrays were handed out.
+        # The owned arrays that callers have read. Each of them knows whether a view of it still exists.
         self._views: dict[str, SharedMemory] = {}
         self._versions = dict.fromkeys(self._types, 0)
         self._stamp = 0
-        # How often arrays were assigned, by name and altogether; runs do not assign.
+        # How often callers assigned arrays, by name and in total. Runs do not count.
         self.assigned: dict[str, int] = {}
         self.assignments = 0
         for name, array in (arrays or {}).items():
             self[name] = array
 
     def type_of(self, name: str) -> TensorType:
+        """Return the type of an array. Raises InputError for an unknown name."""
         if not isinstance(name, str) or name not in self._types:
             raise InputError(f"no parameter {name!r}{did_you_mean(name, self._types)}")
         return self._types[name]
@@ -105,8 +109,9 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self.assignments += 1
 
     def fitting(self, name: str, array: Any) -> np.ndarray:
-        """Return the array as `commit` takes it, copied if others may write to it. Raises InputError if it does not
-        match.
+        """Return a contiguous array for `commit`, which is a copy if others may write to `array`.
+
+        Raises InputError if its dtype or shape is wrong.
         """
         self.type_of(name)
         given = array_of(f"parameter {name!r}", array)
@@ -114,6 +119,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return given.copy() if given.flags.writeable or not given.flags.c_contiguous else given
 
     def _check(self, name: str, given: np.ndarray | StoredArray) -> None:
+        """Raise InputError if the dtype or shape of an array is wrong."""
         wanted = self.type_of(name)
         if dtype_of(given.dtype) is not wanted.dtype:
             raise InputError(f"parameter {name!r} is {wanted}; the array given is {given.dtype}")
@@ -121,10 +127,10 @@ class ParamStore(MutableMapping[str, np.ndarray]):
             raise InputError(f"parameter {name!r} is {wanted}; the array given has shape {list(given.shape)}")
 
     def commit(self, name: str, array: np.ndarray) -> np.ndarray | None:
-        """Make an array of the right type the value of `name`, without a copy or a check.
+        """Make an array of the right type the value of `name`, without a check.
 
-        A writable array that is not a view becomes the store's own; nobody else may hold it. Returns the memory of the
-        old value if it is free now, or None if the store does not own it or somebody can still see it.
+        A writable array that is not a view is owned by the store afterwards: the caller must not keep it. Returns the
+        memory of the old value for reuse, or None if the store does not own it, or a view of it exists.
         """
         free = self.donate(name) if name in self._arrays else None
         if not (array.dtype.isnative and array.flags.c_contiguous and array.flags.aligned):
@@ -134,7 +140,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         else:
             self._own.discard(name)
             array.flags.writeable = False
-        # At every moment the name has a value, for readers in other threads.
+        # Set the new value before the other entries are removed: other threads must always find a value.
         self._arrays[name] = array
         self._stored.pop(name, None)
         self._resident.pop(name, None)
@@ -142,34 +148,37 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return free
 
     def lend(self, names: Sequence[str], device: Device) -> list[Resident | np.ndarray]:
-        """Return the values for a run on a device that overwrites those already there. `place` must follow."""
+        """Return the values of states for a run on a device.
+
+        The run may overwrite values that are already on the device. The caller must call `place` after the run.
+        """
         held = [self._resident.get(name) for name in names]
         found = [one for one in held if one is not None and one.device is device]
         if len(found) == len(names):
-            self._rewritten(names)
+            self._forget_host_copies(names)
             return [*found]
         residents = [self.resident(name, device) for name in names]
-        self._rewritten([name for name, one in zip(names, residents, strict=True) if one is not None])
+        self._forget_host_copies([name for name, one in zip(names, residents, strict=True) if one is not None])
         return [self[name] if one is None else one for name, one in zip(names, residents, strict=True)]
 
     def place(self, names: Sequence[str], residents: Sequence[Resident]) -> None:
-        """Make arrays on a device the values of `names`; nobody else may write to them."""
+        """Make arrays on a device the values of `names`. The store owns them afterwards."""
         self._resident.update(zip(names, residents, strict=True))
-        self._rewritten(names)
+        self._forget_host_copies(names)
 
     def resident(self, name: str, device: Device) -> Resident | None:
-        """Return the value of `name` if it is on this device."""
+        """Return the value of `name` if it is on this device, else None."""
         found = self._resident.get(name)
         return found if found is not None and found.device is device else None
 
     def _forget(self, name: str) -> None:
-        """What is on the host: it is another value, or about to be one."""
+        """Remove the array of `name` in host memory and in a file."""
         self._arrays.pop(name, None)
         self._stored.pop(name, None)
         self._own.discard(name)
 
-    def _rewritten(self, names: Sequence[str]) -> None:
-        """What is on the host of these names is another value, or about to be one."""
+    def _forget_host_copies(self, names: Sequence[str]) -> None:
+        """Remove arrays in host memory, because the values on a device change, and increase the versions."""
         if any(held and not held.keys().isdisjoint(names) for held in (self._arrays, self._stored, self._views)):
             for name in names:
                 self._forget(name)
@@ -179,13 +188,15 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._stamp += len(names)
 
     def _written(self, name: str) -> None:
+        """Increase the version of `name`."""
         self._views.pop(name, None)
         self._versions[name] += 1
         self._stamp += 1
 
     def release(self, name: str, holder: str) -> None:
-        """Drop the array of `name`, because `holder` has it. Until it is written again, reading it raises
-        InputError.
+        """Drop the array of `name`. Until it is written again, reading it raises InputError.
+
+        holder: What has the array now, such as "rank 1", for this error.
         """
         self.type_of(name)
         self._forget(name)
@@ -194,18 +205,18 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._written(name)
 
     def holds(self, name: str) -> bool:
-        """Return whether there is an array for a name."""
+        """Whether the store has an array for a name of a parameter."""
         return name in self._arrays or name in self._stored or name in self._resident
 
     def donate(self, name: str) -> np.ndarray | None:
-        """Return the array to be overwritten, if the store owns it and nobody sees it, else None; see `commit`."""
-        seen = name in self._views and self._views[name].seen
-        return None if seen or name not in self._own else self._arrays[name]
+        """Return the array to overwrite it, or None if the store does not own it, or a view of it exists."""
+        is_visible = name in self._views and self._views[name].is_referenced
+        return None if is_visible or name not in self._own else self._arrays[name]
 
     def __copy__(self) -> ParamStore:
-        """Another store of the same arrays, which neither may write over."""
+        """Return a store that shares the arrays. Afterwards neither store owns them, so neither overwrites them."""
         for name in self._resident:
-            _ = self[name]  # read, that it is on the host too
+            _ = self[name]  # copies the value to host memory
         for name in self._own:
             self._arrays[name].flags.writeable = False
         self._own.clear()
@@ -221,7 +232,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return self.__dict__ | {"_views": {}, "_stored": {}, "_resident": {}, "_arrays": self._arrays | read}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a deep copy, which owns its arrays."""
+        """Restore a pickled store, or a deep copy. It owns its arrays."""
         self.__dict__ |= state
         self._own = set()
         for name, array in self._arrays.items():
@@ -248,7 +259,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays that are here: in memory, in files or on a device."""
+        """Bytes of all arrays, in memory, in files or on a device."""
         return sum(kind.nbytes for kind in (self._arrays | self._stored | self._resident).values())
 
     def _facts(self) -> Iterator[str]:
@@ -258,7 +269,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
 
 class ParameterArray:
-    """The current array of a parameter, as kernels see it."""
+    """The current array of a parameter and its version. Kernels read parameters through it."""
 
     __slots__ = ("_name", "_store")
 
@@ -275,7 +286,7 @@ class ParameterArray:
         return self._store.version(self._name)
 
     def resident(self, device: Device) -> Resident | None:
-        """See ParamStore."""
+        """See `ParamStore.resident`."""
         return self._store.resident(self._name, device)
 
     def __repr__(self) -> str:
@@ -294,7 +305,7 @@ class JointStore(ParamStore):
         if len(self._owner) != sum(len(s) for s in stores):
             raise InputError("stores that are combined must not share a name")
         self._stores = tuple(stores)
-        self._divided: dict[tuple[str, ...], list[tuple[ParamStore, list[str]]]] = {}
+        self._groupings: dict[tuple[str, ...], list[tuple[ParamStore, list[str]]]] = {}
         super().__init__({name: store.type_of(name) for name, store in self._owner.items()})
 
     def version(self, name: str) -> int:
@@ -333,12 +344,12 @@ class JointStore(ParamStore):
             store.place(owned, [given[name] for name in owned])
 
     def _by_owner(self, names: tuple[str, ...]) -> list[tuple[ParamStore, list[str]]]:
-        """The stores that hold these names, with those that each has. An executor asks for the same ones every time."""
-        if names not in self._divided:
-            if len(self._divided) >= _DIVIDED:
-                self._divided.clear()
-            self._divided[names] = [(s, [n for n in names if self._owner[n] is s]) for s in self._stores]
-        return self._divided[names]
+        """Return each store with those of the names that it has. Results are cached, because executors repeat them."""
+        if names not in self._groupings:
+            if len(self._groupings) >= _MAX_GROUPINGS:
+                self._groupings.clear()
+            self._groupings[names] = [(s, [n for n in names if self._owner[n] is s]) for s in self._stores]
+        return self._groupings[names]
 
     def resident(self, name: str, device: Device) -> Resident | None:
         return self._owner[name].resident(name, device)

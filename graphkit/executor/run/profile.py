@@ -34,7 +34,7 @@ from graphkit.text import format_table, human, short_repr
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# Where the rows of engine workers begin: thread ids of the system are smaller.
+# First row of engine workers in a trace. Thread ids of the system, which are the other rows, are smaller.
 _WORKER_ROWS = 1 << 30
 
 
@@ -51,7 +51,7 @@ class OperatorTime:
 
 
 class _Step(NamedTuple):
-    """What is known of a step before it runs."""
+    """A step of a program, without times."""
 
     operator: str
     node: str
@@ -60,13 +60,18 @@ class _Step(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     bytes: int
-    live_bytes: int | None  # of the arena; None inside a subgraph, whose arena is part of another step's
+    live_bytes: int | None  # in the arena; None inside a subgraph, whose arena is part of another step's
 
 
 class _Run(NamedTuple):
+    """A recorded run. Times are nanoseconds of the monotonic clock.
+
+    events: Name, start and end of each step.
+    """
+
     program: BaseProgram
     thread: int
-    start: int  # monotonic nanoseconds
+    start: int
     end: int
     events: Sequence[tuple[str, int, int]]
 
@@ -76,7 +81,7 @@ class Profile:
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
-        self._work: list[engine.Work] = []  # of dependency engines, filled by them
+        self._work: list[engine.Work] = []  # operations of dependency engines, which append to it
         self._threads: dict[int, str] = {}
         self._steps: dict[BaseProgram, dict[str, _Step]] = {}
         self._lock = threading.Lock()
@@ -107,7 +112,7 @@ class Profile:
         nanoseconds: dict[tuple[str, str], int] = {}
         moved: dict[tuple[str, str], int] = {}
         for run in self._runs:
-            steps = self._known(run.program)
+            steps = self._steps_of(run.program)
             for (name, _, _), own in zip(run.events, _own_times(run.events), strict=True):
                 step = steps.get(name) or _copy(name)
                 key = (step.operator, step.kind)
@@ -184,9 +189,8 @@ class Profile:
         write_whole(Path(path), [json.dumps(self.trace()).encode()])
 
     def _run_events(self, run: _Run, process: int, origin: int) -> Iterator[dict[str, Any]]:
-        steps = self._known(run.program)
-        whole = f"run {run.program.graph.name}"
-        yield _slice(whole, "run", process, run.thread, run.start - origin, run.end - origin)
+        steps = self._steps_of(run.program)
+        yield _slice(f"run {run.program.graph.name}", "run", process, run.thread, run.start - origin, run.end - origin)
         counter = {"name": f"arena of {run.program.graph.name}", "ph": "C", "pid": process, "id": str(run.thread)}
         for name, start, end in run.events:
             step = steps.get(name) or _copy(name)
@@ -203,11 +207,11 @@ class Profile:
                 yield {**counter, "ts": (start - origin) / 1e3, "args": {"live bytes": step.live_bytes}}
         yield {**counter, "ts": (run.end - origin) / 1e3, "args": {"live bytes": 0}}
 
-    def _known(self, program: BaseProgram) -> dict[str, _Step]:
-        """The program's steps, and those of its subgraphs, by the name that the native trace gives them."""
+    def _steps_of(self, program: BaseProgram) -> dict[str, _Step]:
+        """Return the program's steps, and those of its subgraphs, by their names in the native trace."""
         if program not in self._steps:
             found: dict[str, _Step] = {}
-            _describe(program.lowered, "", {s.node: s.live_bytes for s in program.plan.steps}, found)
+            _collect_steps(program.lowered, "", {s.node: s.live_bytes for s in program.plan.steps}, found)
             self._steps[program] = found
         return self._steps[program]
 
@@ -220,7 +224,7 @@ class Profile:
 
 
 class _Recording:
-    """From run `skip` on, `runs` runs go into a profile, with what engines do meanwhile; then the trace is written."""
+    """Skips `skip` runs, records the next `runs` runs and the operations of engines, then writes the trace."""
 
     def __init__(self, made: Profile, path: str | Path | None, skip: int, runs: int | None):
         self._profile, self._path, self._skip, self._runs = made, path, skip, runs
@@ -287,7 +291,15 @@ def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None =
         recording.end()
 
 
-def _describe(lowered: LoweredGraph, prefix: str, live: Mapping[str, int] | None, found: dict[str, _Step]) -> None:
+def _collect_steps(lowered: LoweredGraph, prefix: str, live: Mapping[str, int] | None, found: dict[str, _Step]) -> None:
+    """Add the steps of a graph and its subgraphs to `found`, by their names in the native trace.
+
+    Args:
+        lowered: The graph.
+        prefix: Prefix of the names.
+        live: Live bytes of the arena by name of the node; None for a subgraph.
+        found: Is extended.
+    """
     for node, lowering in lowered.steps:
         name = lowered.graph.node_name(node)
         values = [v for v in (*node.inputs, *node.outputs) if v is not None and v in lowered.placement.root]
@@ -302,28 +314,30 @@ def _describe(lowered: LoweredGraph, prefix: str, live: Mapping[str, int] | None
             None if live is None else live[name],
         )
         for part, inner in lowering.subgraphs.items():
-            _describe(inner, f"{prefix}{name}/{part}/", None, found)
+            _collect_steps(inner, f"{prefix}{name}/{part}/", None, found)
 
 
 def _copy(name: str) -> _Step:
-    """A step that is no node: it moves a result of a subgraph to where that belongs, or makes room for it."""
+    """Return a step without a node: it copies a result of a subgraph, or allocates memory for it."""
     return _Step("copy", name, "native", "", (), (), 0, None)
 
 
 def _own_times(events: Sequence[tuple[str, int, int]]) -> list[int]:
-    """Nanoseconds of each event without those inside it. An event comes after those that it holds."""
+    """Return the duration of each event in nanoseconds, without events inside it. Outer events follow inner ones."""
     own: list[int] = []
-    open_: list[tuple[int, int]] = []  # (start, duration) of events that nothing later holds so far
+    # Start and duration of events that are inside no other event so far.
+    outermost: list[tuple[int, int]] = []
     for _, start, end in events:
         inside = 0
-        while open_ and open_[-1][0] >= start:
-            inside += open_.pop()[1]
+        while outermost and outermost[-1][0] >= start:
+            inside += outermost.pop()[1]
         own.append(end - start - inside)
-        open_.append((start, end - start))
+        outermost.append((start, end - start))
     return own
 
 
 def _slice(name: str, category: str, process: int, thread: int, start: int, end: int) -> dict[str, Any]:
+    """Return a complete event of the trace format. start, end: nanoseconds."""
     return {
         "name": name, "cat": category, "ph": "X", "pid": process, "tid": thread, "ts": start / 1e3,
         "dur": (end - start) / 1e3,
@@ -331,8 +345,10 @@ def _slice(name: str, category: str, process: int, thread: int, start: int, end:
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    """Return a metadata event that names a process or a thread."""
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _row(engine_number: int, worker: int) -> int:
+    """Return the row of a worker in a trace."""
     return _WORKER_ROWS + engine_number * 1000 + worker

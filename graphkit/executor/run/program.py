@@ -1,4 +1,4 @@
-"""A program: one lowered graph, written for the native engine and ready to run many times."""
+"""A compiled program for the CPU: a lowered graph, written for the native engine."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
 
-# What a step takes with its node, its kernel and its part of the plan, as measured on networks.
+# Approximate bytes of a step with its node, kernel and part of the plan, measured on networks.
 _STEP_BYTES = 24 << 10
 
 
 class Program(InstancedProgram):
-    """Runs a lowered graph, whose inputs have static types, on memory of `pools`."""
+    """Runs a lowered graph, whose inputs have static types. It uses the memory of `pools`."""
 
     def __init__(self, lowered: LoweredGraph, pools: Pools):
         graph, placement, settings = lowered.graph, lowered.placement, lowered.settings
@@ -45,7 +45,7 @@ class Program(InstancedProgram):
         results: list[Location] = [(count + i, 0) for i in range(len(placement.results))]
         self.native: _native.Program | None = None
         self.arena_bytes = lowered.memory.layout.arena_bytes
-        builder = cast("_native.Builder", _Calls())
+        builder = cast("_native.Builder", _PythonBuilder())
         if settings.native:
             self.native = native_module().Program(settings.threads, self.arena_bytes, count + len(results))
             builder = self.native.root
@@ -83,26 +83,38 @@ class Program(InstancedProgram):
         return bool(self.emitter.calls) or self.native is None
 
 
-class _Calls:
-    """Stands for the native program where there is none: every step is a call of Python."""
+class _PythonBuilder:
+    """Replaces the native builder if there is no native engine. All steps are calls of Python, which Emitter lists."""
 
     def call(self, name: str, index: int) -> None:
-        """Nothing to write down."""
+        """Do nothing."""
 
     def commit(self) -> None:
-        """Nothing either."""
+        """Do nothing."""
 
 
 class _BufferOperand(NamedTuple):
-    """An operand of a Python step in a buffer of the native program: external memory, position, the value's type."""
+    """An operand of a Python step that is in a buffer of the native program.
+
+    Attributes:
+        buffer: Number of the buffer.
+        position: Position among the operands.
+        kind: Type of the operand.
+    """
 
     buffer: int
     position: int
     kind: TensorType
 
 
-class _Reader(NamedTuple):
-    """A place in a Python step's operand list that is filled at run time; `view` reshapes what the storage holds."""
+class _OperandSlot(NamedTuple):
+    """An entry of an operand list of a Python step, which is set during a run.
+
+    Attributes:
+        operands: The operand list.
+        position: The entry.
+        view: Type of the operand if it is a view of a storage with another type, else None.
+    """
 
     operands: list[Any]
     position: int
@@ -112,7 +124,7 @@ class _Reader(NamedTuple):
 class _Instance:
     """The native instance, and the operand lists of the steps that run in Python.
 
-    These read and write an arena of their own; an instance without any runs on whatever arena there is.
+    If there are such steps, the instance has its own arena, because their operand lists contain arrays in it.
     """
 
     def __init__(self, program: Program):
@@ -124,27 +136,32 @@ class _Instance:
             self.native = native_module().Instance(program.native)
         self._pools = program.pools
         self._sources = program.emitter.sources
-        self._readers: dict[Value, list[_Reader]] = {}
-        self._referred: dict[int, np.ndarray] = {}  # what buffers refer to in this run
+        # For each storage, the operands of Python steps that are set during a run.
+        self._slots: dict[Value, list[_OperandSlot]] = {}
+        # Arrays that buffers of the native program refer to; they must exist until the end of the run.
+        self._kept_alive: dict[int, np.ndarray] = {}
         self._position = {index: position for position, index in enumerate(lowered.memory.order)}
         self._calls: list[Callable[[], None]] = [self._python_step(program, index) for index in program.emitter.calls]
         self._finals: list[Any] = [None] * len(program.owned)
         results = lowered.placement.results
         self._buffer_finals = self._bind_all(program, self._finals, [None if r.owned else r.value for r in results])
-        self._owners = [(i, lowered.placement.root[r.value]) for i, r in enumerate(results) if r.owned]
+        self._owned_results = [(i, lowered.placement.root[r.value]) for i, r in enumerate(results) if r.owned]
         graph = program.graph
-        # Sequences and optionals are for Python steps only.
+        # Only Python steps read sequences and optionals.
         self._not_native = [i for i, v in enumerate(graph.inputs) if not isinstance(v.type, TensorType)]
         fixed = lowered.fixed
         fed = [(i, v) for i, v in enumerate(graph.inputs) if v not in fixed]
-        self._input_readers = [(i, readers) for i, v in fed if (readers := self._readers.get(v))]
-        self._fixed_readers = [(fixed[v], readers) for v, readers in self._readers.items() if v in fixed]
-        self._forget = [readers for v, readers in self._readers.items() if v not in fixed]
+        self._input_slots = [(i, slots) for i, v in fed if (slots := self._slots.get(v))]
+        self._fixed_slots = [(fixed[v], slots) for v, slots in self._slots.items() if v in fixed]
+        self._released_after_run = [slots for v, slots in self._slots.items() if v not in fixed]
         self._held: list[np.ndarray] = []
         self._stamp = -1
 
     def _python_step(self, program: Program, index: int) -> Callable[[], None]:
-        """The call of a step. It holds parts of the instance, not the instance, which holds it."""
+        """Return a function that runs a Python step.
+
+        It must not refer to the instance, which refers to it: such a cycle would delay the release of memory.
+        """
         node, lowering = program.placement.steps[index], program.lowered.lowerings[index]
         used = program.placement.used
         inputs: list[Any] = [None] * len(node.inputs)
@@ -152,13 +169,13 @@ class _Instance:
         dynamic = self._bind_all(program, inputs, node.inputs)
         run: Callable[[Any, Any], None]
         if isinstance(lowering, PythonFunction):
-            run = self._delivered(program, node, lowering)
+            run = self._with_stored_results(program, node, lowering)
         else:
             assert isinstance(lowering, PythonKernel), "calls are Python steps"
             run = lowering.kernel
             self._bind_all(program, outputs, [v if v in used else None for v in node.outputs])
         releases = program.lowered.memory.releases.get(self._position[index], ())
-        done = [self._readers.setdefault(v, []) for v in releases]
+        done = [self._slots.setdefault(v, []) for v in releases]
         native = self.native
 
         def call() -> None:
@@ -172,13 +189,17 @@ class _Instance:
                 raise failure_of(node, error) from error
             for operand in dynamic:
                 inputs[operand.position] = None
-            for readers in done:
-                _release(readers)
+            for slots in done:
+                _release(slots)
 
         return call
 
     def _bind_all(self, program: Program, operands: list[Any], values: Sequence[Value | None]) -> list[_BufferOperand]:
-        """Put the arrays of `values` into `operands`, now or (by readers) in every run; return those to read first."""
+        """Fill the operand list of a step.
+
+        Values in the arena are put into `operands` now. Other values get an _OperandSlot, which each run fills. Values
+        in buffers of the native program are returned: the step must read them before it runs.
+        """
         memory, buffers = program.lowered.memory, program.emitter.buffers
         found: list[_BufferOperand] = []
         for position, value in enumerate(values):
@@ -192,51 +213,51 @@ class _Instance:
             elif storage in buffers:
                 found.append(_BufferOperand(buffers[storage], position, value.tensor))
             else:
-                reader = _Reader(operands, position, None if value is storage else value.tensor)
-                self._readers.setdefault(storage, []).append(reader)
+                slot = _OperandSlot(operands, position, None if value is storage else value.tensor)
+                self._slots.setdefault(storage, []).append(slot)
         return found
 
-    def _delivered(self, program: Program, node: Node, step: PythonFunction) -> Callable[[Any, Any], None]:
-        """Return a function that runs the step's function and stores its results for the steps that read them.
+    def _with_stored_results(self, program: Program, node: Node, step: PythonFunction) -> Callable[[Any, Any], None]:
+        """Return a function that runs a step and stores its results where other steps read them.
 
-        A result of known size is copied to its planned memory.
+        A result of known size is copied to its planned memory. Others are kept as they are.
         """
         used, buffers = program.placement.used, program.emitter.buffers
         destinations: list[Any] = [None] * len(node.outputs)
         self._bind_all(program, destinations, [v if v in used and has_fixed_size(v) else None for v in node.outputs])
-        readers_of = [self._readers.setdefault(v, []) for v in node.outputs]
+        slots_of = [self._slots.setdefault(v, []) for v in node.outputs]
         declared = program.lowered.settings.declared
-        native, referred, function, owned = self.native, self._referred, step.function, step.owned
+        native, kept_alive, function, owned = self.native, self._kept_alive, step.function, step.owned
 
         def run(inputs: Sequence[Any], _: Any) -> None:
             results = function(inputs) if owned else kept(inputs, function(inputs))
             if declared:
                 declared.found(node.outputs, [r.shape if isinstance(r, np.ndarray) else None for r in results])
-            made = zip(node.outputs, destinations, readers_of, results, strict=True)
-            for position, (value, target, readers, result) in enumerate(made):
+            outputs = zip(node.outputs, destinations, slots_of, results, strict=True)
+            for position, (value, target, slots, result) in enumerate(outputs):
                 if isinstance(result, np.ndarray):
                     result = np.asarray(result, order="C")
                 if target is not None:
                     check_result(node, position, result, target.shape, target.dtype)
                     np.copyto(target, result)
                 elif native is not None and value in buffers:
-                    referred[buffers[value]] = result
+                    kept_alive[buffers[value]] = result
                     native.set_buffer(buffers[value], result, result.shape)
                 else:
-                    _fill(readers, result)
+                    _fill(slots, result)
 
         return run
 
     def run(
         self, program: Program, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray
     ) -> list[Any]:
-        results = program.results(buffers)
-        for position, readers in self._input_readers:
-            _fill(readers, inputs[position])
-        if self._readers:
-            for position, storage in self._owners:
-                if readers := self._readers.get(storage, []):
-                    _fill(readers, _shaped(results[position], storage.tensor))
+        results = program.allocate_results(buffers)
+        for position, slots in self._input_slots:
+            _fill(slots, inputs[position])
+        if self._slots:
+            for position, storage in self._owned_results:
+                if slots := self._slots.get(storage, []):
+                    _fill(slots, _shaped(results[position], storage.tensor))
         if self.native is None:
             self._run_calls(program)
         else:
@@ -249,12 +270,13 @@ class _Instance:
         for position, final in enumerate(self._finals):
             if final is not None:
                 results[position] = _copied(final)
-        self._referred.clear()
-        for readers in self._forget:
-            _release(readers)
+        self._kept_alive.clear()
+        for slots in self._released_after_run:
+            _release(slots)
         return results
 
     def _run_calls(self, program: Program) -> None:
+        """Run all steps in Python."""
         if program.state_inputs and not any(program.donated):
             program.interruptible = _always
         try:
@@ -272,7 +294,7 @@ class _Instance:
             self._stamp = stamp
 
     def _refresh(self) -> None:
-        """Read parameters and constants again; pack those that changed."""
+        """Read the parameters and constants again, and pack those that have changed."""
         packed = self._pools.packed
         held = []
         for external, source, kernel, position in self._sources:
@@ -280,18 +302,18 @@ class _Instance:
             held.append(array)
             if self.native is not None:
                 self.native.set(external, array)
-        for source, readers in self._fixed_readers:
-            _fill(readers, source.array)
+        for source, slots in self._fixed_slots:
+            _fill(slots, source.array)
         self._held = held
 
 
 def _read(native: _native.Instance | None, operand: _BufferOperand) -> np.ndarray:
-    """The array in a buffer, valid until the buffer is written again."""
-    assert native is not None, "buffers are the native program's"
+    """Return the array in a buffer of the native program. It is valid until the buffer is written again."""
+    assert native is not None, "only a native program has buffers"
     data, shape = native.read(operand.buffer, operand.kind.dtype.itemsize)
     try:
         return np.ndarray(shape, operand.kind.dtype.numpy, data)
-    except ValueError as error:  # numpy multiplies sizes up to the one that is 0
+    except ValueError as error:  # an empty array whose other sizes exceed numpy's limits
         raise OutOfMemory(f"an array of shape {list(shape)}: {error}") from error
 
 
@@ -299,18 +321,20 @@ def _always() -> bool:
     return True
 
 
-def _fill(readers: Sequence[_Reader], array: Any) -> None:
-    for operands, position, view in readers:
+def _fill(slots: Sequence[_OperandSlot], array: Any) -> None:
+    """Set operands of Python steps to an array."""
+    for operands, position, view in slots:
         operands[position] = array if view is None else _shaped(array, view)
 
 
-def _release(readers: Sequence[_Reader]) -> None:
-    for operands, position, _view in readers:
+def _release(slots: Sequence[_OperandSlot]) -> None:
+    """Remove an array from the operands of Python steps."""
+    for operands, position, _view in slots:
         operands[position] = None
 
 
 def _shaped(array: np.ndarray, kind: TensorType) -> np.ndarray:
-    """The bytes of a C-contiguous array as another type; no copy."""
+    """Return a view of a C-contiguous array with the dtype and shape of `kind`."""
     wanted = kind.dtype.numpy
     if array.dtype != wanted:
         array = array.reshape(-1).view(wanted)
@@ -318,14 +342,14 @@ def _shaped(array: np.ndarray, kind: TensorType) -> np.ndarray:
 
 
 def _copied(result: Any) -> Any:
-    """An array, or a sequence of arrays, that shares no memory with anything."""
+    """Return a deep copy of an array, or of a sequence of arrays."""
     if isinstance(result, np.ndarray):
         return result.copy()
     return [_copied(item) for item in result] if isinstance(result, (list, tuple)) else result
 
 
 def _is_shape_arithmetic(node: Node) -> bool:
-    """Whether all results are small integer tensors: work that follows shapes, not data."""
+    """Whether all results are small integer or boolean tensors, as in computations on shapes."""
     return all(
         isinstance(v.type, TensorType)
         and (v.type.dtype.is_integer or v.type.dtype is DType.BOOL)

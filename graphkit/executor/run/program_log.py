@@ -1,4 +1,4 @@
-"""Log messages of GRAPHKIT_DEBUG about programs: which are made, why, which nodes are interpreted, which are kept."""
+"""Log messages of GRAPHKIT_DEBUG: which programs are built, found and dropped, and which nodes are interpreted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from graphkit import debug
 from graphkit.executor.lower.lowering import Settings
+from graphkit.executor.run.base_program import Group, Key, size_text
 from graphkit.executor.run.executable import CachedProgram
-from graphkit.executor.run.keys import Group, Key, size_text
 from graphkit.executor.run.selection import Selection
 from graphkit.ir.origin import titled
 from graphkit.text import quantity
@@ -30,8 +30,9 @@ class ProgramLog:
         where = settings.device if settings.device == "cpu" else f"{settings.device}:{settings.number}"
         self._where = f"{where}, {quantity(settings.threads, 'thread')}" if settings.device == "cpu" else where
         self._level = level
-        # The latest key of each group, and why programs were dropped.
+        # The latest key of each group.
         self._latest: dict[Group, Key] = {}
+        # Why a program was dropped, by its key.
         self._dropped: dict[Key, str] = {}
 
     def found(self, key: Key) -> None:
@@ -48,7 +49,7 @@ class ProgramLog:
     def built(self, key: Key, selection: Selection, build: Callable[[Key, Selection], P], *, again: bool) -> P:
         """Build a program. Print the reason before, and its steps and the time after.
 
-        again: It replaces a program of this key.
+        again: Whether the program replaces one with this key.
         """
         name = f"program of {titled(selection.graph)} for {_shapes(selection, key)}"
         if self._level >= debug.DECISIONS:
@@ -68,24 +69,25 @@ class ProgramLog:
         return program
 
     def _reason(self, key: Key, selection: Selection, again: bool) -> str:
+        """Return why a program is built, as a clause."""
         if again:
             return "these shapes occur often, so compiling pays"
         if key in self._dropped:
             return f"the program for these shapes was dropped: {self._dropped[key]}"
-        before = self._latest.get(key.group)
-        if before is None:
+        previous = self._latest.get(key.group)
+        if previous is None:
             return (
                 "other outputs are selected, or other parameters are fed" if self._latest else "there is no program yet"
             )
         changes = [
             f"{selection.inputs[position].name} {size_text(old)} -> {size_text(new)}"
-            for position, old, new in zip(selection.open, before.shapes, key.shapes, strict=True)
+            for position, old, new in zip(selection.open, previous.shapes, key.shapes, strict=True)
             if old != new
         ]
         return f"the shapes have changed: {', '.join(changes)}"
 
 
 def _shapes(selection: Selection, key: Key) -> str:
-    """The inputs whose shapes are not declared, such as `x [8, 3]`."""
+    """Return the inputs without static types and their shapes as text, such as `x [8, 3]`."""
     named = zip(selection.open, key.shapes, strict=True)
     return ", ".join(f"{selection.inputs[i].name} {size_text(shape)}" for i, shape in named) or "fixed shapes"

@@ -1,4 +1,4 @@
-"""What a run computes: the graph of the selected outputs with its inputs, and how the latest run can be repeated."""
+"""The outputs that a run computes (`Selection`), and a fast path for runs with the same kind of feeds (`LastRun`)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.executable import Executable
-from graphkit.executor.run.keys import Key
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 
-# numpy's bits of flags.num: C-contiguous, aligned.
-_IN_PLACE = 0x0001 | 0x0100
+# Bits of numpy's flags.num: C-contiguous and aligned. A program can read such an array without a copy.
+_READABLE = 0x0001 | 0x0100
 
 
 @dataclass(frozen=True, slots=True)
 class RunInput:
-    """A graph input as a run sees it.
+    """A graph input, as runs use it.
 
-    `needed`: the selected outputs or the updates depend on it. `stored`: it has an array unless it is fed. `derived`:
-    the array is made from parameters, and cannot be fed. `static`: the declared type says the size, so that it is no
-    part of the signature.
+    Attributes:
+        name: Its name.
+        value: The input of the graph.
+        needed: Whether the selected outputs or the updates depend on it.
+        stored: Whether it is a parameter or a state: it has an array if it is not fed.
+        derived: Whether its array is computed from parameters. It cannot be fed.
+        static: Whether its declared shape is static, so that programs do not depend on the fed shape.
     """
 
     name: str
@@ -38,9 +42,15 @@ class RunInput:
 
 @dataclass(frozen=True)
 class Selection:
-    """The graph of some of the outputs, and all updates, with the names that runs need.
+    """The graph of the selected outputs and of all updates.
 
-    `fixed` are the arrays of stored inputs; `handed` are positions of inputs that other programs of a device have made.
+    Attributes:
+        graph: The graph.
+        fixed: The arrays of stored inputs, by name.
+        inputs: The inputs of the graph.
+        outputs: Names of the outputs.
+        states: Names of the states, in the order of the updates.
+        device_inputs: Positions of inputs that other programs leave in the memory of the device.
     """
 
     graph: Graph
@@ -48,26 +58,29 @@ class Selection:
     inputs: tuple[RunInput, ...]
     outputs: tuple[str, ...]
     states: tuple[str, ...]
-    handed: tuple[int, ...] = ()
+    device_inputs: tuple[int, ...] = ()
 
     @cached_property
     def feedable(self) -> dict[str, int]:
-        """The inputs that a caller may give: positions by name."""
+        """The positions of the inputs that a caller may feed, by name."""
         return {spec.name: i for i, spec in enumerate(self.inputs) if not spec.derived}
 
     @cached_property
     def required(self) -> list[str]:
-        """The names of the inputs that every run has to be given."""
+        """The names of the inputs that every caller must feed."""
         return [s.name for s in self.inputs if s.needed and not s.stored and not s.derived and s.value.role != "rng"]
 
     @cached_property
-    def read(self) -> list[int]:
-        """Positions of stored inputs whose shapes the arrays say; programs have their own way to the others' arrays."""
+    def stored_with_open_shapes(self) -> list[int]:
+        """Positions of the stored inputs whose shapes are those of their arrays.
+
+        A run reads these arrays to choose a program. Programs read all other stored arrays themselves.
+        """
         return [i for i, s in enumerate(self.inputs) if s.stored and not s.derived and s.needed and not s.static]
 
     @cached_property
     def open(self) -> list[int]:
-        """Positions of the inputs whose shapes a program depends on."""
+        """Positions of the inputs without a static type. A program depends on their shapes."""
         return [i for i, spec in enumerate(self.inputs) if not spec.static]
 
     @cached_property
@@ -77,7 +90,7 @@ class Selection:
 
     @cached_property
     def is_repeatable(self) -> bool:
-        """Whether feeds say all that a program depends on, and their dtypes and shapes all that is to be checked."""
+        """Whether `LastRun` may compare only the dtypes and shapes of feeds to find the program of a run."""
         kinds = [s.value.type for s in self.inputs]
         return all(isinstance(t, TensorType) and t.dtype is not DType.STRING for t in kinds) and all(
             s.static or not s.stored for s in self.inputs
@@ -85,18 +98,24 @@ class Selection:
 
     @cached_property
     def _unwritten(self) -> dict[int, VersionedArray]:
-        # What every run writes is not worth a packed copy.
+        """The arrays of stored inputs that runs do not write, by position."""
+        # Every run changes the written states, so packed copies of them are not worthwhile.
         written = set(self.states)
         return {i: self.fixed[s.name] for i, s in enumerate(self.inputs) if s.stored and s.name not in written}
 
     def key(self, arrays: Sequence[Any], feeds: Iterable[str]) -> Key:
-        """What the program for these inputs depends on."""
+        """Return the key of the program for these inputs.
+
+        Args:
+            arrays: The arrays of the inputs.
+            feeds: Names of the inputs that are fed.
+        """
         at = self.feedable
         fed = tuple(sorted([at[name] for name in feeds if self.inputs[at[name]].stored]))
         return Key(id(self), fed, tuple([getattr(arrays[position], "shape", None) for position in self.open]))
 
     def shapes(self, key: Key) -> dict[str, tuple[int, ...]]:
-        """The shapes that the key says, by the names of the graph's inputs."""
+        """Return the shapes of a key, by name of the graph's input."""
         found = {}
         for position, shape in zip(self.open, key.shapes, strict=True):
             value = self.inputs[position].value
@@ -105,21 +124,24 @@ class Selection:
         return found
 
     def with_shapes(self, key: Key, shapes: Mapping[int, tuple[int, ...]]) -> Key:
-        """The key for other shapes of some inputs, by position."""
+        """Return the key with other shapes for some inputs, by position."""
         pairs = zip(self.open, key.shapes, strict=True)
         return key._replace(shapes=tuple([shapes.get(position, shape) for position, shape in pairs]))
 
-    def unfed(self, key: Key) -> Mapping[int, VersionedArray]:
-        """The arrays of the inputs that only change with a version, by position."""
+    def fixed_inputs(self, key: Key) -> Mapping[int, VersionedArray]:
+        """Return the arrays of stored inputs that are neither fed nor written by runs, by position."""
         if not key.fed:
             return self._unwritten
         return {position: array for position, array in self._unwritten.items() if position not in key.fed}
 
 
-class Repeat:
-    """A program with what its feeds were like: feeds like these are checked at the cost of a few comparisons."""
+class LastRun:
+    """The program of the latest run, and the dtypes and shapes of its feeds.
 
-    __slots__ = ("program", "selection", "_specs", "_nothing")
+    If the next feeds are of the same kind, a few comparisons replace all other checks.
+    """
+
+    __slots__ = ("program", "selection", "_specs", "_no_inputs")
 
     def __init__(
         self, selection: Selection, program: Executable, specs: Sequence[tuple[str, int, np.dtype, Any, bool]]
@@ -127,7 +149,7 @@ class Repeat:
         self.selection = selection
         self.program = program
         self._specs = tuple(specs)
-        self._nothing = [None] * len(selection.inputs)
+        self._no_inputs = [None] * len(selection.inputs)
 
     @staticmethod
     def of(
@@ -136,8 +158,18 @@ class Repeat:
         program: Executable,
         feeds: Mapping[str, Any],
         arrays: Sequence[Any],
-    ) -> Repeat | None:
-        """None unless the run computed all outputs natively, fed arrays for data alone, and stored ones are static."""
+    ) -> LastRun | None:
+        """Return the record of a run, or None if later runs must make all checks.
+
+        All outputs must be computed by native kernels, and the feeds must be arrays for inputs other than states.
+
+        Args:
+            full: The selection of all outputs.
+            selection: The selection of the run.
+            program: Its program.
+            feeds: The fed values, by name.
+            arrays: The arrays of the inputs, by position.
+        """
         if selection is not full or program.fallbacks or not selection.is_repeatable:
             return None
         specs: list[tuple[str, int, np.dtype, Any, bool]] = []
@@ -146,17 +178,17 @@ class Repeat:
             if not isinstance(arrays[position], np.ndarray) or spec.name in selection.states:
                 return None
             specs.append((spec.name, position, arrays[position].dtype, arrays[position].shape, spec.static))
-        return Repeat(selection, program, specs)
+        return LastRun(selection, program, specs)
 
     def inputs(self, feeds: Mapping[str, Any]) -> tuple[list[Any], bool] | None:
-        """The arrays of the program's inputs, None for what is not fed, and whether their shapes are the same again.
+        """Return the inputs of the program, and whether their shapes are those of the latest run.
 
-        Where they are not, the program is another one, and what was fed fits if there is one. None for feeds of
-        another kind.
+        Inputs that are not fed are None. If the shapes differ, another program is needed. Returns None if the feeds
+        are of another kind, so that all checks are necessary.
         """
         if len(feeds) != len(self._specs):
             return None
-        inputs: list[Any] = self._nothing.copy()
+        inputs: list[Any] = self._no_inputs.copy()
         same = True
         for name, position, dtype, shape, static in self._specs:
             array = feeds.get(name)
@@ -170,14 +202,14 @@ class Repeat:
                 if static:
                     return None
                 same = False
-            if array.flags.num & _IN_PLACE != _IN_PLACE:
+            if array.flags.num & _READABLE != _READABLE:
                 return None
             inputs[position] = array
         return inputs, same
 
-    def of_another_size(self, program: Executable, inputs: Sequence[Any]) -> Repeat | None:
-        """The same for a program whose inputs have other shapes; None where it is not native as a whole."""
+    def for_program(self, program: Executable, inputs: Sequence[Any]) -> LastRun | None:
+        """Return the record for a program with other input shapes, or None if some of its steps are interpreted."""
         if program.fallbacks:
             return None
         specs = [(name, at, dtype, inputs[at].shape, static) for name, at, dtype, _, static in self._specs]
-        return Repeat(self.selection, program, specs)
+        return LastRun(self.selection, program, specs)

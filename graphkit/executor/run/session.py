@@ -1,4 +1,4 @@
-"""Executor: prepares a graph once, specialises it for each set of input shapes, and runs it.
+"""Executor: prepare a graph once, specialise it for each set of input shapes, and run it.
 
 Work that does not depend on shapes is done when the Executor is created. `specialise` binds dimensions, folds shape
 arithmetic, chooses kernels, orders the steps and plans memory. The resulting programs are cached
@@ -7,7 +7,6 @@ arithmetic, chooses kernels, orders the steps and plans memory. The resulting pr
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,18 +22,18 @@ from graphkit.executor.lower.lowering import Channels, Collectives, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
-from graphkit.executor.run import maps
+from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.compile import refuse_fallbacks
-from graphkit.executor.run.declared import Declared
+from graphkit.executor.run.declared import DeclarationChecker
 from graphkit.executor.run.device_passes import device_passes
 from graphkit.executor.run.divided.builder import cache_of
 from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.feeds import check_finite, convert
-from graphkit.executor.run.interruption import Held
-from graphkit.executor.run.keys import Key
+from graphkit.executor.run.interruption import HeldSignals
+from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
 from graphkit.executor.run.params import ParameterArray, ParamStore
 from graphkit.executor.run.precision import check_precision
-from graphkit.executor.run.selection import Repeat, RunInput, Selection
+from graphkit.executor.run.selection import LastRun, RunInput, Selection
 from graphkit.executor.run.states import States
 from graphkit.ir import limits
 from graphkit.ir.collector import uncollected
@@ -86,8 +85,8 @@ class Executor:
             of matrix products, convolutions and attention (each with a relative error of at most 2^-11).
         check_finite: Raise InputError for NaN or infinity in fed data.
         declared: Shapes that a file declares for the graph's values. A false one is reported by a DeclarationWarning.
-        collectives: Performs the graph's all-reduces over processes. Without it, each is that of one process.
-        channels: Sends single values between processes.
+        collectives: Performs the graph's all-reduces over processes. Without it, this process is the only participant.
+        channels: Sends values from one process to another.
         max_memory: Limit of the bytes of one run, or of one node of it, such as 500_000_000 or "500MB" (default:
             GRAPHKIT_MAX_MEMORY, else the free memory of the machine).
         max_iterations: Limit of the iterations of a Loop or Scan (default: GRAPHKIT_MAX_ITERATIONS, else none).
@@ -124,9 +123,9 @@ class Executor:
     ):
         self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
-        self._chosen = f"device {device}, {quantity(threads, 'thread')}, precision {precision}"
+        self._settings_text = f"device {device}, {quantity(threads, 'thread')}, precision {precision}"
         device = grouped(device, groups_of(graph))
-        self._declared = Declared(graph, declared) if declared else None
+        self._declarations = DeclarationChecker(graph, declared) if declared else None
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
         for each in names:
             load_device(str(each))
@@ -145,8 +144,8 @@ class Executor:
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
         if len(settings) == 1:
             passes += device_passes(settings[0], precision)
-        self._graph, self._map_makers = maps.apart(uncollected(run_passes)(graph, passes))
-        # The names by which inputs are known are those of the graph as it was given.
+        self._graph, self._map_builders = remove_maps(uncollected(run_passes)(graph, passes))
+        # Callers use the names of the original graph. Passes may rename inputs, and append others.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         _check_stored(self._input_names, self._graph.inputs, params)
         self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
@@ -155,13 +154,14 @@ class Executor:
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
         self._programs = cache_of(device, settings, self._pools, precision)
         self._latest: Executable | None = None
-        self._repeat: Repeat | None = None
+        self._last_run: LastRun | None = None
         self._lock = threading.RLock()
-        # One run at a time where states are written.
-        self._turn = threading.Lock()
+        # Runs that write states hold it, so that there is one at a time.
+        self._state_lock = threading.Lock()
         self._states = States(params)
 
     def _prepack(self) -> tuple[Graph, dict[str, DerivedArray]]:
+        """Return the graph without nodes that depend only on parameters, and the arrays that replace their results."""
         written = {state for state, _ in self._graph.updates}
         named = zip(self._input_names, self._graph.inputs, strict=True)
         kept = {v: self._parameter_arrays[n] for n, v in named if _is_stored(v) and v not in written}
@@ -178,7 +178,7 @@ class Executor:
 
     def _facts(self) -> Iterator[str]:
         yield repr(self._graph.name)
-        yield self._chosen
+        yield self._settings_text
         yield quantity(len(self._graph.nodes), "node")
         yield quantity(len(self._programs), "program")
         yield f"parameters {human(self.params.nbytes)}"
@@ -254,25 +254,26 @@ class Executor:
         out: Mapping[str, np.ndarray] | None,
         discard: Collection[str],
     ) -> dict[str, np.ndarray]:
+        """Run as `run` does, after its limits were set."""
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise UsageError(
                 "run takes inputs by name: run({'x': array}); to pass them by position, call executor(array)"
             )
         if out is not None:
             check_argument("run", "out", "Mapping[str, Any]", out)
-        if outputs is None and out is None and (repeat := self._repeat) is not None:
-            found = self._again(repeat, feeds)
+        if outputs is None and out is None and (last := self._last_run) is not None:
+            found = self._find_program(last, feeds)
             if found is not None:
                 program, arrays = found
-                if not repeat.selection.states:
-                    return self._step(repeat.selection, program, arrays, feeds, {}, discard)
-                with self._turn:
-                    return self._step(repeat.selection, program, arrays, feeds, {}, discard)
-        # Values derived from parameters do not follow a parameter that is fed.
+                if not last.selection.states:
+                    return self._step(last.selection, program, arrays, feeds, {}, discard)
+                with self._state_lock:
+                    return self._step(last.selection, program, arrays, feeds, {}, discard)
+        # Arrays that are derived from parameters are wrong if a parameter is fed.
         selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
         if not selection.graph.updates:
             return self._run(selection, feeds, {} if out is None else out, discard)
-        with self._turn:
+        with self._state_lock:
             return self._run(selection, feeds, {} if out is None else out, discard)
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
@@ -283,51 +284,55 @@ class Executor:
         results = self.run(dict(zip(names, arrays, strict=True)))
         return tuple(results.values())
 
-    def _again(self, repeat: Repeat, feeds: Mapping[str, Any]) -> tuple[Executable, list[Any]] | None:
-        """An existing program for feeds like those of the latest run, or of other shapes, with its inputs."""
-        found = repeat.inputs(feeds)
+    def _find_program(self, last: LastRun, feeds: Mapping[str, Any]) -> tuple[Executable, list[Any]] | None:
+        """Return an existing program for these feeds and its inputs, with the few checks of `LastRun`.
+
+        Returns None if all checks are necessary, or the program must be built.
+        """
+        found = last.inputs(feeds)
         if found is None:
             return None
-        arrays, same = found
-        if same:
-            return None if repeat.program.needs_recompiling else (repeat.program, arrays)
+        arrays, has_same_shapes = found
+        if has_same_shapes:
+            return None if last.program.needs_recompiling else (last.program, arrays)
         with self._lock:
-            program = self._programs.find(repeat.selection.key(arrays, feeds))
+            program = self._programs.find(last.selection.key(arrays, feeds))
             if program is None:
                 return None
             self._latest = program
-        latest = repeat.of_another_size(program, arrays)
+        latest = last.for_program(program, arrays)
         if latest is None:
             return None
-        self._repeat = latest
+        self._last_run = latest
         return program, arrays
 
     def _run(
         self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray], discard: Collection[str]
     ) -> dict[str, Any]:
+        """Check and convert the feeds, find or build the program, and run it."""
         arrays = self._collect(selection, feeds)
         program = self._specialise(selection, selection.key(arrays, feeds))
         refuse_fallbacks(program)
         count = len(selection.states)
-        placed = program.finals
+        finals = program.finals
         buffers: dict[int, np.ndarray] = {}
         for name in out:
             if name not in selection.outputs:
                 raise UsageError(f"no output {name!r}{did_you_mean(name, selection.outputs)}")
-            if name in self._map_makers:
+            if name in self._map_builders:
                 raise UsageError(f"output {name!r} consists of maps and cannot be written to an array")
             position = count + selection.outputs.index(name)
-            target = _checked_out(name, placed[position].value, out[name])
-            if placed[position].owned and target.flags.carray and not _overlaps(target, arrays):
+            target = checked_target(name, finals[position].value, out[name])
+            if finals[position].owned and target.flags.carray and not overlaps(target, arrays):
                 buffers[position] = target
-        _check_apart(out)
+        check_disjoint(out)
         if not out and not self._check_finite:
-            self._repeat = Repeat.of(self._selections.get((None, True)), selection, program, feeds, arrays)
-        named = self._step(selection, program, arrays, feeds, buffers, discard)
+            self._last_run = LastRun.of(self._selections.get((None, True)), selection, program, feeds, arrays)
+        named_outputs = self._step(selection, program, arrays, feeds, buffers, discard)
         for name, target in out.items():
             in_place = count + selection.outputs.index(name) in buffers
-            named[name] = target if in_place else _delivered(name, named[name], target)
-        return named
+            named_outputs[name] = target if in_place else copied_to(name, named_outputs[name], target)
+        return named_outputs
 
     def _step(
         self,
@@ -338,17 +343,26 @@ class Executor:
         buffers: dict[int, np.ndarray],
         discard: Collection[str],
     ) -> dict[str, Any]:
-        """Run once and write the new values of states; outputs by name. `buffers` has memory for some of these."""
+        """Run a program once, store the new values of states, and return the outputs by name.
+
+        Args:
+            selection: The selection.
+            program: Its program.
+            arrays: The inputs of the program.
+            fed: Names of the inputs that the caller feeds.
+            buffers: Memory for outputs, by position among states and outputs.
+            discard: Names of outputs that are not needed.
+        """
         names = selection.states
         if not names:
             if selection.generators:
-                self._with_rng(selection, arrays)
+                self._feed_rng(selection, arrays)
             results = _results(selection, program, arrays, buffers, discard)
-            return self._finished(program, dict(zip(selection.outputs, results, strict=True)))
-        with Held(lambda: (ask := program.interruptible) is not None and ask()):
+            return self._as_returned(program, dict(zip(selection.outputs, results, strict=True)))
+        with HeldSignals(lambda: (may := program.interruptible) is not None and may()):
             rng = self._rng
             if selection.generators:
-                self._with_rng(selection, arrays)
+                self._feed_rng(selection, arrays)
             taken = self._states.take(names, program, arrays, fed)
             try:
                 results = _results(selection, program, arrays, taken | buffers, discard)
@@ -356,41 +370,44 @@ class Executor:
                 self._states.restore(names, program, taken)
                 self._rng = rng
                 raise
-            named = dict(zip(selection.outputs, results[len(names) :], strict=True))
+            named_outputs = dict(zip(selection.outputs, results[len(names) :], strict=True))
             del results[len(names) :]
             arrays.clear()
             taken.clear()
             self._states.commit(names, program, results)
-        return self._finished(program, named)
+        return self._as_returned(program, named_outputs)
 
-    def _finished(self, program: Executable, named: dict[str, Any]) -> dict[str, Any]:
-        """The outputs as callers receive them."""
-        if self._declared is not None and not program.is_as_declared:
-            self._declared.after(named)
+    def _as_returned(self, program: Executable, named_outputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the outputs as the caller receives them: with checked shapes, and with maps instead of tensors."""
+        if self._declarations is not None and not program.is_as_declared:
+            self._declarations.check_outputs(named_outputs)
             program.is_as_declared = program.has_fixed_results
-        if self._map_makers:
-            maps.make(self._map_makers, named)
-        return named
+        if self._map_builders:
+            build_maps(self._map_builders, named_outputs)
+        return named_outputs
 
     def _collect(self, selection: Selection, feeds: Mapping[str, Any]) -> list[Any]:
-        """One array per graph input, converted and checked; None for those that a program does not take from there."""
+        """Return one converted and checked array per graph input.
+
+        It is None for inputs that the program reads itself, or that are added later (states, random generators).
+        """
         arrays: list[Any] = [None] * len(selection.inputs)
         known = selection.feedable
         if not all(name in feeds for name in selection.required) or not all(name in known for name in feeds):
-            self._refuse(selection, feeds)
+            self._raise_wrong_inputs(selection, feeds)
         for name, fed in feeds.items():
             position = known[name]
             array = convert(name, selection.inputs[position].value.type, fed)
             if self._check_finite:
                 check_finite(name, array)
             arrays[position] = array
-        for position in selection.read:
+        for position in selection.stored_with_open_shapes:
             name = selection.inputs[position].name
             if name not in feeds:
                 arrays[position] = self.params[name]
         return arrays
 
-    def _refuse(self, selection: Selection, feeds: Mapping[str, Any]) -> NoReturn:
+    def _raise_wrong_inputs(self, selection: Selection, feeds: Mapping[str, Any]) -> NoReturn:
         """Raise an error that names unknown or missing inputs."""
         missing = [s for s in selection.inputs if s.needed and s.value.role == "data" and s.name not in feeds]
         for name in feeds:
@@ -400,16 +417,16 @@ class Executor:
         listed = ", ".join(f"{s.name!r} ({s.value.type})" for s in missing)
         raise InputError(f"input{'s' if len(missing) > 1 else ''} not given: {listed}")
 
-    def _with_rng(self, selection: Selection, arrays: list[Any]) -> None:
-        """Put the generator's state where it was not fed; then the step advances."""
-        waiting = [i for i in selection.generators if arrays[i] is None]
-        if not waiting:
+    def _feed_rng(self, selection: Selection, arrays: list[Any]) -> None:
+        """Put the state of the random generator into `arrays` where it is not fed, and advance its step."""
+        unfed = [i for i in selection.generators if arrays[i] is None]
+        if not unfed:
             return
         with self._lock:
             seed, step = self._rng
             self._rng = (seed, step + self._rng_stride)
         state = np.array([seed % (1 << 64), step], np.uint64)
-        for position in waiting:
+        for position in unfed:
             arrays[position] = state
 
     @property
@@ -469,7 +486,7 @@ class Executor:
             if name not in known:
                 raise InputError(f"no input {name!r}{did_you_mean(name, known)}")
         arrays: list[Any] = []
-        stand_ins: dict[str, Any] = {}
+        placeholders: dict[str, Any] = {}
         for spec in selection.inputs:
             if spec.stored and spec.name not in shapes:
                 arrays.append(None if spec.static else self.params[spec.name])
@@ -486,15 +503,19 @@ class Executor:
                 continue
             if any(d < 0 for d in shape):
                 raise InputError(f"input {spec.name!r} is {kind}; the shape {list(shape)} has a negative size")
-            # An array of this shape that takes no memory stands for the one to come.
+            # A placeholder with this shape, which takes no memory.
             with out_of_memory(selection.graph, f"input {spec.name!r} of shape {list(shape)}"):
                 array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
-            stand_ins[spec.name] = array
+            placeholders[spec.name] = array
             arrays.append(array)
         with limits.planning():
-            return self._specialise(selection, selection.key(arrays, stand_ins)).plan
+            return self._specialise(selection, selection.key(arrays, placeholders)).plan
 
     def _select(self, outputs: Sequence[str] | None, derived: bool = True) -> Selection:
+        """Return the selection of some outputs (None: all), which is made on first use.
+
+        derived: Whether arrays that are derived from parameters replace the nodes that compute them.
+        """
         try:
             names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
             key = (names, derived)
@@ -524,12 +545,13 @@ class Executor:
         return self._selections.setdefault(key, made)
 
     def _specialise(self, selection: Selection, key: Key) -> Executable:
+        """Return the program from the cache, or build it."""
         with self._lock:
             program: Executable | None = self._programs.find(key)
             if program is None:
                 program = uncollected(self._programs.build)(key, selection)
-                if self._declared is not None:
-                    self._declared.before(selection.shapes(key))
+                if self._declarations is not None:
+                    self._declarations.check_inputs(selection.shapes(key))
             self._latest = program
             return program
 
@@ -541,16 +563,16 @@ def _results(
     buffers: Mapping[int, np.ndarray],
     discard: Collection[str],
 ) -> list[Any]:
-    """What a program computes; None for outputs that nobody reads, if a device has them."""
+    """Run a program. Its results are None for discarded outputs that are in the memory of a device."""
     if not discard:
         return program.run(arrays, buffers)
     first = len(selection.states)
-    unread = [first + i for i, name in enumerate(selection.outputs) if name in discard]
-    return program.run(arrays, buffers, unread)
+    discarded = [first + i for i, name in enumerate(selection.outputs) if name in discard]
+    return program.run(arrays, buffers, discarded)
 
 
 def _has_shape(value: Value) -> bool:
-    """Whether a value is a tensor: of sequences, optionals and maps a plan knows no sizes."""
+    """Whether a value is a tensor. Sequences, optionals and maps have no shape."""
     return isinstance(value.type, TensorType)
 
 
@@ -562,32 +584,5 @@ def _check_stored(names: Sequence[str], inputs: Sequence[Value], params: ParamSt
 
 
 def _is_stored(value: Value) -> bool:
-    """Whether a graph's input has an array unless it is fed; data and generators have none, whatever their name."""
+    """Whether a graph's input is a parameter or a state, which has an array if it is not fed."""
     return value.role in ("parameter", "state")
-
-
-def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:
-    kind = value.tensor
-    if not isinstance(target, np.ndarray) or not target.flags.writeable:
-        raise InputError(f"out[{name!r}] is not a writable array")
-    if target.dtype != kind.dtype.numpy or (kind.is_static and target.shape != kind.static_shape):
-        raise InputError(f"output {name!r} is {kind}; out[{name!r}] is {target.dtype}{list(target.shape)}")
-    return target
-
-
-def _check_apart(out: Mapping[str, np.ndarray]) -> None:
-    for (one, a), (other, b) in itertools.combinations(out.items(), 2):
-        if np.may_share_memory(a, b) and np.shares_memory(a, b):
-            raise InputError(f"out[{one!r}] and out[{other!r}] share memory")
-
-
-def _delivered(name: str, result: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """`target` with the result copied into it."""
-    if result.shape != target.shape:
-        raise InputError(f"output {name!r} has shape {list(result.shape)}; out[{name!r}] has {list(target.shape)}")
-    np.copyto(target, result)
-    return target
-
-
-def _overlaps(target: np.ndarray, arrays: Sequence[Any]) -> bool:
-    return any(isinstance(a, np.ndarray) and np.may_share_memory(target, a) for a in arrays)

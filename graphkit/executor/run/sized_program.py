@@ -1,4 +1,4 @@
-"""A program made from a template: cheap to make, for one of many input sizes of a graph."""
+"""A program made from a template: it is built quickly, for a graph with many different input sizes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.limits import Limits
 from graphkit.text import human
 
-# What a step takes with its kernel, as measured on networks.
+# Approximate bytes of a step and its kernel, measured on networks.
 _STEP_BYTES = 4 << 10
 
-# Runs after which its size is one that comes back: what compiling it takes is then a small part of the time.
-_OFTEN = 32
+# After this many runs, the program needs recompiling: the time to compile it is then small in comparison.
+_RUNS_BEFORE_COMPILING = 32
 
 
 class SizedProgram(InstancedProgram):
-    """A program that a template makes for certain sizes. After some runs, it needs recompiling.
+    """A program that a template made for certain input sizes. After some runs, it needs recompiling.
 
-    lower: lowers the graph for these sizes without the template, to describe the program to users.
+    Args:
+        template: The template.
+        code: The native program for these sizes.
+        lower: Lowers the graph for these sizes without the template. It is called only to describe the program.
+        pools: The memory of the program.
     """
 
     has_dynamic_memory = False
@@ -49,12 +53,12 @@ class SizedProgram(InstancedProgram):
         self._runs = 0
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
-        self.ran(1)
+        self.count_runs(1)
         return super().run(inputs, buffers)
 
-    def ran(self, times: int) -> None:
-        before, self._runs = self._runs, self._runs + times
-        if before < _OFTEN <= self._runs:
+    def count_runs(self, number: int) -> None:
+        before, self._runs = self._runs, self._runs + number
+        if before < _RUNS_BEFORE_COMPILING <= self._runs:
             self._needs_recompiling = True
 
     @property
@@ -64,7 +68,7 @@ class SizedProgram(InstancedProgram):
         return self._lowered
 
     def interpreted(self) -> Iterable[tuple[str, Node, str]]:
-        """None: a template has kernels alone."""
+        """Return nothing: all steps of a template have kernels."""
         return ()
 
     def contents(self) -> str:
@@ -73,7 +77,7 @@ class SizedProgram(InstancedProgram):
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """None: a template has kernels alone."""
+        """Empty: all steps of a template have kernels."""
         return ()
 
     @property
@@ -89,7 +93,7 @@ class SizedProgram(InstancedProgram):
 
 
 class _SizedInstance:
-    """The native instance, with the operands that it holds."""
+    """A native instance, and the parameters and constants that it reads."""
 
     arena: np.ndarray | None = None
     limits: Limits | None = None
@@ -106,9 +110,9 @@ class _SizedInstance:
     def run(
         self, program: SizedProgram, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray
     ) -> list[Any]:
-        results = program.results(buffers)
-        given = [x if isinstance(x, np.ndarray) else None for x in inputs]  # others are not read
-        program.run_native(self.native, [*given, *results], arena)
+        results = program.allocate_results(buffers)
+        arrays = [x if isinstance(x, np.ndarray) else None for x in inputs]  # no step reads other inputs
+        program.run_native(self.native, [*arrays, *results], arena)
         return results
 
     def refresh(self) -> None:
@@ -117,7 +121,7 @@ class _SizedInstance:
             self._stamp = stamp
 
     def _refresh(self) -> None:
-        """Read parameters and constants again; pack those that changed."""
+        """Read the parameters and constants again, and pack those that have changed."""
         packed = self._pools.packed
         self._held = [
             packed.plain(array) if kernel is None else packed.get(array, kernel, position)

@@ -1,4 +1,4 @@
-"""The memory of states: where a run writes their new values, and what happens to the old ones."""
+"""The memory of states: choose the buffers for new values before a run, and store the new values after it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,30 @@ from graphkit.executor.run.params import ParamStore
 
 
 class States:
-    """The states of `params` that an executor writes; one run at a time.
+    """The states of `params` that an executor writes. It serves one run at a time.
 
-    On the host, a new value goes over the old one where program and owner permit it, else into the buffer of an older
-    value that nobody reads any more, or into a fresh one.
+    In host memory, a new value overwrites the old one if the program donates the state and no caller holds its array.
+    Otherwise it is written to the buffer of an older value that nothing references any more, or to new memory.
     """
 
     def __init__(self, params: ParamStore):
         self._params = params
-        self._spares: dict[str, np.ndarray] = {}
+        self._free_buffers: dict[str, np.ndarray] = {}
 
     def take(
         self, names: Sequence[str], program: Executable, arrays: list[Any], fed: Container[str]
     ) -> dict[int, np.ndarray]:
-        """Put the states that are not fed into `arrays`; return the memory that is there for new values."""
+        """Put the states that are not fed into `arrays`, before a run.
+
+        Args:
+            names: Names of the states, in the order of the updates.
+            program: The program that will run.
+            arrays: Its inputs, which are changed.
+            fed: Names of the inputs that the caller feeds.
+
+        Returns:
+            Existing memory for new values, by position of the update.
+        """
         params = self._params
         for device, positions in program.on_devices.items():
             wanted = [position for position in positions if names[position] not in fed]
@@ -38,7 +48,7 @@ class States:
             if program.donated[position]:
                 if name in fed:
                     continue
-                arrays[at] = None  # a view that keeps the array from being written
+                arrays[at] = None  # drop a view of the array, else it could not be overwritten
                 array = params.donate(name)
                 if array is None:
                     arrays[at] = params[name]
@@ -47,33 +57,33 @@ class States:
                 continue
             if name not in fed:
                 arrays[at] = params[name]
-            if program.finals[position].owned and name in self._spares:
-                buffers[position] = self._spares.pop(name)
+            if program.finals[position].owned and name in self._free_buffers:
+                buffers[position] = self._free_buffers.pop(name)
         return buffers
 
     def restore(self, names: Sequence[str], program: Executable, buffers: dict[int, np.ndarray]) -> None:
-        """After a run that failed: what its steps have written over old values is there to stay."""
+        """Store the buffers of donated states after a failed run, which may have overwritten the old values."""
         for position, array in buffers.items():
             if position < len(names) and program.donated[position]:
                 self._params.commit(names[position], array)
 
     def commit(self, names: Sequence[str], program: Executable, new: list[Any]) -> None:
-        """Write the new values: arrays, which leave `new`, or what is on a device."""
+        """Store the new values of states after a run. new: arrays, which are replaced by None, or values on devices."""
         params = self._params
         for positions in program.on_devices.values():
             params.place([names[i] for i in positions], [new[i] for i in positions])
         for position in self._on_host(names, program):
-            # Nobody but the store holds it.
+            # Afterwards only the store refers to the array.
             name, array, new[position] = names[position], new[position], None
             previous = params.commit(name, array)
             if previous is not None and not program.donated[position]:
-                self._spares[name] = previous
+                self._free_buffers[name] = previous
 
     def _on_host(self, names: Sequence[str], program: Executable) -> Sequence[int]:
-        """The positions of the states that stay on the host."""
-        away = [*program.on_devices.values()]
-        if not away:
+        """Return the positions of the states that are in host memory."""
+        on_devices = [*program.on_devices.values()]
+        if not on_devices:
             return range(len(names))
-        if sum(map(len, away)) == len(names):
+        if sum(map(len, on_devices)) == len(names):
             return ()
-        return sorted({*range(len(names))}.difference(*away))
+        return sorted({*range(len(names))}.difference(*on_devices))

@@ -394,7 +394,7 @@ def test_a_size_that_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_allclose(executor.run({"x": array})["exp"], np.exp(array), rtol=1e-5)
         assert isinstance(executor._latest, Program) == (number >= 32)
     count = len(executor._programs)
-    monkeypatch.setattr("graphkit.executor.run.program_cache.COMPILED_BYTES", 1 << 20)  # no room
+    monkeypatch.setattr("graphkit.executor.run.program_cache.COMPILED_SIZE_RATIO", 1 << 20)  # no room
     for _ in range(80):
         executor.run({"x": normal(5)})
     assert isinstance(executor._latest, SizedProgram)

@@ -8,7 +8,7 @@ import pytest
 from combinations import full, in_one_item
 
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.memory.planner import Request, aligned, fits, plan_memory
+from graphkit.executor.memory.planner import Request, aligned, is_valid_layout, plan_memory
 
 
 def requests(rng: random.Random, count: int) -> list[Request]:
@@ -31,7 +31,7 @@ def test_blocks_do_not_overlap(seed: int) -> None:
     rng = random.Random(seed)
     made = requests(rng, rng.randrange(1, 80))
     offsets, arena = native.lay_out([(r.size, r.first, r.last, list(r.inplace)) for r in made])
-    assert fits(made, offsets)
+    assert is_valid_layout(made, offsets)
     assert arena == max((o + aligned(r.size) for o, r in zip(offsets, made, strict=True) if r.size), default=0)
     planned = plan_memory(made)
     assert planned.lower_bound <= arena
@@ -47,4 +47,4 @@ def test_nothing_needs_nothing() -> None:
 def test_many_blocks(count: int) -> None:
     made = requests(random.Random(0), count)
     offsets, _ = native.lay_out([(r.size, r.first, r.last, list(r.inplace)) for r in made])
-    assert fits(made, offsets)
+    assert is_valid_layout(made, offsets)

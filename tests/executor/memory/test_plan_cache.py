@@ -13,8 +13,8 @@ import pytest
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.memory import plan_cache
-from graphkit.executor.memory.planner import Request, fits, plan_memory
-from graphkit.executor.memory.schedule import Task, is_order
+from graphkit.executor.memory.planner import Request, is_valid_layout, plan_memory
+from graphkit.executor.memory.schedule import Task, is_topological_order
 
 
 def network(width: int = 8) -> gk.Model:
@@ -97,7 +97,7 @@ def test_processes_share_a_folder(folder: Path) -> None:
 
 
 def test_old_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_cache, "MOST_ENTRIES", 4)
+    monkeypatch.setattr(plan_cache, "MAX_ENTRIES", 4)
     folder.mkdir()
     (folder / "notes.json").write_text("somebody else's")
     for width in range(8, 8 + 5):
@@ -110,17 +110,17 @@ def test_old_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_offsets_that_overlap_do_not_fit() -> None:
     requests = [Request(100, 0, 2), Request(200, 1, 3), Request(100, 3, 4, (0,)), Request(0, 1, 1)]
     layout = plan_memory(requests)
-    assert fits(requests, layout.offsets)
-    assert not fits(requests, [0, 64, 128, 0])
-    assert not fits(requests, [0, 128, 384, 0][:3])
-    assert not fits(requests, [0, 100, 384, 0])
-    assert not fits(requests, [-64, 128, 384, 0])
+    assert is_valid_layout(requests, layout.offsets)
+    assert not is_valid_layout(requests, [0, 64, 128, 0])
+    assert not is_valid_layout(requests, [0, 128, 384, 0][:3])
+    assert not is_valid_layout(requests, [0, 100, 384, 0])
+    assert not is_valid_layout(requests, [-64, 128, 384, 0])
 
 
 def test_orders_are_checked() -> None:
     tasks = [Task((), (0,)), Task((0,), (1,), (0,)), Task((), (2,), (1,))]
-    assert is_order(tasks, (0, 1, 2))
-    assert not is_order(tasks, (1, 0, 2))
-    assert not is_order(tasks, (0, 2, 1))
-    assert not is_order(tasks, (0, 1))
-    assert not is_order(tasks, (0, 1, 1))
+    assert is_topological_order(tasks, (0, 1, 2))
+    assert not is_topological_order(tasks, (1, 0, 2))
+    assert not is_topological_order(tasks, (0, 2, 1))
+    assert not is_topological_order(tasks, (0, 1))
+    assert not is_topological_order(tasks, (0, 1, 1))

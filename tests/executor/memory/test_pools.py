@@ -38,7 +38,7 @@ def test_smaller_runs_use_the_same_arena() -> None:
 def test_an_arena_that_is_too_large_for_long_is_let_go() -> None:
     arenas = Arenas()
     arenas.give(arenas.take(1 << 20))
-    for _ in range(2 * pools._PATIENCE):
+    for _ in range(2 * pools._SHRINK_RUNS):
         arena = arenas.take(1 << 10)
         arenas.give(arena)
     assert arenas.take(1 << 10).nbytes < 1 << 20  # no room that was not asked for

@@ -11,7 +11,7 @@ from graphkit.executor.memory.schedule import (
     SLACK,
     Schedule,
     Task,
-    is_order,
+    is_topological_order,
     peak_bytes,
     plain_order,
     schedule,
@@ -143,7 +143,7 @@ def test_nothing() -> None:
 def test_a_task_that_follows_a_later_one_is_moved_behind_it() -> None:
     tasks = [Task((), (0,)), Task((0,), (1,), after=(0, 3)), Task((0,), (2,)), Task((2,), (3,)), Task((1,), (4,))]
     assert plain_order(tasks) == (0, 2, 3, 1, 4)
-    assert is_order(tasks, schedule(tasks, [0] * 5).order)
+    assert is_topological_order(tasks, schedule(tasks, [0] * 5).order)
 
 
 def test_updates_stand_at_the_end_where_there_is_memory_for_that() -> None:
@@ -170,6 +170,6 @@ def test_an_order_with_updates_last_is_one(seed: int) -> None:
     sizes += [0] * 20
     found = schedule(tasks, sizes)
     late = updates_last(tasks, sizes, found)
-    assert is_order(tasks, late.order)
+    assert is_topological_order(tasks, late.order)
     assert late.peak_bytes == peak_bytes(tasks, sizes, late.order) <= found.peak_bytes + found.peak_bytes // SLACK
     assert sum(index in free for index in late.order[-5:]) >= sum(index in free for index in found.order[-5:])

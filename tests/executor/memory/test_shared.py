@@ -25,15 +25,15 @@ from graphkit.ir.types import TensorType
 )  # fmt: skip
 def test_arrays_are_those_elements(array: np.ndarray) -> None:
     memory = SharedMemory(array)
-    assert not memory.seen
+    assert not memory.is_referenced
     view = memory.array(array.shape, array.dtype, writable=False)
     assert view.shape == array.shape
     assert view.dtype == array.dtype
     assert not view.flags.writeable
     np.testing.assert_array_equal(view, array)
-    assert memory.seen
+    assert memory.is_referenced
     del view
-    assert not memory.seen
+    assert not memory.is_referenced
 
 
 @in_one_item()
@@ -49,11 +49,11 @@ def test_whatever_is_made_of_an_array_keeps_the_memory(derive: Any) -> None:
     memory = SharedMemory(np.arange(6.0).reshape(2, 3))
     derived = derive(memory.array((2, 3), np.dtype(float), writable=True))
     again = memory.array((6,), np.dtype(float), writable=True)
-    assert memory.seen
+    assert memory.is_referenced
     del again
-    assert memory.seen
+    assert memory.is_referenced
     del derived
-    assert not memory.seen
+    assert not memory.is_referenced
 
 
 def test_a_store_gives_away_what_nobody_sees() -> None:

@@ -12,7 +12,7 @@ from combinations import in_one_item
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.memory import plan_graph
-from graphkit.executor.memory.schedule import Schedule, Task, measured
+from graphkit.executor.memory.schedule import Schedule, Task, with_peaks
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Node, Value
@@ -105,7 +105,7 @@ def updates_first(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
     for index in (*reversed(ends), *range(len(tasks))):
         if index not in order:
             visit(index)
-    return measured(tasks, sizes, [*order])
+    return with_peaks(tasks, sizes, [*order])
 
 
 def executor(fails: Callable[[Value, Value], Value], *, fixed: bool, used: bool) -> tuple[Executor, ParamStore]:

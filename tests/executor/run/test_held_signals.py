@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from graphkit.executor.run import interruption
-from graphkit.executor.run.interruption import Held, uninterrupted
+from graphkit.executor.run.interruption import HeldSignals, uninterrupted
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
 
@@ -80,7 +80,7 @@ def test_the_outermost_block_counts_and_the_second_signal_does_not_wait(arrived)
 
 @pytest.mark.parametrize("may", [True, False])
 def test_a_predicate_says_whether_a_signal_waits(arrived, may):
-    with Held(lambda: may):
+    with HeldSignals(lambda: may):
         send(INT, TERM)
         assert bool(arrived) is may
     assert sorted(arrived) == [INT, TERM]
@@ -90,13 +90,13 @@ def test_a_predicate_says_whether_a_signal_waits(arrived, may):
 def test_a_run_inside_of_a_step(arrived, may):
     """The first signal waits for the step, the second for no more than the run, unless that may be interrupted."""
     with uninterrupted:
-        with Held(lambda: may):
+        with HeldSignals(lambda: may):
             send(INT)
             assert arrived == []
             send(TERM)
             assert arrived == ([TERM] if may else [])
         assert arrived == [TERM]
-        with Held(lambda: may):
+        with HeldSignals(lambda: may):
             pass
         assert arrived == [TERM]
     assert arrived == [TERM, INT]
@@ -104,7 +104,7 @@ def test_a_run_inside_of_a_step(arrived, may):
 
 def test_a_step_inside_of_a_run(arrived):
     allowed = False
-    with Held(lambda: allowed):
+    with HeldSignals(lambda: allowed):
         with uninterrupted:
             send(INT, TERM)
         assert arrived == []
@@ -123,7 +123,7 @@ def test_nested_blocks_and_other_threads_leave_handlers_alone(arrived, monkeypat
 
     def blocks():
         for _ in range(3):
-            with Held(lambda: True), uninterrupted:
+            with HeldSignals(lambda: True), uninterrupted:
                 pass
 
     with uninterrupted:
@@ -141,7 +141,7 @@ def test_a_block_in_another_thread_holds_nothing(arrived):
     inside, over = threading.Event(), threading.Event()
 
     def work():
-        with uninterrupted, Held(lambda: False):
+        with uninterrupted, HeldSignals(lambda: False):
             inside.set()
             over.wait(60)
 
@@ -164,7 +164,7 @@ def test_a_block_in_another_thread_holds_nothing(arrived):
 
 def test_handlers_that_raise_at_the_end_of_a_block(raising):
     def fails():
-        with Held(lambda: False):
+        with HeldSignals(lambda: False):
             send(INT, TERM)
             raise ValueError
 
@@ -181,7 +181,7 @@ def test_handlers_that_raise_at_the_end_of_a_block(raising):
 
 def test_a_second_signal_that_raises_leaves_the_blocks(raising):
     def block():
-        with uninterrupted, Held(lambda: True):
+        with uninterrupted, HeldSignals(lambda: True):
             send(INT)
             send(TERM)
             pytest.fail("the second does not wait")
@@ -214,7 +214,7 @@ def test_a_signal_while_a_block_is_entered_or_left(raising, monkeypatch, call):
 
     mine = [signal.getsignal(number) for number in (INT, TERM)]
     monkeypatch.setattr(interruption, "_set_handler", interrupted)
-    with pytest.raises(Arrived), Held(lambda: False):
+    with pytest.raises(Arrived), HeldSignals(lambda: False):
         send(INT)
     monkeypatch.undo()
     assert [signal.getsignal(number) for number in (INT, TERM)] == mine
@@ -258,7 +258,7 @@ def run(code):
 def test_a_process_that_is_forked_inside_of_a_block_holds_nothing():
     code = """
     import os, signal, threading
-    from graphkit.executor.run.interruption import Held, uninterrupted
+    from graphkit.executor.run.interruption import HeldSignals, uninterrupted
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     def child():
@@ -284,7 +284,7 @@ def test_a_process_that_is_forked_inside_of_a_block_holds_nothing():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     codes = []
-    with uninterrupted, Held(lambda: False):
+    with uninterrupted, HeldSignals(lambda: False):
         codes.append(forked())
         thread = threading.Thread(target=lambda: codes.append(forked()))
         thread.start()
@@ -299,7 +299,7 @@ def test_two_signals_at_random_moments():
     """Where exceptions come between any two instructions, no block is left half entered, and none half left."""
     code = """
     import signal, sys, threading
-    from graphkit.executor.run.interruption import Held, uninterrupted
+    from graphkit.executor.run.interruption import HeldSignals, uninterrupted
 
     class Arrived(BaseException): pass
     taken = []
@@ -311,7 +311,7 @@ def test_two_signals_at_random_moments():
             frame = frame.f_back
     def blocks():
         with uninterrupted:
-            with Held(lambda: True):
+            with HeldSignals(lambda: True):
                 with uninterrupted:
                     pass
     top = sys._getframe()

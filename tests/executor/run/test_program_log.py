@@ -107,7 +107,7 @@ def test_level_2_tells_of_the_cache_on_disk(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GRAPHKIT_CACHE", str(tmp_path))
-    monkeypatch.setattr("graphkit.executor.memory.plan_cache.LEAST_STEPS", 1)
+    monkeypatch.setattr("graphkit.executor.memory.plan_cache.MIN_STEPS", 1)
     first, second = (_log("2", monkeypatch, capsys) for _ in range(2))
     assert any(line.startswith(f"graphkit: cache: layout not in {tmp_path}") for line in first)
     assert any(line.startswith(f"graphkit: cache: layout read from {tmp_path}") for line in second)

@@ -23,7 +23,7 @@ WIDTH = 256
 def test_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHKIT_CACHE_MB", "1")
     packed: list[str] = []
-    made = PackedArrays.made
+    made = PackedArrays.cached
 
     def counted(self: PackedArrays, source: Any, layout: str, make: Any) -> Any:
         def counting(source: Any) -> Any:
@@ -32,7 +32,7 @@ def test_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return made(self, source, layout, counting)
 
-    monkeypatch.setattr(PackedArrays, "made", counted)
+    monkeypatch.setattr(PackedArrays, "cached", counted)
     rng = np.random.default_rng(0)
     arrays = {
         "w": rng.standard_normal((1, 4 * WIDTH, WIDTH), dtype=np.float32) / 16,

@@ -15,7 +15,7 @@ from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.kernel import Kernel
 from graphkit.executor.lower.arrays.body import ArrayMaker, as_stored, stored
 from graphkit.executor.lower.python_step import PythonStep
-from graphkit.executor.memory.side_by_side import host_arrays
+from graphkit.executor.memory.resident import host_arrays
 from graphkit.ir.graph import Node, Value
 
 # By key, what is under way: arrays of the host, and those of the device that they will be copied to.

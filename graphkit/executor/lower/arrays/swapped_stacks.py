@@ -28,9 +28,9 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
         for node, lowering in lowered.steps
         if isinstance(lowering, ArrayLoop) and is_swapped(node) and (lowering.trips or 0) >= LEAST_ROWS
         for stack in lowering.layout.stacked
-        if ROW_PARTS * stack.row.tensor.nbytes >= swapping.LEAST_BYTES and _is_alone(stack.row, lowering.layout)
+        if ROW_PARTS * stack.row.tensor.nbytes >= swapping.MIN_BYTES and _is_alone(stack.row, lowering.layout)
     }
-    found = {v for v in found if placement.place[v] == "arena" and v.tensor.nbytes >= swapping.LEAST_BYTES}
+    found = {v for v in found if placement.place[v] == "arena" and v.tensor.nbytes >= swapping.MIN_BYTES}
     for node, lowering in lowered.steps if found else ():
         scanned = _scanned(node, lowering)
         found.difference_update(

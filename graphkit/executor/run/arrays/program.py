@@ -27,8 +27,8 @@ from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run import base_program as programs
 from graphkit.executor.run.arrays.instance import ArrayInstance
-from graphkit.executor.run.keys import Key
-from graphkit.executor.run.launching import Run
+from graphkit.executor.run.base_program import Key
+from graphkit.executor.run.program_run import Run
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import signature
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
@@ -91,7 +91,7 @@ class ArrayProgram:
         """Return a run that has not begun."""
         return DeviceRun(self)
 
-    def keep(self) -> None:
+    def clear_needs_recompiling(self) -> None:
         """There is no other kind of program for these shapes."""
 
     def as_part(self) -> None:

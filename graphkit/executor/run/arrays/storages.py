@@ -15,8 +15,7 @@ from graphkit.executor.lower.arrays.body import as_stored, laid, stored
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import RECYCLED_BYTES, Pools
-from graphkit.executor.memory.resident import Handed, Resident
-from graphkit.executor.memory.side_by_side import host_arrays
+from graphkit.executor.memory.resident import Handed, Resident, host_arrays
 from graphkit.executor.run.arrays.transfers import SmallInputs, SmallResults
 from graphkit.executor.run.params import ParameterArray
 from graphkit.ir.graph import Node, Value
@@ -288,7 +287,7 @@ class Storages:
         for storage, source in self._lowered.fixed.items():
             version = source.version  # before the array: a write in between is found the next time
             if version != self._versions.get(storage):
-                array = self._pools.packed.made(source, f"on {self._device.name}", self._uploaded)
+                array = self._pools.packed.cached(source, f"on {self._device.name}", self._uploaded)
                 self.moved |= self._arrays.get(storage) is not array
                 self._arrays[storage], self._versions[storage] = array, version
         self._stamp = stamp

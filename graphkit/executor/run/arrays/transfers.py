@@ -11,7 +11,7 @@ import numpy as np
 
 from graphkit.executor.devices.device import SMALL_BYTES, Device
 from graphkit.executor.lower.arrays.body import laid
-from graphkit.executor.memory.side_by_side import arrays_in, host_arrays, side_by_side
+from graphkit.executor.memory.resident import arrays_in, host_arrays, packed_offsets
 from graphkit.ir.graph import Value
 
 # Of one instance of a program, for each direction. What comes behind them is copied by itself.
@@ -24,7 +24,7 @@ class SmallInputs:
     def __init__(self, device: Device, values: Iterable[Value]):
         self._device = device
         chosen = [*_small(values)]
-        *begins, nbytes = side_by_side(chosen)
+        *begins, nbytes = packed_offsets(chosen)
         self._host = device.host_memory(nbytes)
         self._given = dict(zip(chosen, arrays_in(self._host, chosen), strict=True))
         memory = device.alloc(nbytes)

@@ -1,1 +1,1 @@
-"""Programs of graphs whose groups of nodes run on several devices: a piece for each, which hands values on."""
+"""Graphs whose groups of nodes run on several devices: parts with programs of their own, which pass values on."""

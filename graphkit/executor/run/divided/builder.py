@@ -11,12 +11,12 @@ from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.groups import GroupDevices
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.memory.pools import Pools
+from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.device_builder import device_cache
 from graphkit.executor.run.device_passes import device_passes
-from graphkit.executor.run.divided.division import Division, Site
+from graphkit.executor.run.divided.division import Division, Target
 from graphkit.executor.run.divided.program import DividedProgram
 from graphkit.executor.run.executable import DeviceProgram
-from graphkit.executor.run.keys import Key
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import Selection
 from graphkit.passes.core.bind import bind
@@ -40,34 +40,35 @@ def cache_of(
         return device_cache(settings[0], pools)
     if settings[0].collectives is not None or settings[0].channels is not None:
         raise UsageError("device: with several processes, each runs on one device, not on one for each group")
-    sites = []
+    targets = []
     for name, chosen in zip(device.devices, settings, strict=True):
         own = device_cache(chosen, Pools(pools.stamp, pools.arenas))
-        sites.append(Site(str(name), chosen, device_passes(chosen, precision), own))
-    return ProgramCache(DividedBuilder(device, sites), ", ".join(map(str, device.devices)))
+        targets.append(Target(str(name), chosen, device_passes(chosen, precision), own))
+    return ProgramCache(DividedBuilder(device, targets), ", ".join(map(str, device.devices)))
 
 
 class DividedBuilder:
-    """Builds programs that run parts of a graph on several devices. The sites cache the programs of parts."""
+    """Builds programs that run parts of a graph on several devices. The targets cache the programs of parts."""
 
-    def __init__(self, devices: GroupDevices, sites: Sequence[Site]):
-        self._devices, self._sites = devices, sites
+    def __init__(self, devices: GroupDevices, targets: Sequence[Target]):
+        self._devices, self._targets = devices, targets
         self._divisions: dict[tuple[int, bool], Division] = {}
-        # Runs in several threads look for programs of parts.
+        # Protects the caches of parts' programs: runs in several threads use them.
         self._lock = threading.Lock()
 
     def readers(self, name: str) -> Sequence[Device]:
-        divisions = list(self._divisions.values())  # other threads build programs
+        divisions = list(self._divisions.values())  # a copy, because other threads may add to it
         return list(dict.fromkeys(device for division in divisions for device in division.readers(name)))
 
     def build(self, key: Key, selection: Selection, cache: ProgramCache[Any], *, again: bool) -> DividedProgram:
-        which = key.selection, bool(key.fed)
-        if which not in self._divisions:
-            prepacked = self._sites[0].settings.optimize and not key.fed
-            self._divisions[which] = Division(
-                selection, self._devices, self._sites, prepacked=prepacked, lock=self._lock
+        has_fed_parameters = bool(key.fed)
+        division_key = key.selection, has_fed_parameters
+        if division_key not in self._divisions:
+            prepacked = self._targets[0].settings.optimize and not has_fed_parameters
+            self._divisions[division_key] = Division(
+                selection, self._devices, self._targets, prepacked=prepacked, lock=self._lock
             )
-        division = self._divisions[which]
+        division = self._divisions[division_key]
         bound = bind(division.probe, selection.shapes(key))
         fed = frozenset(selection.inputs[position].value for position in key.fed)
         return DividedProgram(division, bound, fed)

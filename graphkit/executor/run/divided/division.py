@@ -1,4 +1,4 @@
-"""How a graph is divided among devices: its pieces, prepared for theirs, and the programs of each."""
+"""Divide a graph into parts that run on different devices, and find the programs of the parts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import with_arrays
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import prepack
-from graphkit.executor.report.joined import Move
+from graphkit.executor.report.divided_plan import DeviceCopy
+from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.executable import DeviceProgram
-from graphkit.executor.run.keys import Key
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import RunInput, Selection
 from graphkit.ir.graph import Graph, Value
@@ -27,8 +27,15 @@ from graphkit.passes.distribution.pieces import Piece, cut
 from graphkit.passes.distribution.places import find_places
 
 
-class Site(NamedTuple):
-    """One of several devices: its settings, the passes that prepare a graph for it, and its programs."""
+class Target(NamedTuple):
+    """A device that parts run on.
+
+    Attributes:
+        name: Its name, such as "cuda:0".
+        settings: Its settings.
+        passes: The passes that prepare a graph for it.
+        programs: The cache of its programs.
+    """
 
     name: str
     settings: Settings
@@ -46,63 +53,80 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A piece, prepared for its device: what it computes, which values of the whole graph its first inputs, its outputs
-    and its states are.
+    """A part of the graph, prepared for its device.
 
-    received: inputs that an earlier part of the device has got from elsewhere, by position: that part, and the position
-    there.
+    Attributes:
+        target: Its device.
+        selection: The graph of the part. Values that are derived from parameters are additional inputs at its end.
+        inputs: The other inputs, as values of the whole graph.
+        outputs: The outputs, as values of the whole graph.
+        states: The states that it writes, as values of the whole graph.
+        received: Inputs that were already copied to this device for an earlier part. For each position, the index of
+            that part and the position among its inputs.
+        runs_last: Whether the part runs after all parts that write no states.
     """
 
-    site: Site
+    target: Target
     selection: Selection
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     states: tuple[Value, ...]
     received: Mapping[int, tuple[int, int]]
-    late: bool
+    runs_last: bool
 
 
 class Division:
-    """The parts of a selection's graph, in their order.
+    """The parts of a selection's graph, in the order in which they run.
 
-    makers: by value, the part whose output it is, and which; writers: by state, the part that writes it, and which of
-    its updates that is. crossing: what parts make for others. prepacked: whether values derived from parameters are
-    kept, which do not follow a parameter that is fed.
+    Args:
+        selection: The selection.
+        devices: The device of each group of nodes.
+        targets: The devices.
+        prepacked: Whether values that depend only on parameters are computed once. This is wrong if parameters are fed.
+        lock: Protects the caches of programs.
+
+    Attributes:
+        graph: The whole graph.
+        parts: The parts.
+        producers: For each value that a part outputs, the index of the part and the position of the output.
+        writers: For each state, the index of the part that writes it and the position among the part's updates.
+        crossing: The values that a part computes for another one.
+        probe: The whole graph with `crossing` as additional outputs, to infer their types.
     """
 
     def __init__(
         self,
         selection: Selection,
         devices: GroupDevices,
-        sites: Sequence[Site],
+        targets: Sequence[Target],
         *,
         prepacked: bool,
         lock: threading.Lock,
     ):
         self.graph = graph = selection.graph
-        self._sites = sites
+        self._targets = targets
         self._lock = lock
         places = find_places(graph, devices.groups, devices.default, devices.homes)
         for value, place in places.homes.items():
             devices.homes.setdefault(graph.name_of(value), place)
         self._homes = places.homes
-        self._groups = [[g for g, at in devices.groups.items() if at == place] for place in range(len(sites))]
+        self._groups = [[g for g, at in devices.groups.items() if at == place] for place in range(len(targets))]
         self._written = {state for state, _ in graph.updates}
-        pieces = cut(places, [not site.is_host for site in sites])
-        # Where values are that are not everywhere: written states, and what pieces make.
+        pieces = cut(places, [not target.is_host for target in targets])
+        # The device of each written state, and of each value that a part outputs. Every device can read other inputs.
         self._at = {v: places.homes[v] for v in self._written}
         self._at |= {v: piece.place for piece in pieces for v in piece.outputs if v.node is not None}
         self._first: dict[tuple[Value, int], tuple[int, int]] = {}
         self.parts = [self._part(index, piece, selection, prepacked) for index, piece in enumerate(pieces)]
-        self.makers = {v: (i, at) for i, part in enumerate(self.parts) for at, v in enumerate(part.outputs)}
+        self.producers = {v: (i, at) for i, part in enumerate(self.parts) for at, v in enumerate(part.outputs)}
         self.writers = {v: (i, at) for i, part in enumerate(self.parts) for at, v in enumerate(part.states)}
         self.crossing = tuple(dict.fromkeys(v for part in self.parts for v in part.inputs if v.node is not None))
-        # The whole graph, with what crosses among its outputs.
         self.probe = graph.replace(outputs=[*graph.outputs, *self.crossing])
 
     def _part(self, index: int, piece: Piece, selection: Selection, prepacked: bool) -> Part:
-        site = self._sites[piece.place]
-        graph = run_passes(piece.graph, site.passes)
+        """Return the part with number `index`: a piece of the graph after the passes of its device."""
+        target = self._targets[piece.place]
+        graph = run_passes(piece.graph, target.passes)
         specs = {spec.value: spec for spec in selection.inputs}
         inputs: list[RunInput] = []
         fixed: dict[str, VersionedArray] = {}
@@ -121,66 +145,71 @@ class Division:
                 inputs.append(RunInput(name, own, True, True, True, _is_static(own)))
                 fixed[name] = array
         states = tuple(piece.inputs[i] for i, _ in _states(piece.graph))
-        received = {} if site.is_host else self._received(index, piece, inputs)
-        here = {i for i, v in enumerate(piece.inputs) if not site.is_host and self._at.get(v) == piece.place}
-        handed = sorted({*here, *received} - {i for i, v in enumerate(piece.inputs) if v in states})
+        received = {} if target.is_host else self._received(index, piece, inputs)
+        local = {i for i, v in enumerate(piece.inputs) if not target.is_host and self._at.get(v) == piece.place}
+        on_device = sorted({*local, *received} - {i for i, v in enumerate(piece.inputs) if v in states})
         names = tuple(specs[state].name for state in states)
-        made = Selection(graph, fixed, tuple(inputs), graph.output_names, names, tuple(handed))
-        return Part(site, made, piece.inputs, piece.outputs, states, received, piece.late)
+        own_selection = Selection(graph, fixed, tuple(inputs), graph.output_names, names, tuple(on_device))
+        return Part(target, own_selection, piece.inputs, piece.outputs, states, received, piece.late)
 
     def _received(self, index: int, piece: Piece, inputs: Sequence[RunInput]) -> dict[int, tuple[int, int]]:
-        """What of a piece's inputs came to the device for an earlier one; for the others this is the first."""
+        """Return `Part.received` of a piece. Other inputs from elsewhere are copied for this piece first."""
         found: dict[int, tuple[int, int]] = {}
         for position, value in enumerate(piece.inputs):
-            stays = inputs[position].stored or self._at.get(value) == piece.place
-            if not stays and isinstance(value.type, TensorType):
+            is_local = inputs[position].stored or self._at.get(value) == piece.place
+            if not is_local and isinstance(value.type, TensorType):
                 first = self._first.setdefault((value, piece.place), (index, position))
                 if first[0] != index:
                     found[position] = first
         return found
 
     def home(self, state: Value) -> Device | None:
-        """The device that a state is on; None for the host."""
-        settings = self._sites[self._homes[state]].settings
+        """Return the device that has a state; None if it is in host memory."""
+        settings = self._targets[self._homes[state]].settings
         return with_arrays(settings.device, settings.number)
 
     def readers(self, name: str) -> list[Device]:
-        """The devices that a fed input is copied to, by its name."""
-        sites = {}
+        """Return the devices that the fed input `name` is copied to."""
+        targets = {}
         for part in self.parts:
             for value, spec in zip(part.inputs, part.selection.inputs, strict=False):
                 if value.node is None and spec.name == name and not spec.stored:
-                    sites[part.site.name] = part.site.settings
-        found = [with_arrays(settings.device, settings.number) for settings in sites.values()]
+                    targets[part.target.name] = part.target.settings
+        found = [with_arrays(settings.device, settings.number) for settings in targets.values()]
         return [device for device in found if device is not None]
 
     def program(self, part: Part, shapes: Sequence[tuple[int, ...] | None], fed: Collection[Value]) -> DeviceProgram:
-        """The program of a part for inputs of these shapes, those of `Selection.open`. Raises as `compile_graph` does;
-        UnsupportedError names groups.
+        """Return the program of a part. Raises the same errors as `compile_graph`; UnsupportedError names the groups.
+
+        Args:
+            part: The part.
+            shapes: Shapes of the inputs in `Selection.open` of the part.
+            fed: The stored inputs that callers feed.
         """
-        selection, programs = part.selection, part.site.programs
+        selection, programs = part.selection, part.target.programs
         stored = (i for i, v in enumerate(part.inputs) if v in fed and selection.inputs[i].stored)
         key = Key(id(selection), tuple(stored), tuple(shapes))
         with self._lock:
             try:
                 return programs.get(key, selection)
             except UnsupportedError as error:
-                groups = ", ".join(map(repr, self._groups[self._sites.index(part.site)]))
-                whose = f"group {groups}" if groups else "nodes without a group"
-                raise UnsupportedError(f"{error} (of {whose})") from error
+                groups = ", ".join(map(repr, self._groups[self._targets.index(part.target)]))
+                nodes = f"group {groups}" if groups else "nodes without a group"
+                raise UnsupportedError(f"{error} (of {nodes})") from error
 
-    def moves(self, part: Part, types: Mapping[Value, Type]) -> list[Move]:
-        """What a part gets from other devices, by the types of the values for the sizes at hand."""
+    def copies(self, part: Part, types: Mapping[Value, Type]) -> list[DeviceCopy]:
+        """Return the copies from other devices that a part needs. types: of the values that cross between devices."""
         found = []
         for position, value in enumerate(part.inputs):
             source = self._at.get(value)
-            away = source is not None and self._sites[source] is not part.site
-            if source is not None and away and position not in part.received:
-                found.append(Move(self.graph.name_of(value), types[value], self._sites[source].name))
+            is_elsewhere = source is not None and self._targets[source] is not part.target
+            if source is not None and is_elsewhere and position not in part.received:
+                found.append(DeviceCopy(self.graph.name_of(value), types[value], self._targets[source].name))
         return found
 
 
 def _states(graph: Graph) -> list[tuple[int, Value]]:
+    """Return the position of each state among the inputs, and its new value."""
     positions = {v: i for i, v in enumerate(graph.inputs)}
     return [(positions[state], new) for state, new in graph.updates]
 

@@ -15,11 +15,11 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
 from graphkit.executor.memory.placement import Result
-from graphkit.executor.report.joined import PartPlan, join
+from graphkit.executor.report.divided_plan import PartPlan, join_plans
 from graphkit.executor.run import base_program as programs
+from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.divided.division import Division, Part
 from graphkit.executor.run.divided.run import DividedRun
-from graphkit.executor.run.keys import Key
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
 
 
-# Bytes of a program without those of its parts.
+# Approximate size of a DividedProgram in bytes, without the programs of its parts.
 _BYTES = 4 << 10
 
 
 class DividedProgram:
-    """Runs a divided graph for inputs of certain shapes: a CachedProgram.
+    """Runs a divided graph for inputs of certain shapes. It implements CachedProgram.
 
-    bound: the whole graph for these inputs; its outputs are followed by the values that cross between devices. fed: the
-    stored inputs that callers feed.
+    Args:
+        division: The parts of the graph.
+        bound: `Division.probe`, bound to these shapes.
+        fed: The stored inputs that callers feed.
     """
 
     needs_recompiling = False
@@ -51,10 +53,10 @@ class DividedProgram:
         self._fed = fed
         # See `Executable.interruptible`.
         self.interruptible: Callable[[], bool] | None = None
-        shown = len(self.graph.outputs)
+        output_count = len(self.graph.outputs)
         self._types = dict(zip(self.graph.inputs, (v.type for v in bound.inputs), strict=True))
-        self._types |= dict(zip(division.crossing, (v.type for v in bound.outputs[shown:]), strict=True))
-        # The programs of parts, or None if shapes of their inputs are data-dependent.
+        self._types |= dict(zip(division.crossing, (v.type for v in bound.outputs[output_count:]), strict=True))
+        # The programs of parts; None for a part whose input shapes are data-dependent.
         self._known = [None if (s := self._shapes(p)) is None else division.program(p, s, fed) for p in division.parts]
         self.kept_bytes = _BYTES + sum(p.kept_bytes for p in self._known if p is not None)
         positions = {v: i for i, v in enumerate(self.graph.inputs)}
@@ -71,12 +73,12 @@ class DividedProgram:
             device is None and program is not None and program.finals[at].owned
             for device, (program, at) in zip(homes, writers, strict=True)
         ]
-        news = [new for _, new in self.graph.updates]
-        outputs = [Result(value, owned=False) for value in bound.outputs[:shown]]
-        self.finals = (*map(Result, news, owned), *outputs)
+        new_values = [new for _, new in self.graph.updates]
+        outputs = [Result(value, owned=False) for value in bound.outputs[:output_count]]
+        self.finals = (*map(Result, new_values, owned), *outputs)
 
     def _shapes(self, part: Part) -> list[tuple[int, ...] | None] | None:
-        """The shapes that the program of a part depends on, or None if they are data-dependent."""
+        """Return the shapes that the program of a part depends on, or None if they are data-dependent."""
         kinds = [self._types[part.inputs[position]] for position in part.selection.open]
         if any(isinstance(kind, TensorType) and not kind.is_static for kind in kinds):
             return None
@@ -85,8 +87,8 @@ class DividedProgram:
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         """Run once; see `Executable.run`. New values of states on devices are Resident. All results are computed.
 
-        An error or an interrupt leaves all states unchanged until all parts are done that write no states. The parts
-        that write states then compute in memory that is already allocated, and are not interrupted.
+        Until all parts that write no states are complete, an error or an interrupt leaves all states unchanged. The
+        parts that write states then run in memory that is already allocated, and are not interrupted.
         """
         if programs.recorder is not None:
             raise UnsupportedError("profiling needs the native engine: device 'cpu', not several devices")
@@ -106,8 +108,8 @@ class DividedProgram:
             self.interruptible = None
             run.end(succeeded)
 
-    def keep(self) -> None:
-        """Programs of parts are recompiled by themselves."""
+    def clear_needs_recompiling(self) -> None:
+        """Do nothing: the programs of the parts are recompiled by themselves."""
 
     def contents(self) -> str:
         return quantity(len(self._division.parts), "part")
@@ -126,9 +128,9 @@ class DividedProgram:
         plans = []
         for part, program in zip(self._division.parts, self._known, strict=True):
             if program is None:
-                raise UnsupportedError(f"no plan: {part.site.name} receives values with data-dependent shapes")
-            plans.append(PartPlan(part.site.name, program.plan, self._division.moves(part, self._types)))
-        return join(plans)
+                raise UnsupportedError(f"no plan: {part.target.name} receives values with data-dependent shapes")
+            plans.append(PartPlan(part.target.name, program.plan, self._division.copies(part, self._types)))
+        return join_plans(plans)
 
     def __repr__(self) -> str:
         return short_repr(self, self._facts)

@@ -12,21 +12,22 @@ from graphkit.errors import GraphkitError
 from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.divided.division import Division, Part
-from graphkit.executor.run.launching import Run
+from graphkit.executor.run.program_run import Run
 from graphkit.ir import limits
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
 
 
 class DividedRun:
-    """Call `compute`, then `write`; call `end` in any case.
+    """One run. Call `compute`, then `write`, and always `end`.
 
     Args:
         division: The parts.
         fed: The stored inputs that the caller feeds.
         given: Arrays of the inputs of the whole graph; None for those that programs read themselves.
 
-    `outputs` are the outputs in host memory, after `compute`.
+    Attributes:
+        outputs: The outputs in host memory, after `compute`.
     """
 
     def __init__(self, division: Division, fed: Collection[Value], given: Mapping[Value, Any]):
@@ -44,20 +45,21 @@ class DividedRun:
                 limits.check_time()
                 self._begin(part, memory)
         except GraphkitError:
-            # A fault on a device may be the cause of the error in a later part.
+            # An earlier failure on a device may have caused this error in a later part.
             for run in self._runs:
                 run.raise_fault()
             raise
         for run, part in zip(self._runs, self._division.parts, strict=True):
-            if not part.late:
+            if not part.runs_last:
                 run.wait()
-        shown: set[Value] = set()
+        returned: set[Value] = set()
         for value in self._division.graph.outputs:
-            # Outputs may not share memory.
-            self.outputs.append(deepcopy(self._made(value)) if value in shown else self._made(value))
-            shown.add(value)
+            # Outputs must not share memory.
+            self.outputs.append(deepcopy(self._on_host(value)) if value in returned else self._on_host(value))
+            returned.add(value)
 
     def _begin(self, part: Part, memory: Mapping[Value, np.ndarray]) -> None:
+        """Allocate the memory of a part. Launch it, unless it writes states."""
         arrays = [self._input(part, position) for position in range(len(part.inputs))]
         arrays += [None] * (len(part.selection.inputs) - len(arrays))
         shapes = [getattr(arrays[position], "shape", None) for position in part.selection.open]
@@ -66,10 +68,10 @@ class DividedRun:
         buffers = {position: memory[state] for position, state in enumerate(part.states) if state in memory}
         run = program.start()
         self._runs.append(run)
-        # A part that writes states must complete.
-        with limits.untimed(part.late):
+        # A part that writes states must complete, so it has no time limit.
+        with limits.untimed(part.runs_last):
             run.begin(arrays, buffers)
-        if not part.late:
+        if not part.runs_last:
             run.launch()
 
     def _input(self, part: Part, position: int) -> Any:
@@ -79,36 +81,37 @@ class DividedRun:
             return self._runs[index].input_on_device(at)
         value = part.inputs[position]
         if value.node is not None:
-            index, at = self._division.makers[value]
-            site = self._division.parts[index].site
+            index, at = self._division.producers[value]
+            source = self._division.parts[index].target
             # Values that are not arrays, or go to another kind of device, are copied through host memory.
-            near = site is part.site or (isinstance(value.type, TensorType) and site.kind == part.site.kind)
-            return self._runs[index].result_on_device(at) if near else self._made(value)
+            is_same_kind = isinstance(value.type, TensorType) and source.kind == part.target.kind
+            is_direct = source is part.target or is_same_kind
+            return self._runs[index].result_on_device(at) if is_direct else self._on_host(value)
         given = self._given[value]
         if not isinstance(given, Resident) or value in part.states:
             return given
-        if not part.site.is_host:
+        if not part.target.is_host:
             return Handed(given.device, given.array, None)
         if value not in self._states:
             self._states[value] = given.fetch()
         return self._states[value]
 
-    def _made(self, value: Value) -> Any:
+    def _on_host(self, value: Value) -> Any:
         """Return a value in host memory that a part has computed, or an input that is an output."""
         if value not in self._from_parts:
-            index, position = self._division.makers[value]
+            index, position = self._division.producers[value]
             self._from_parts[value] = self._runs[index].fetch(position)
         return self._from_parts[value]
 
     def write(self) -> list[Any]:
         """Run the parts that write states. Return the new values, in the order of the updates."""
-        late = [(run, p) for run, p in zip(self._runs, self._division.parts, strict=True) if p.late]
+        last = [(run, p) for run, p in zip(self._runs, self._division.parts, strict=True) if p.runs_last]
         with limits.untimed():
-            for run, _ in late:
+            for run, _ in last:
                 run.launch()
-            for run, _ in late:
+            for run, _ in last:
                 run.wait()
-            new = {state: value for run, p in late for state, value in zip(p.states, run.new_states(), strict=True)}
+            new = {state: value for run, p in last for state, value in zip(p.states, run.new_states(), strict=True)}
         return [new[state] for state, _ in self._division.graph.updates]
 
     def end(self, succeeded: bool) -> None:

@@ -129,7 +129,7 @@ def print_facts(folder: Path, emulator: Emulator, given: dict[str, Any], kv: Any
     cuda.device = cuda.card.device = lambda number=0: card
     cuda.cards = lambda: 1
     if job.swaps:
-        swapping.LEAST_BYTES = swapping.COPIES = 0
+        swapping.MIN_BYTES = swapping.COPY_COST = 0
     library = Nccl([card], folder / "nccl")
     nccl.bindings = bindings_of(library if kv.rank in job.nccl else None)
     second = "cpu" if job.mixed and kv.rank == 0 else "cuda"

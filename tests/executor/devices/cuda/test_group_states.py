@@ -149,7 +149,7 @@ def test_an_interrupt_while_states_are_written_waits_for_all(
     launched = []
 
     def interrupted(self: DividedRun) -> list[Any]:
-        late = [r for r, part in zip(self._runs, self._division.parts, strict=True) if part.late]
+        late = [r for r, part in zip(self._runs, self._division.parts, strict=True) if part.runs_last]
         launch = late[1].launch
 
         def launch_later() -> None:

@@ -32,7 +32,7 @@ SHAPES = {"x": X.shape, "target": LABELS.shape}
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations of these networks are large enough, and the copies of some have their time."""
-    monkeypatch.setattr(swapping, "LEAST_BYTES", X.nbytes)
+    monkeypatch.setattr(swapping, "MIN_BYTES", X.nbytes)
 
 
 def layers(count: int = 9) -> gk.Model:
@@ -166,8 +166,8 @@ def test_any_graph(seed: int, card: Card, monkeypatch: pytest.MonkeyPatch) -> No
         graph = random_graph(seed)
     feeds = {"x": np.random.default_rng(seed).standard_normal((4, 6)).astype(np.float32)}
     plain = Executor(graph, ParamStore({}), device="cuda", optimize=False).run(feeds)  # nothing is large enough
-    monkeypatch.setattr(swapping, "LEAST_BYTES", 0)
-    monkeypatch.setattr(swapping, "COPIES", seed % 3)
+    monkeypatch.setattr(swapping, "MIN_BYTES", 0)
+    monkeypatch.setattr(swapping, "COPY_COST", seed % 3)
     swapped = Executor(graph, ParamStore({}), device="cuda", optimize=False)
     for _ in range(3):
         for name, array in swapped.run(feeds).items():
@@ -177,7 +177,7 @@ def test_any_graph(seed: int, card: Card, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_without_room_for_copies_nothing_is_swapped(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swapping, "COPIES", 10**6)
+    monkeypatch.setattr(swapping, "COPY_COST", 10**6)
     assert swapped_by(trainer(swap_memory=True)) == 0
 
 
@@ -308,7 +308,7 @@ def test_in_a_piece_of_a_divided_graph(cards: list[Card]) -> None:
 
 @pytest.mark.full
 def test_a_transformer(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swapping, "COPIES", 2)
+    monkeypatch.setattr(swapping, "COPY_COST", 2)
     tokens = np.random.default_rng(0).integers(0, 12, (2, 8))
 
     def run(**options: Any) -> gk.Trainer:
@@ -354,7 +354,7 @@ def looped(loop: str, swap_memory: bool, length: int = 2) -> gk.Model:
 @pytest.mark.parametrize("loop", ["scan", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("fold", "while"))])
 def test_what_a_short_loop_saves(loop: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks are swapped as all values are."""
-    monkeypatch.setattr(swapping, "COPIES", 2)
+    monkeypatch.setattr(swapping, "COPY_COST", 2)
     plain, swapped = trainer(looped(loop, False)), trainer(looped(loop, True))
     assert losses(swapped) == losses(plain)
     assert bits(swapped) == bits(plain)

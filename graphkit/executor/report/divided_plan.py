@@ -1,4 +1,4 @@
-"""The plan of a graph that is divided among devices: the plans of its parts, and the copies between devices."""
+"""Combine the plans of the parts of a graph that runs on several devices, with the copies between devices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from graphkit.executor.report.plan_data import Block, Operand, PlanStep
 from graphkit.ir.types import TensorType, Type
 
 
-class Move(NamedTuple):
-    """A value that a part gets from another device, by the name that the whole graph has for it."""
+class DeviceCopy(NamedTuple):
+    """A value that is copied to a part from another device.
+
+    Attributes:
+        value: Its name in the whole graph.
+        type: Its type.
+        source: The device that it is copied from.
+    """
 
     value: str
     type: Type
@@ -20,18 +26,18 @@ class Move(NamedTuple):
 
 
 class PartPlan(NamedTuple):
-    """The plan of one part, the device that it runs on, and what it gets first."""
+    """The plan of one part, its device, and the copies before it runs."""
 
     device: str
     plan: Plan
-    moves: Sequence[Move]
+    copies: Sequence[DeviceCopy]
 
 
-def join(parts: Sequence[PartPlan]) -> Plan:
-    """One plan of parts that run in this order.
+def join_plans(parts: Sequence[PartPlan]) -> Plan:
+    """Return one plan for parts that run in this order.
 
-    Parts of the host take turns on one arena; each part of another device has its own, behind those of the parts before
-    it. Where memory is that of several parts, bytes are their sum.
+    The parts on the CPU share one arena. Each other part has its own arena. In the joined plan, the arenas lie one
+    behind the other, and sizes are sums over the arenas.
     """
     steps: list[PlanStep] = []
     blocks: list[Block] = []
@@ -40,14 +46,14 @@ def join(parts: Sequence[PartPlan]) -> Plan:
         begin = 0 if part.device == "cpu" else base
         if part.device != "cpu":
             base += part.plan.arena_bytes
-        steps += [_copy(move, part.device) for move in part.moves]
-        blocks += [_moved(block, len(steps), begin) for block in part.plan.blocks]
-        steps += [_on_device(step, part.device, begin) for step in part.plan.steps]
+        steps += [_copy_step(copy, part.device) for copy in part.copies]
+        blocks += [_shifted_block(block, len(steps), begin) for block in part.plan.blocks]
+        steps += [_shifted_step(step, part.device, begin) for step in part.plan.steps]
 
     def total(bytes_of: Callable[[Plan], int]) -> int:
-        """At one time: the largest on the host, and all others."""
-        here = max((bytes_of(p.plan) for p in parts if p.device == "cpu"), default=0)
-        return here + sum(bytes_of(p.plan) for p in parts if p.device != "cpu")
+        """Return the bytes that all parts take at one time: the maximum over parts on the CPU, plus all others."""
+        on_cpu = max((bytes_of(p.plan) for p in parts if p.device == "cpu"), default=0)
+        return on_cpu + sum(bytes_of(p.plan) for p in parts if p.device != "cpu")
 
     largest = max(parts, key=lambda p: p.plan.arena_bytes).plan
     return Plan(
@@ -71,15 +77,17 @@ def join(parts: Sequence[PartPlan]) -> Plan:
     )
 
 
-def _copy(move: Move, device: str) -> PlanStep:
-    kind = move.type
+def _copy_step(copy: DeviceCopy, device: str) -> PlanStep:
+    """Return the step that copies a value to `device`."""
+    kind = copy.type
     nbytes = kind.nbytes if isinstance(kind, TensorType) and kind.is_static else 0
-    read = Operand(move.value, str(kind), "result", None, nbytes)
+    read = Operand(copy.value, str(kind), "result", None, nbytes)
     written = replace(read, place="input")
-    return PlanStep(move.value, "Copy", "copy", (read,), (written,), 0, False, f"{move.source} -> {device}")
+    return PlanStep(copy.value, "Copy", "copy", (read,), (written,), 0, False, f"{copy.source} -> {device}")
 
 
-def _on_device(step: PlanStep, device: str, begin: int) -> PlanStep:
+def _shifted_step(step: PlanStep, device: str, begin: int) -> PlanStep:
+    """Return a step of a part in the joined plan. begin: offset of the part's arena."""
     inputs, outputs = (tuple(_shifted(v, begin) for v in values) for values in (step.inputs, step.outputs))
     return replace(step, inputs=inputs, outputs=outputs, device=device)
 
@@ -90,5 +98,12 @@ def _shifted(operand: Operand | None, begin: int) -> Operand | None:
     return replace(operand, offset=operand.offset + begin)
 
 
-def _moved(block: Block, steps: int, begin: int) -> Block:
+def _shifted_block(block: Block, steps: int, begin: int) -> Block:
+    """Return a block of a part in the joined plan.
+
+    Args:
+        block: The block.
+        steps: Number of steps before the part.
+        begin: Offset of the part's arena.
+    """
     return replace(block, offset=block.offset + begin, first=block.first + steps, last=block.last + steps)

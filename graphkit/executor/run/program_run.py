@@ -1,4 +1,4 @@
-"""One run of a program on any kind of device."""
+"""The interface of one run of a program, on any kind of device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Run(Protocol):
         """
 
     def launch(self) -> None:
-        """Start the steps. On the CPU they are done when it returns; on other devices they may still run."""
+        """Start the steps. On the CPU, all steps are complete when it returns. On other devices they may still run."""
 
     def result_on_device(self, position: int) -> Any:
         """Return a result in the device's memory, for another program on this kind of device."""
@@ -48,4 +48,4 @@ class Run(Protocol):
         """Return the new values of states."""
 
     def end(self, succeeded: bool) -> None:
-        """Release the memory of the run."""
+        """Release the memory of the run. succeeded: False if the run raised an error."""
