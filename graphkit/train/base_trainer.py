@@ -1,4 +1,4 @@
-"""What a trainer is without its loop over epochs: a model, a loss and an optimizer as programs that take steps."""
+"""The base of Trainer: takes single steps. It has no loop over epochs, and writes no files."""
 
 from __future__ import annotations
 
@@ -24,27 +24,25 @@ from graphkit.model import Model
 from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
-from graphkit.train import devices, losses, metrics
+from graphkit.train import losses, metrics
 from graphkit.train import optim as optimizers
 from graphkit.train.agreement import agreement_of, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, integer, real
 from graphkit.train.average import Averages
 from graphkit.train.average import ema as moving_average
-from graphkit.train.exchange.choice import exchange_of
-from graphkit.train.exchange.division import division_of
+from graphkit.train.exchange.division import create_exchange, division_of
 from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.inputs import Inputs, by_name, with_types
-from graphkit.train.lazy_scalar import LazyScalar
 from graphkit.train.mixing import Mixing
 from graphkit.train.position import MetricStates, Position
 from graphkit.train.probabilities import are_probabilities
 from graphkit.train.programs import loss_scale
 from graphkit.train.programs import step as steps
-from graphkit.train.rates import Rates
 from graphkit.train.recurrent_state import RecurrentState
+from graphkit.train.schedules import RunRate
 from graphkit.train.selection import ParameterSelection, select_parameters
-from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation
-from graphkit.train.stepper import Stepper
+from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation, choose_device
+from graphkit.train.stepper import LazyScalar, Stepper
 from graphkit.train.training_graph import Criterion, training_graph
 
 # States of callbacks, by the name of the callback.
@@ -65,7 +63,7 @@ class Loop(Protocol):
         """States of the metrics of the current epoch."""
 
     def callback_states(self) -> States:
-        """States of the callbacks."""
+        """States of the callbacks by name."""
 
     @property
     def callbacks_may_add_scores(self) -> bool:
@@ -73,7 +71,7 @@ class Loop(Protocol):
 
 
 class BaseTrainer:
-    """Takes steps. `Trainer` adds `fit`, `evaluate` and files, and describes the arguments."""
+    """Takes steps. `Trainer` adds `fit`, `evaluate` and files. Its docstring describes the arguments."""
 
     def __init__(
         self,
@@ -106,10 +104,11 @@ class BaseTrainer:
         self.step_incomplete = False
         self._resumed = False
         self._fit: Loop | None = None
-        # Why a callback wants the run to end; the states of callbacks outside of `fit`.
+        # The argument of `stop`, or None.
         self.stop_reason: str | None = None
+        # States of the callbacks of earlier `fit` calls.
         self._callback_states: States = {}
-        self._rates = Rates()
+        self._rates = RunRate()
         self._recurrent_state = RecurrentState(net, carry)
         mixes = regularisation.mixes
         self._mixing = Mixing(mixes.get("mixup"), mixes.get("cutmix")) if mixes else None
@@ -127,7 +126,8 @@ class BaseTrainer:
         self._division = division_of(
             parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, refused
         )
-        # Which part of the data this process takes, and of how many. Ranks that divide the model take the same data.
+        # Which part of each batch this process takes: (index, number of parts). Ranks that divide the model take the
+        # whole batch.
         self._place = (0, 1) if kvstore is None or self._division else (kvstore.rank, kvstore.num_workers)
         self._alone = kvstore is None or kvstore.num_workers == 1
         self._writes = kvstore is None or kvstore.rank == 0
@@ -149,7 +149,7 @@ class BaseTrainer:
         clip_norm = None if regularisation.clip_norm is None else float(regularisation.clip_norm)
         rule = steps.UpdateRule(optimizer, clip_norm, self.ema, numerics.on_nonfinite, scale)
         options: dict[str, Any] = {
-            "device": devices.chosen(device, graph, kvstore), "threads": threads, "seed": self.seed,
+            "device": choose_device(device, graph, kvstore), "threads": threads, "seed": self.seed,
             "precision": numerics.precision, "deterministic": numerics.deterministic,
         }  # fmt: skip
         compare_setup(
@@ -164,13 +164,13 @@ class BaseTrainer:
                 "seed": self.seed if parallel.groups else None,
             },
         )  # fmt: skip
-        many = quantity(config.num_threads(threads), "thread")
-        self._chosen = f"device {options['device']}, {many}, precision {numerics.precision}"
+        thread_count = quantity(config.num_threads(threads), "thread")
+        self._described_options = f"device {options['device']}, {thread_count}, precision {numerics.precision}"
         spec = StepSpec(
             graph, trained, rule, net.params, self._output, options,
             accumulate=memory.accumulate, recompute=memory.recompute, swap_memory=memory.swap_memory,
         )  # fmt: skip
-        self._exchange = exchange_of(spec, kvstore, self._division, parallel.shard_optimizer)
+        self._exchange = create_exchange(spec, kvstore, self._division, parallel.shard_optimizer)
         self._stepper = Stepper(spec, self._exchange)
         if self._division is None:
             self._draw_from((self.seed, 0))
@@ -204,12 +204,12 @@ class BaseTrainer:
 
         While `net` contains the averages, you cannot train. Raises UsageError if the Trainer has no `ema`.
         """
-        self._averages.exchange()
+        self._averages.swap()
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[Model]:
         """Context manager that gives `net` with its moving averages, or with its own values without `ema`."""
-        with self._averages.in_their_place():
+        with self._averages.in_use():
             yield self.net
 
     # --- one step --------------------------------------------------------------------------------
@@ -350,27 +350,28 @@ class BaseTrainer:
             return LazyScalar(self._step(inputs, targets)[0])
 
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """The loss, and the network's outputs as far as they are read, see `Exchange.read`."""
-        if self._averages.are_in_place:
-            raise UsageError("the model holds the moving averages: call swap() before the next step")
+        """Train on one batch. Return the loss, and the model's outputs by name if they are read (`Exchange.read`)."""
+        self._averages.check_not_swapped("the next step")
         if self.kvstore is not None:
             self.kvstore.begin_step()
         compared = self._targets.fitted(targets)
         feeds = by_name(inputs, self._inputs.names, "input")
         rate = self.learning_rate
-        with self._working(), self._agreement.of_step(rate, self._stepper):
+        with self._working(), self._agreement.step(rate, self._stepper):
             if self._mixing is None:
                 feeds |= compared
             else:
                 rank, ranks = self._place
-                batch = self._stepper.waiting * ranks + rank  # of the update
+                batch = self._stepper.waiting * ranks + rank  # index among the batches of this update
                 key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
                 feeds = self._mixing.mixed(feeds, compared, size, key)
             return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
 
     def _draw_from(self, rng: tuple[int, int]) -> None:
-        """Let the next step draw from (seed, step): of n ranks, rank r draws from r steps later, and n steps further
-        in its next step. So ranks draw what one process draws that takes their batches one after the other.
+        """Set the state (seed, step) of random numbers for the next step.
+
+        Rank r of n uses step + r for its next batch, step + r + n for the one after it, and so on. So n ranks draw the
+        same numbers as one process that takes their batches one after the other.
         """
         seed, step = rng
         self.executor.rng = seed, step + self._place[0]
@@ -380,17 +381,16 @@ class BaseTrainer:
 
         With servers, all workers must call it; they then continue with the values of the servers.
         """
-        if self._averages.are_in_place:
-            raise UsageError("the model holds the moving averages: call swap() before flush()")
+        self._averages.check_not_swapped("flush()")
         with self._working():
             self._stepper.flush(self.learning_rate)
 
     def _working(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which other processes may wait for this one, which has not stalled."""
+        """Context in which other processes may wait for this one without a time limit."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.working()
 
     def _running(self, code: str) -> contextlib.AbstractContextManager[None]:
-        """Context that runs the user's code, for which other processes wait only for a limited time."""
+        """Context of code of the user, for which other processes wait only for a limited time. code: its name."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.running(code)
 
     # --- data ---
@@ -401,6 +401,7 @@ class BaseTrainer:
         return metrics.get_all(specs, probabilities=are_probabilities(output))
 
     def _data(self, given: Any) -> Dataset | IterableDataset:
+        """Return the argument of `fit` or `evaluate` as a data set."""
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
         found = as_dataset(with_types(given, kinds), ranks)
@@ -409,7 +410,7 @@ class BaseTrainer:
         return found
 
     def _check_data(self, *parts: Dataset | IterableDataset | None) -> None:
-        """Raise InputError for data with arrays or a number of classes that the network does not have."""
+        """Raise InputError if arrays of the data, or their number of classes, do not match the model."""
         for part in parts:
             if isinstance(part, Dataset):
                 self._inputs.check_names(part)
@@ -417,7 +418,7 @@ class BaseTrainer:
                 self._targets.check_classes(part, self.net.name)
 
     def _prepared(self, batch: Batch) -> Batch:
-        """The batch with inputs by name, as arrays that programs take without a copy. Their copy to a GPU begins."""
+        """Return the batch with inputs by name, in the types of the program. On a GPU, start to copy them there."""
         inputs = self._recurrent_state.named(batch.inputs)
         if not batch.size:
             return replace(batch, inputs=inputs)
@@ -434,7 +435,7 @@ class BaseTrainer:
         yield f"update {self.updates}, epoch {self.epoch}"
         if self.step_incomplete:
             yield "stopped in the middle of a step"
-        yield self._chosen
+        yield self._described_options
         yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"
         yield quantity(self.net.num_parameters, "parameter")
         if self.kvstore is not None:
@@ -442,7 +443,7 @@ class BaseTrainer:
 
 
 def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -> bool:
-    """Whether BatchNormalization uses the statistics of the batch."""
+    """Whether BatchNormalization uses the statistics of the batch. Raises UsageError for settings that conflict."""
     if parallel.sync_batch_norm and regularisation.batch_norm == "frozen":
         raise UsageError(
             "Trainer: sync_batch_norm (--sync-batch-norm) has no effect with batch_norm='frozen' "

@@ -155,3 +155,25 @@ class Stepper:
             return False
         self.slots[loss_scale.NAME] = lower
         return True
+
+
+class LazyScalar:
+    """The loss of a step. It is read from the device when you convert it: `float(loss)`."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def __float__(self) -> float:
+        return float(self._array)
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
+
+    def __str__(self) -> str:
+        return str(float(self))
+
+    def __repr__(self) -> str:
+        """Return `LazyScalar(0.5)`, or `LazyScalar(?)` for an array on a device, which is not read."""
+        return f"LazyScalar({float(self)})" if isinstance(self._array, np.ndarray) else "LazyScalar(?)"

@@ -1,4 +1,4 @@
-"""Numbers that cannot be meant are refused when they are given, by name and range."""
+"""Invalid numbers are rejected by an error that names the argument and the allowed range."""
 
 from __future__ import annotations
 

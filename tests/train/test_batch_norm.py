@@ -1,4 +1,4 @@
-"""What BatchNormalization is by in training: the batch, or the running statistics."""
+"""BatchNormalization in training: by the statistics of the batch, or by the running statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network(in_branch: bool = False) -> gk.Model:
 
 
 def written_out() -> gk.Model:
-    """The network with the normalisation by its running statistics as a formula."""
+    """Return the network with the normalisation by running statistics written as a formula."""
     h = gk.nn.linear(gk.input("x", ["N", 5]), 6, name="first")
     scale, offset = gk.parameter("norm_weight", [6], "ones"), gk.parameter("norm_bias", [6], "zeros")
     normal = (h - MEAN) / np.sqrt(VARIANCE + np.float32(1e-5)) * scale + offset

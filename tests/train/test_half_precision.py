@@ -1,4 +1,4 @@
-"""Parameters of float16 and bfloat16 follow those of float32: states, sums and averages beside them are float32."""
+"""float16 and bfloat16 parameters train like float32 ones: their states, accumulators and averages are float32."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def network(dtype: str, start: float = 0.5) -> gk.Model:
 
 
 def loss_of(dtype: str) -> dict[str, Any]:
-    """A loss whose gradient is the target, whatever the weights are."""
+    """Return a loss whose gradient is the target, for any weights."""
     return {
         "loss": lambda y, target: gk.reduce_sum(y * target, keepdims=False),
         "targets": {"target": gk.TensorType(dtype, ["N", 3])},
@@ -48,7 +48,7 @@ def batch(dtype: str, gradient: float) -> tuple[np.ndarray, np.ndarray]:
 
 def trained(dtype: str, gradient: float, steps: int, **options: Any) -> gk.Trainer:
     trainer = gk.Trainer(network(dtype), **loss_of(dtype), threads=1, **options)
-    # float32 gets what a half float holds of the gradient.
+    # float32 gets the gradient rounded to the 16-bit type.
     x, target = batch(dtype, float(np.float16(gradient)) if dtype != "bfloat16" else gradient)
     for _ in range(steps):
         trainer.step(x, target)
@@ -92,7 +92,7 @@ def test_a_parameter_that_is_set_from_outside_counts() -> None:
     np.testing.assert_allclose(trainer._stepper.slots[f"w/{MASTER}"], 2.0 - 1e-3, rtol=1e-5)
 
 
-def test_averages_are_not_rounded_by_a_look_at_them() -> None:
+def test_evaluation_does_not_round_averages() -> None:
     trainer = trained("float16", 1e-3, 10, optimizer=gk.optim.SGD(1.0), ema=0.9)
     before = {name: np.array(trainer._stepper.slots[name]) for name in trainer._stepper.slots}
     own = weights(trainer)
@@ -139,7 +139,7 @@ def test_rows_of_tables() -> None:
 
 
 def test_stores_that_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`KVStore.set_optimizer`, whose updates servers make, too."""
+    """`KVStore.set_optimizer` updates as servers do."""
     found = {}
     for dtype in (np.float16, np.float32):
         kv = gk.kvstore.create("local")

@@ -1,4 +1,4 @@
-"""Losses that are multiplied before the backward pass: the factor, and the gradients that come of it."""
+"""Loss scaling: the scale, and the gradients."""
 
 from __future__ import annotations
 

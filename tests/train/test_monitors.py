@@ -1,4 +1,4 @@
-"""Callbacks that follow a number: early stopping, the best model, rates that go down on a plateau."""
+"""Callbacks that monitor a number: EarlyStopping, KeepBest and ReduceOnPlateau."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ def data(n=24):
 
 
 class Script(gk.callbacks.EarlyStopping):
-    """Numbers of a script in place of those of the epoch."""
+    """A callback that replaces the numbers of an epoch by given ones."""
 
     def __init__(self, numbers, patience, **options):
         self.numbers = numbers
@@ -70,7 +70,7 @@ def test_a_number_that_no_epoch_has_is_named():
         trainer().fit(data(), callbacks=[gk.callbacks.EarlyStopping(1)])
 
 
-def test_the_loss_of_validation_is_that_of_the_definition():
+def test_validation_loss_follows_its_definition():
     found = trainer(ema=0.5)
     x, y = data()
     (record,) = found.fit((x, y), (x[:11], y[:11]), batch_size=4)
@@ -82,7 +82,7 @@ def test_the_loss_of_validation_is_that_of_the_definition():
 
 
 def test_two_ranks_stop_alike(on_ranks, tmp_path):
-    """They see different numbers, each its own part of the data; those of rank 0 count."""
+    """Ranks measure different numbers on their parts of the data. Both decide by those of rank 0."""
 
     def work(store):
         x, y = data(48)
@@ -115,7 +115,7 @@ def test_the_best_model_is_that_of_its_epoch(tmp_path):
     x, y = data()
     copies = Copies()
     found = trainer(ema=0.8)
-    found.optimizer = gk.optim.SGD(0.5)  # too fast to become better for ever
+    found.optimizer = gk.optim.SGD(0.5)  # this rate is too high for steady improvement
     found.fit((x, y), (x[:6], y[:6]), epochs=8, batch_size=4, folder=tmp_path, callbacks=[
         gk.callbacks.KeepBest(), copies
     ])  # fmt: skip
@@ -127,7 +127,7 @@ def test_the_best_model_is_that_of_its_epoch(tmp_path):
     assert float(kept.meta["best_valid_loss"]) == copies.losses[best]
     assert len(list(tmp_path.glob("best.*.safetensors"))) == 1
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
-    # A new run in the folder leaves nothing of it.
+    # A new run in the folder removes the best model.
     trainer().fit(data(), folder=tmp_path, overwrite=True)
     assert not list(tmp_path.glob("best*"))
 
@@ -148,7 +148,7 @@ def test_a_run_that_goes_on_knows_its_best(tmp_path):
         assert gk.load(tmp_path / BEST).meta["best_epoch"] == best
 
 
-def test_an_epoch_whose_best_model_found_no_room_is_ended_again(tmp_path, monkeypatch):
+def test_full_disk_at_best_model_repeats_epoch_end(tmp_path, monkeypatch):
     def run(folder, full):
         found = trainer()
         stops, plateau = gk.callbacks.EarlyStopping(1, "loss"), gk.callbacks.ReduceOnPlateau(1, 0.5, "loss")
@@ -176,7 +176,7 @@ def test_the_best_model_needs_a_folder():
         trainer().fit(data(), data(8), callbacks=[gk.callbacks.KeepBest()])
 
 
-# One process imports graphkit, and forks another for every run. Prints what became of each as JSON.
+# One process imports graphkit and forks another one for each run. It prints the results as JSON.
 KILLED = """
     import json, os, signal, sys, traceback
     from pathlib import Path
@@ -252,8 +252,8 @@ KILLED = """
 
 
 @pytest.mark.full
-def test_killed_at_any_moment_the_folder_has_a_whole_best_model(tmp_path):
-    """Around every write and rename of models and checkpoints; what goes on ends with the best of a straight run."""
+def test_best_model_is_complete_after_any_sigkill(tmp_path):
+    """Kill the process around every write and rename. A resumed run has the same best model as an uninterrupted one."""
     command = [sys.executable, "-P", "-c", textwrap.dedent(KILLED), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Networks that end in a Softmax or a Sigmoid: losses take the logits, and metrics probabilities, whatever follows."""
+"""Networks that end in a Softmax or Sigmoid: losses take the logits, and metrics the probabilities."""
 
 from __future__ import annotations
 

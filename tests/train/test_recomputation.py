@@ -1,4 +1,4 @@
-"""Trainer(recompute=...): the same training from less memory."""
+"""Trainer(recompute=...): the same results in less memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_budget_takes_as_little_as_it_needs() -> None:
     np.testing.assert_allclose(losses(some), losses(trainer()), rtol=1e-6)
 
 
-def test_a_budget_holds_for_batches_that_are_larger_than_the_first() -> None:
+def test_memory_limit_holds_for_larger_batches() -> None:
     budget = (trainer().plan(SHAPES).arena_bytes + trainer("sqrt").plan(SHAPES).arena_bytes) // 2
     limited, plain = trainer(budget), trainer()
     for size in (1, 3, len(X), 5):
@@ -66,7 +66,7 @@ def test_a_budget_holds_for_batches_that_are_larger_than_the_first() -> None:
     assert np.isfinite(losses(limited, 1)).all()
 
 
-def test_a_budget_that_cannot_be_met_says_what_can() -> None:
+def test_error_names_smallest_possible_memory_limit() -> None:
     least = trainer("sqrt").plan(SHAPES).arena_bytes
     with pytest.raises(UsageError, match=f"still takes {least} bytes"):
         trainer(1000).step(X, Y)

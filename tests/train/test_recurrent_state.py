@@ -1,4 +1,4 @@
-"""State carried from batch to batch: truncated backpropagation through time."""
+"""Carried states: truncated backpropagation through time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trainer(**options):
     return gk.Trainer(net, optimizer=gk.optim.SGD(0.5), **settings)
 
 
-def test_fit_feeds_the_last_state_of_the_batch_before(stream):
+def test_fit_feeds_the_last_state_to_next_batch(stream):
     fitted, by_hand = trainer(), trainer()
     history = fitted.fit(stream, epochs=2, batch_size=4)
     for record in history:
@@ -34,7 +34,7 @@ def test_fit_feeds_the_last_state_of_the_batch_before(stream):
         losses = []
         for batch in stream.batches(4):
             feeds = {"x": batch.inputs, "h": h, "c": c}
-            # The state after the batch, of the parameters before the update.
+            # The state after the batch, computed with the parameters from before the update.
             results = by_hand.net.compile(threads=1).run(feeds)
             losses.append(float(by_hand.step(feeds, batch.targets)) * batch.size)
             h, c = results["last_h"], results["last_c"]
@@ -71,7 +71,7 @@ def test_training_goes_on_within_an_epoch(stream, tmp_path):
         pass
 
     def killed(batches=7):
-        """Stops the run after so many batches, of which an epoch has four."""
+        """Stop the run after a number of batches. An epoch has four."""
         part = trainer()
         step, count = part._step, iter(range(batches))
 

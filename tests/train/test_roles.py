@@ -1,4 +1,4 @@
-"""What is trained of a file: as its exporter says, else by use; and how what is left alone is trained all the same."""
+"""The roles of tensors in files: given by the exporter, or found by use. Untrainable ones can be selected by name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def recurrent(kinds: dict[str, str], *, zero: bool = True, shared: bool = False,
 
 
 def moved(net: gk.Model, **options: Any) -> set[str]:
-    """The parameters that two steps change."""
+    """Return the parameters that two steps change."""
     before = {name: np.array(net.params[name]) for name in net.params}
     trainer = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.5), **options)
     for _ in range(2):
@@ -98,11 +98,11 @@ def test_without_a_word_of_the_exporter_use_decides() -> None:
 
 @pytest.mark.parametrize("options", [{"zero": False}, {"shared": True}])
 def test_initial_states_that_are_learned(options: dict[str, bool]) -> None:
-    """They are not zero, or something else reads them, too."""
+    """Initial states are parameters if they are not zero, or if something else reads them."""
     assert "h0" in moved(gk.load(recurrent({}, **options)))
 
 
-def test_what_is_left_alone_is_trained_by_its_name() -> None:
+def test_train_selects_untrainable_parameter_by_name() -> None:
     model = recurrent({"positions": "BUFFER"})
     assert moved(gk.load(model), train=["*"]) == LEARNED
     assert moved(gk.load(model), train=["positions", "h0"]) == {"positions", "h0"}

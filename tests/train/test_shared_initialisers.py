@@ -1,4 +1,4 @@
-"""Training of files in which the exporter merged equal tensors: each role of a tensor is trained on its own."""
+"""Train files in which the exporter merged equal tensors: a tensor with several roles is split."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ones() -> np.ndarray:
 
 
 def merged() -> gk.Model:
-    """Two normalisations, of whose eight vectors two are left."""
+    """Two normalisations whose eight vectors were merged into two."""
     return exported(
         [
             helper.make_node("BatchNormalization", ["x", "one", "zero", "zero", "one"], ["h"], "bn1"),
@@ -70,7 +70,7 @@ def batches(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.pytorch
 def test_merged_vectors_are_trained_as_pytorch_trains_them() -> None:
-    """Learned vectors stay shared, statistics are each node's own."""
+    """Trained vectors stay shared, and each node has its own statistics."""
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):
@@ -99,7 +99,7 @@ def test_merged_vectors_are_trained_as_pytorch_trains_them() -> None:
     }  # fmt: skip
     for name, tensor in pairs.items():
         np.testing.assert_allclose(ours.params[name], tensor.detach().numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
-    # PyTorch's running variance is that of a sample, ONNX's of the population.
+    # PyTorch's running variance is the sample variance, ONNX's is the population variance.
     assert not np.array_equal(ours.params["bn1.running_var"], ours.params["bn2.running_var"])
 
 
@@ -156,7 +156,7 @@ def test_a_tied_weight_stays_shared() -> None:
 
 
 def test_a_setting_is_no_weight() -> None:
-    """The tensor [1, 1, 2, 2] is what a Resize scales by, and the factors of channels: training changes those only."""
+    """The tensor [1, 1, 2, 2] contains scales of a Resize and channel factors. Training changes only the factors."""
     factors = np.array([1, 1, 2, 2], np.float32)
     nodes = [
         helper.make_node("Resize", ["x", "", "factors"], ["h"], "up"),
@@ -175,7 +175,7 @@ def test_a_setting_is_no_weight() -> None:
 
 
 def test_statistics_behind_identity_nodes() -> None:
-    """Some exporters keep the names of what they merged as Identity nodes."""
+    """Some exporters write an Identity node for each merged name."""
     nodes = [
         helper.make_node("Identity", ["bn1.running_mean"], ["bn2.running_mean"]),
         helper.make_node("Identity", ["bn1.running_mean"], ["bn1.bias"]),
@@ -196,7 +196,7 @@ def test_statistics_behind_identity_nodes() -> None:
     assert len(means) == 2
     np.testing.assert_allclose(net.params[means[0]], mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(net.params[means[1]], 0 * mean, atol=1e-5)
-    assert set(net.trainable) == {"bn1.weight", "bn1.running_mean"}  # the latter is what bn1.bias is now
+    assert set(net.trainable) == {"bn1.weight", "bn1.running_mean"}  # the latter now contains bn1.bias
 
 
 def test_one_statistic_behind_an_identity_is_updated() -> None:

@@ -1,4 +1,4 @@
-"""The warning of training with servers at a learning rate or a momentum that suits one process."""
+"""The warning about learning rates and momentum that do not suit training with servers."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from graphkit.train.staleness import warn_of_staleness
 
 
 class Store:
-    """What the warning asks of a store."""
+    """The attributes of a store that the warning reads."""
 
     def __init__(self, type="dist_async", num_workers=4, rank=0):
         self.type, self.num_workers, self.rank = type, num_workers, rank

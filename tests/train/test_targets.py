@@ -1,4 +1,4 @@
-"""Targets as files and people give them: what cannot mean anything else is taken, the rest names the loss to use."""
+"""Targets are converted if there is one possible meaning. Otherwise the error names the loss to use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REGRESSIONS = ("mse", "l1", "huber")
 
 
 def network(outputs: int | None, end=None) -> gk.Model:
-    """A linear model with outputs [N, outputs], [N] for None, from fixed weights."""
+    """Return a linear model with fixed weights and outputs [N, outputs], or [N] for None."""
     x = gk.input("x", ["N", 3])
     y = gk.nn.linear(x, outputs or 1, init="ones", bias_init="zeros", name="fc")
     y = gk.squeeze(y, [1]) if outputs is None else y
@@ -37,7 +37,7 @@ DTYPES = ("float32", "float64", "float16", "int64", "uint8", "bool", "list")
 
 
 class Given(NamedTuple):
-    """Targets of one number for each sample, as a caller may give them."""
+    """Targets with one number per sample, in the forms in which users pass them."""
 
     loss: str
     outputs: int | None
@@ -50,7 +50,7 @@ class Given(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """The default lane has every type with one loss, and every loss with one type."""
+        """Whether only the full lane runs this. The default lane runs each type with one loss, and vice versa."""
         return self.dtype != "float64" and self.loss != "huber"
 
 
@@ -71,7 +71,7 @@ def test_one_number_per_sample(case):
     own = SIGNS.reshape((8,) if outputs is None else (8, 1))
     wanted = float(trainer(net, loss).step(X, own))
     assert float(trainer(net, loss).step(X, given)) == wanted
-    # The definition, so that the two cannot be wrong alike.
+    # The definition, so that both results cannot have the same error.
     y = X.sum(1).astype(np.float64)
     formulas = {
         "mse": (y - SIGNS) ** 2,
@@ -117,7 +117,7 @@ def test_a_class_number_above_the_outputs_is_named():
         trainer(network(4), "softmax_cross_entropy").fit((X, labels))
 
 
-def test_an_array_that_is_not_an_input_names_the_data():
+def test_error_for_unknown_array_names_the_data():
     data = gk.data.Dataset({"a": X}, np.arange(8) % 4, name="set.npz")
     with pytest.raises(InputError, match=r"set\.npz: the array 'a' is not an input of the model; known: "):
         trainer(network(4), "softmax_cross_entropy").fit(data)
@@ -199,7 +199,7 @@ def test_accuracy_of_one_number_wants_0_and_1():
 
 
 def test_numbers_to_predict_are_not_split_as_classes():
-    """Each being its own class, the smallest would all be held out."""
+    """If each number were a class, the split would hold out all of the smallest classes."""
     data = gk.data.Dataset(np.zeros((100, 2), np.float32), np.arange(100))
     test = data.split(0.2).test.targets
     assert len(test) == 20

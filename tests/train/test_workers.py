@@ -1,4 +1,4 @@
-"""Training with samples that worker processes make: the same bits, wherever a run stops, whoever computes."""
+"""Training with worker processes: the same bits for any number of workers, and after an interruption."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_bits_of_training(sets, workers, prefetch):
         assert len(shared.pids) == workers, "whoever brings workers ends them"
 
 
-def test_a_learning_rate_is_looked_for_with_workers_too(sets):
+def test_find_lr_works_with_workers(sets):
     data = sets.Rusty(50, ())
     straight = gk.find_lr(trainer(), data, batch_size=8)
     assert gk.find_lr(trainer(), data, batch_size=8, workers=2) == straight

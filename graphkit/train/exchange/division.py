@@ -1,4 +1,4 @@
-"""How a model and its batches are divided among ranks: the settings `groups`, `micro_batches` and `batch_axes`."""
+"""How a model and its batches are divided among ranks, and the Exchange that runs a step for these settings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ import numpy as np
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.graph import Graph
+from graphkit.train.exchange.exchange import Exchange, StepSpec
+from graphkit.train.exchange.local import NoExchange
 from graphkit.train.programs.partition import NotAPipeline, Partition, partition
 
 
 class Division:
-    """Which rank has which groups of a model, and how batches are divided into micro-batches.
+    """Which rank computes which groups of a model, and how batches are divided into micro-batches.
 
-    groups: the rank of each group. axes: the axis of each input and target that counts samples, 0 by default. With
-    None, every micro-batch gets the whole array. inputs: the names of the model's inputs.
+    Args:
+        groups: The rank of each group.
+        micro_batches: Number of micro-batches in a batch.
+        axes: The axis of each input and target that counts samples, 0 by default. With None, every micro-batch gets the
+            whole array.
+        store: The KVStore of the ranks.
+        inputs: Names of the model's inputs.
     """
 
     def __init__(
@@ -31,7 +38,8 @@ class Division:
         self.groups, self.micro_batches, self.axes, self.store = dict(groups), micro_batches, dict(axes), store
         self.inputs = tuple(inputs)
 
-    def parted(self, graph: Graph, like: Partition | None = None) -> Partition:
+    def stages(self, graph: Graph, like: Partition | None = None) -> Partition:
+        """Return the stages of a graph. like: see `partition`."""
         return partition(graph, self.groups, self.store.num_workers, like)
 
     def is_pipeline(self, graph: Graph) -> bool:
@@ -40,7 +48,7 @@ class Division:
         Raises UsageError if they do not, but micro-batches need a pipeline.
         """
         try:
-            self.parted(graph)
+            self.stages(graph)
         except NotAPipeline as error:
             if self.micro_batches > 1:
                 raise UsageError(
@@ -62,6 +70,7 @@ class Division:
         return [{name: self.slice(name, array, part) for name, array in feeds.items()} for part in parts]
 
     def slice(self, name: str, array: Any, part: slice) -> Any:
+        """Return the samples of one micro-batch from the array of an input or target."""
         axis = self.axes.get(name, 0)
         if axis is None or not np.ndim(array):
             return array
@@ -117,3 +126,34 @@ def division_of(
     if given := [name for name, is_set in refused.items() if is_set]:
         raise UsageError(f"Trainer: groups= and --place cannot be combined with {', '.join(given)}")
     return Division(groups, micro_batches, axes or {}, store, inputs)
+
+
+def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division | None, shard: bool) -> Exchange:
+    """Create the Exchange of a training step.
+
+    Args:
+        spec: The training step.
+        kvstore: The store that the ranks share, or None in a process that trains alone.
+        division: How the model is divided among ranks, or None.
+        shard: Whether ranks share the optimizer states.
+
+    Raises:
+        UsageError: Settings exclude each other.
+    """
+    # Imported here, so that a process without other ranks does not load the other Exchanges.
+    if division is not None:
+        from graphkit.train.exchange.placement import Placement
+        from graphkit.train.exchange.stages import Stages
+
+        return Stages(spec, division) if division.is_pipeline(spec.graph) else Placement(spec, division)
+    if kvstore is None or (kvstore.num_workers == 1 and not kvstore.is_remote):
+        return NoExchange(spec)
+    if not kvstore.is_remote:
+        from graphkit.train.exchange.all_reduce import AllReduce
+
+        return AllReduce(spec, kvstore, shard)
+    from graphkit.dist.servers.remote import RemoteStore
+    from graphkit.train.exchange.servers import ElasticAveraging, Servers
+
+    assert isinstance(kvstore, RemoteStore), "the only class of remote stores"
+    return (ElasticAveraging if kvstore.type == "elastic" else Servers)(spec, kvstore, shard)
