@@ -30,10 +30,11 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "dist": (
         "graphkit/dist/**/*.py", "graphkit/train/exchange/placement.py", "graphkit/train/programs/sharded.py",
-        "graphkit/train/programs/all_reduce.py", "graphkit/train/exchange/gather.py", "graphkit/train/exchange/divided.py",
-        "graphkit/train/programs/server_gradients.py", "graphkit/train/exchange/stages.py",
-        "graphkit/train/exchange/stage_runner.py", "graphkit/train/exchange/servers.py",
-        "graphkit/train/epoch_stats.py", "graphkit/train/exchange/residuals.py", "graphkit/train/programs/partition.py",
+        "graphkit/train/programs/all_reduce.py", "graphkit/train/exchange/gather.py",
+        "graphkit/train/exchange/divided.py", "graphkit/train/programs/server_gradients.py",
+        "graphkit/train/exchange/stages.py", "graphkit/train/exchange/stage_runner.py",
+        "graphkit/train/exchange/servers.py", "graphkit/train/epoch_stats.py",
+        "graphkit/train/exchange/residuals.py", "graphkit/train/programs/partition.py",
     ),
     "optimizers": (
         "graphkit/train/optim.py", "graphkit/train/updater.py", "graphkit/train/losses.py",

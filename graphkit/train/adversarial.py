@@ -169,8 +169,8 @@ class AdversarialTrainer:
 
     Args:
         generator: A network with one input, noise [N, ...], and one output, a sample [N, ...].
-        discriminator: A network with one input, a sample, and one output, the logits of its being real. Its parameters
-            must have other names than the generator's (`name_scope`).
+        discriminator: A network with one input, a sample, and one output, the logit for "this sample is real". Its
+            parameters must have other names than the generator's (`name_scope`).
         optimizer: The generator's optimizer, by default Adam(2e-4, beta1=0.5), as in Radford et al. 2016.
         discriminator_optimizer: By default the same.
         smoothing: See `adversarial_step`.

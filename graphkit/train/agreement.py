@@ -24,7 +24,7 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.train.programs import step as steps
 from graphkit.train.selection import TrainedParameter
 
-# The learning rate, and four counts.
+# The learning rate, three counts and a checksum.
 _NUMBERS = struct.Struct("<d4q")
 
 

@@ -45,7 +45,7 @@ class EMA:
             count = F.cast(step, to="float64")
             decay = F.min(decay, F.div(F.add(count, np.asarray(1.0)), F.add(count, np.asarray(10.0))))
         kept = F.cast(decay, to=weight.dtype)
-        # One rounding of 1 - d, in float64: the two factors add up to 1 as well as the type allows.
+        # 1 - d is computed in float64 and rounded once, so that the factors add up to 1 as exactly as possible.
         added = F.cast(F.sub(np.asarray(1.0), decay), to=weight.dtype)
         new: Value = F.add(F.mul(average, kept), F.mul(weight, added))
         return new

@@ -71,7 +71,7 @@ class Loop(Protocol):
 
 
 class BaseTrainer:
-    """Takes steps. `Trainer` adds `fit`, `evaluate` and files. Its docstring describes the arguments."""
+    """Takes steps. `Trainer` adds `fit`, `evaluate` and files, and documents the arguments."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class BaseTrainer:
         self.ema = moving_average(regularisation.ema)
         self.seed = config.SEED.get() if seed is None else seed
         self.position = Position()
-        # All checkpoints of a run have its name.
+        # The name of the run. All its checkpoints contain it.
         self.run = secrets.token_hex(8)
         # Stored in checkpoints: any JSON value.
         self.notes: dict[str, Any] = {}
@@ -131,8 +131,8 @@ class BaseTrainer:
         self._place = (0, 1) if kvstore is None or self._division else (kvstore.rank, kvstore.num_workers)
         self._alone = kvstore is None or kvstore.num_workers == 1
         self._writes = kvstore is None or kvstore.rank == 0
-        # Delays an interrupt until a block is complete. With several ranks it interrupts at once, because a rank might
-        # wait for the others forever.
+        # Delays an interrupt until a block is complete. With several ranks, an interrupt takes effect at once, because
+        # this rank may wait for others that have ended.
         self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
 
         self._criterion = criterion

@@ -89,7 +89,7 @@ def find_head(graph: Graph, output: Value) -> Head:
 
 
 class _Stored:
-    """Whether values come only from parameters and constants, possibly rearranged or converted."""
+    """Finds out whether values come only from parameters and constants, possibly rearranged or converted."""
 
     def __init__(self) -> None:
         self._known: dict[Value, bool] = {}

@@ -36,7 +36,8 @@ class AllReduce(NoExchange):
         if shard:
             _check_sharded(spec, kvstore.compresses)
         ordered, device = spec.options["deterministic"], spec.options["device"]
-        # The bits of a sum over more than two ranks may depend on what it is summed with.
+        # Over more than two ranks, the bits of a sum may depend on the other gradients in its bucket. So the size of
+        # buckets is fixed in deterministic runs.
         limit = kvstore.bucket_bytes(fixed=ordered)
         dense = {i: t.value for i, t in enumerate(spec.trained) if not t.lazy}
         place = (kvstore.rank, kvstore.num_workers) if shard else None
@@ -65,8 +66,8 @@ class AllReduce(NoExchange):
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
         if samples_of(feeds, size):
             return super().run(feeds, size, rate, waiting)
-        # There are fewer samples than ranks. This rank takes part in all sums, and its generator of random numbers
-        # advances as in ranks with samples, because a checkpoint stores one position for all.
+        # There are fewer samples than ranks. This rank takes part in all all-reduces. Its random state advances as on
+        # the other ranks, because a checkpoint stores one random state for all.
         results = self._run_idle(rate) if self.spec.accumulate == 1 else self._accumulate_idle()
         self.executors[0].advance()
         return results

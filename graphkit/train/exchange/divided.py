@@ -51,7 +51,7 @@ class DividedModel:
     counts_every_step = False
     divides_model = True
     compressing: Sequence[int] = ()
-    # Ranks wait for each other by design, so neither is measured.
+    # Ranks always wait for each other, so waiting and transfers are not measured.
     waited_seconds = 0.0
     flights: Sequence[Flight] = ()
 
@@ -266,7 +266,7 @@ class BatchWeights:
 
 
 def kind_of(store: ParamStore, name: str) -> Kind:
-    """Return the kind of a message with an array of the store."""
+    """Return the dtype and rank of a stored array, which the receiver of a message must know."""
     kind = store.type_of(name)
     return Kind(kind.dtype.numpy, len(kind.static_shape))
 

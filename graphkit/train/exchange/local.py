@@ -42,9 +42,9 @@ class NoExchange:
         self._loss = spec.graph.output_names[0]
         self._outputs = tuple(name for name in spec.graph.output_names[1:] if name != BATCH_WEIGHT)
         self._unread: tuple[str, ...] = ()
-        # Whether a program needs the number of samples: it knows no other weight of a batch.
+        # Whether programs have the input BATCH_WEIGHT, because the graph does not compute the weight of a batch.
         self._needs_samples = BATCH_WEIGHT not in spec.graph.output_names
-        # How much memory a step may use, until the shapes of a batch are known; a number also limits larger batches.
+        # "sqrt" until it is applied to the first batch; or a limit in bytes, which also applies to later batches.
         self._recompute = spec.recompute
         self._fitted: Mapping[str, Sequence[int]] = {}
         self.programs = self._create_programs()

@@ -28,8 +28,8 @@ class Buckets:
 
     Attributes:
         groups: For each bucket, the positions of its parameters.
-        means: Whether gradients are divided by the total weight before they are sent, not afterwards. Compressed
-            gradients need this.
+        means: Whether gradients are divided by the total weight before they are sent (with gradient compression), not
+            afterwards.
         place: (rank, number of ranks) if each rank updates only its slice of each bucket, else None.
     """
 

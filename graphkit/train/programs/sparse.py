@@ -1,12 +1,12 @@
 """Row-sparse updates: a step changes only those rows of a table that it read.
 
 A table is a parameter that the model reads only by Gather along axis 0, such as the table of an embedding. The gradient
-of a step then has one row per index, and the optimizer runs only on these rows, in the memory of the table and of its
-slots. Of the remaining work, only one number per row grows with the table.
+of a step then has one row per index, and the optimizer updates only these rows of the table and its slots, in place.
+Except for one integer per row, the cost of a step does not depend on the size of the table.
 
 This is a lazy update: rows that a step does not read stay unchanged, and so do their slots. A dense update would change
-them by momentum, or decay their averages or weights. A row that several indices name gets the sum of their gradients,
-once. Bias corrections count all steps, as in torch.optim.SparseAdam.
+them by momentum, or decay their averages or weights. If several indices refer to one row, it is updated once, by the
+sum of their gradients. Bias corrections count all steps, as in torch.optim.SparseAdam.
 """
 
 from __future__ import annotations
