@@ -184,7 +184,7 @@ def main(root, cases, seed):
         assert code == 0, f"{variant}: {code}"
         seconds[variant] = time.monotonic() - start
         straight[variant] = results(root / variant)
-    told = []
+    reports = []
     for case in range(cases):
         variant = draw.choice(list(VARIANTS))
         folder = root / f"case{case}"
@@ -209,8 +209,10 @@ def main(root, cases, seed):
         code, _ = attempt(folder, variant, every) if done[-1][2] else (0, 0)
         found = results(folder) if code == 0 else {}
         differs = [key for key in straight[variant] if found.get(key) != straight[variant][key]]
-        told.append({"case": case, "variant": variant, "every": every, "stops": done, "end": code, "differs": differs})
-    sys.stdout.write(json.dumps(told))
+        reports.append(
+            {"case": case, "variant": variant, "every": every, "stops": done, "end": code, "differs": differs}
+        )
+    sys.stdout.write(json.dumps(reports))
 
 
 if __name__ == "__main__":

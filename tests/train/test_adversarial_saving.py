@@ -41,7 +41,7 @@ def whole():
     return held(player), losses
 
 
-def test_going_on_is_as_if_nothing_had_been(tmp_path, whole):
+def test_resume_equals_an_uninterrupted_run(tmp_path, whole):
     first = trainer()
     losses = first.fit(images(), epochs=1, batch_size=8, folder=tmp_path)
     first.fit(images(), epochs=1, batch_size=8)  # after the checkpoint
@@ -56,7 +56,7 @@ def test_going_on_is_as_if_nothing_had_been(tmp_path, whole):
     assert held(third) == whole[0]
 
 
-def test_what_is_saved_by_hand_is_taken_over(tmp_path):
+def test_resume_from_a_manual_save(tmp_path):
     first = trainer()
     first.step(images(8).inputs)
     first.save(tmp_path / "run")
@@ -137,7 +137,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     assert held(again) == held(other)
 
 
-def test_nothing_changes_where_the_checkpoint_does_not_fit(tmp_path):
+def test_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     trainer().fit(images(), batch_size=8, folder=tmp_path)
     for other, message in [
         (trainer(gk.optim.SGD(0.1)), "does not fit these networks and optimizers: .*/"),

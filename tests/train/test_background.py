@@ -88,7 +88,7 @@ def workers_end():
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"ema": 0.9}], ids=str)
 @pytest.mark.parametrize("depth", [full(1), 2, full(5)])
-def test_the_same_bits_as_one_after_the_other(options, depth):
+def test_background_work_does_not_change_bits(options, depth):
     found = {}
     for prefetch in (0, depth):
         fitted, metric = trainer(**options), SlowMetric()
@@ -122,7 +122,7 @@ def texts():
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["sentences", "stream"])
-def test_text(kind):
+def test_text_batches_do_not_depend_on_prefetch(kind):
     nets = []
     for prefetch in (0, 2):
         net, source, options = texts()[kind]

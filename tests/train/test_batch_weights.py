@@ -97,7 +97,7 @@ def test_losses_of_epochs_and_of_validation(case: Case) -> None:
     assert len({len(x) * x.ndim for x, _ in case.batches}) == 1, "the means of batches are not the mean"
 
 
-def test_gradients_that_are_accumulated(case: Case) -> None:
+def test_accumulated_gradients_equal_one_large_batch(case: Case) -> None:
     trainer = case.trainer(1.0, accumulate=4)
     for x, y in case.batches:
         trainer.step(x, y)
@@ -163,7 +163,7 @@ def test_a_rank_without_samples_weighs_nothing(on_ranks: Callable[..., list[Any]
 
 
 @pytest.mark.parametrize("class_weights", [None, CLASS_WEIGHTS], ids=["plain", "class weights"])
-def test_mixed_targets_weigh_by_their_shares(class_weights: list[float] | None) -> None:
+def test_mixed_targets_are_weighted_by_shares(class_weights: list[float] | None) -> None:
     """A sample with shares of two classes equals two samples with these weights."""
     loss = gk.losses.get("softmax_cross_entropy", class_weights=class_weights)
     x = gk.input("x", ["N", 3])
@@ -207,7 +207,7 @@ def test_checkpoints_without_weights_count_samples() -> None:
     assert Position.read({**described, "loss_weight": 3.0}, {}).loss_weight == 3.0
 
 
-def test_weights_of_half_floats_do_not_overflow() -> None:
+def test_float16_weights_do_not_overflow() -> None:
     """The total weight of 100,000 samples of weight 40 overflows in float16."""
     net = gk.Model({"y": gk.mat_mul(gk.input("x", ["N", 3], "float16"), gk.parameter("w", [3, 4], dtype="float16"))})
     net.params["w"] = WEIGHTS.astype(np.float16)

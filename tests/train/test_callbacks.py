@@ -68,7 +68,7 @@ def test_a_number_that_another_callback_adds_is_monitored():
         trainer().fit(data(), epochs=1, callbacks=[gk.callbacks.EarlyStopping(1, monitor="own")])
 
 
-def test_what_callbacks_are_told(tmp_path):
+def test_numbers_that_callbacks_receive(tmp_path):
     recorder = Recorder()
     trainer().fit(data(), data(8), epochs=2, batch_size=8, metrics=["mae"], folder=tmp_path, callbacks=[recorder])
     events = [event for event, _ in recorder.seen]
@@ -160,7 +160,7 @@ def test_callback_error_stops_training_with_a_note(tmp_path, method):
         np.testing.assert_array_equal(found.net.params["fc_weight"], straight.net.params["fc_weight"])
 
 
-def test_what_is_no_callback_is_refused():
+def test_objects_that_are_no_callbacks_are_errors():
     for given, message in [
         (print, "must be a gk.Callback or a list of them, not a function; on_epoch= calls a function"),
         ([print], "must be a gk.Callback or a list of them"), ([Recorder], "a list of them, not a class, Recorder"),
@@ -200,7 +200,7 @@ def test_all_ranks_get_numbers_of_rank_0(on_ranks):
     assert first == second
 
 
-def test_an_interrupted_fit_goes_on_with_the_state(tmp_path):
+def test_interrupted_fit_restores_callback_state(tmp_path):
     """A new callback restores the state of the checkpoint, not the one of the interrupted callback."""
 
     class Count(gk.Callback):

@@ -70,7 +70,7 @@ def test_resume_continues_bit_for_bit(tmp_path, optimizer, accumulate, stop_afte
         assert straight.params[name].tobytes() == resumed.params[name].tobytes(), name
 
 
-def test_the_folder_holds_model_checkpoint_and_log(tmp_path):
+def test_folder_contains_model_checkpoint_and_log(tmp_path):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
     trainer.fit(data(), data(10), epochs=2, batch_size=16, metrics=["accuracy"], folder=tmp_path)
     names = sorted(p.name.split(".")[0] + p.suffix for p in tmp_path.iterdir())
@@ -153,7 +153,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_manifest_that_lies_changes_nothing(tmp_path, name):
+def test_inconsistent_manifest_changes_nothing(tmp_path, name):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
     trainer.save(tmp_path)
     before = {key: array.tobytes() for key, array in trainer.net.params.items()}
@@ -177,7 +177,7 @@ def test_error_shows_beginning_of_long_value(tmp_path, digits, shown):
 
 
 @pytest.mark.parametrize("text", [b"", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"9" * 10_000, b"[]", b"null"])
-def test_what_is_no_manifest(tmp_path, text):
+def test_invalid_manifests_are_rejected(tmp_path, text):
     (tmp_path / checkpoint.MANIFEST).write_bytes(text)
     with pytest.raises(InvalidModel, match=r"checkpoint\.json"):
         gk.Trainer(model()).resume(tmp_path)
@@ -195,7 +195,7 @@ def test_a_weights_file_of_another_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 60, -1])
-def test_weights_that_are_cut_off(tmp_path, size):
+def test_truncated_weights_are_rejected(tmp_path, size):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
     trainer.save(tmp_path)
     (weights,) = tmp_path.glob("state.*.safetensors")

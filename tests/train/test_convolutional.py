@@ -40,7 +40,7 @@ def train(name: str, steps: int = 1, **options: object) -> tuple[list[float], di
 
 
 @pytest.mark.parametrize("name", by_lane(NETWORKS))
-def test_a_step_is_that_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_equals_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {key: np.array(value) for key, value in NETWORKS[name]().params.items()}
     with monkeypatch.context() as patch:
         patch.setattr("graphkit.executor.run.device_passes.inference_passes", lambda *args: ())

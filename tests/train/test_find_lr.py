@@ -88,7 +88,7 @@ def test_a_loss_that_never_falls_has_no_suggestion():
     assert not curve.diverged
 
 
-def test_what_cannot_be_searched(on_ranks):
+def test_find_lr_errors(on_ranks):
     for options, message in [
         ({"lowest": 1.0, "highest": 0.1}, "must be below highest"), ({"steps": 1}, "integer of at least 2"),
         ({"lowest": 0.0}, "above 0"),

@@ -62,7 +62,7 @@ def weights(trainer: gk.Trainer) -> np.ndarray:
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "ema": 0.9}, {"clip_norm": 1e-3}], ids=str)
-def test_they_move_as_far(dtype: str, optimizer: str, options: dict[str, Any]) -> None:
+def test_half_parameters_change_like_float32(dtype: str, optimizer: str, options: dict[str, Any]) -> None:
     gradient = 2.0**-9 if dtype == "bfloat16" else 1e-3
     half, wide = (trained(d, gradient, 40, optimizer=OPTIMIZERS[optimizer], **options) for d in (dtype, "float32"))
     digits = float(ml_dtypes.finfo(HALVES[dtype]).eps)
@@ -84,7 +84,7 @@ def test_gradients_whose_squares_overflow() -> None:
     assert np.abs(weights(wide) - 0.5).max() > 1e-2
 
 
-def test_a_parameter_that_is_set_from_outside_counts() -> None:
+def test_assigned_parameter_replaces_master_weight() -> None:
     trainer = trained("float16", 1e-3, 5, optimizer=gk.optim.Adam(1e-3))
     trainer.net.params["w"] = np.full((1, 3), 2.0, np.float16)
     trainer.step(*batch("float16", 1e-3))
@@ -105,7 +105,7 @@ def test_evaluation_does_not_round_averages() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_goes_on_to_the_bit(tmp_path: Path, accumulate: int) -> None:
+def test_resume_is_bit_identical(tmp_path: Path, accumulate: int) -> None:
     options = {"optimizer": gk.optim.Adam(1e-3), "ema": 0.9, "accumulate": accumulate}
     whole, first = (trained("float16", 1e-3, steps, **options) for steps in (9, 5))
     first.save(tmp_path)
@@ -153,7 +153,7 @@ def test_stores_that_update(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found[np.float16] < 0.498).all()
 
 
-def test_updaters_keep_and_take_back_their_states() -> None:
+def test_updaters_return_and_restore_states() -> None:
     updater = gk.optim.Adam(1e-3).updater()
     stored = np.full(3, 0.5, np.float16)
     for _ in range(3):

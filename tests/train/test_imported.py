@@ -207,7 +207,7 @@ def test_heads_of_the_zoo() -> None:
         assert changed.output_types[changed.outputs[0]].shape[-1] == 11
 
 
-def test_what_has_no_head_is_named() -> None:
+def test_error_names_model_without_head() -> None:
     x = gk.input("x", ["N", 4])
     with pytest.raises(UsageError, match="no layer with parameters"):
         replace_head(gk.Model({"y": gk.exp(gk.nn.linear(x, 2))}, seed=0), 3)
@@ -250,7 +250,7 @@ def test_weights_that_a_file_reshapes_or_casts() -> None:
     assert changed.run({"x": np.zeros((2, 4), np.float32)})["y"].shape == (2, 5)
 
 
-def test_a_weight_that_others_read_stays_theirs() -> None:
+def test_new_head_keeps_weights_of_other_readers() -> None:
     x = gk.input("x", ["N", 4])
     table = gk.parameter("table", [2, 4])
     tied = gk.mat_mul(gk.mat_mul(x, gk.transpose(table, perm=[1, 0])), table)
@@ -303,7 +303,7 @@ def test_a_head_on_a_value(shape: list[Any], pool: str | None, logits: tuple[int
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_values_that_no_head_goes_on() -> None:
+def test_head_on_unsuitable_value_is_an_error() -> None:
     x = gk.input("x", ["N", "T", 6])
     net = gk.Model({"y": gk.relu(gk.nn.linear(x, 4, name="hidden"), name="act")}, seed=0)
     for options, message in (
@@ -372,7 +372,7 @@ def fixed(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def test_a_batch_of_one_becomes_free() -> None:
+def test_free_batch_allows_any_batch_size() -> None:
     net = gk.load(fixed(network(False)))
     freed = imported.free_batch(net)
     x, _ = data(5)
@@ -449,7 +449,7 @@ def test_weights_in_constant_nodes_become_parameters() -> None:
         imported.constants_to_parameters(plain)
 
 
-def test_the_command_opens_such_a_file(call: Any, tmp_path: Path) -> None:
+def test_command_opens_files_with_constant_weights(call: Any, tmp_path: Path) -> None:
     onnx.save(fixed(with_constant_nodes(network(False))), tmp_path / "net.onnx")
     x, target = data(64)
     np.savez(tmp_path / "data.npz", x=x, y=target)

@@ -186,7 +186,7 @@ def test_gradient_in_branch_uses_dropout_mask() -> None:
     assert loss == pytest.approx(step.sum())
 
 
-def test_to_inference_takes_the_generator_out_of_subgraphs() -> None:
+def test_to_inference_removes_random_state_from_subgraphs() -> None:
     then = helper.make_graph([node("Dropout", ["x", "ratio", "on"], ["t"])], "then", [], [info("t", ["N", 4])])
     other = helper.make_graph([node("Neg", ["x"], ["e"])], "else", [], [info("e", ["N", 4])])
     net = gk.load(

@@ -27,11 +27,11 @@ def test_resume_after_random_sigkills_is_bit_identical(tmp_path, cases, seed):
         [sys.executable, "-P", str(WORKER), str(tmp_path), str(cases), str(seed)], capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert len(told) == cases
-    odd = [case for case in told if case["end"] != 0 or case["differs"]]
+    reports = json.loads(done.stdout)
+    assert len(reports) == cases
+    odd = [case for case in reports if case["end"] != 0 or case["differs"]]
     assert not odd, "\n".join([*map(str, odd), done.stderr])
-    ends = {(number, code) for case in told for number, _, code in case["stops"]}
+    ends = {(number, code) for case in reports for number, _, code in case["stops"]}
     assert {("SIGKILL", -signal.SIGKILL), ("SIGINT", 130)} <= ends, "nothing was interrupted: the test proves nothing"
 
 
@@ -340,7 +340,7 @@ def test_resume_warns_about_metric_without_state(tmp_path):
     assert record["plain"] == 52
 
 
-def test_a_checkpoint_of_the_first_version(tmp_path):
+def test_checkpoint_of_version_1_can_be_read(tmp_path):
     """Version 1 stores epoch and batch. After the last batch, it was written before or during validation."""
     whole = trainer()
     whole.fit(data(), epochs=2, batch_size=4)
@@ -373,7 +373,7 @@ def test_progress_shows_each_epoch(tmp_path, capsys):
 # --- the meaning of epochs ------------------------------------------------------------------------------
 
 
-def test_epochs_are_those_of_a_call():
+def test_epochs_counts_per_call_of_fit():
     found = trainer()
     assert [len(found.fit(data(), epochs=n, batch_size=46)) for n in (1, 1, 2)] == [1, 1, 2]
     with pytest.warns(UserWarning, match="epochs=0: this fit trains nothing"):
@@ -472,7 +472,7 @@ def test_other_batch_size_fails_if_order_changes(tmp_path):
 
 
 @pytest.mark.parametrize("carries", [False, True])
-def test_ranks_go_on_with_what_each_alone_knew(tmp_path, on_ranks, carries):
+def test_ranks_restore_their_own_states(tmp_path, on_ranks, carries):
     words = gk.data.Vocabulary.build(["abcde"], "char")
     tokens = np.random.default_rng(5).integers(2, 7, 161)
 

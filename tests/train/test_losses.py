@@ -125,7 +125,7 @@ def test_targets_are_inputs_behind_those_of_the_data():
     assert attach(only.graph, "mse").input_names[0] == "target"
 
 
-def test_there_is_a_weight_for_each_class():
+def test_number_of_class_weights_must_match():
     net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2))
     for name, weights, message in [
         ("softmax_cross_entropy", [1.0] * 3, r"3 class weights .* for 2 classes"),
@@ -334,7 +334,7 @@ def test_two_processes_mix_their_own_parts(on_ranks):
     np.testing.assert_array_equal(weights, others)
 
 
-def test_what_cannot_be_mixed_is_named():
+def test_error_names_inputs_that_cannot_be_mixed():
     ids = gk.input("ids", ["N"], dtype="int64")
     net = gk.Model(gk.nn.embedding(ids, rows=10, features=4, name="embed"))
     with pytest.raises(InputError, match="input 'ids' is int64"):

@@ -51,7 +51,7 @@ def test_training_ends_when_patience_does(scores, options, ends):
     assert (found.position.stopped is not None) == (ends < len(scores))
 
 
-def test_what_is_better_follows_from_the_name():
+def test_monitor_mode_follows_from_the_name():
     modes = {"valid_loss": "min", "loss": "min", "valid_rmse": "min", "perplexity": "min", "valid_accuracy": "max",
              "top3": "max", "auc": "max"}  # fmt: skip
     assert {name: gk.callbacks.EarlyStopping(1, name).mode for name in modes} == modes
@@ -81,7 +81,7 @@ def test_validation_loss_follows_its_definition():
     assert list(found.evaluate((x, y), "loss")) == ["loss"]
 
 
-def test_two_ranks_stop_alike(on_ranks, tmp_path):
+def test_two_ranks_stop_together(on_ranks, tmp_path):
     """Ranks measure different numbers on their parts of the data. Both decide by those of rank 0."""
 
     def work(store):
@@ -132,7 +132,7 @@ def test_the_best_model_is_that_of_its_epoch(tmp_path):
     assert not list(tmp_path.glob("best*"))
 
 
-def test_a_run_that_goes_on_knows_its_best(tmp_path):
+def test_resumed_run_keeps_its_best(tmp_path):
     scores = [3.0, 1.0, 2.0, 1.5, 0.5]
 
     class Best(gk.callbacks.KeepBest):
@@ -240,14 +240,14 @@ KILLED = """
 
     made()  # what it imports is there for the children
     code, count = attempt(root / "straight")
-    events, told = int(count), []
+    events, results = int(count), []
     for at in range(1, events, max(events // 14, 1)):
         folder = root / f"at{at}"
         killed, _ = attempt(folder, at)
         best = folder / "best.json"
         epoch = gk.load(best).meta["best_epoch"] if best.exists() else None
-        told.append([folder.name, killed, epoch, attempt(folder)[0]])
-    print(json.dumps({"events": events, "told": told}))
+        results.append([folder.name, killed, epoch, attempt(folder)[0]])
+    print(json.dumps({"events": events, "results": results}))
 """
 
 
@@ -260,12 +260,12 @@ def test_best_model_is_complete_after_any_sigkill(tmp_path):
     found = json.loads(done.stdout)
     assert found["events"] > 30
     wanted = (tmp_path / "straight" / BEST).read_bytes()
-    for name, killed, _, ended in found["told"]:
+    for name, killed, _, ended in found["results"]:
         folder = tmp_path / name
         assert (killed, ended) == (-signal.SIGKILL, 0), done.stderr
         assert (folder / BEST).read_bytes() == wanted
         assert len(list(folder.glob("best.*.safetensors"))) == 1
-    epochs = [epoch for _, _, epoch, _ in found["told"] if epoch is not None]
+    epochs = [epoch for _, _, epoch, _ in found["results"] if epoch is not None]
     assert len(epochs) > 5
     assert set(epochs) <= set("123")
 

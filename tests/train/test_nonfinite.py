@@ -61,7 +61,7 @@ def test_nonfinite_error_names_origin_and_changes_nothing(optimizer: Any, monkey
     assert trainer.updates == 3
 
 
-def test_the_node_is_named() -> None:
+def test_error_names_the_node() -> None:
     x = gk.input("x", ["N", 3])
     net = gk.Model(F.log(gk.nn.linear(x, 2, name="fc"), name="logarithm"), name="net")
     net.params["fc_bias"] = np.full(2, -100.0, np.float32)
@@ -131,7 +131,7 @@ def test_gradients_that_overflow_while_the_loss_does_not(accumulate: int) -> Non
         raising.step(x_array, {})
 
 
-def test_ignored() -> None:
+def test_nonfinite_loss_is_ignored() -> None:
     trainer = trained(on_nonfinite="ignore")
     assert np.isnan(float(trainer.step(*batch(NAN))))
     assert np.isnan(trainer.net.params["fc_weight"]).any()
@@ -140,7 +140,7 @@ def test_ignored() -> None:
         trained(on_nonfinite="skp")
 
 
-def test_fit_counts_and_names(tmp_path: Path) -> None:
+def test_fit_counts_and_reports_skipped_steps(tmp_path: Path) -> None:
     x = np.concatenate([batch()[0] for _ in range(4)])
     x[5] = 3e38  # the accumulators overflow
     y = np.arange(16) % 2
@@ -171,7 +171,7 @@ def test_epoch_of_skipped_steps_has_no_loss(tmp_path: Path) -> None:
     trained(on_nonfinite="skip").resume(tmp_path)
 
 
-def test_nothing_is_guarded_where_nothing_is_asked() -> None:
+def test_ignore_adds_no_guards() -> None:
     def guards(**options: Any) -> int:
         return sum(n.op.name == "FiniteGuard" for program in trained(**options).graphs for n in program.nodes)
 

@@ -28,7 +28,7 @@ def trainer(**options: object) -> gk.Trainer:
 
 
 @pytest.mark.skipif(not native.has_bfloat16(), reason="the processor has no bfloat16 arithmetic")
-def test_bfloat16_trains_nearly_alike() -> None:
+def test_bfloat16_trains_like_float32() -> None:
     exact, rounded = trainer(), trainer(precision="bf16")
     losses = np.array([[float(t.step(X, Y)) for t in (exact, rounded)] for _ in range(30)])
     assert losses[0, 0] != losses[0, 1]

@@ -39,7 +39,7 @@ def test_sqrt_trains_alike_in_less_memory() -> None:
     assert again.plan(SHAPES).arena_bytes < 0.7 * plain.plan(SHAPES).arena_bytes
 
 
-def test_a_budget_takes_as_little_as_it_needs() -> None:
+def test_memory_limit_recomputes_as_little_as_possible() -> None:
     most = trainer().plan(SHAPES).arena_bytes
     least = trainer("sqrt").plan(SHAPES).arena_bytes
     assert trainer(most).plan(SHAPES).arena_bytes == most
@@ -73,17 +73,17 @@ def test_error_names_smallest_possible_memory_limit() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["cbrt", 0, -5, True, 1.5])
-def test_other_values_are_errors(wrong: object) -> None:
+def test_other_values_of_recompute_are_errors(wrong: object) -> None:
     with pytest.raises(UsageError, match="recompute must be 'sqrt' or a number of bytes"):
         trainer(wrong)
 
 
-def test_accumulated_batches_too() -> None:
+def test_recomputation_with_accumulated_batches() -> None:
     plain, again = trainer(accumulate=2), trainer("sqrt", accumulate=2)
     np.testing.assert_allclose(losses(again), losses(plain), rtol=1e-6)
 
 
-def test_a_checkpoint_of_one_resumes_in_the_other(tmp_path: object) -> None:
+def test_checkpoint_resumes_with_other_recompute(tmp_path: object) -> None:
     first = trainer("sqrt")
     losses(first)
     first.save(tmp_path)

@@ -82,7 +82,7 @@ LEARNED = {"w", "r", "b", "fc", "bias"}
 
 
 @pytest.mark.parametrize("where", ["value_info", "initializer"])
-def test_the_exporter_says_what_is_learned(where: str) -> None:
+def test_roles_of_the_exporter_are_used(where: str) -> None:
     kinds = {"positions": "BUFFER", "fc": "PARAMETER", "logit_scale": "PARAMETER"}
     net = gk.load(recurrent(kinds, where=where))
     assert frozen(net.graph) == {"positions": "a buffer of the file", "h0": ZERO_STATE}
@@ -90,7 +90,7 @@ def test_the_exporter_says_what_is_learned(where: str) -> None:
     assert moved(net) == LEARNED | {"logit_scale"}
 
 
-def test_without_a_word_of_the_exporter_use_decides() -> None:
+def test_roles_follow_from_use_without_exporter() -> None:
     net = gk.load(recurrent({}))
     assert frozen(net.graph) == {"h0": ZERO_STATE}
     assert moved(net) == LEARNED | {"positions"}
@@ -121,7 +121,7 @@ def test_a_scalar_becomes_a_parameter_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".onnx"])
-def test_saved_models_keep_what_is_left_alone(tmp_path: Path, suffix: str) -> None:
+def test_saved_models_keep_untrained_roles(tmp_path: Path, suffix: str) -> None:
     net = gk.load(recurrent({"positions": "BUFFER", "logit_scale": "PARAMETER"}))
     net.save(tmp_path / f"net{suffix}")
     again = gk.load(tmp_path / f"net{suffix}")
@@ -129,16 +129,16 @@ def test_saved_models_keep_what_is_left_alone(tmp_path: Path, suffix: str) -> No
     assert again.trainable == net.trainable
 
 
-def test_the_commands_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_report_untrained_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(recurrent({"positions": "BUFFER"}), tmp_path / "net.onnx")
     np.savez(tmp_path / "data.npz", x=X, y=Y)
     assert invoke(["inspect", str(tmp_path / "net.onnx")]) == 0
-    told = "not trained: positions (a buffer of the file), h0 (the zero initial state of a recurrent layer)"
-    assert told in capsys.readouterr().out
+    note = "not trained: positions (a buffer of the file), h0 (the zero initial state of a recurrent layer)"
+    assert note in capsys.readouterr().out
     data = str(tmp_path / "data.npz")
     train = ["train", str(tmp_path / "net.onnx"), "--data", data, "--valid", data, "--batch-size", "6"]
     assert invoke([*train, "--train", "logit_scale", "--train", "positions", "-o", str(tmp_path / "run")]) == 0
-    assert told in capsys.readouterr().err
+    assert note in capsys.readouterr().err
     first, last = gk.load(tmp_path / "net.onnx"), gk.load(tmp_path / "run")
     assert float(last.params["logit_scale"]) != np.float32(1.3)
     assert (np.array(last.params["positions"]) != np.array(first.params["positions"])).any()

@@ -79,7 +79,7 @@ def test_waits_for_a_folder_to_be_released(tmp_path):
     release.join()
 
 
-def test_nor_do_two_trainers_of_one_process(tmp_path):
+def test_two_trainers_do_not_share_a_folder(tmp_path):
     first = trainer()
     metric = type("Rival", (), {
         "name": "rival", "reset": lambda self: None, "value": 0.0, "state": dict, "restore": lambda self, state: None,
@@ -147,7 +147,7 @@ def test_another_run_is_refused(tmp_path, held):
     assert [json.loads(line)["epoch"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [1, 2, 3]
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_leftover_files_of_killed_process_are_removed(tmp_path):
     found = trainer()
     found.save(tmp_path)
     leftovers = [

@@ -154,7 +154,7 @@ def test_descriptions_read_back():
         lambda: gk.callbacks.EarlyStopping(2, min_delta=-1),
     ],
 )  # fmt: skip
-def test_what_is_no_schedule(make):
+def test_invalid_schedules_are_rejected(make):
     with pytest.raises(UsageError):
         make()
 

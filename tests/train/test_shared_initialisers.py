@@ -103,7 +103,7 @@ def test_merged_vectors_are_trained_as_pytorch_trains_them() -> None:
     assert not np.array_equal(ours.params["bn1.running_var"], ours.params["bn2.running_var"])
 
 
-def test_names_and_roles() -> None:
+def test_split_tensors_have_names_and_roles() -> None:
     net = merged()
     before = net.run({"x": batches(1)[0][0]})["y"]
     origins = net.separate_roles()
@@ -155,7 +155,7 @@ def test_a_tied_weight_stays_shared() -> None:
     assert net.graph is graph
 
 
-def test_a_setting_is_no_weight() -> None:
+def test_resize_scales_are_not_trained() -> None:
     """The tensor [1, 1, 2, 2] contains scales of a Resize and channel factors. Training changes only the factors."""
     factors = np.array([1, 1, 2, 2], np.float32)
     nodes = [
@@ -234,7 +234,7 @@ def test_statistics_in_the_branches_of_an_if() -> None:
     assert len(changed) == 2
 
 
-def test_a_graph_updates_a_state_once() -> None:
+def test_graph_with_two_updates_of_a_state_fails() -> None:
     state, x = Value(TensorType("float32", (2,)), "s", role="state"), Value(TensorType("float32", (2,)), "x")
     with pytest.raises(InvalidModel, match=r"updated twice, by node Add.* and node Mul"):
         Graph([state, x], [x], [(state, F.add(state, x)), (state, F.mul(state, x))])
@@ -267,7 +267,7 @@ def test_pytorch_exports_of_fresh_networks(tmp_path: Path) -> None:
         assert any(np.allclose(array, got, rtol=1e-3, atol=1e-5) for got in found.values())
 
 
-def test_the_graph_stays_where_nothing_is_shared() -> None:
+def test_graph_without_shared_tensors_is_unchanged() -> None:
     net = gk.models.build("resnet", layers=18, classes=4)
     graph, origins = separate_roles(net.graph)
     assert graph is net.graph

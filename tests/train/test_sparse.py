@@ -111,7 +111,7 @@ def test_lazy_attribute_and_two_lookups_of_one_table() -> None:
     np.testing.assert_array_equal(net.params["table"][2], start[2])
 
 
-def test_what_cannot_be_lazy_is_named() -> None:
+def test_error_names_parameters_that_cannot_be_lazy() -> None:
     x = gk.input("x", ["N", 3])
     dense = gk.Model({"y": gk.nn.linear(x, 2, name="fc")}, seed=0)
     with pytest.raises(UsageError, match="reads more than rows"):

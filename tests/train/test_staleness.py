@@ -25,7 +25,7 @@ class Store:
         (Store(), optim.Adam(), "the learning rate from 0.001 to about 0.00025 (--lr)"),
     ],
 )
-def test_what_to_lower_is_said_in_one_sentence(store, optimizer, lowered):
+def test_warning_names_what_to_lower(store, optimizer, lowered):
     with pytest.warns(GraphkitWarning) as found:
         warn_of_staleness(store, optimizer, optimizer.schedule(0))
     (warning,) = found
@@ -45,7 +45,7 @@ def test_what_to_lower_is_said_in_one_sentence(store, optimizer, lowered):
         (Store(), optim.Adam(2.5e-4)),
     ],
 )
-def test_nothing_is_said_where_nothing_is_to_lower(store, optimizer):
+def test_no_warning_if_nothing_needs_lowering(store, optimizer):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_staleness(store, optimizer, optimizer.schedule(0))

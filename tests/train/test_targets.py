@@ -83,7 +83,7 @@ def test_one_number_per_sample(case):
 
 
 @pytest.mark.parametrize("given", [SIGNS, SIGNS[:, None], SIGNS.astype(bool), SIGNS.astype(np.uint8), SIGNS.tolist()])
-def test_numbers_of_classes(given):
+def test_class_numbers_in_any_form(given):
     wanted = float(trainer(network(4), "softmax_cross_entropy").step(X, SIGNS.astype(np.int64)))
     assert float(trainer(network(4), "softmax_cross_entropy").step(X, given)) == wanted
 
@@ -106,7 +106,7 @@ def test_numbers_of_classes(given):
         (2, "mse", np.zeros((2, 8)), r"shape \[2, 8\]"),
     ],
 )
-def test_what_does_not_fit_names_the_way_out(outputs, loss, target, message):
+def test_error_for_wrong_targets_suggests_a_remedy(outputs, loss, target, message):
     with pytest.raises(InputError, match=message):
         trainer(network(outputs), loss).step(X, target)
 
@@ -123,13 +123,13 @@ def test_error_for_unknown_array_names_the_data():
         trainer(network(4), "softmax_cross_entropy").fit(data)
 
 
-def test_one_class_is_none():
+def test_error_for_one_class_suggests_mse():
     with pytest.raises(UsageError, match="--loss mse"):
         trainer(network(1), "softmax_cross_entropy")
 
 
 @pytest.mark.parametrize(("name", "ours"), [("mae", "l1"), ("binary_crossentropy", "sigmoid_binary_cross_entropy")])
-def test_the_name_that_others_use_leads_to_ours(name, ours):
+def test_names_of_other_libraries_give_suggestions(name, ours):
     with pytest.raises(UsageError, match=f"did you mean '{ours}'"):
         gk.losses.get(name)
 
@@ -193,7 +193,7 @@ def test_perplexity_of_probabilities_is_that_of_their_logits():
     assert gk.Trainer(of_softmax).evaluate((X, classes), ["perplexity"])["perplexity"] == pytest.approx(wanted, 1e-5)
 
 
-def test_accuracy_of_one_number_wants_0_and_1():
+def test_accuracy_of_one_number_needs_binary_targets():
     with pytest.raises(InputError, match="targets must be 0 or 1"):
         gk.metrics.get("accuracy").update(X[:, :1], np.arange(8))
 
