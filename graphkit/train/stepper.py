@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.dist.kvstore import KVStore
 from graphkit.errors import NotFinite
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
+from graphkit.train.exchange.division import Division
 from graphkit.train.exchange.exchange import Exchange, StepSpec
-from graphkit.train.exchange.local import samples_of
+from graphkit.train.exchange.local import NoExchange, samples_of
 from graphkit.train.position import Position
 from graphkit.train.programs import loss_scale
 from graphkit.train.programs import step as steps
@@ -21,6 +23,37 @@ from graphkit.train.programs.weights import weight_in
 
 # The loss of a step that was skipped.
 _NO_LOSS = np.full((), np.nan, np.float32)
+
+
+def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division | None, shard: bool) -> Exchange:
+    """Create the Exchange of a training step.
+
+    Args:
+        spec: The training step.
+        kvstore: The store that the ranks share, or None in a process that trains alone.
+        division: How the model is divided among ranks, or None.
+        shard: Whether ranks share the optimizer states.
+
+    Raises:
+        UsageError: Settings exclude each other.
+    """
+    # Imported here, so that a process without other ranks does not load the other Exchanges.
+    if division is not None:
+        from graphkit.train.exchange.placement import Placement
+        from graphkit.train.exchange.stages import Stages
+
+        return Stages(spec, division) if division.is_pipeline(spec.graph) else Placement(spec, division)
+    if kvstore is None or (kvstore.num_workers == 1 and not kvstore.is_remote):
+        return NoExchange(spec)
+    if not kvstore.is_remote:
+        from graphkit.train.exchange.all_reduce import AllReduce
+
+        return AllReduce(spec, kvstore, shard)
+    from graphkit.dist.servers.remote import RemoteStore
+    from graphkit.train.exchange.servers import ElasticAveraging, Servers
+
+    assert isinstance(kvstore, RemoteStore), "the only class of remote stores"
+    return (ElasticAveraging if kvstore.type == "elastic" else Servers)(spec, kvstore, shard)
 
 
 class Stepper:

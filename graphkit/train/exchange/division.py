@@ -1,4 +1,4 @@
-"""How a model and its batches are divided among ranks, and the Exchange that runs a step for these settings."""
+"""How a model and its batches are divided among ranks: the settings `groups`, `micro_batches` and `batch_axes`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.graph import Graph
-from graphkit.train.exchange.exchange import Exchange, StepSpec
-from graphkit.train.exchange.local import NoExchange
 from graphkit.train.programs.partition import NotAPipeline, Partition, partition
 
 
@@ -126,34 +124,3 @@ def division_of(
     if given := [name for name, is_set in refused.items() if is_set]:
         raise UsageError(f"Trainer: groups= and --place cannot be combined with {', '.join(given)}")
     return Division(groups, micro_batches, axes or {}, store, inputs)
-
-
-def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division | None, shard: bool) -> Exchange:
-    """Create the Exchange of a training step.
-
-    Args:
-        spec: The training step.
-        kvstore: The store that the ranks share, or None in a process that trains alone.
-        division: How the model is divided among ranks, or None.
-        shard: Whether ranks share the optimizer states.
-
-    Raises:
-        UsageError: Settings exclude each other.
-    """
-    # Imported here, so that a process without other ranks does not load the other Exchanges.
-    if division is not None:
-        from graphkit.train.exchange.placement import Placement
-        from graphkit.train.exchange.stages import Stages
-
-        return Stages(spec, division) if division.is_pipeline(spec.graph) else Placement(spec, division)
-    if kvstore is None or (kvstore.num_workers == 1 and not kvstore.is_remote):
-        return NoExchange(spec)
-    if not kvstore.is_remote:
-        from graphkit.train.exchange.all_reduce import AllReduce
-
-        return AllReduce(spec, kvstore, shard)
-    from graphkit.dist.servers.remote import RemoteStore
-    from graphkit.train.exchange.servers import ElasticAveraging, Servers
-
-    assert isinstance(kvstore, RemoteStore), "the only class of remote stores"
-    return (ElasticAveraging if kvstore.type == "elastic" else Servers)(spec, kvstore, shard)
