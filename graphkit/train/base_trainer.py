@@ -113,16 +113,7 @@ class BaseTrainer:
         mixes = regularisation.mixes
         self._mixing = Mixing(mixes.get("mixup"), mixes.get("cutmix")) if mixes else None
         self._inputs = Inputs(net.input_types)
-        refused = {
-            "accumulate= (--accumulate)": memory.accumulate > 1, "carry= (--recurrent-state)": bool(carry),
-            "lazy= (--sparse-update)": bool(selection.lazy), "recompute= (--recompute)": memory.recompute is not None,
-            "swap_memory= (--swap-memory)": memory.swap_memory,
-            "shard_optimizer= (--shard-optimizer)": parallel.shard_optimizer,
-            "sync_batch_norm= (--sync-batch-norm)": parallel.sync_batch_norm,
-            "mixup= or cutmix= (--mixup, --cutmix)": bool(mixes),
-            "gradient compression (--compression)": kvstore is not None and kvstore.compresses,
-            "precision='f16' (--precision f16)": numerics.precision == "f16",
-        }  # fmt: skip
+        refused = _settings_without_groups(selection, carry, numerics, memory, parallel, mixes)
         self._division = division_of(
             parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, refused
         )
@@ -136,50 +127,53 @@ class BaseTrainer:
         self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
 
         self._criterion = criterion
+        spec = self._describe_step(selection, numerics, memory, parallel, regularisation, device, threads)
+        compared = _compared_options(criterion, numerics, memory, parallel, regularisation)
+        compared |= {"carry": carry or None, "seed": self.seed if parallel.groups else None}
+        compare_setup(kvstore, spec.rule, spec.trained, net.params, compared)
+        self._create_programs(spec, parallel.shard_optimizer)
+
+    def _describe_step(
+        self, selection: ParameterSelection, numerics: Numerics, memory: Memory, parallel: Parallel,
+        regularisation: Regularisation, device: AnyDevice, threads: int | None,
+    ) -> StepSpec:  # fmt: skip
+        """Build the training graph, and return the description of a step."""
+        net, criterion = self.net, self._criterion
         graph, self._targets = training_graph(
             net, criterion, selection,
-            mixed=bool(mixes), straight_through=numerics.straight_through,
+            mixed=bool(regularisation.mixes), straight_through=numerics.straight_through,
             batch_statistics=_uses_batch_statistics(regularisation, parallel),
-            statistics_over=kvstore if parallel.sync_batch_norm else None,
+            statistics_over=self.kvstore if parallel.sync_batch_norm else None,
         )  # fmt: skip
         first = next(iter(criterion.loss)) if isinstance(criterion.loss, Mapping) else net.outputs[0]
         self._output = first if criterion.output is None else criterion.output
         trained = select_parameters(graph, selection)
         scale = loss_scale.state() if numerics.precision == "f16" else None
         clip_norm = None if regularisation.clip_norm is None else float(regularisation.clip_norm)
-        rule = steps.UpdateRule(optimizer, clip_norm, self.ema, numerics.on_nonfinite, scale)
-        options: dict[str, Any] = {
-            "device": choose_device(device, graph, kvstore), "threads": threads, "seed": self.seed,
+        rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, numerics.on_nonfinite, scale)
+        self._options: dict[str, Any] = {
+            "device": choose_device(device, graph, self.kvstore), "threads": threads, "seed": self.seed,
             "precision": numerics.precision, "deterministic": numerics.deterministic,
         }  # fmt: skip
-        compare_setup(
-            kvstore, rule, trained, net.params,
-            {
-                "loss": losses.described(criterion.loss), "loss_weights": criterion.weights,
-                "accumulate": memory.accumulate, "precision": numerics.precision,
-                "deterministic": numerics.deterministic, "shard_optimizer": parallel.shard_optimizer,
-                "batch_norm": regularisation.batch_norm, "sync_batch_norm": parallel.sync_batch_norm,
-                "straight_through": numerics.straight_through, **mixes, "groups": parallel.groups,
-                "micro_batches": parallel.micro_batches, "batch_axes": parallel.batch_axes, "carry": carry or None,
-                "seed": self.seed if parallel.groups else None,
-            },
-        )  # fmt: skip
         thread_count = quantity(config.num_threads(threads), "thread")
-        self._described_options = f"device {options['device']}, {thread_count}, precision {numerics.precision}"
-        spec = StepSpec(
-            graph, trained, rule, net.params, self._output, options,
+        self._described_options = f"device {self._options['device']}, {thread_count}, precision {numerics.precision}"
+        return StepSpec(
+            graph, trained, rule, net.params, self._output, self._options,
             accumulate=memory.accumulate, recompute=memory.recompute, swap_memory=memory.swap_memory,
         )  # fmt: skip
-        self._exchange = create_exchange(spec, kvstore, self._division, parallel.shard_optimizer)
+
+    def _create_programs(self, spec: StepSpec, shard: bool) -> None:
+        """Create the programs for training and inference, and give all ranks the parameters of rank 0."""
+        net, kvstore = self.net, self.kvstore
+        self._exchange = create_exchange(spec, kvstore, self._division, shard)
         self._stepper = Stepper(spec, self._exchange)
         if self._division is None:
             self._draw_from((self.seed, 0))
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
         self._inference = self._exchange.inference(self._inference_graph)
-        self._options = options
         self.trained = self._stepper.trained
         self._averages = Averages(net.params, self._exchange, self.ema is not None)
-        if optimizer.schedule.is_open and not self._exchange.sets_rates:
+        if self.optimizer.schedule.is_open and not self._exchange.sets_rates:
             raise UsageError(
                 "servers apply the learning rate and do not know the length of the run: pass steps= to the schedule"
             )
@@ -450,3 +444,43 @@ def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -
             "(--batch-norm frozen), which computes no statistics; leave out one of them"
         )
     return regularisation.batch_norm == "train"
+
+
+def _settings_without_groups(
+    selection: ParameterSelection, carry: Mapping[str, str], numerics: Numerics, memory: Memory, parallel: Parallel,
+    mixes: Mapping[str, float],
+) -> dict[str, bool]:  # fmt: skip
+    """Return whether the user has set each setting that excludes `groups`, by its name for messages."""
+    return {
+        "accumulate= (--accumulate)": memory.accumulate > 1,
+        "carry= (--recurrent-state)": bool(carry),
+        "lazy= (--sparse-update)": bool(selection.lazy),
+        "recompute= (--recompute)": memory.recompute is not None,
+        "swap_memory= (--swap-memory)": memory.swap_memory,
+        "shard_optimizer= (--shard-optimizer)": parallel.shard_optimizer,
+        "sync_batch_norm= (--sync-batch-norm)": parallel.sync_batch_norm,
+        "mixup= or cutmix= (--mixup, --cutmix)": bool(mixes),
+        "gradient compression (--compression)": parallel.kvstore is not None and parallel.kvstore.compresses,
+        "precision='f16' (--precision f16)": numerics.precision == "f16",
+    }
+
+
+def _compared_options(
+    criterion: Criterion, numerics: Numerics, memory: Memory, parallel: Parallel, regularisation: Regularisation
+) -> dict[str, Any]:
+    """Return the settings that must be equal on all ranks, by name."""
+    return {
+        "loss": losses.described(criterion.loss),
+        "loss_weights": criterion.weights,
+        "accumulate": memory.accumulate,
+        "precision": numerics.precision,
+        "deterministic": numerics.deterministic,
+        "shard_optimizer": parallel.shard_optimizer,
+        "batch_norm": regularisation.batch_norm,
+        "sync_batch_norm": parallel.sync_batch_norm,
+        "straight_through": numerics.straight_through,
+        **regularisation.mixes,
+        "groups": parallel.groups,
+        "micro_batches": parallel.micro_batches,
+        "batch_axes": parallel.batch_axes,
+    }
