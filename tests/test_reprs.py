@@ -32,8 +32,8 @@ from graphkit.ir.stored import StoredArray, StoredFile
 from graphkit.ops import F
 from graphkit.train import losses, metrics, optim
 from graphkit.train.adversarial import AdversarialTrainer
-from graphkit.train.lazy_scalar import LazyScalar
 from graphkit.train.progress import JsonLog, ProgressBar
+from graphkit.train.stepper import LazyScalar
 
 
 def _net(name: str = "net", rows: Any = "N") -> gk.Model:

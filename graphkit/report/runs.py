@@ -188,7 +188,7 @@ def _checkpoint(folder: Path, notes: list[str]) -> tuple[dict[str, Any], dict[st
     if not checkpoint.exists(folder):
         return {}, {}
     try:
-        found = checkpoint.described(folder)
+        found = checkpoint.read_manifest(folder)
     except GraphkitError as error:
         notes.append(str(error))
         return {}, {}

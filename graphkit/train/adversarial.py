@@ -37,9 +37,9 @@ from graphkit.train.losses import sigmoid_binary_cross_entropy
 from graphkit.train.optim import Adam, Optimizer
 from graphkit.train.position import Position
 from graphkit.train.programs import finite
-from graphkit.train.programs.step import STEP
+from graphkit.train.programs.step import STEP, guarded_updates
 from graphkit.train.run_folder import RunFolder, check_links
-from graphkit.train.selection import ParameterSelection, TrainedParameter, select_parameters
+from graphkit.train.selection import ParameterSelection, select_parameters
 
 # The name of the loss in checkpoints.
 _LOSS = "adversarial"
@@ -50,8 +50,9 @@ RATES = ("generator_learning_rate", "discriminator_learning_rate")
 
 
 class Losses(NamedTuple):
-    """Binary cross entropies before the updates of a step: of the generator, and of the discriminator on both
-    halves.
+    """Binary cross entropies before the updates of a step.
+
+    That of the discriminator is the sum for real and generated samples.
     """
 
     generator: float
@@ -79,36 +80,37 @@ def adversarial_step(
     """
     if not 0 <= smoothing < 1:
         raise UsageError(f"smoothing={smoothing}: expected a number in [0, 1)")
-    _require_a_pair(generator, discriminator)
-    makes, judges = _Player(generator), _Player(discriminator)
-    real = Value(judges.data.type, REAL)
-    noise = Value(makes.data.type, NOISE) if feed_noise else _drawn(makes.data, real)
+    _check_networks(generator, discriminator)
+    generates, discriminates = _Network(generator), _Network(discriminator)
+    real = Value(discriminates.data.type, REAL)
+    noise = Value(generates.data.type, NOISE) if feed_noise else _random_noise(generates.data, real)
     rates = [Value(TensorType(DType.FLOAT32, ()), name) for name in RATES]
     count = Value(TensorType(DType.INT64, ()), STEP, role="state")
     step = F.add(count, np.int64(1))
 
-    fake = makes(noise)
-    judged = judges(real)
-    loss = F.add(_verdict(judged, 1 - smoothing), _verdict(judges(F.stop_gradient(fake)), 0.0), name="discriminator")
-    judges.learn(loss, optimizers[1], rates[1], step)
-    # What the generator meets is fixed: no gradient goes through the update that came of its own samples.
-    judges.fix()
-    deceit = _verdict(judges(fake), 1.0)
-    makes.learn(deceit, optimizers[0], rates[0], step)
+    fake = generates(noise)
+    real_loss = _cross_entropy(discriminates(real), 1 - smoothing)
+    fake_loss = _cross_entropy(discriminates(F.stop_gradient(fake)), 0.0)
+    loss = F.add(real_loss, fake_loss, name="discriminator")
+    discriminates.learn(loss, optimizers[1], rates[1], step)
+    # The discriminator's update depends on the generator's samples. No gradient may flow back through it.
+    discriminates.stop_gradients()
+    generator_loss = _cross_entropy(discriminates(fake), 1.0)
+    generates.learn(generator_loss, optimizers[0], rates[0], step)
 
-    token = F.add(loss, deceit)
-    updates = [(count, step), *makes.updates(), *judges.updates()]
+    guard = F.add(loss, generator_loss)
+    updates = [(count, step), *generates.updates(), *discriminates.updates()]
     return Graph(
-        [real, *([noise] if feed_noise else []), *rates, count, *makes.states(), *judges.states()],
-        [deceit, loss],
-        [(state, finite.guarded(new, token)) for state, new in updates],
+        [real, *([noise] if feed_noise else []), *rates, count, *generates.states(), *discriminates.states()],
+        [generator_loss, loss],
+        guarded_updates(updates, guard),
         "adversarial_step",
         output_names=list(Losses._fields),
     )
 
 
-class _Player:
-    """A network in training form inside of a larger graph: what it holds, and what that has become so far."""
+class _Network:
+    """A network in training mode within a larger graph, with the current values of its parameters and statistics."""
 
     def __init__(self, net: Model):
         graph = to_training(net.graph)
@@ -116,48 +118,49 @@ class _Player:
         self.trained = select_parameters(graph, ParameterSelection())
         self._statistics = [state for state, _ in graph.updates]
         self._graph = Graph(graph.inputs, [*graph.outputs, *(new for _, new in graph.updates)])
-        self._held = [v for v in graph.inputs if v is not self.data]
-        self._now = {v: v for v in self._held}
+        self._stored = [v for v in graph.inputs if v is not self.data]
+        # Parameters and statistics to their values at this point of the larger graph.
+        self._current = {v: v for v in self._stored}
         self._slots: list[Value] = []
         self._new_slots: list[Value] = []
 
     def __call__(self, x: Value) -> Value:
-        """The output for x; running statistics move on."""
-        y, *moved = inline(self._graph, [self._now.get(v, x) for v in self._graph.inputs])
-        self._now.update(zip(self._statistics, moved, strict=True))
+        """Return the output for input x. This also updates the running statistics."""
+        y, *statistics = inline(self._graph, [self._current.get(v, x) for v in self._graph.inputs])
+        self._current.update(zip(self._statistics, statistics, strict=True))
         return y
 
     def learn(self, loss: Value, optimizer: Optimizer, rate: Value, step: Value) -> None:
-        """Descend on the loss; the network is the updated one from here on."""
+        """Update the parameters to reduce a loss. Later calls use the new values."""
         gradients = gradient([loss], [p.value for p in self.trained])
         for parameter, grad in zip(self.trained, gradients, strict=True):
-            slots = _slots(parameter, optimizer)
+            slots = states.inputs(optimizer, parameter.name, parameter.value.tensor)
             lr = rate if parameter.lr_mult == 1.0 else F.mul(rate, scalar_like(parameter.lr_mult, rate))
             made = states.update(optimizer, parameter.value, grad, slots, lr, step, parameter.decay_mult)
-            self._now[parameter.value] = made.weight
+            self._current[parameter.value] = made.weight
             self._slots += slots
             self._new_slots += made.states
 
-    def fix(self) -> None:
-        """Gradients do not go through what is held, from here on."""
-        self._now = {v: F.stop_gradient(now) for v, now in self._now.items()}
+    def stop_gradients(self) -> None:
+        """Let no gradient flow through the current values, and so through the updates that computed them."""
+        self._current = {v: F.stop_gradient(current) for v, current in self._current.items()}
 
     def states(self) -> list[Value]:
-        return [*self._held, *self._slots]
+        """Return the graph inputs: parameters, running statistics and slots."""
+        return [*self._stored, *self._slots]
 
     def updates(self) -> list[tuple[Value, Value]]:
-        held = [(v, self._now[v]) for v in self._held if self._now[v] is not v]
-        return [*held, *zip(self._slots, self._new_slots, strict=True)]
+        """Return the pairs (state, new value) of all states that change."""
+        changed = [(v, self._current[v]) for v in self._stored if self._current[v] is not v]
+        return [*changed, *zip(self._slots, self._new_slots, strict=True)]
 
 
 def starts(generator: Model, discriminator: Model, optimizers: tuple[Optimizer, Optimizer]) -> dict[str, np.ndarray]:
-    """The states of a step that are not in the networks, before the first one: slots, and the number of updates."""
+    """Return the initial states of a step that are not in the networks: slots, and the number of updates."""
     arrays = {STEP: np.zeros((), np.int64)}
     for net, optimizer in zip((generator, discriminator), optimizers, strict=True):
         for parameter in select_parameters(net.graph, ParameterSelection()):
-            for slot, kind in states.kinds(optimizer, parameter.value.tensor).items():
-                filled = np.full(kind.static_shape, states.start(optimizer, slot), kind.dtype.numpy)
-                arrays[f"{parameter.name}/{slot}"] = filled
+            arrays |= states.initial_arrays(optimizer, parameter.name, parameter.value.tensor)
     return arrays
 
 
@@ -166,8 +169,8 @@ class AdversarialTrainer:
 
     Args:
         generator: A network with one input, noise [N, ...], and one output, a sample [N, ...].
-        discriminator: A network with one input, a sample, and one output, the logits of its being real. Its parameters
-            must have other names than the generator's (`name_scope`).
+        discriminator: A network with one input, a sample, and one output, the logit for "this sample is real". Its
+            parameters must have other names than the generator's (`name_scope`).
         optimizer: The generator's optimizer, by default Adam(2e-4, beta1=0.5), as in Radford et al. 2016.
         discriminator_optimizer: By default the same.
         smoothing: See `adversarial_step`.
@@ -312,10 +315,11 @@ class AdversarialTrainer:
         yield f"{type(self.optimizers[0]).__name__} and {type(self.optimizers[1]).__name__}"
 
 
-# --- pieces -----------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------
 
 
 def _samples(inputs: Any) -> Any:
+    """Return the samples of a batch, the only input of its data set."""
     if isinstance(inputs, dict):
         if len(inputs) != 1:
             raise InputError(f"expected a data set with one input, the samples, not {', '.join(inputs)}")
@@ -323,25 +327,21 @@ def _samples(inputs: Any) -> Any:
     return inputs
 
 
-def _verdict(logits: Value, truth: float) -> Value:
-    """The binary cross entropy of logits of which all should say `truth`."""
-    return sigmoid_binary_cross_entropy(logits, scalar_like(truth, logits))
+def _cross_entropy(logits: Value, target: float) -> Value:
+    """Return the binary cross entropy of logits with the same target for all."""
+    return sigmoid_binary_cross_entropy(logits, scalar_like(target, logits))
 
 
-def _slots(parameter: TrainedParameter, optimizer: Optimizer) -> list[Value]:
-    kinds = states.kinds(optimizer, parameter.value.tensor)
-    return [Value(kind, f"{parameter.name}/{slot}", role="state") for slot, kind in kinds.items()]
-
-
-def _drawn(noise: Value, real: Value) -> Value:
-    """Standard normal noise for as many samples as `real` has."""
+def _random_noise(noise: Value, real: Value) -> Value:
+    """Return standard normal noise with the number of samples of `real`, and otherwise the sizes of `noise`."""
     rest = noise.tensor.known_shape[1:]
     rows = F.shape(real, start=0, end=1)
     shape = F.concat(rows, np.array(rest, np.int64), axis=0)
     return F.random_normal_like(F.expand(np.zeros((), noise.dtype.numpy), shape))
 
 
-def _require_a_pair(generator: Model, discriminator: Model) -> None:
+def _check_networks(generator: Model, discriminator: Model) -> None:
+    """Raise UsageError unless the discriminator takes what the generator returns."""
     for who, net in (("generator", generator), ("discriminator", discriminator)):
         data = [v for v in net.graph.inputs if v.role == "data"]
         others = [net.graph.name_of(v) for v in net.graph.inputs if v.role not in ("data", "parameter", "state")]
@@ -359,5 +359,5 @@ def _require_a_pair(generator: Model, discriminator: Model) -> None:
 
 
 def _sizes(shape: Sequence[Any] | None) -> Sequence[Any] | None:
-    """Without the batch."""
+    """Return the sizes of a sample: a shape without the batch axis, with None for symbolic dimensions."""
     return None if shape is None else [d if isinstance(d, int) else None for d in shape[1:]]

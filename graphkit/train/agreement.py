@@ -1,7 +1,8 @@
-"""Checks that ranks that train together agree: on their set-up once, and on settings that may drift in every step.
+"""Check that ranks that train together agree: once on the arguments of their Trainers, and in each step on its state.
 
-A fingerprint of the settings that may drift travels with the loss of a step, so it needs no message of its own. If the
-fingerprints of ranks differ, no rank writes anything, and all raise the same error.
+The state of a step is its learning rate, the counts of updates, the assigned parameters and the resumed run. The
+all-reduce of the loss also carries a fingerprint of it, so no additional message is needed. If fingerprints differ, no
+rank writes anything, and all raise the same error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.train.programs import step as steps
 from graphkit.train.selection import TrainedParameter
 
-# The learning rate, and four counts.
+# The learning rate, three counts and a checksum.
 _NUMBERS = struct.Struct("<d4q")
 
 
@@ -33,10 +34,10 @@ def compare_setup(
     params: ParamStore,
     options: Mapping[str, Any],
 ) -> None:
-    """Raise RanksDiffer on all ranks unless all make the same trainer. Collective: every rank calls it.
+    """Raise RanksDiffer on all ranks unless all create equal trainers. Collective.
 
     Args:
-        store: That of the ranks. Without one, or with one rank, nothing is compared.
+        store: The KVStore of the ranks. Without one, or with one rank, nothing is compared.
         rule: How gradients become updates.
         trained: The parameters that are trained.
         params: All parameters and states of the model.
@@ -55,12 +56,12 @@ def compare_setup(
     }
     multipliers = {t.name: t for t in trained}
     for name in params:
-        facts[f"parameter {name!r}"] = f"{params.type_of(name)}, {_training(multipliers.get(name))}"
+        facts[f"parameter {name!r}"] = f"{params.type_of(name)}, {_describe_training(multipliers.get(name))}"
     store.transport.compare("the set-up of their Trainer", facts)
 
 
-def _training(parameter: TrainedParameter | None) -> str:
-    """How a parameter is trained."""
+def _describe_training(parameter: TrainedParameter | None) -> str:
+    """Return how a parameter is trained, as text."""
     if parameter is None:
         return "not trained"
     rows = ", lazy" if parameter.lazy else ""
@@ -68,58 +69,57 @@ def _training(parameter: TrainedParameter | None) -> str:
 
 
 class Counts(Protocol):
-    """Counts the updates, the accumulated batches and the skipped steps, as a Stepper does."""
+    """Numbers of updates, of accumulated batches and of skipped steps, as a Stepper counts them."""
 
     updates: int
     waiting: int
     skipped: int
 
 
-class Unshared:
-    """The agreement of a rank that steps alone: nothing is compared."""
+class NoAgreement:
+    """The agreement of a rank that takes steps independently: nothing is compared."""
 
-    def resumed(self, run: Mapping[str, Any]) -> None:
-        """This rank has resumed a run."""
+    def set_resumed(self, run: Mapping[str, Any]) -> None:
+        """Note that this rank has resumed a run. run: facts of its checkpoint, by name."""
 
-    def of_step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
+    def step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
+        """Return the context of one step. rate: its learning rate; counts: those before the step."""
         return nullcontext()
 
 
-def agreement_of(store: KVStore | None, params: ParamStore, placed: bool) -> Unshared:
+def agreement_of(store: KVStore | None, params: ParamStore, placed: bool) -> NoAgreement:
     """Return the object that compares the steps of ranks. placed: each rank has its own parameters."""
     if store is None or store.num_workers == 1 or store.is_remote:
-        return Unshared()
+        return NoAgreement()
     return StepAgreement(store, ParamStore({}) if placed else params)
 
 
-class StepAgreement(Unshared):
-    """Compares what ranks have before each step: `with agreement.of_step(rate, counts): ...` is around a step."""
+class StepAgreement(NoAgreement):
+    """Compares the states of ranks in each step, which runs in `with agreement.step(rate, counts):`."""
 
     def __init__(self, store: KVStore, params: ParamStore):
         self._store, self._params = store, params
-        # Assignments from outside that all ranks have made before, and the checksums of those after.
+        # Numbers of assignments of each parameter, and of all, when the trainer was created. All ranks have the same.
         self._before = dict(params.assigned)
         self._count = params.assignments
+        # Checksums of the parameters that were assigned later.
         self._checksums: dict[str, int] = {}
-        # What was resumed, as its checkpoint describes it.
         self._resumed: Mapping[str, Any] | None = None
-        # Of all that seldom changes.
+        # Checksum of the facts that seldom change: assigned parameters and the resumed run.
         self._state = 0
         self._rate, self._counts = 0.0, (0, 0, 0)
 
-    def resumed(self, run: Mapping[str, Any]) -> None:
-        """This rank has resumed a run. run: what its checkpoint says, by name."""
+    def set_resumed(self, run: Mapping[str, Any]) -> None:
         self._resumed = run
         self._state = self._checksum()
 
-    def of_step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
-        """A context of one step. rate: its learning rate; counts: before the step."""
+    def step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
         self._rate, self._counts = rate, (counts.updates, counts.waiting, counts.skipped)
         return self
 
     def __enter__(self) -> None:
         if self._params.assignments != self._count:
-            self._look()
+            self._note_assignments()
         bits = zlib.crc32(_NUMBERS.pack(self._rate, *self._counts, self._state))
         self._store.transport.fingerprint.number = bits % (LIMIT - 1) + 1
 
@@ -134,7 +134,7 @@ class StepAgreement(Unshared):
                 raise detailed from None
 
     def facts(self) -> dict[str, Any]:
-        """What the fingerprint is made of, by name."""
+        """Return the facts behind the fingerprint by name, for the message of an error."""
         updates, waiting, skipped = self._counts
         assigned = {
             f"parameter {name!r}": f"set {self._times(name)} (checksum {self._checksums[name]:08x})"
@@ -150,8 +150,8 @@ class StepAgreement(Unshared):
             **assigned,
         }
 
-    def _look(self) -> None:
-        """Note which parameters were assigned since the last step, and to what."""
+    def _note_assignments(self) -> None:
+        """Update the checksums of parameters that were assigned since the last step."""
         for name, count in self._params.assigned.items():
             if count != self._before.get(name, 0):
                 self._checksums[name] = checksum(self._params[name])

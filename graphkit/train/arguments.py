@@ -35,7 +35,7 @@ BELOW_ONE = Range(0.0, 1.0, open_high=True)
 
 
 def real(owner: str, name: str, value: Any, allowed: Range) -> float:
-    """Return a finite number. Raises UsageError for a string, a bool, NaN, or a number out of range."""
+    """Return the value as a float. Raises UsageError for a string, a bool, NaN, or a number out of range."""
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
         raise UsageError(f"{owner}: {name} must be a number, not {value!r}")
     number = float(value)
@@ -45,7 +45,7 @@ def real(owner: str, name: str, value: Any, allowed: Range) -> float:
 
 
 def integer(owner: str, name: str, value: Any, low: int) -> int:
-    """Return an integer of at least `low`; raises UsageError otherwise."""
+    """Return the value as an int. Raises UsageError unless it is an integer of at least `low`."""
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Integral) or value < low:
         raise UsageError(f"{owner}: {name} must be an integer of at least {low}, not {value!r}")
     return int(value)
@@ -60,7 +60,16 @@ def boolean(owner: str, name: str, value: Any) -> bool:
 def fields(
     owner: str, given: Mapping[str, Any], kinds: Mapping[str, Any], ranges: Mapping[str, Range]
 ) -> dict[str, Any]:
-    """Check and return the fields of a dataclass by name, by annotation: float in its range, int from 1, bool."""
+    """Check the fields of a dataclass by their annotations, and return them by name.
+
+    A float must be in its range (by default not negative), an int at least 1. Other annotations are not checked.
+
+    Args:
+        owner: Name of the class, for messages.
+        given: Values by name of the field.
+        kinds: Annotations as text, by name.
+        ranges: Ranges of floats by name.
+    """
     found: dict[str, Any] = {}
     for name, value in given.items():
         match kinds[name]:

@@ -45,7 +45,7 @@ class EMA:
             count = F.cast(step, to="float64")
             decay = F.min(decay, F.div(F.add(count, np.asarray(1.0)), F.add(count, np.asarray(10.0))))
         kept = F.cast(decay, to=weight.dtype)
-        # One rounding of 1 - d, in float64: the two factors add up to 1 as well as the type allows.
+        # 1 - d is computed in float64 and rounded once, so that the factors add up to 1 as exactly as possible.
         added = F.cast(F.sub(np.asarray(1.0), decay), to=weight.dtype)
         new: Value = F.add(F.mul(average, kept), F.mul(weight, added))
         return new
@@ -62,64 +62,82 @@ def ema(spec: float | EMA | Mapping[str, Any] | None) -> EMA | None:
     return EMA(**spec) if isinstance(spec, Mapping) else EMA(spec)
 
 
-class Holder(Protocol):
-    """Stores the slots of trained parameters. held: the parameters whose values this process has."""
+class SlotOwner(Protocol):
+    """Stores the slots of trained parameters, as an Exchange does."""
 
     @property
-    def trained(self) -> Collection[str]: ...
+    def trained(self) -> Collection[str]:
+        """Names of the trained parameters."""
 
     @property
-    def held(self) -> Collection[str]: ...
+    def held(self) -> Collection[str]:
+        """Names of the trained parameters whose values this process has."""
 
     @property
-    def slots(self) -> ParamStore: ...
+    def slots(self) -> ParamStore:
+        """The slots by name."""
 
 
 class Averages:
-    """The moving averages in a trainer's slots, where it keeps any."""
+    """The moving averages of a trainer, which are among its slots.
 
-    def __init__(self, params: ParamStore, holder: Holder, are_kept: bool):
-        self._params, self._holder, self._are_kept = params, holder, are_kept
-        self.are_in_place = False
-        self._aside: dict[str, np.ndarray] = {}  # averages whose parameters are in half floats, while these have them
+    Args:
+        params: The parameters.
+        owner: Stores the slots.
+        exist: Whether the trainer has moving averages.
+
+    Attributes:
+        are_swapped: Whether parameters and averages are exchanged.
+    """
+
+    def __init__(self, params: ParamStore, owner: SlotOwner, exist: bool):
+        self._params, self._owner, self._exist = params, owner, exist
+        self.are_swapped = False
+        # Averages in float32 while float16 or bfloat16 parameters contain them rounded.
+        self._unrounded: dict[str, np.ndarray] = {}
 
     def start(self) -> None:
         """Set the averages to the parameters."""
-        for name in self._holder.trained if self._are_kept else ():
+        for name in self._owner.trained if self._exist else ():
             key = f"{name}/{AVERAGE}"
-            self._holder.slots[key] = np.asarray(self._params[name], self._holder.slots.type_of(key).dtype.numpy)
+            self._owner.slots[key] = np.asarray(self._params[name], self._owner.slots.type_of(key).dtype.numpy)
 
-    def exchange(self) -> None:
+    def swap(self) -> None:
         """Exchange parameters and averages. Raises UsageError if there are no averages."""
-        if not self._are_kept:
+        if not self._exist:
             raise UsageError("there is no moving average: create the Trainer with ema=0.999, or another decay")
         with uninterrupted:
-            for name in self._holder.held:
+            for name in self._owner.held:
                 key = f"{name}/{AVERAGE}"
-                weight, average = self._params[name], self._holder.slots[key]
+                weight, average = self._params[name], self._owner.slots[key]
                 if weight.dtype == average.dtype:
                     self._params.commit(name, average)
-                    self._holder.slots.commit(key, weight)
+                    self._owner.slots.commit(key, weight)
                     continue
-                # A parameter in half floats has the average rounded; the average itself is put aside.
+                # A float16 or bfloat16 parameter gets the rounded average, so the average itself is stored.
                 self._params.commit(name, average.astype(weight.dtype))
-                aside = self._aside.pop(key, None)
-                if self.are_in_place:
-                    self._holder.slots.commit(key, weight.astype(average.dtype) if aside is None else aside)
+                unrounded = self._unrounded.pop(key, None)
+                if self.are_swapped:
+                    self._owner.slots.commit(key, weight.astype(average.dtype) if unrounded is None else unrounded)
                 else:
-                    self._aside[key] = average
-                    self._holder.slots.commit(key, weight.astype(average.dtype))
-            self.are_in_place = not self.are_in_place
+                    self._unrounded[key] = average
+                    self._owner.slots.commit(key, weight.astype(average.dtype))
+            self.are_swapped = not self.are_swapped
+
+    def check_not_swapped(self, action: str) -> None:
+        """Raise UsageError if the model contains the averages. action: what is not possible then."""
+        if self.are_swapped:
+            raise UsageError(f"the model holds the moving averages: call swap() before {action}")
 
     @contextlib.contextmanager
-    def in_their_place(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[None]:
         """Context in which the parameters have the values of the averages, if there are any."""
-        before = self.are_in_place
+        before = self.are_swapped
         try:
-            if self._are_kept and not before:
-                self.exchange()
+            if self._exist and not before:
+                self.swap()
             yield
         finally:
             with uninterrupted:
-                if self.are_in_place is not before:
-                    self.exchange()
+                if self.are_swapped is not before:
+                    self.swap()

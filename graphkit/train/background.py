@@ -18,22 +18,24 @@ from graphkit.train.metrics import Metric
 
 T = TypeVar("T")
 
-# A thread that runs Python may keep the GIL for 5 ms (sys.getswitchinterval) while the one that steps asks for it:
-# shorter metrics in plain Python would delay steps by more than they take.
+# A thread that runs Python may hold the GIL for 5 ms (sys.getswitchinterval) while the training thread waits for it. In
+# another thread, metrics that take less time would delay steps by more than they take.
 METRIC_SECONDS = 5e-3
 
 
 def length_of(data: object) -> int | None:
-    """Return the length; None if there is none."""
+    """Return `len(data)`, or None if it has no length."""
     return len(data) if hasattr(data, "__len__") else None
 
 
 class BackgroundWork:
-    """A dependency engine for the duration of its `with` block: one worker loads batches, another computes metrics.
+    """Two worker threads for the duration of a `with` block: one loads batches, the other computes metrics.
 
-    depth: number of batches that are loaded ahead. With 0, or without the native engine, everything runs when it is
-    requested. An exception of a metric is raised at the next metric, or at the end of the block unless the block raises
-    one itself. Leaving the block waits for all metrics.
+    depth: number of batches that are loaded ahead. With 0, or without the native engine, everything runs in the calling
+    thread.
+
+    If a metric raises an exception, the next call of `measure` raises it, or the end of the block unless the block
+    raises another one. The end of the block waits for all metrics.
     """
 
     def __init__(self, depth: int):
@@ -42,7 +44,8 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
-        self._pending = False  # a wait gives the GIL away, to the worker that loads
+        # Whether a metric runs. A wait without need would hand the GIL to the thread that loads.
+        self._pending = False
 
     def __enter__(self) -> BackgroundWork:
         if self._depth and load_native() is not None:
@@ -56,16 +59,17 @@ class BackgroundWork:
             self._engine.__exit__(kind, error, at)
 
     def batches(self, source: Iterable[T]) -> Iterator[T]:
+        """Yield the batches of `source`, which a worker loads ahead."""
         return iter(source) if self._engine is None else prefetch(source, self._depth, engine=self._engine)
 
-    def settle(self) -> None:
-        """Wait until the metrics have seen all their batches."""
+    def wait_for_metrics(self) -> None:
+        """Wait until the metrics have been updated with all batches."""
         if self._pending and self._engine is not None:
             self._pending = False
             self._engine.wait(self._scores)
 
     def measure(self, metrics: Sequence[Metric], output: np.ndarray, target: np.ndarray) -> None:
-        """Update metrics with a batch; slow ones run during the next step."""
+        """Update metrics with a batch. If they are slow, a worker does it during the next step."""
 
         def update() -> None:
             for metric in metrics:
@@ -74,7 +78,7 @@ class BackgroundWork:
         if self._engine is None:
             update()
             return
-        self.settle()
+        self.wait_for_metrics()
         self._pending = self._scoring.worthwhile
         if self._pending:
             work = partial(self._context.run, self._scoring.timed, update)

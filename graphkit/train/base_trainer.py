@@ -1,4 +1,4 @@
-"""What a trainer is without its loop over epochs: a model, a loss and an optimizer as programs that take steps."""
+"""The base of Trainer: takes single steps. It has no loop over epochs, and writes no files."""
 
 from __future__ import annotations
 
@@ -26,27 +26,25 @@ from graphkit.model import Model
 from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
-from graphkit.train import devices, losses, metrics
+from graphkit.train import losses, metrics
 from graphkit.train import optim as optimizers
 from graphkit.train.agreement import agreement_of, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, integer, real
 from graphkit.train.average import Averages
 from graphkit.train.average import ema as moving_average
-from graphkit.train.exchange.choice import exchange_of
 from graphkit.train.exchange.division import division_of
 from graphkit.train.exchange.exchange import Inference, StepSpec
 from graphkit.train.inputs import Inputs, by_name, with_types
-from graphkit.train.lazy_scalar import LazyScalar
 from graphkit.train.mixing import Mixing
 from graphkit.train.position import MetricStates, Position
 from graphkit.train.probabilities import are_probabilities
 from graphkit.train.programs import loss_scale
 from graphkit.train.programs import step as steps
-from graphkit.train.rates import Rates
 from graphkit.train.recurrent_state import RecurrentState
+from graphkit.train.schedules import RunRate
 from graphkit.train.selection import ParameterSelection, select_parameters
-from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation
-from graphkit.train.stepper import Stepper
+from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation, choose_device
+from graphkit.train.stepper import LazyScalar, Stepper, create_exchange
 from graphkit.train.training_graph import Criterion, training_graph
 
 # States of callbacks, by the name of the callback.
@@ -67,7 +65,7 @@ class Loop(Protocol):
         """States of the metrics of the current epoch."""
 
     def callback_states(self) -> States:
-        """States of the callbacks."""
+        """States of the callbacks by name."""
 
     @property
     def callbacks_may_add_scores(self) -> bool:
@@ -75,7 +73,7 @@ class Loop(Protocol):
 
 
 class BaseTrainer:
-    """Takes steps. `Trainer` adds `fit`, `evaluate` and files, and describes the arguments."""
+    """Takes steps. `Trainer` adds `fit`, `evaluate` and files, and documents the arguments."""
 
     def __init__(
         self,
@@ -100,7 +98,7 @@ class BaseTrainer:
         self.ema = moving_average(regularisation.ema)
         self.seed = config.SEED.get() if seed is None else seed
         self.position = Position()
-        # All checkpoints of a run have its name.
+        # The name of the run. All its checkpoints contain it.
         self.run = secrets.token_hex(8)
         # Stored in checkpoints: any JSON value.
         self.notes: dict[str, Any] = {}
@@ -108,79 +106,75 @@ class BaseTrainer:
         self.step_incomplete = False
         self._resumed = False
         self._fit: Loop | None = None
-        # Why a callback wants the run to end; the states of callbacks outside of `fit`.
+        # The argument of `stop`, or None.
         self.stop_reason: str | None = None
+        # States of the callbacks of earlier `fit` calls.
         self._callback_states: States = {}
-        self._rates = Rates()
+        self._rates = RunRate()
         self._recurrent_state = RecurrentState(net, carry)
         mixes = regularisation.mixes
         self._mixing = Mixing(mixes.get("mixup"), mixes.get("cutmix")) if mixes else None
         self._inputs = Inputs(net.input_types)
-        refused = {
-            "accumulate= (--accumulate)": memory.accumulate > 1, "carry= (--recurrent-state)": bool(carry),
-            "lazy= (--sparse-update)": bool(selection.lazy), "recompute= (--recompute)": memory.recompute is not None,
-            "swap_memory= (--swap-memory)": memory.swap_memory,
-            "shard_optimizer= (--shard-optimizer)": parallel.shard_optimizer,
-            "sync_batch_norm= (--sync-batch-norm)": parallel.sync_batch_norm,
-            "mixup= or cutmix= (--mixup, --cutmix)": bool(mixes),
-            "gradient compression (--compression)": kvstore is not None and kvstore.transport.compresses,
-            "precision='f16' (--precision f16)": numerics.precision == "f16",
-        }  # fmt: skip
+        refused = _settings_without_groups(selection, carry, numerics, memory, parallel, mixes)
         self._division = division_of(
             parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, refused
         )
-        # Which part of the data this process takes, and of how many. Ranks that divide the model take the same data.
+        # Which part of each batch this process takes: (index, number of parts). Ranks that divide the model take the
+        # whole batch.
         self._place = (0, 1) if kvstore is None or self._division else (kvstore.rank, kvstore.num_workers)
         self._alone = kvstore is None or kvstore.num_workers == 1
         self._writes = kvstore is None or kvstore.rank == 0
-        # Delays an interrupt until a block is complete. With several ranks it interrupts at once, because a rank might
-        # wait for the others forever.
+        # Delays an interrupt until a block is complete. With several ranks, an interrupt takes effect at once, because
+        # this rank may wait for others that have ended.
         self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
 
         self._criterion = criterion
+        spec = self._describe_step(selection, numerics, memory, parallel, regularisation, device, threads)
+        compared = _compared_options(criterion, numerics, memory, parallel, regularisation)
+        compared |= {"carry": carry or None, "seed": self.seed if parallel.groups else None}
+        compare_setup(kvstore, spec.rule, spec.trained, net.params, compared)
+        self._create_programs(spec, parallel.shard_optimizer)
+
+    def _describe_step(
+        self, selection: ParameterSelection, numerics: Numerics, memory: Memory, parallel: Parallel,
+        regularisation: Regularisation, device: AnyDevice, threads: int | None,
+    ) -> StepSpec:  # fmt: skip
+        """Build the training graph, and return the description of a step."""
+        net, criterion = self.net, self._criterion
         graph, self._targets = training_graph(
             net, criterion, selection,
-            mixed=bool(mixes), straight_through=numerics.straight_through,
+            mixed=bool(regularisation.mixes), straight_through=numerics.straight_through,
             batch_statistics=_uses_batch_statistics(regularisation, parallel),
-            statistics_over=kvstore if parallel.sync_batch_norm else None,
+            statistics_over=self.kvstore if parallel.sync_batch_norm else None,
         )  # fmt: skip
         first = next(iter(criterion.loss)) if isinstance(criterion.loss, Mapping) else net.outputs[0]
         self._output = first if criterion.output is None else criterion.output
         trained = select_parameters(graph, selection)
         scale = loss_scale.state() if numerics.precision == "f16" else None
         clip_norm = None if regularisation.clip_norm is None else float(regularisation.clip_norm)
-        rule = steps.UpdateRule(optimizer, clip_norm, self.ema, numerics.on_nonfinite, scale)
-        options: dict[str, Any] = {
-            "device": devices.chosen(device, graph, kvstore), "threads": threads, "seed": self.seed,
+        rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, numerics.on_nonfinite, scale)
+        self._options: dict[str, Any] = {
+            "device": choose_device(device, graph, self.kvstore), "threads": threads, "seed": self.seed,
             "precision": numerics.precision, "deterministic": numerics.deterministic,
         }  # fmt: skip
-        compare_setup(
-            kvstore, rule, trained, net.params,
-            {
-                "loss": losses.described(criterion.loss), "loss_weights": criterion.weights,
-                "accumulate": memory.accumulate, "precision": numerics.precision,
-                "deterministic": numerics.deterministic, "shard_optimizer": parallel.shard_optimizer,
-                "batch_norm": regularisation.batch_norm, "sync_batch_norm": parallel.sync_batch_norm,
-                "straight_through": numerics.straight_through, **mixes, "groups": parallel.groups,
-                "micro_batches": parallel.micro_batches, "batch_axes": parallel.batch_axes, "carry": carry or None,
-                "seed": self.seed if parallel.groups else None,
-            },
-        )  # fmt: skip
-        many = quantity(config.num_threads(threads), "thread")
-        self._chosen = f"device {options['device']}, {many}, precision {numerics.precision}"
-        spec = StepSpec(
-            graph, trained, rule, net.params, self._output, options,
+        thread_count = quantity(config.num_threads(threads), "thread")
+        self._described_options = f"device {self._options['device']}, {thread_count}, precision {numerics.precision}"
+        return StepSpec(
+            graph, trained, rule, net.params, self._output, self._options,
             accumulate=memory.accumulate, recompute=memory.recompute, swap_memory=memory.swap_memory,
         )  # fmt: skip
-        self._exchange = exchange_of(spec, kvstore, self._division, parallel.shard_optimizer)
+
+    def _create_programs(self, spec: StepSpec, shard: bool) -> None:
+        """Create the programs for training and inference, and give all ranks the parameters of rank 0."""
+        net, kvstore = self.net, self.kvstore
+        self._exchange = create_exchange(spec, kvstore, self._division, shard)
         self._stepper = Stepper(spec, self._exchange)
         if self._division is None:
             self._draw_from((self.seed, 0))
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
-        self._options = options
         self.trained = self._stepper.trained
         self._averages = Averages(net.params, self._exchange, self.ema is not None)
-        if optimizer.schedule.is_open and not self._exchange.sets_rates:
+        if self.optimizer.schedule.is_open and not self._exchange.sets_rates:
             raise UsageError(
                 "servers apply the learning rate and do not know the length of the run: pass steps= to the schedule"
             )
@@ -209,12 +203,12 @@ class BaseTrainer:
 
         While `net` contains the averages, you cannot train. Raises UsageError if the Trainer has no `ema`.
         """
-        self._averages.exchange()
+        self._averages.swap()
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[Model]:
         """Context manager that gives `net` with its moving averages, or with its own values without `ema`."""
-        with self._averages.in_their_place():
+        with self._averages.in_use():
             yield self.net
 
     # --- one step --------------------------------------------------------------------------------
@@ -356,13 +350,12 @@ class BaseTrainer:
 
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """Train on a batch. Return the loss, and the outputs that are read (see `Exchange.read`)."""
-        if self._averages.are_in_place:
-            raise UsageError("the model holds the moving averages: call swap() before the next step")
+        self._averages.check_not_swapped("the next step")
         if self.kvstore is None:
             return self._take(inputs, targets, size, self.learning_rate)
         self.kvstore.transport.begin_step()
         rate = self.learning_rate
-        with self.kvstore.transport.working(), self._agreement.of_step(rate, self._stepper):
+        with self.kvstore.transport.working(), self._agreement.step(rate, self._stepper):
             return self._take(inputs, targets, size, rate)
 
     def _take(self, inputs: Any, targets: Any, size: int | None, rate: float) -> tuple[np.ndarray, dict[str, Any]]:
@@ -391,17 +384,16 @@ class BaseTrainer:
 
         With servers, all workers must call it; they then continue with the values of the servers.
         """
-        if self._averages.are_in_place:
-            raise UsageError("the model holds the moving averages: call swap() before flush()")
+        self._averages.check_not_swapped("flush()")
         with self._working():
             self._stepper.flush(self.learning_rate)
 
     def _working(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which other processes may wait for this one, which has not stalled."""
+        """Context in which other processes may wait for this one without a time limit."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
     def _running(self, code: str) -> contextlib.AbstractContextManager[None]:
-        """Context that runs the user's code, for which other processes wait only for a limited time."""
+        """Context of code of the user, for which other processes wait only for a limited time. code: its name."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.running(code)
 
     # --- data ---
@@ -421,7 +413,7 @@ class BaseTrainer:
         return found
 
     def _check_data(self, *parts: Dataset | IterableDataset | None) -> None:
-        """Raise InputError for data with arrays or a number of classes that the network does not have."""
+        """Raise InputError if arrays of the data, or their number of classes, do not match the model."""
         for part in parts:
             if isinstance(part, Dataset):
                 self._inputs.check_names(part)
@@ -429,7 +421,7 @@ class BaseTrainer:
                 self._targets.check_classes(part, self.net.name)
 
     def _prepared(self, batch: Batch) -> Batch:
-        """The batch with inputs by name, as arrays that programs take without a copy. Their copy to a GPU begins."""
+        """Return the batch with inputs by name, in the types of the program. On a GPU, start to copy them there."""
         inputs = self._recurrent_state.named(batch.inputs)
         if not batch.size:
             return replace(batch, inputs=inputs)
@@ -446,7 +438,7 @@ class BaseTrainer:
         yield f"update {self.updates}, epoch {self.epoch}"
         if self.step_incomplete:
             yield "stopped in the middle of a step"
-        yield self._chosen
+        yield self._described_options
         yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"
         yield quantity(self.net.num_parameters, "parameter")
         if self.kvstore is not None:
@@ -454,10 +446,50 @@ class BaseTrainer:
 
 
 def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -> bool:
-    """Whether BatchNormalization uses the statistics of the batch."""
+    """Whether BatchNormalization uses the statistics of the batch. Raises UsageError for settings that conflict."""
     if parallel.sync_batch_norm and regularisation.batch_norm == "frozen":
         raise UsageError(
             "Trainer: sync_batch_norm (--sync-batch-norm) has no effect with batch_norm='frozen' "
             "(--batch-norm frozen), which computes no statistics; leave out one of them"
         )
     return regularisation.batch_norm == "train"
+
+
+def _settings_without_groups(
+    selection: ParameterSelection, carry: Mapping[str, str], numerics: Numerics, memory: Memory, parallel: Parallel,
+    mixes: Mapping[str, float],
+) -> dict[str, bool]:  # fmt: skip
+    """Return whether the user has set each setting that excludes `groups`, by its name for messages."""
+    return {
+        "accumulate= (--accumulate)": memory.accumulate > 1,
+        "carry= (--recurrent-state)": bool(carry),
+        "lazy= (--sparse-update)": bool(selection.lazy),
+        "recompute= (--recompute)": memory.recompute is not None,
+        "swap_memory= (--swap-memory)": memory.swap_memory,
+        "shard_optimizer= (--shard-optimizer)": parallel.shard_optimizer,
+        "sync_batch_norm= (--sync-batch-norm)": parallel.sync_batch_norm,
+        "mixup= or cutmix= (--mixup, --cutmix)": bool(mixes),
+        "gradient compression (--compression)": parallel.kvstore is not None and parallel.kvstore.transport.compresses,
+        "precision='f16' (--precision f16)": numerics.precision == "f16",
+    }
+
+
+def _compared_options(
+    criterion: Criterion, numerics: Numerics, memory: Memory, parallel: Parallel, regularisation: Regularisation
+) -> dict[str, Any]:
+    """Return the settings that must be equal on all ranks, by name."""
+    return {
+        "loss": losses.described(criterion.loss),
+        "loss_weights": criterion.weights,
+        "accumulate": memory.accumulate,
+        "precision": numerics.precision,
+        "deterministic": numerics.deterministic,
+        "shard_optimizer": parallel.shard_optimizer,
+        "batch_norm": regularisation.batch_norm,
+        "sync_batch_norm": parallel.sync_batch_norm,
+        "straight_through": numerics.straight_through,
+        **regularisation.mixes,
+        "groups": parallel.groups,
+        "micro_batches": parallel.micro_batches,
+        "batch_axes": parallel.batch_axes,
+    }

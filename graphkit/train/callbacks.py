@@ -16,11 +16,11 @@ from graphkit.train.run_folder import BEST
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
 
-# What a callback is told: numbers by name.
+# The second argument of the methods of a callback: numbers by name.
 Numbers = Mapping[str, Any]
 
 _SMALLER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity", "skipped"})
-# What an epoch has beside its scores.
+# Numbers of an epoch that are not scores.
 _NO_SCORES = frozenset({"epoch", "updates", "processes", "peak_memory", "samples_per_second", "waiting"})
 
 
@@ -116,8 +116,8 @@ class _Monitor(Callback):
         self.best_epoch = 0
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
-        own = type(self).value is not _Monitor.value  # a subclass that looks at other numbers
-        known = trainer.scores  # none if this is called outside of `fit`
+        own = type(self).value is not _Monitor.value  # a subclass that monitors another number
+        known = trainer.scores  # empty outside of `fit`
         if known and not (own or trainer.callbacks_may_add_scores) and self.monitor not in (*_NO_SCORES, *known):
             raise self._lacking(known)
 
@@ -128,6 +128,7 @@ class _Monitor(Callback):
         return float(numbers[self.monitor])
 
     def _lacking(self, numbers: Iterable[str]) -> UsageError:
+        """Return an error: the monitored number is not among those of an epoch."""
         if self.monitor.startswith("valid_") and (other := self.monitor.removeprefix("valid_")) in numbers:
             return UsageError(
                 f"{type(self).__name__}: the monitor {self.monitor!r} needs validation data: pass valid= to fit "
@@ -136,7 +137,7 @@ class _Monitor(Callback):
         missing = "" if not self.monitor.startswith("valid_") else " (valid_... only with validation data)"
         known = [name for name in numbers if name not in _NO_SCORES]
         near = did_you_mean(self.monitor, known)
-        near = near if "did you mean" in near else ""  # otherwise it lists all, as this message does
+        near = near if "did you mean" in near else ""  # otherwise it lists all names, and so does this message
         return UsageError(
             f"{type(self).__name__}: unknown monitor {self.monitor!r}{near or '.'} An epoch has "
             f"{', '.join(known)}{missing}"
@@ -185,7 +186,7 @@ class _Patient(_Monitor):
         super().restore(state)
         self.wait = int(state["wait"])
 
-    def runs_out(self, numbers: Numbers) -> bool:
+    def is_exhausted(self, numbers: Numbers) -> bool:
         """Whether the number has not improved for `patience` epochs in a row."""
         self.wait = 0 if self.improves(numbers) else self.wait + 1
         return self.wait >= self.patience
@@ -210,7 +211,7 @@ class EarlyStopping(_Patient):
         super().__init__(monitor, patience, mode, min_delta)
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        if self.runs_out(numbers):
+        if self.is_exhausted(numbers):
             best = "was never finite" if self.best is None else f"was best in epoch {self.best_epoch}, {self.best:.5g}"
             trainer.stop(f"{self.monitor} has not improved for {quantity(self.wait, 'epoch')}; it {best}")
 
@@ -252,10 +253,10 @@ class ReduceOnPlateau(_Patient):
         trainer.rate_scale = self.scale
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        out = self.runs_out(numbers)
+        is_due = self.is_exhausted(numbers)
         if self.cooling:
-            self.cooling, self.wait, out = self.cooling - 1, 0, False
-        if out:
+            self.cooling, self.wait, is_due = self.cooling - 1, 0, False
+        if is_due:
             self.scale = trainer.rate_scale = max(self.scale * self.factor, self.lowest)
             self.wait, self.cooling = 0, self.cooldown
 
@@ -293,6 +294,6 @@ class KeepBest(_Monitor):
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
         if self.improves(numbers):
-            assert trainer.folder is not None, "seen at the beginning"
+            assert trainer.folder is not None, "checked in on_fit_begin"
             meta = {"best_epoch": str(self.best_epoch), f"best_{self.monitor}": repr(self.best)}
             trainer.save_model(trainer.folder / BEST, meta)

@@ -27,11 +27,22 @@ _VERSION = 2
 
 @dataclass
 class Checkpoint:
-    """All of a checkpoint except the graph: arrays by name, the optimizer's description, random state, position.
+    """The content of a checkpoint. It does not contain the graph.
 
-    arrays: those that are equal in all processes. parts: by rank, what only that rank knows within an epoch. residuals:
-    by rank, the residuals of gradient compression. position: as `Position.describe` returns it. run: a name that all
-    checkpoints of a run share. notes: JSON of the user of the trainer. callbacks: states by the name of the callback.
+    Attributes:
+        arrays: Parameters and states that are equal on all ranks, by name.
+        optimizer: As `Optimizer.describe` returns it.
+        loss: The loss as text.
+        rng: (seed, step) of random numbers.
+        position: As `Position.describe` returns it.
+        run: A name that all checkpoints of a run share.
+        updates: Number of updates.
+        data_seed: Seed of the order of the data.
+        settings: Settings and counts of the trainer.
+        notes: JSON of the user of the trainer.
+        callbacks: States by the name of the callback.
+        parts: By rank: states of an incomplete epoch (recurrent states, metrics).
+        residuals: By rank: residuals of gradient compression.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -49,7 +60,7 @@ class Checkpoint:
     residuals: Sequence[Mapping[str, np.ndarray]] = ()
 
 
-# What ranks have of their own, and how the names of these arrays in the weights file begin.
+# The fields with arrays by rank, and the prefixes of their names in the weights file.
 _OF_RANKS = {"parts": "rank {}/", "residuals": "left out by rank {}/"}
 
 _DESCRIBED = tuple(f.name for f in fields(Checkpoint) if f.name not in ("arrays", *_OF_RANKS))
@@ -60,9 +71,10 @@ def exists(folder: str | Path) -> bool:
 
 
 def save(folder: str | Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` into `folder`; the previous one stays valid until this one is whole.
+    """Write a checkpoint into a folder. The previous one stays valid until the new one is complete.
 
-    Raises RuntimeFailure when the disk refuses; nothing is then changed, unless it is the removal of the one before.
+    Raises RuntimeFailure if a file cannot be written. The previous checkpoint is then still valid, unless only the
+    removal of its file failed.
     """
     folder = Path(folder)
     arrays = dict(checkpoint.arrays)
@@ -96,17 +108,17 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def _weights_file(folder: Path) -> str | None:
-    """The name of the weights file of the checkpoint; None without a checkpoint that can be read."""
+    """Return the name of the weights file of a checkpoint; None if there is no checkpoint that can be read."""
     try:
-        return str(_manifest(folder)["weights"]["file"])
+        return str(read_manifest(folder)["weights"]["file"])
     except (UsageError, InvalidModel, KeyError, TypeError):
         return None
 
 
 def _remove_states(folder: Path, keep: str) -> None:
-    """Remove weights files that no checkpoint needs: of the one before, or of one that was never finished.
+    """Remove weights files of earlier and of incomplete checkpoints. keep: the file of the current checkpoint.
 
-    Raises RuntimeFailure when the disk refuses.
+    Raises RuntimeFailure if a file cannot be removed.
     """
     for old in folder.glob("state.*.safetensors"):
         if old.name == keep:
@@ -120,24 +132,19 @@ def _remove_states(folder: Path, keep: str) -> None:
 
 
 def run_of(folder: str | Path) -> str:
-    """The name of the run that a checkpoint belongs to; raises as `load`."""
-    return str(_manifest(Path(folder)).get("run", ""))
+    """Return the name of the run that a checkpoint belongs to. Raises the errors of `load`."""
+    return str(read_manifest(folder).get("run", ""))
 
 
 def notes_of(folder: str | Path) -> dict[str, Any]:
-    """The notes of a checkpoint; raises as `load`."""
-    return dict(_manifest(Path(folder)).get("notes", {}))
-
-
-def described(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, checked, without a look at its arrays; raises as `load`."""
-    return _manifest(Path(folder))
+    """Return the notes of a checkpoint. Raises the errors of `load`."""
+    return dict(read_manifest(folder).get("notes", {}))
 
 
 def load(folder: str | Path) -> Checkpoint:
-    """Read a folder's checkpoint; raises UsageError when there is none, InvalidModel when it is damaged."""
+    """Read the checkpoint in a folder. Raises UsageError if there is none, and InvalidModel if it is damaged."""
     folder = Path(folder)
-    path, manifest = folder / MANIFEST, _manifest(folder)
+    path, manifest = folder / MANIFEST, read_manifest(folder)
     try:
         types = {n: (dtype_of(t["dtype"]), tuple(t["shape"])) for n, t in manifest["arrays"].items()}
         reference = manifest["weights"]
@@ -146,7 +153,7 @@ def load(folder: str | Path) -> Checkpoint:
         raw = read_weights(folder / reference["file"], reference["sha256"], _expected(types))
         arrays = {n: restored(np.asarray(raw[n]), *types[n]) for n in types}
         if manifest["version"] == 1:
-            return _first_version(manifest, arrays)
+            return _from_version_1(manifest, arrays)
         names = {"parts": manifest["parts"], "residuals": manifest.get("residuals", [])}
         of_ranks: dict[str, Any] = {
             name: [
@@ -161,8 +168,9 @@ def load(folder: str | Path) -> Checkpoint:
         raise InvalidModel(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """Return the checked manifest of a checkpoint, without reading its arrays. Raises the errors of `load`."""
+    path = Path(folder) / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -180,12 +188,15 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _expected(types: Mapping[str, tuple[DType, tuple[int, ...]]]) -> dict[str, tuple[str, Any]]:
-    """Type code and shape of every tensor, as the weights file has to have it."""
+    """Return the type code and shape that each tensor of the weights file must have, by name."""
     return {n: (CODES[d], s) if d in CODES else ("U8", None) for n, (d, s) in types.items()}
 
 
-def _first_version(manifest: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
-    """Without the end of the run, and what it had gathered of an epoch; the carried state is among the arrays."""
+def _from_version_1(manifest: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
+    """Return a checkpoint of version 1.
+
+    It has no length of the run and no states of metrics, and stores recurrent states among the other arrays.
+    """
     carried = {name: arrays.pop(name) for name in [n for n in arrays if n.endswith("/carried")]}
     epoch, batch = int(manifest["epoch"]), int(manifest["batch"])
     known = {name: manifest[name] for name in _DESCRIBED if name in manifest}

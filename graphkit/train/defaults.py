@@ -8,9 +8,9 @@ BATCH_SIZE = 64
 EPOCHS = 1
 # Updates between lines of the log.
 LOG_EVERY = 50
-# What early stopping and the best model go by.
+# The number by which early stopping and KeepBest compare epochs.
 MONITOR = "valid_loss"
-# Of losses by name, what is measured beside them on the command line when nothing is asked for.
+# Metrics by the name of the loss, for evaluations that name no metrics.
 METRICS = {
     "softmax_cross_entropy": ("accuracy",),
     "sigmoid_binary_cross_entropy": ("accuracy",),
@@ -18,5 +18,5 @@ METRICS = {
     "huber": ("mse",),
     "l1": ("mae",),
 }
-# How BatchNormalization is computed in training, the first one by default.
+# The modes of BatchNormalization in training. The first one is the default.
 BATCH_NORM = ("train", "frozen")

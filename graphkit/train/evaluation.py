@@ -18,16 +18,16 @@ from graphkit.train.recurrent_state import RecurrentState
 
 
 def usual_metrics(loss: Any, output: str) -> tuple[str, ...]:
-    """Return the metrics of an evaluation that names none: those of the loss of this output, else the loss itself."""
+    """Return the metrics of an evaluation that names none: those for the loss of this output, or the loss itself."""
     of_output = loss.get(output) if isinstance(loss, Mapping) else loss
     name = of_output if isinstance(of_output, str) else getattr(of_output, "name", "")
     return defaults.METRICS.get(name, (LOSS,))
 
 
 class Evaluation:
-    """Evaluates the inference graph of a trainer. Its loss is a separate program, compiled when it is first needed.
+    """Evaluates the inference graph of a trainer, with or without the loss.
 
-    options: those of the executor. The trainer keeps this object and passes itself to each call.
+    The loss needs a separate program, which is compiled when it is first used. options: those of the executor.
     """
 
     def __init__(self, options: dict[str, Any]):
@@ -48,7 +48,16 @@ class Evaluation:
         prefetch: int,
         bar: ProgressBar,
     ) -> dict[str, float]:
-        """The metrics by name, in order; `loss` among them is the mean over all samples, by their weights."""
+        """Return the metrics of a data set by name, in the order of `specs`. `loss` is the weighted mean over batches.
+
+        Args:
+            trainer: The trainer that owns this object.
+            data: The data set.
+            specs: Names of metrics, or metrics.
+            batch_size: Samples per batch.
+            prefetch: Number of batches that are loaded ahead.
+            bar: The progress bar.
+        """
         specs = as_list(specs)
         with_loss = any(isinstance(spec, str) and spec == LOSS for spec in specs)
         if with_loss and not self.has_loss(trainer):
@@ -59,7 +68,7 @@ class Evaluation:
         total = weight = 0.0
         with trainer._working(), trainer.averaged(), BackgroundWork(prefetch) as background, program.session():
             batches = data.batches(batch_size, shuffle=False)
-            bar.start("validation", length_of(batches), passing=True)
+            bar.start("validation", length_of(batches), transient=True)
             for batch in background.batches(map(trainer._prepared, batches)):
                 feeds = state.feeds(batch.inputs)
                 if with_loss:

@@ -26,11 +26,13 @@ from graphkit.train.background import length_of
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
 
-# The loss at which it is seen to diverge, by the best one; how much of the smoothed loss a batch leaves as it was.
-_DIVERGED, _SMOOTHING = 4.0, 0.9
-# Steps where data are fewer or more: at least, and at most, so many.
-_LEAST, _MOST = 60, 400
-# Batches at the beginning whose slope says nothing.
+# Training diverges if the smoothed loss exceeds this multiple of its best value.
+_DIVERGED = 4.0
+# Decay of the moving average of losses.
+_SMOOTHING = 0.9
+# Limits of the default number of steps.
+_MIN_STEPS, _MAX_STEPS = 60, 400
+# Number of steps at the beginning whose smoothed loss is too noisy for a slope.
 _NOISY = 10
 
 
@@ -110,10 +112,10 @@ def find_lr(
     with employed(workers, trainer._data(data)) as (found,):
         if steps is None:
             count = length_of(found.batches(batch_size, seed=trainer.seed))
-            steps = _LEAST if count is None else min(max(count, _LEAST), _MOST)
+            steps = _MIN_STEPS if count is None else min(max(count, _MIN_STEPS), _MAX_STEPS)
         steps = integer("find_lr", "steps", steps, 2)
         rates = np.geomspace(low, high, steps).tolist()
-        before = _Before(trainer)
+        before = _SavedState(trainer)
         try:
             return _ramp(trainer, _endless(found, batch_size, trainer.seed), rates)
         finally:
@@ -121,12 +123,13 @@ def find_lr(
 
 
 def _endless(data: Any, batch_size: int, seed: int) -> Iterator[Batch]:
+    """Yield the batches of one epoch after another, without end."""
     for epoch in itertools.count():
         yield from data.batches(batch_size, seed=seed, epoch=epoch)
 
 
 def _ramp(trainer: Trainer, batches: Iterator[Batch], rates: list[float]) -> RateCurve:
-    """The losses under each rate, until they diverge."""
+    """Train one update with each rate, until the loss diverges. Return the losses."""
     losses: list[float] = []
     smoothed: list[float] = []
     mean, best, diverged = 0.0, math.inf, False
@@ -137,14 +140,14 @@ def _ramp(trainer: Trainer, batches: Iterator[Batch], rates: list[float]) -> Rat
         mean = _SMOOTHING * mean + (1 - _SMOOTHING) * losses[-1]
         smoothed.append(mean / (1 - _SMOOTHING ** len(losses)))
         best = min(best, smoothed[-1])
-        if not smoothed[-1] <= best + (_DIVERGED - 1) * abs(best):  # also where it is NaN
+        if not smoothed[-1] <= best + (_DIVERGED - 1) * abs(best):  # also true for NaN
             diverged = True
             break
     return RateCurve(tuple(rates[: len(losses)]), tuple(losses), tuple(smoothed), _steepest(rates, smoothed), diverged)
 
 
 def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
-    """The mean loss of the batches of one update, NaN where it is not finite."""
+    """Train one update. Return the mean loss of its batches; NaN if it is not finite."""
     losses = []
     for batch in itertools.islice(batches, trainer.accumulate):
         given = trainer._prepared(batch)
@@ -159,19 +162,19 @@ def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
 
 
 def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
-    """The rate at which the loss falls fastest before it is lowest; None where it never falls."""
-    known = np.array([value for value in smoothed if math.isfinite(value)])  # the last alone may be none
+    """Return the rate at which the loss falls fastest, before its minimum; None if it never falls."""
+    known = np.array([value for value in smoothed if math.isfinite(value)])  # only the last one may not be finite
     if len(known) < 3:
         return None
     slopes = np.gradient(known)[: int(np.argmin(known)) + 1]
-    # The mean of the first few batches is as noisy as they are.
+    # The moving average of the first few batches is still noisy.
     slopes[: min(_NOISY, len(slopes) // 5)] = np.inf
     steepest = int(np.argmin(slopes))
     return rates[steepest] if slopes[steepest] < 0 else None
 
 
-class _Before:
-    """What a step changes of a trainer."""
+class _SavedState:
+    """A copy of everything that a step changes in a trainer."""
 
     def __init__(self, trainer: Trainer):
         self._trainer, stepper = trainer, trainer._stepper
@@ -181,6 +184,7 @@ class _Before:
         self._counts = stepper.updates, stepper.skipped, stepper.waiting, stepper.waiting_weight
 
     def restore(self) -> None:
+        """Reset the trainer to this state."""
         trainer, stepper = self._trainer, self._trainer._stepper
         with uninterrupted:
             for name, array in self._arrays.items():

@@ -1,4 +1,4 @@
-"""The loop of `Trainer.fit`: epochs of batches, validation, records and checkpoints, from any position of a run."""
+"""The loop of `Trainer.fit`: batches, validation, logs and checkpoints. It can start at any position of a run."""
 
 from __future__ import annotations
 
@@ -19,26 +19,31 @@ from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
 from graphkit.train.background import BackgroundWork, length_of
 from graphkit.train.base_trainer import BaseTrainer, States
+from graphkit.train.callback_runner import CallbackRunner
 from graphkit.train.callbacks import Callback
-from graphkit.train.calling import Calls
+from graphkit.train.epoch_stats import ReplacedSamples, Throughput
 from graphkit.train.evaluation import Evaluation
 from graphkit.train.exchange.gather import gather, reduced, reported_name
 from graphkit.train.metrics import LOSS, Metric, as_list
-from graphkit.train.pace import Pace
 from graphkit.train.position import MetricStates
 from graphkit.train.programs.weights import weight_in
 from graphkit.train.progress import JsonLog, ProgressBar
-from graphkit.train.replaced import Replaced
 from graphkit.train.staleness import warn_of_staleness
+
+_IN_EPOCH = "called only within an epoch"
 
 
 @dataclass
 class Fit:
-    """One call of `Trainer.fit`. The trainer's position always says how far it is.
+    """One call of `Trainer.fit`. `trainer.position` is always up to date.
 
-    An interrupt cannot divide these blocks: a step with the position after it; the end of an epoch with its record and
-    checkpoint. folder: the same on all ranks; rank 0 writes. every: updates between checkpoints within an epoch.
-    log_every: updates between log lines within an epoch; 0 for none.
+    An interrupt takes effect only between these blocks: a step with the update of the position; the end of an epoch
+    with its log line and checkpoint.
+
+    Attributes:
+        folder: The run folder, the same on all ranks. Rank 0 writes.
+        every: Number of updates between checkpoints within an epoch.
+        log_every: Number of updates between log lines within an epoch; 0 for none.
     """
 
     trainer: BaseTrainer
@@ -58,19 +63,20 @@ class Fit:
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
         self._measured: list[Metric] | None = None
-        # Samples of all processes, and the time for which this one waits.
-        self._pace: Pace | None = None
-        self._logged: dict[str, float] = {}
+        # Of the current epoch.
+        self._throughput: Throughput | None = None
+        self._logged_throughput: dict[str, float] = {}
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
-        self._replaced = Replaced() if skips else None
+        self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
-        self._compare()
+        self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)
-        self.calls = Calls(self.trainer, [self.callbacks] if isinstance(self.callbacks, Callback) else self.callbacks)
+        callbacks = [self.callbacks] if isinstance(self.callbacks, Callback) else self.callbacks
+        self.runner = CallbackRunner(self.trainer, callbacks)
         self.trainer.stop_reason = None
 
-    def _compare(self) -> None:
-        """Raise RanksDiffer on all ranks unless all take the same batches and epochs."""
+    def _compare_ranks(self) -> None:
+        """Raise RanksDiffer on all ranks unless all have the same seed, batch size, epochs and position."""
         trainer, position = self.trainer, self.trainer.position
         if trainer.kvstore is not None:
             facts = {
@@ -80,13 +86,12 @@ class Fit:
             trainer.kvstore.transport.compare("fit", facts)
 
     def run(self) -> list[dict[str, float]]:
-        """Train until the run is over; the records of the epochs that end in this call."""
+        """Train until the run is complete. Return the records of the epochs that end in this call."""
         position = self.trainer.position
         if self.trainer.step_incomplete:
             raise UsageError(
                 "the last step was interrupted: some parameters may be updated, others not; resume() from a "
-                "checkpoint, "
-                "or set trainer.step_incomplete = False to continue with these values"
+                "checkpoint, or set trainer.step_incomplete = False to continue with these values"
             )
         self.log.begin(position.epoch, self.trainer.updates, position.seconds)
         history = []
@@ -97,7 +102,7 @@ class Fit:
                 history.append(self._epoch())
         except KeyboardInterrupt as interrupt:
             ending = interrupt
-            self._stopped(interrupt)
+            self._save_interrupted(interrupt)
             raise
         except Exception as error:
             ending = error
@@ -113,28 +118,31 @@ class Fit:
         trainer._rates.run_updates = self._count_updates()
         if not position.finished:
             warn_of_staleness(trainer.kvstore, trainer.optimizer, trainer.learning_rate)
-        self.calls.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
+        self.runner.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
 
     def callback_states(self) -> States:
-        """The states of the callbacks by name."""
-        return self.calls.states()
+        """Return the states of the callbacks by name."""
+        return self.runner.states()
 
     @property
     def callbacks_may_add_scores(self) -> bool:
-        return self.calls.adds_scores
+        return self.runner.may_add_scores
 
     def scores(self) -> tuple[str, ...]:
-        """The names of the numbers that each epoch of this call has: losses and metrics."""
+        """Return the names of the losses and metrics in the record of each epoch, and the learning rate."""
         alone = self.trainer.kvstore is None or self._ranks == 1
         metrics = self.trainer._metrics(self.metrics)
-        # Those that are not merged are the first rank's, whose numbers are those of the epoch.
+        # The record of an epoch is that of rank 0, so metrics that cannot be merged have its values.
         measured = [LOSS, *(metric.name if alone else reported_name(metric, 0) for metric in metrics)]
         given = [spec for spec in as_list(self.metrics) if isinstance(spec, str) and spec == LOSS]
-        held_out = measured if given or self.evaluation.has_loss(self.trainer) else measured[1:]
-        return ("learning_rate", *measured, *(f"valid_{name}" for name in held_out if self.valid is not None))
+        validated = measured if given or self.evaluation.has_loss(self.trainer) else measured[1:]
+        return ("learning_rate", *measured, *(f"valid_{name}" for name in validated if self.valid is not None))
 
     def _count_updates(self) -> int | None:
-        """Of the whole run, where the schedule needs them. Raises UsageError for data that do not say their length."""
+        """Return the number of updates of the whole run, or None if the schedule does not need it.
+
+        Raises UsageError if the schedule needs it, but the data have no length.
+        """
         trainer, position = self.trainer, self.trainer.position
         schedule = trainer.optimizer.schedule
         if not schedule.is_open:
@@ -146,11 +154,11 @@ class Fit:
 
     def _end(self, error: BaseException | None) -> None:
         trainer, position = self.trainer, self.trainer.position
-        # Of an error, the one that is on its way matters.
+        # If `fit` fails, its exception is more important than one that is raised here.
         with contextlib.nullcontext() if error is None else contextlib.suppress(Exception):
             trainer._callback_states = trainer.callback_states
         numbers = {"epoch": position.epoch, "updates": trainer.updates}
-        self.calls.end({**numbers, "finished": position.finished, "stopped": position.stopped}, error)
+        self.runner.end({**numbers, "finished": position.finished, "stopped": position.stopped}, error)
 
     def _epoch(self) -> dict[str, float]:
         trainer, position = self.trainer, self.trainer.position
@@ -169,11 +177,11 @@ class Fit:
                 "updates": trainer.updates,
                 "learning_rate": trainer.learning_rate,
                 "processes": self._ranks,
-                **self._logged,
-                **_memory(),
+                **self._logged_throughput,
+                **_peak_memory(),
                 **record,
             }
-            self.calls.epoch(numbers)
+            self.runner.epoch(numbers)
             position.end_epoch()
             self.log.write("epoch", **numbers)
             if position.stopped is not None:
@@ -197,13 +205,14 @@ class Fit:
             measured.append(self._replaced)
         self._restore(measured)
         count = length_of(batches)
-        told = self.on_epoch is not None
-        self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch, passing=told)
-        self._pace, self._logged = Pace(lambda: trainer._exchange.waited_seconds), {}
+        title = f"epoch {position.epoch + 1}/{position.until}"
+        # If there is an `on_epoch`, it may print the record of the epoch, so the bar need not remain.
+        self.bar.start(title, count, position.batch, transient=self.on_epoch is not None)
+        self._throughput, self._logged_throughput = Throughput(lambda: trainer._exchange.waited_seconds), {}
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background
             try:
-                # A position after the last batch is that of the update, or the validation, behind it.
+                # After the last batch, only the update of an incomplete group and the validation remain.
                 if position.stopped is None and (count is None or position.batch < count):
                     for batch in background.batches(map(trainer._prepared, batches)):
                         with trainer._interrupts:
@@ -213,13 +222,13 @@ class Fit:
                 with trainer._interrupts:
                     self._end_of_batches(measured)
             finally:
-                # Of an error, the one that is on its way matters.
+                # If the epoch fails, its exception is more important than one that is raised here.
                 with contextlib.suppress(Exception):
                     position.metrics = self.metric_states()
                 self._measured = None
 
     def _batches(self) -> Iterable[Batch]:
-        """The batches of the epoch from the position on; raises UsageError where these data cannot go on with it."""
+        """Return the remaining batches of the epoch. Raises UsageError if the data do not match the position."""
         trainer, position = self.trainer, self.trainer.position
         width, length = self.batch_size * self._ranks, length_of(self.train)
         if position.within and position.width:
@@ -251,14 +260,14 @@ class Fit:
         inputs = trainer._recurrent_state.feeds(batch.inputs) if batch.size else batch.inputs
         skipped = trainer.skipped
         trainer._exchange.read(bool(measured or trainer._recurrent_state.names))
-        with self._whole():
-            found, results = trainer._step(inputs, batch.targets, batch.size)
-        loss = float(found)
+        with self._writing_parameters():
+            array, results = trainer._step(inputs, batch.targets, batch.size)
+        loss = float(array)
         position.batch += 1
         if self._replaced is not None:
             self._replaced.add(batch.replaced)
         position.skipped += trainer.skipped - skipped
-        if results or math.isfinite(loss):  # else the step was skipped
+        if results or math.isfinite(loss):  # otherwise the step was skipped
             trainer._recurrent_state.keep(results)
             weight = weight_in(results, batch.global_size)
             position.loss_sum += loss * weight
@@ -268,13 +277,13 @@ class Fit:
                 target = trainer._targets.of(trainer._output), trainer._targets.measured(batch.targets, trainer._output)
                 for pair in trainer._exchange.compared(results, trainer._output, target):
                     self._background.measure(measured, *pair)
-        assert self._pace is not None, "an epoch is under way"
-        self._pace.add(batch.global_size)
-        self.bar.advance(f"loss {loss:.4f}" if self._ranks == 1 else f"loss {loss:.4f}, {self._pace}")
+        assert self._throughput is not None, _IN_EPOCH
+        self._throughput.add(batch.global_size)
+        self.bar.advance(f"loss {loss:.4f}" if self._ranks == 1 else f"loss {loss:.4f}, {self._throughput}")
         updated = trainer.updates > before
         if self.log_every and updated and trainer.updates % self.log_every == 0:
             self._log_step(loss)
-        self.calls.step(
+        self.runner.step(
             lambda: {
                 "epoch": position.epoch + 1, "batch": position.batch, "updates": trainer.updates, "loss": loss,
                 "learning_rate": trainer.learning_rate, "samples": batch.global_size,
@@ -285,19 +294,19 @@ class Fit:
 
     def _log_step(self, loss: float) -> None:
         trainer = self.trainer
-        assert self._pace is not None, "an epoch is under way"
+        assert self._throughput is not None, _IN_EPOCH
         self.log.write(
             "step",
             epoch=trainer.position.epoch + 1,
             updates=trainer.updates,
             loss=loss,
             learning_rate=trainer.learning_rate,
-            samples_per_second=self._pace.lap(),
+            samples_per_second=self._throughput.lap(),
         )
 
     @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Around what writes parameters: only a second interrupt comes in here."""
+    def _writing_parameters(self) -> Iterator[None]:
+        """Context of code that writes parameters. Only a second interrupt takes effect within it."""
         try:
             yield
         except KeyboardInterrupt:
@@ -305,19 +314,19 @@ class Fit:
             raise
 
     def _end_of_batches(self, measured: list[Metric]) -> None:
-        """The update of the last, shorter group of accumulated batches; then the epoch's record but for validation."""
+        """Update with the last, incomplete group of batches, and compute the record of the epoch without validation."""
         trainer, position = self.trainer, self.trainer.position
         skipped = trainer.skipped
-        with self._whole():
+        with self._writing_parameters():
             trainer.flush()
         position.skipped += trainer.skipped - skipped
-        self._background.settle()
+        self._background.wait_for_metrics()
         if trainer.kvstore is None or self._ranks == 1:
             values = trainer._exchange.values(measured)
         else:
             values = reduced(trainer.kvstore, measured)
-        self._logged = self._paced()
-        # Without a weight every step was skipped.
+        self._logged_throughput = self._throughput_of_ranks()
+        # If the weight is 0, every step was skipped.
         loss = position.loss_sum / position.loss_weight if position.loss_weight else math.nan
         position.trained = {"loss": loss, **values}
         if position.skipped:
@@ -326,28 +335,27 @@ class Fit:
         if self.every and self.valid is not None:
             self._save()
 
-    def _paced(self) -> dict[str, float]:
-        """For the log: samples/s of all processes; of several, the mean share of time for which they waited for each
-        other.
-        """
-        assert self._pace is not None, "an epoch is under way"
+    def _throughput_of_ranks(self) -> dict[str, float]:
+        """Return numbers for the log: samples per second, and the mean share of time that ranks spent waiting."""
+        assert self._throughput is not None, _IN_EPOCH
         store = self.trainer.kvstore
-        paced = {"samples_per_second": self._pace.samples_per_second}
+        numbers = {"samples_per_second": self._throughput.samples_per_second}
         if store is None or self._ranks == 1:
-            return paced
-        waited, seconds = store.pushpull("waited", np.array([self._pace.waited, self._pace.seconds]))
-        return {**paced, "waiting": float(waited / seconds)}
+            return numbers
+        waited, seconds = store.pushpull("waited", np.array([self._throughput.waited, self._throughput.seconds]))
+        return {**numbers, "waiting": float(waited / seconds)}
 
     # --- checkpoints --------------------------------------------------------------------------------
 
     def metric_states(self) -> MetricStates:
-        """What the metrics of the epoch under way have gathered."""
+        """Return the states of the metrics of the current epoch, by name."""
         if self._measured is None:
             return self.trainer.position.metrics
-        self._background.settle()
+        self._background.wait_for_metrics()
         return {m.name: dict(m.state()) for m in self._measured if hasattr(m, "state")}
 
     def _restore(self, measured: list[Metric]) -> None:
+        """Restore the states of metrics within an epoch. Warn if the checkpoint does not contain one."""
         position = self.trainer.position
         if not position.seen:
             return
@@ -362,7 +370,7 @@ class Fit:
                 )
 
     def _save(self) -> None:
-        """A checkpoint; every rank comes here, as each has a part of what an epoch under way has gathered."""
+        """Write a checkpoint. Collective: each rank has its own states of an incomplete epoch."""
         if self.folder is None:
             return
         trainer = self.trainer
@@ -375,10 +383,13 @@ class Fit:
                 if gathered is not None:
                     saving.write(trainer, self.folder, parts, gathered)
 
-    def _stopped(self, interrupt: KeyboardInterrupt) -> None:
-        """Save where a single process stands; ranks that were interrupted need not stand at the same batch."""
+    def _save_interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        """Write a checkpoint after an interrupt, and add a note about it.
+
+        Several ranks write none, because they may have been interrupted at different batches.
+        """
         trainer = self.trainer
-        if trainer._averages.are_in_place:  # it came between the validation and the exchange behind it
+        if trainer._averages.are_swapped:  # interrupted after the validation, before the parameters were restored
             trainer.swap()
         where = f"stopped {trainer.position}"
         if trainer.step_incomplete:
@@ -390,8 +401,8 @@ class Fit:
         interrupt.add_note(where)
 
 
-def _memory() -> dict[str, int]:
-    """The peak of this process, where the system tells it."""
+def _peak_memory() -> dict[str, int]:
+    """Return the peak memory of this process, if the system reports it."""
     try:
         return {"peak_memory": peak_bytes()}
     except UnsupportedError:

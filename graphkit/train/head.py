@@ -19,12 +19,12 @@ from graphkit.ops import F, constant
 from graphkit.ops.linalg.matmul import Gemm, MatMul
 from graphkit.ops.nn.conv import Conv
 
-# Operators after the last layer that keep the classes apart: they are walked through, operand 0 upwards.
+# Operators that may follow the last layer: they do not mix classes. The search continues at their first operand.
 _PASSED = frozenset(
     {"AveragePool", "Cast", "Dropout", "Flatten", "GlobalAveragePool", "GlobalMaxPool", "Identity", "MaxPool",
      "ReduceMean", "Reshape", "Squeeze"}
 )  # fmt: skip
-# Operators after the last layer that logits go without: losses take any real number, probabilities none.
+# Operators after the last layer that are left out, because losses take logits.
 _ACTIVATIONS = frozenset(
     {"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "LogSoftmax", "Mish", "Relu", "Selu", "Sigmoid",
      "Softmax", "Softplus", "Softsign", "Swish", "Tanh"}
@@ -90,7 +90,7 @@ def find_head(graph: Graph, output: Value) -> Head:
 
 
 class _Stored:
-    """Whether values come only from parameters and constants, possibly rearranged or converted."""
+    """Finds out whether values come only from parameters and constants, possibly rearranged or converted."""
 
     def __init__(self) -> None:
         self._known: dict[Value, bool] = {}
@@ -101,13 +101,14 @@ class _Stored:
         if value not in self._known:
             nodes = list(topological([value]))
             leaves = [value, *(v for n in nodes for v in n.operands)]
-            # What draws random numbers has none of its own until it is bound.
+            # Random operators have no operands with random state before `bind_rng`, so they are checked separately.
             fixed = all(not getattr(n.op, "random", False) for n in nodes)
             self._known[value] = fixed and all(v.role in ("parameter", "state") for v in leaves if v.node is None)
         return self._known[value]
 
 
 def _layer_axes(node: Node, stored: _Stored) -> dict[Value, int] | None:
+    """Return the axis of the classes in weight and bias; None if the layer cannot be replaced."""
     op = node.op
     data, weight, offset = [*node.inputs, None][:3]
     assert weight is not None
@@ -154,7 +155,7 @@ def replace_head(
         raise UsageError(
             f"pool must be one of {', '.join(POOLS)}, and needs a head at a value (at=, --head-at), not {pool!r}"
         )
-    # The names in the file are those of the classes before.
+    # The class names in the metadata are those of the old classes.
     meta = {key: text for key, text in model.graph.meta.items() if key != CLASSES}
     if at is not None:
         if output is not None:
@@ -178,6 +179,7 @@ def replace_head(
 
 
 def _chosen_output(graph: Graph, output: str | None) -> str:
+    """Return the name of the output whose layer is replaced. Raises UsageError if it is unknown or ambiguous."""
     names = graph.output_names
     if output is None and len(names) != 1:
         raise UsageError(
@@ -190,8 +192,8 @@ def _chosen_output(graph: Graph, output: str | None) -> str:
 
 
 def _fresh(graph: Graph, head: Head, classes: int) -> dict[Value, Value]:
-    """New parameters for the operands of the layer, with the names of the old ones where possible."""
-    # What the layer alone reads leaves the model with it, and its name is free.
+    """Return new parameters for the operands of the layer, with the names of the old ones if possible."""
+    # Values that only the layer reads are removed with it, so their names become free.
     inside = {head.node, *(node for node, _ in head.tail)}
     for old in head.axes:
         inside.update(topological([old]))
@@ -211,6 +213,7 @@ def _fresh(graph: Graph, head: Head, classes: int) -> dict[Value, Value]:
 
 
 def _leaves(value: Value) -> Iterator[Value]:
+    """Yield the graph inputs that a value depends on."""
     if value.node is None:
         yield value
     for node in topological([value]):
@@ -220,7 +223,7 @@ def _leaves(value: Value) -> Iterator[Value]:
 def _with_outputs(
     model: Model, outputs: dict[str, Value], fresh: dict[str, Value], meta: dict[str, str], seed: int | None
 ) -> Model:
-    """The model with other outputs, the inputs that they need, and its values for the remaining parameters."""
+    """Return the model with other outputs. It has only the inputs that they need; remaining parameters are shared."""
     needed = {v for n in topological(outputs.values()) for v in n.operands if v.node is None}
     needed |= {v for v in outputs.values() if v.node is None}
     graph = model.graph
@@ -237,7 +240,7 @@ def _with_outputs(
 
 
 def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
-    """Logits from a value of features."""
+    """Return the logits of a new layer on a value of features."""
     kind = value.tensor
     if not kind.dtype.is_float or kind.rank not in (2, 3, 4):
         raise UsageError(f"a head needs a float value [N, F], [N, T, F] or [N, F, H, W]; {at!r} is {kind}")
@@ -259,7 +262,10 @@ def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
 
 
 def _rebuilt(node: Node, operands: list[Value | None], head: Head, classes: int) -> Value:
-    """A node after the layer, rebuilt for the new number of classes, which a Reshape to fixed sizes may contain."""
+    """Return the output of a node after the layer, rebuilt for the new number of classes.
+
+    The target sizes of a Reshape may contain the old number.
+    """
     if node.op.name == "Reshape" and operands[1] is not None:
         sizes = operands[1].tensor.constants or ()
         if head.classes in sizes:

@@ -18,7 +18,7 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.captures import add_captures
 from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
-# Operands that layers learn, by position; those of BatchNormalization from 3 on are its statistics.
+# The positions of operands that are weights, by operator. Those of BatchNormalization from 3 on are its statistics.
 _LEARNED = {
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
@@ -37,9 +37,9 @@ _LEARNED = {
     "Mul": (0, 1),
 }
 _STATISTICS = (3, 4)
-# Operators whose operands may be literals of a formula as well.
+# Operators whose constant operands may also be numbers of a formula, not weights.
 _ELEMENTWISE = frozenset({"Add", "Mul"})
-# Operators that give the elements of their first operand (Concat: of all) back in another arrangement.
+# Operators that only rearrange the elements of their first operand (Concat: of all operands).
 _ARRANGING = frozenset(
     {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
@@ -88,8 +88,9 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
 
 
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
-    """A Reshape to constant sizes, whose batch size is made symbolic: the 1 before which target and input have equally
-    many elements.
+    """Return a Reshape to constant sizes with a symbolic batch size; None if it needs no change or allows none.
+
+    The batch size is the 1 in the target before which input and target have the same number of elements.
     """
     data, target = operands[:2]
     sizes = None if target is None else target.tensor.constants
@@ -102,13 +103,13 @@ def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> 
     if axis is None or -1 in sizes[:axis]:
         return None
     if axis != place and -1 in sizes:
-        return None  # neither "the rest" nor "the same as there" is left to say it with
+        return None  # the size cannot be -1 (another one is) or 0 (that copies the input size at the same axis)
     new = [(0 if axis == place else -1) if i == axis else size for i, size in enumerate(sizes)]
     return node.rebuilt([data, constant(np.array(new, np.int64))]).outputs
 
 
 def _batch_axes(model: Model, axes: Mapping[str, int | None]) -> dict[Value, int]:
-    """The axis of samples of each input that has one."""
+    """Return the axis of samples of each input that has one."""
     for name in axes:
         if name not in model.inputs:
             raise UsageError(f"{titled(model.graph, 'model')} has no input {name!r}{did_you_mean(name, model.inputs)}")
@@ -117,7 +118,10 @@ def _batch_axes(model: Model, axes: Mapping[str, int | None]) -> dict[Value, int
 
 
 def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, int], name: str) -> None:
-    """Run two random samples together and separately, if the other dimensions are fixed and the inputs are floats."""
+    """Run two random samples together and separately. Raise UsageError if the results differ.
+
+    Nothing is checked if other dimensions are symbolic, or inputs are not floats.
+    """
     types = [v.tensor for v in single.data_inputs]
     if any(t.dtype not in FLOATS or any(isinstance(d, DimExpr) for d in t.shape or ()) for t in types):
         return
@@ -175,6 +179,7 @@ def float_constants(graph: Graph) -> dict[str, Value]:
 
 
 def _named_roles(graph: Graph, names: Sequence[str]) -> dict[Value, str]:
+    """Return the named constants with their new role."""
     known = float_constants(graph)
     for name in names:
         if name not in known:
@@ -183,7 +188,7 @@ def _named_roles(graph: Graph, names: Sequence[str]) -> dict[Value, str]:
 
 
 def _weight_roles(graph: Graph) -> dict[Value, str]:
-    """The weights among the constants of a graph and its subgraphs, with their new roles."""
+    """Return the weights among the constants of a graph and its subgraphs, with their new roles."""
     roles: dict[Value, str] = {}
     for node in all_nodes(graph):
         for position in _LEARNED.get(node.op.name, ()) if not node.op.domain else ():
@@ -196,7 +201,7 @@ def _weight_roles(graph: Graph) -> dict[Value, str]:
 
 
 def _constants_behind(value: Value | None) -> Iterator[Value]:
-    """The floating-point constants with axes that `value` is, or is rearranged from."""
+    """Yield the floating-point constants of rank 1 or more that `value` is, or is rearranged from."""
     pending = [value]
     while pending:
         value = pending.pop()
@@ -212,7 +217,7 @@ def _constants_behind(value: Value | None) -> Iterator[Value]:
 
 
 def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
-    """The graph with additional `inputs` that replace the constants given as keys. Its subgraphs capture them."""
+    """Return the graph with inputs instead of constants. inputs: constant to input. Subgraphs capture the inputs."""
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if len(node.outputs) == 1 and node.output in inputs:

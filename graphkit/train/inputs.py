@@ -16,7 +16,7 @@ from graphkit.text import quantity
 
 
 class Inputs:
-    """The inputs of a model, whose types are by name."""
+    """Checks and converts the inputs of a model. types: their types by name."""
 
     def __init__(self, types: Mapping[str, Type]):
         self.types = dict(types)
@@ -32,7 +32,7 @@ class Inputs:
 
     def check_shapes(self, data: Dataset) -> None:
         """Raise InputError if samples in memory have another rank or other fixed sizes than an input of the model."""
-        if type(data) is not Dataset:  # batches of others may have other shapes
+        if type(data) is not Dataset:  # other data sets may change the shapes of samples in batches
             return
         for name, (label, array) in zip(data.given_names or self.names[:1], data.arrays.items(), strict=False):
             kind = self.types.get(name)
@@ -49,15 +49,15 @@ class Inputs:
                 )
 
     def converted(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arrays of a batch in the types of these inputs, without a copy where that can be; others as they are.
+        """Return the arrays of a batch in the types of these inputs. Arrays are copied only if needed.
 
-        Raises InputError, naming the input, for those that do not fit.
+        Arrays with other names stay as they are. Raises InputError, which names the input, if an array does not fit.
         """
         return {n: _converted(n, self.types[n], a) if n in self.types else a for n, a in given.items()}
 
 
 def with_types(data: Any, types: Mapping[str, Type]) -> Any:
-    """Return a pair (inputs, targets) with nested lists of numbers as arrays of the inputs' types; other data as it is.
+    """Return a pair (inputs, targets) in which nested lists are arrays of the inputs' types. Other data stay as given.
 
     Raises:
         InputError: A type cannot hold the numbers, or the lists are not of one length.
@@ -83,7 +83,10 @@ def _typed(name: str, kind: Type, given: Any) -> Any:
 
 
 def by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
-    """Arrays by name, of one array, a tuple in the order of `names`, or a dict; InputError for another number."""
+    """Return one array, a tuple in the order of `names`, or a dict as a dict by name.
+
+    Raises InputError for a wrong number of arrays. what: "input" or "target", for the message.
+    """
     if isinstance(given, Mapping):
         return dict(given)
     arrays = given if isinstance(given, tuple) else (given,)
@@ -93,7 +96,7 @@ def by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
 
 
 def _converted(name: str, kind: Type, array: Any) -> Any:
-    """The array for an input; of a batch that the model does not take, the error names what frees it."""
+    """Convert the array of one input. For a wrong batch size, the error says how to allow other sizes."""
     try:
         return convert(name, kind, array)
     except InputError as error:

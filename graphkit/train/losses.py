@@ -28,7 +28,7 @@ from graphkit.train.programs.weights import mixed as mixed_terms
 # Returns the mean over the batch, or a sum and the weight that it is to be divided by.
 LossFunction: TypeAlias = Callable[..., Value | tuple[Value, Value]]
 
-# The inputs of mixed targets: behind the name of a target, the one that the sample is mixed with; its own share.
+# Inputs of a mixed loss: a suffix for the targets of the second samples, and the share of the first.
 SECOND, MIX = "_second", "mix"
 
 
@@ -42,12 +42,12 @@ class Loss:
     name: str
     build: Callable[..., Value]
     target_type: Callable[[TensorType], TensorType]
-    # The operator from logits to what they stand for: a graph that ends in it is compared before it.
+    # For a loss of logits: "Softmax" or "Sigmoid". If an output comes from this operator, the loss takes its input.
     of_logits: str = ""
-    # What targets are beside numbers: numbers of classes, or probabilities.
+    # Whether targets are class numbers, or probabilities.
     classes: bool = False
     probabilities: bool = False
-    # What it can be made with, and was.
+    # Names of the possible options, and the options of this loss.
     takes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -153,7 +153,10 @@ def softmax_cross_entropy(
 def _weighted_cross_entropy(
     logits: Value, target: Value, label_smoothing: float, class_weights: Sequence[float]
 ) -> Value:
-    """logits: [N, classes]; target: [N]. Sums are float32, so that the weights of many samples do not overflow."""
+    """Return the cross entropy with class weights. logits: [N, classes]; target: [N].
+
+    Sums are float32, because the sum of many weights may overflow in float16.
+    """
     classes = logits.tensor.known_shape[-1]
     assert isinstance(classes, int), "checked"
     if len(class_weights) != classes:
@@ -172,9 +175,10 @@ def _weighted_cross_entropy(
     return _value(F.cast(loss, to=logits.dtype))
 
 
-def _smoothed(loss: Value, spread: Value, label_smoothing: float) -> Value:
-    kept, smoothed = (scalar_like(part, loss) for part in (1.0 - label_smoothing, label_smoothing))
-    return _value(F.add(F.mul(kept, loss), F.mul(smoothed, spread)))
+def _smoothed(loss: Value, uniform_loss: Value, label_smoothing: float) -> Value:
+    """Return (1 - s) * loss + s * uniform_loss, where uniform_loss is the loss for equal shares of all classes."""
+    kept, smoothed = (scalar_like(share, loss) for share in (1.0 - label_smoothing, label_smoothing))
+    return _value(F.add(F.mul(kept, loss), F.mul(smoothed, uniform_loss)))
 
 
 def weight_of_classes(target: Value, class_weights: Sequence[float]) -> Value:
@@ -222,7 +226,7 @@ def sigmoid_binary_cross_entropy(
         The loss, a scalar of the type of logits.
     """
     if label_smoothing:
-        kept, half = (scalar_like(part, logits) for part in (1.0 - label_smoothing, label_smoothing / 2))
+        kept, half = (scalar_like(number, logits) for number in (1.0 - label_smoothing, label_smoothing / 2))
         target = F.add(F.mul(target, kept), half)
     if class_weights is not None:
         if len(class_weights) != 2:
@@ -241,7 +245,7 @@ def _mean(value: Value) -> Value:
 
 
 def _value(value: Any) -> Value:
-    assert isinstance(value, Value), "operators of values give values"
+    assert isinstance(value, Value), "operators return a Value if their operands are Values"
     return value
 
 
@@ -266,8 +270,8 @@ def balanced(targets: Any, classes: int) -> tuple[float, ...]:
     return tuple((labels.size / (classes * counts)).tolist())
 
 
-# What other libraries call them.
-_ELSEWHERE = {
+# Names in other libraries, for suggestions.
+_OTHER_NAMES = {
     "mae": "l1",
     "smooth_l1": "huber",
     "cross_entropy": "softmax_cross_entropy",
@@ -277,12 +281,12 @@ _ELSEWHERE = {
     "bce_with_logits": "sigmoid_binary_cross_entropy",
 }
 
-_OF_CLASSES = ("label_smoothing", "class_weights")
+_CLASS_OPTIONS = ("label_smoothing", "class_weights")
 
 _LOSSES = {
     loss.name: loss
     for loss in (
-        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes, "Softmax", classes=True, takes=_OF_CLASSES),
+        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes, "Softmax", classes=True, takes=_CLASS_OPTIONS),
         Loss("mse", mse, _same),
         Loss("l1", l1, _same),
         Loss("huber", huber, _same),
@@ -292,7 +296,7 @@ _LOSSES = {
             _same,
             "Sigmoid",
             probabilities=True,
-            takes=_OF_CLASSES,
+            takes=_CLASS_OPTIONS,
         ),
     )
 }
@@ -313,7 +317,7 @@ def get(
     elif name in _LOSSES:
         found = _LOSSES[name]
     else:
-        raise UsageError(f"unknown loss {name!r}{did_you_mean(_ELSEWHERE.get(name, name), _LOSSES)}")
+        raise UsageError(f"unknown loss {name!r}{did_you_mean(_OTHER_NAMES.get(name, name), _LOSSES)}")
     return found.having(label_smoothing=label_smoothing, class_weights=class_weights)
 
 
@@ -378,7 +382,13 @@ def target_inputs(graph: Graph, targets: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Bound:
-    """A loss for the outputs of one graph. `build` makes it from target Values; named: by target, loss and output."""
+    """A loss for the outputs of one graph.
+
+    Attributes:
+        build: Function that returns the loss of target Values, in the order of `targets`.
+        targets: Types of the targets by name.
+        named: For targets of named losses: the loss and the name of the output that it compares with the target.
+    """
 
     build: Callable[..., Term]
     targets: Mapping[str, TensorType]
@@ -386,7 +396,7 @@ class Bound:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """The divisor of each mean loss (varying dimensions, or class weights), with an output that has it."""
+        """The divisor of the mean of each loss (symbolic dimensions, or class weights), to an output that has it."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             shape = self.targets[target].shape or ()
@@ -450,7 +460,7 @@ def _of_outputs(
     graph: Graph, outputs: Mapping[str, Value], given: Mapping[str, str | Loss],
     targets: Mapping[str, TensorType] | None, weights: Mapping[str, float],
 ) -> Bound:  # fmt: skip
-    """A weighted sum of losses, each of an output."""
+    """Return the weighted sum of the losses of several outputs."""
     if not given:
         raise UsageError("loss={} is empty: give a loss for at least one output")
     if targets is not None:
@@ -477,7 +487,7 @@ def _of_outputs(
         total = terms[0]
         for term in terms[1:]:
             total = F.add(total, F.cast(term, to=total.dtype) if term.dtype is not total.dtype else term)
-        assert first is not None, "there is a loss"
+        assert first is not None, "`given` is not empty"
         return Term(_value(total), first.weight if len(made.averaged_over) == 1 else None)
 
     made = Bound(build, types, named)
@@ -490,14 +500,14 @@ def target_of(output: str) -> str:
 
 
 def described(loss: AnyLoss) -> str:
-    """A loss in words."""
+    """Return a loss as text."""
     if isinstance(loss, Mapping):
         return ", ".join(f"{output}={described(each)}" for output, each in loss.items())
     return str(loss) if isinstance(loss, (str, Loss)) else getattr(loss, "__name__", "function")
 
 
 def _term(found: Any) -> Term:
-    """What a function gave."""
+    """Return the result of a loss function as a Term."""
     if not isinstance(found, (tuple, list)):
         return Term(_scalar(found), None)
     if len(found) != 2:

@@ -1,4 +1,4 @@
-"""Check the JSON of a checkpoint before anything of it is used."""
+"""Check the types of all values in the manifest of a checkpoint before they are used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from graphkit.errors import InvalidModel
 from graphkit.ir.types import DType
 
-# Whether a value is of a kind.
+# A function that returns whether a value has the expected type.
 Kind: TypeAlias = Callable[[Any], bool]
 
 
@@ -52,7 +52,7 @@ def _generator(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_word, value))
 
 
-# Keys that may be missing are not looked for; `load` says which it needs.
+# Only keys that exist are checked. `load` raises an error for missing ones.
 _KINDS: Mapping[str, Kind] = {
     "weights": _dict_of(_text),
     "arrays": _dict_of(_object),
@@ -110,7 +110,7 @@ _OF_SETTINGS: Mapping[str, Kind] = {
 
 
 def check(manifest: Mapping[str, Any], where: str) -> None:
-    """Raise InvalidModel, which begins with `where`, for a value of another kind than a checkpoint has."""
+    """Raise InvalidModel if a value of a manifest has the wrong type. where: the beginning of the message."""
     _check(manifest, _KINDS, where)
     for name, entry in manifest.get("arrays", {}).items():
         _check(entry, _OF_ARRAYS, f"{where}: array {name!r}")

@@ -44,8 +44,8 @@ def value_of(metric: Metric) -> float:
         raise UsageError(f"the value of metric {metric.name!r} must be a number, not {metric.value!r}") from None
 
 
-class _Shown:
-    """A metric's `repr`: its name and what it counts."""
+class _WithRepr:
+    """Base of metrics with a `repr`: the name and the settings."""
 
     name: str
 
@@ -57,7 +57,7 @@ class _Shown:
         yield from (fact for fact in settings(self) if not fact.startswith("name="))
 
 
-class _Average(_Shown):
+class _Average(_WithRepr):
     """A sum of per-sample scores over a count; NaN before the first update."""
 
     name = ""
@@ -132,7 +132,7 @@ class TopK(_Average):
         self.add((rank < self.k) & np.isfinite(at_target[..., 0]))
 
 
-class F1(_Shown):
+class F1(_WithRepr):
     """F1 = 2 TP / (2 TP + FP + FN) of predicted classes (van Rijsbergen, 1979).
 
     A class without any of these has F1 = 0. Outputs are [..., classes], targets are ints [...]. With more than two
@@ -185,7 +185,7 @@ class F1(_Shown):
         return float(scores[1] if len(scores) == 2 else np.mean(scores[total > 0]))
 
 
-class AUC(_Shown):
+class AUC(_WithRepr):
     """Area under the ROC curve: the share of pairs (positive, negative) in which the positive has the higher score.
 
     Ties count half (Hanley and McNeil, 1982). Outputs are one score per sample, or logits [..., 2], whose difference is
@@ -230,7 +230,7 @@ class AUC(_Shown):
         pairs = positives * (len(positive) - positives)
         if not pairs or np.isnan(scores).any():
             return float("nan")
-        # The rank of equal scores is the mean of the places that they take.
+        # Equal scores share the mean of their ranks.
         _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
         rank = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
         return float((rank[positive].sum() - positives * (positives + 1) / 2) / pairs)
@@ -295,7 +295,10 @@ _REGRESSION = "; the metrics of a regression are 'mse', 'rmse' and 'mae'"
 
 
 def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Class numbers [...] for an output [..., classes]. Accepts floats, and additional or missing axes of size 1."""
+    """Return targets as class numbers [...] for an output [..., classes].
+
+    Accepts whole floats, and additional or missing axes of size 1. Raises InputError for other targets.
+    """
     found = aligned(np.asarray(target), output.shape[:-1]) if output.ndim else None
     if found is None:
         raise InputError(
@@ -311,7 +314,7 @@ def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndar
 
 
 def _single(output: np.ndarray, target: np.ndarray) -> np.ndarray | None:
-    """The outputs [samples] of a network that gives one number per target, [N] or [N, 1]; None for any other."""
+    """Return outputs [N] or [N, 1] as [N] if there is one number per target; None for any other shape."""
     several = output.ndim > 1 and 1 not in output.shape[1:]
     return None if output.size != np.size(target) or several else output.reshape(-1)
 
@@ -324,7 +327,7 @@ def _check_binary(name: str, target: np.ndarray) -> None:
 
 
 def _same_shape(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The target in the output's shape; without this [N] and [N, 1] would broadcast to [N, N]."""
+    """Return the target in the shape of the output. Otherwise [N] and [N, 1] would broadcast to [N, N]."""
     found = aligned(np.asarray(target), output.shape)
     if found is None:
         raise InputError(
@@ -334,7 +337,7 @@ def _same_shape(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray
 
 
 def _scores(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """One score per sample, flat: [...] or [..., 1] for targets [...]."""
+    """Return one score per target as a vector. output: [...] or [..., 1] for targets [...]."""
     if output.size != target.size:
         raise InputError(
             f"{name}: needs one score per target, but the output has shape {list(output.shape)} and the targets "
@@ -355,7 +358,7 @@ _METRICS: dict[str, Callable[..., Metric]] = {
 }
 
 
-# What every metric has; its value may need an update first.
+# The attributes that every metric must have. `value` is not checked, because it may need an update first.
 _PARTS = ("name", "reset", "update")
 
 

@@ -36,20 +36,21 @@ class Mixing:
         size = len(next(iter(inputs.values()))) if size is None else size
         use_mixup = self.mixup is not None and (self.cutmix is None or generator.random() < 0.5)
         alpha = self.mixup if use_mixup else self.cutmix
-        assert alpha is not None, "there is one of the two"
+        assert alpha is not None, "at least one of mixup and cutmix is set"
         share = float(generator.beta(alpha, alpha))
         order = generator.permutation(size)
         if use_mixup:
-            found = {name: _blended(name, array, order, share) for name, array in inputs.items()}
+            found = {name: _mixup(name, array, order, share) for name, array in inputs.items()}
         else:
-            found, share = _cut(inputs, order, share, generator)
+            found, share = _cutmix(inputs, order, share, generator)
         second = {f"{name}{SECOND}": _reordered(array, order) for name, array in targets.items()}
         return {**found, **targets, **second, MIX: np.float32(share)}
 
 
-def _blended(name: str, given: Any, order: np.ndarray, share: float) -> Any:
+def _mixup(name: str, given: Any, order: np.ndarray, share: float) -> Any:
+    """Return share * x + (1 - share) * x[order] for one input."""
     array = np.asarray(given)
-    if not _counts(array, len(order)):
+    if not _has_samples(array, len(order)):
         return given
     if array.dtype.kind in "biu":
         raise InputError(f"mixup needs inputs of floats, but input {name!r} is {array.dtype}")
@@ -57,16 +58,24 @@ def _blended(name: str, given: Any, order: np.ndarray, share: float) -> Any:
     return array * kind.type(share) + array[order] * kind.type(1.0 - share)
 
 
-def _cut(
+def _cutmix(
     inputs: Mapping[str, Any], order: np.ndarray, share: float, generator: np.random.Generator
 ) -> tuple[dict[str, Any], float]:
-    """One box for all images of the batch, clipped at their borders, and the share that is left outside of it."""
-    images = {n: np.asarray(a) for n, a in inputs.items() if np.ndim(a) == 4 and _counts(np.asarray(a), len(order))}
+    """Replace one box in all images of the batch. Return the inputs, and the share of the area outside of the box.
+
+    The box has the area 1 - share, and is clipped at the borders of the image.
+    """
+    images = {
+        n: np.asarray(a) for n, a in inputs.items() if np.ndim(a) == 4 and _has_samples(np.asarray(a), len(order))
+    }
     if not images:
         raise InputError(f"cutmix needs images [N, channels, height, width]; the inputs are {', '.join(inputs)}")
     side = np.sqrt(1.0 - share)
     center_y, center_x = generator.random(2)
-    found = {name: array if name in images else _whole(name, array, order) for name, array in inputs.items()}
+    for name, array in inputs.items():
+        if name not in images and _has_samples(np.asarray(array), len(order)):
+            raise InputError(f"cutmix needs images with 4 axes, but input {name!r} has {np.ndim(array)}")
+    found = dict(inputs)
     for name, array in images.items():
         height, width = array.shape[2:]
         (top, bottom), (left, right) = _span(center_y, side, height), _span(center_x, side, width)
@@ -76,22 +85,16 @@ def _cut(
     return found, share
 
 
-def _whole(name: str, given: Any, order: np.ndarray) -> Any:
-    if _counts(np.asarray(given), len(order)):
-        raise InputError(f"cutmix needs images with 4 axes, but input {name!r} has {np.ndim(given)}")
-    return given
-
-
 def _span(center: float, share: float, size: int) -> tuple[int, int]:
-    """The part of an axis that a box around a place takes."""
+    """Return begin and end of a box along an axis of `size` elements. center, share: relative to the size."""
     middle, half = int(center * size), int(share * size) // 2
     return max(middle - half, 0), min(middle + half, size)
 
 
 def _reordered(array: Any, order: np.ndarray) -> Any:
-    return array[order] if _counts(np.asarray(array), len(order)) else array
+    return array[order] if _has_samples(np.asarray(array), len(order)) else array
 
 
-def _counts(array: np.ndarray, size: int) -> bool:
-    """Whether the first axis counts the samples."""
+def _has_samples(array: np.ndarray, size: int) -> bool:
+    """Whether the first axis counts the samples of a batch of this size."""
     return array.ndim > 0 and array.shape[0] == size

@@ -49,7 +49,7 @@ class Optimizer:
         "momentum": FRACTION, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "alpha": BELOW_ONE, "rho": BELOW_ONE,
         "trust": POSITIVE,
     }  # fmt: skip
-    # Whether the update of an element depends on that element alone, so that it may run on some rows of a table.
+    # Whether the update of an element depends only on this element, so an update of some rows of a table is possible.
     elementwise: ClassVar[bool] = True
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
@@ -425,7 +425,7 @@ def names() -> list[str]:
     return list(_KINDS)
 
 
-# What an optimizer given by its name alone has beside the defaults of its class, here and on the command line.
+# Defaults of optimizers that are given by name, in Python and on the command line. They override those of the class.
 _BY_NAME: Mapping[str, Mapping[str, Any]] = {"sgd": {"lr": 0.05, "momentum": 0.9}}
 
 
@@ -451,8 +451,8 @@ def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
     return _KINDS[kind](**chosen)
 
 
-# What other libraries call an option.
-_ELSEWHERE = {"decay": "weight_decay", "eps": "epsilon", "learning_rate": "lr", "lambda": "l2", "rate": "lr"}
+# Names of options in other libraries, for suggestions.
+_OTHER_NAMES = {"decay": "weight_decay", "eps": "epsilon", "learning_rate": "lr", "lambda": "l2", "rate": "lr"}
 
 
 def _check_names(cls: type[Optimizer], options: Mapping[str, Any]) -> None:
@@ -460,7 +460,7 @@ def _check_names(cls: type[Optimizer], options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in known:
             raise UsageError(
-                f"optimizer {cls.kind} has no option {name!r}{did_you_mean(_ELSEWHERE.get(name, name), known)}"
+                f"optimizer {cls.kind} has no option {name!r}{did_you_mean(_OTHER_NAMES.get(name, name), known)}"
             )
 
 

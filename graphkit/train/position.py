@@ -1,4 +1,4 @@
-"""Position: where a run of `fit` stands, to the batch, with the sums of the current epoch."""
+"""The position of a run of `fit`: epoch, batch, and the sums of the current epoch."""
 
 from __future__ import annotations
 
@@ -13,29 +13,37 @@ from graphkit.errors import UsageError
 from graphkit.text import quantity
 from graphkit.train import defaults
 
-# What `epochs` is for a run that goes on, in every message and help text.
+# The meaning of `epochs` for a continued run, in all messages and help texts.
 WHOLE_RUN = "epochs is the length of the whole run"
 _NOTHING = "epochs=0: this fit trains nothing; give at least epochs=1"
 
-# By the name of a metric, what its `state` gave.
+# The results of `Metric.state`, by the name of the metric.
 MetricStates = dict[str, dict[str, np.ndarray]]
 
 
 @dataclass
 class Position:
-    """Where a run stands. A run trains epochs `start` to `until`; an epoch is its batches, then validation, then its
-    record.
+    """The position of a run, which trains from epoch `start` to epoch `until`.
 
-    - epoch: number of complete epochs, validation and record included.
-    - batch: number of batches of the next epoch that are trained, counted from the sample `offset` of the epoch (0,
-      unless the batch size changed within it). A batch has `width` samples over all processes.
-    - length: number of samples in the data set; None if it has no length.
-    - loss_sum, loss_weight: of the epoch so far; their quotient is the mean loss. seen: its samples so far. skipped:
-      its skipped steps. metrics: the states of its metrics.
-    - trained: the record of the epoch without validation, once the last batch and the update after it are done.
-    - seconds: duration of the run so far.
-    - stopped: why the run ends with the current epoch, or ended with the last one, before `until`.
-    - first_update: number of updates before the run.
+    An epoch consists of its batches, validation, and its record.
+
+    Attributes:
+        epoch: Number of complete epochs, including validation and record.
+        batch: Number of batches of the current epoch that are trained, counted from `offset`.
+        offset: Index of a sample in the epoch: 0, unless the batch size changed within the epoch.
+        width: Number of samples in a batch, over all processes.
+        length: Number of samples in the data set; None if it has no length.
+        start: First epoch of the run, from 0.
+        until: Number of complete epochs at the end of the run.
+        loss_sum: Sum of weighted losses in the current epoch. `loss_sum / loss_weight` is the mean loss.
+        loss_weight: Sum of the weights.
+        seen: Number of samples of the current epoch so far.
+        skipped: Number of skipped steps of the current epoch.
+        trained: The record of the current epoch without validation, when its last batch is trained; None before.
+        seconds: Duration of the run so far.
+        stopped: Why the run ends before `until`, after the current or the last epoch; None if it does not.
+        first_update: Number of updates before the run.
+        metrics: States of the metrics of the current epoch.
     """
 
     epoch: int = 0
@@ -57,11 +65,12 @@ class Position:
 
     @property
     def within(self) -> bool:
-        """Whether an epoch is under way."""
+        """Whether the current epoch has begun and is not complete."""
         return bool(self.batch or self.offset) or self.trained is not None
 
     @property
     def finished(self) -> bool:
+        """Whether the run is complete, or was stopped."""
         return not self.within and (self.epoch >= self.until or self.stopped is not None)
 
     def plan(self, epochs: int | None, resumed: bool, updates: int = 0) -> None:
@@ -99,8 +108,8 @@ class Position:
                 stacklevel=3,
             )
 
-    def left(self, epochs: int | None, resumed: bool) -> int:
-        """How many epochs a run that is planned so has before it; arguments as for `plan`."""
+    def remaining_epochs(self, epochs: int | None, resumed: bool) -> int:
+        """Return the number of epochs that a `fit` would complete. Arguments as for `plan`."""
         if self.finished and not resumed:
             return defaults.EPOCHS if epochs is None else epochs
         until = self._end(epochs)
@@ -109,29 +118,30 @@ class Position:
         return max(until - self.epoch, 0)
 
     def _end(self, epochs: int | None) -> int:
-        """The epoch after which the run that goes on ends, if its whole length is `epochs`."""
+        """Return the number of complete epochs at the end of a continued run. epochs: its whole length, or None."""
         return self.until if epochs is None else self.start + epochs
 
     def end_epoch(self) -> None:
-        """The epoch under way is over."""
+        """Count the current epoch as complete, and reset its sums."""
         self.epoch += 1
         self.batch = self.offset = self.seen = self.skipped = 0
         self.loss_sum, self.loss_weight, self.trained, self.metrics = 0.0, 0.0, None, {}
 
     def resize(self, width: int) -> None:
-        """From here on the epoch goes in batches of `width` samples of all processes."""
-        done = self.offset + self.batch * self.width
-        self.offset = done if self.length is None else min(done, self.length)
+        """Divide the rest of the epoch into batches of `width` samples over all processes."""
+        trained = self.offset + self.batch * self.width
+        self.offset = trained if self.length is None else min(trained, self.length)
         self.batch, self.width = 0, width
 
     def describe(self) -> dict[str, Any]:
-        """A JSON-able dict that `read` takes; without the states of metrics, which are arrays."""
+        """Return a dict for JSON, which `read` takes. It does not contain the states of metrics, which are arrays."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "metrics"}
 
     @classmethod
     def read(cls, described: Mapping[str, Any], metrics: MetricStates) -> Position:
+        """Return the position from the dict of `describe` and the states of metrics."""
         known = {f.name for f in fields(cls)}
-        # Before there were weights, losses were weighed by samples.
+        # A checkpoint without weights has losses that are weighted by numbers of samples.
         described = {"loss_weight": float(described.get("seen", 0)), **described}
         return cls(**{name: value for name, value in described.items() if name in known}, metrics=metrics)
 

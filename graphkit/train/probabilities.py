@@ -13,14 +13,14 @@ from typing import NamedTuple
 from graphkit.ir.graph import Node, Value
 from graphkit.passes.core.match import RESHAPES, first, is_op, scalar
 
-# Operators that keep the values of their first operand, in other places or fewer of them.
+# Operators that only move, repeat or select elements of their first operand.
 _MOVES = frozenset({*RESHAPES, "Identity", "Transpose", "Slice", "Gather", "Expand"})
-# A bound that is at most so far from 0 or 1 keeps logarithms finite, and says nothing of the probabilities.
+# The largest distance from 0 or 1 of a bound that only keeps logarithms finite. Such a bound is ignored.
 _MARGIN = 1e-2
 
 
 class _Source(NamedTuple):
-    """path: the operators behind `node`, the last one first."""
+    """A Softmax or Sigmoid, and the operators between it and an output, the last one first."""
 
     node: Node
     path: Sequence[Node]
@@ -32,10 +32,10 @@ def are_probabilities(output: Value) -> bool:
 
 
 def logits_of(output: Value, name: str) -> Value:
-    """What the output is computed from by the operator `name`, Softmax or Sigmoid, in the output's shape.
+    """Return the logits of an output that comes from the operator `name` ("Softmax" or "Sigmoid"), in its shape.
 
-    The output itself where it does not come from that operator. A Softmax has to be over the output's last axis; where
-    it is over another one, a warning says that the output is taken for logits.
+    If the output does not come from this operator, return the output itself. The same happens, with a warning, if a
+    Softmax is not over the last axis of the output.
     """
     found = _source(output)
     if found is None or found.node.op.name != name:
@@ -44,8 +44,8 @@ def logits_of(output: Value, name: str) -> Value:
         behind = ", ".join(node.op.name for node in reversed(found.path)) or "nothing"
         warnings.warn(
             f"the loss treats {output} as logits, although it comes from {found.node.describe()} (followed by "
-            f"{behind}): "
-            "its classes are not along the last axis. Choose an output with the logits, or one with classes last",
+            f"{behind}): its classes are not along the last axis. Choose an output with the logits, or one with "
+            "classes last",
             stacklevel=2,
         )
         return output
@@ -57,6 +57,7 @@ def logits_of(output: Value, name: str) -> Value:
 
 
 def _source(output: Value) -> _Source | None:
+    """Return the Softmax or Sigmoid that an output comes from; None if it does not come from one."""
     path: list[Node] = []
     value = output
     while (node := value.node) is not None and not node.op.domain:
@@ -70,6 +71,7 @@ def _source(output: Value) -> _Source | None:
 
 
 def _keeps_values(node: Node) -> bool:
+    """Whether an operator keeps probabilities as they are."""
     if node.op.name in _MOVES:
         return True
     if node.op.name == "Cast":
@@ -83,7 +85,7 @@ def _keeps_values(node: Node) -> bool:
 
 
 def _is_near(bound: Value | None, end: float) -> bool:
-    """Whether a bound is absent or a constant near an end of the range of probabilities, or beyond it."""
+    """Whether a bound is absent, or a constant near `end` (0 or 1) or outside of the range of probabilities."""
     if bound is None:
         return True
     number = scalar(bound)
@@ -91,7 +93,7 @@ def _is_near(bound: Value | None, end: float) -> bool:
 
 
 def _classes_are_last(found: _Source) -> bool:
-    """Whether the axis of a Softmax is the last one of the output; axes of one element behind it do not count."""
+    """Whether the axis of a Softmax is the last one of the output, except for axes of size 1 after it."""
     shape = first(found.node).tensor.shape
     if shape is None:
         return not found.path and found.node.op.attributes()["axis"] == -1

@@ -15,21 +15,22 @@ from graphkit.text import short_repr
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Whether a standard stream is a terminal; None: it was closed before the start."""
+    """Whether a standard stream is a terminal. None is a stream that was closed before Python started."""
     return stream is not None and stream.isatty()
 
 
 class ProgressBar:
-    """A rich progress bar on stderr, of what goes on now; silent unless that is a terminal or `enabled` says otherwise.
+    """A progress bar on stderr for one task at a time (with the library rich).
 
-    Bars of the past are lines above it, but for those that are passing.
+    Bars of earlier tasks remain above it, except for transient ones. enabled: whether to show bars (by default: only
+    on a terminal).
     """
 
     def __init__(self, enabled: bool | None = None):
         self._enabled = _is_terminal(sys.stderr) if enabled is None else enabled
         self._bar: Any = None
         self._task: Any = None
-        self._passing = False
+        self._transient = False
 
     def __enter__(self) -> ProgressBar:
         if self._enabled:
@@ -39,34 +40,41 @@ class ProgressBar:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                 TextColumn("{task.fields[state]}"), console=Console(stderr=True),
-                redirect_stdout=_is_terminal(sys.stdout),  # what goes to a file is no line above the bar
+                redirect_stdout=_is_terminal(sys.stdout),  # only lines on the terminal must stay above the bar
             )  # fmt: skip
             self._bar.start()
         return self
 
     def __exit__(self, *_: type[BaseException] | TracebackType | BaseException | None) -> None:
         if self._bar is not None:
-            self._leave()
+            self._end_task()
             self._bar.stop()
 
-    def start(self, what: str, total: int | None, done: int = 0, *, passing: bool = False) -> None:
-        """Show what goes on now, in so many batches (None: nobody knows); passing: nothing stays of it."""
+    def start(self, title: str, total: int | None, done: int = 0, *, transient: bool = False) -> None:
+        """Show a new task. The bar of the previous one ends.
+
+        Args:
+            title: Text beside the bar.
+            total: Number of batches; None if it is unknown.
+            done: Number of batches that are already complete.
+            transient: Remove the bar when the task ends.
+        """
         if self._bar is None:
             return
-        self._leave()
-        self._task = self._bar.add_task(what, total=total, completed=done, state="")
-        self._passing = passing
+        self._end_task()
+        self._task = self._bar.add_task(title, total=total, completed=done, state="")
+        self._transient = transient
 
-    def _leave(self) -> None:
-        """What went on until now is over."""
+    def _end_task(self) -> None:
         if self._task is None:
             return
-        if not self._passing:
+        if not self._transient:
             self._bar.console.print(self._bar.make_tasks_table(self._bar.tasks))
         self._bar.remove_task(self._task)
         self._task = None
 
     def advance(self, state: str = "") -> None:
+        """Count one more batch. state: text at the end of the line."""
         if self._bar is not None:
             self._bar.update(self._task, advance=1, state=state)
 
@@ -75,14 +83,20 @@ class ProgressBar:
 
 
 class JsonLog:
-    """One JSON object a line, appended to FOLDER/log.jsonl; without a folder it only keeps the time."""
+    """Appends one JSON object per line to FOLDER/log.jsonl. Without a folder, it only measures the time."""
 
     def __init__(self, folder: str | Path | None):
         self._path = None if folder is None else Path(folder) / "log.jsonl"
         self._start = time.monotonic()
 
     def begin(self, epoch: int, updates: int, seconds: float) -> None:
-        """Go on after so many epochs, updates and seconds: what was written later, or half, is dropped."""
+        """Continue the log of a run at this position. Lines from after it are removed, and so are incomplete ones.
+
+        Args:
+            epoch: Number of complete epochs.
+            updates: Number of updates.
+            seconds: Duration of the run so far.
+        """
         self._start = time.monotonic() - seconds
         if self._path is None or not self._path.exists():
             return
@@ -93,9 +107,11 @@ class JsonLog:
 
     @property
     def seconds(self) -> float:
+        """Duration of the run so far."""
         return round(time.monotonic() - self._start, 3)
 
     def write(self, event: str, **fields: Any) -> None:
+        """Append a line with the keys `event`, `seconds` and `fields`. Raises RuntimeFailure if that fails."""
         if self._path is None:
             return
         record = {"event": event, "seconds": self.seconds, **fields}
@@ -118,7 +134,7 @@ class JsonLog:
 
 
 def _is_before(line: str, epoch: int, updates: int) -> bool:
-    """Whether a line of a log tells of one of the first so many epochs, or updates if it is of a step."""
+    """Whether a log line belongs to the first `epoch` epochs, or, for a line of a step, the first `updates` updates."""
     try:
         record = json.loads(line)
     except ValueError:

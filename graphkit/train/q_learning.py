@@ -82,8 +82,8 @@ class Settings:
                 raise UsageError(f"{name}={getattr(self, name)}: expected a positive number")
 
 
-class Learnt(NamedTuple):
-    """The parameters, those of the target network, the slots of each parameter, the number of updates."""
+class LearnerState(NamedTuple):
+    """The parameters, those of the target network, the slots of each parameter, and the number of updates."""
 
     weights: list[Value]
     target: list[Value]
@@ -92,8 +92,9 @@ class Learnt(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A ring buffer of transitions. `stored` is their total number so far; the next one goes to row stored %
-    capacity.
+    """A ring buffer of transitions, one in each row.
+
+    `stored` is the number of all transitions so far. The next one is written to row `stored % capacity`.
     """
 
     state: Value
@@ -123,7 +124,7 @@ class Episode(NamedTuple):
 
 
 def policy(net: Model, weights: Sequence[Value], observation: Value) -> Value:
-    """Return the network's values of all actions, with other weights: float32 [N, actions]."""
+    """Return the network's values of all actions for the given weights: float32 [N, actions]."""
     (q,) = inline(net.graph, [observation, *weights])
     return q
 
@@ -174,10 +175,10 @@ def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100
     return Model.from_graph(graph, {n: net.params[n] for n in net.params})
 
 
-def _beginning(world: Environment) -> Progress:
-    nothing = as_value(np.float32(0))
+def _initial_progress(world: Environment) -> Progress:
+    no_loss = as_value(np.float32(0))
     return Progress(
-        world.reset(1), as_value(np.zeros(1, bool)), as_value(np.int64(0)), as_value(np.zeros(1, np.float32)), nothing
+        world.reset(1), as_value(np.zeros(1, bool)), as_value(np.int64(0)), as_value(np.zeros(1, np.float32)), no_loss
     )
 
 
@@ -196,7 +197,7 @@ def learning_episode(
     names = [net.graph.name_of(v) for v in weights]
     arrays = starts(net, world, optimizer, settings)
     states = {n: Value(TensorType(a.dtype, a.shape), n, role="state") for n, a in arrays.items()}
-    learnt = Learnt(
+    trained = LearnerState(
         weights,
         [states[f"target/{n}"] for n in names],
         [
@@ -209,34 +210,34 @@ def learning_episode(
     learn = _Learner(net, world, optimizer, settings, rate)
 
     def body(loop_state: Any) -> Any:
-        progress, learnt, memory = loop_state
+        progress, trained, memory = loop_state
         draws = F.random_uniform(shape=(2 + settings.batch,)) if uniform is None else F.gather(uniform, progress.steps)
         acting, sampling = F.split(draws, np.array([2, settings.batch]))
-        q = policy(net, learnt.weights, world.observe(progress.state))
+        q = policy(net, trained.weights, world.observe(progress.state))
         action = epsilon_greedy(q, world.actions, epsilon, F.reshape(acting, np.array([2, 1])))
         following, reward, final = world.step(progress.state, action)
         memory = _remember(memory, (progress.state, action, reward, following, final), settings.capacity)
         ready = F.greater_or_equal(memory.stored, np.int64(settings.warmup))
-        learnt, loss = control.cond(
-            ready, lambda: learn(learnt, memory, sampling), lambda: (learnt, as_value(np.float32(0))), name="learn"
+        trained, loss = control.cond(
+            ready, lambda: learn(trained, memory, sampling), lambda: (trained, as_value(np.float32(0))), name="learn"
         )
         progress = Progress(
             following, final, F.add(progress.steps, np.int64(1)),
             F.add(progress.total, reward), F.add(progress.loss, loss),
         )  # fmt: skip
-        return progress, learnt, memory
+        return progress, trained, memory
 
     end, after, remembered = control.while_loop(
         lambda loop_state: F.not_(_all(loop_state[0].over)),
         body,
-        (_beginning(world), learnt, memory),
+        (_initial_progress(world), trained, memory),
         settings.limit,
         name="episode",
     )
-    done = F.cast(F.sub(after.updates, learnt.updates), to=DType.FLOAT32)
+    done = F.cast(F.sub(after.updates, trained.updates), to=DType.FLOAT32)
     loss = F.div(end.loss, F.max(done, np.float32(1)))
     outputs = {"total": F.squeeze(end.total, np.array([0])), "steps": end.steps, "loss": loss}
-    before, new = list(tree.leaves((learnt, memory))), list(tree.leaves((after, remembered)))
+    before, new = list(tree.leaves((trained, memory))), list(tree.leaves((after, remembered)))
     inputs = [epsilon, rate, *([] if uniform is None else [uniform]), *before]
     return Graph(
         inputs, outputs.values(), list(zip(before, new, strict=True)), "learning_episode", output_names=list(outputs)
@@ -245,7 +246,7 @@ def learning_episode(
 
 @dataclass(frozen=True)
 class _Learner:
-    """One update: the gradient of the Huber loss of a batch, the optimizer's step, perhaps a new target network."""
+    """Builds one update: the gradient of the Huber loss of a batch, the optimizer's step, and the target network."""
 
     net: Model
     world: Environment
@@ -253,52 +254,52 @@ class _Learner:
     settings: Settings
     rate: Value
 
-    def __call__(self, learnt: Learnt, memory: Memory, uniform: Value) -> tuple[Learnt, Value]:
+    def __call__(self, trained: LearnerState, memory: Memory, uniform: Value) -> tuple[LearnerState, Value]:
         settings = self.settings
         filled = F.min(memory.stored, np.int64(settings.capacity))
         rows = F.cast(F.mul(uniform, F.cast(filled, to=DType.FLOAT32)), to=DType.INT64)
         batch = Memory._make([*(F.gather(part, rows, axis=0) for part in memory[:-1]), memory.stored])
-        loss = self._loss(learnt, batch)
-        gradients = gradient([loss], learnt.weights)
-        updates = F.add(learnt.updates, np.int64(1))
+        loss = self._loss(trained, batch)
+        gradients = gradient([loss], trained.weights)
+        updates = F.add(trained.updates, np.int64(1))
         weights, slots = [], []
-        for weight, grad, own in zip(learnt.weights, gradients, learnt.slots, strict=True):
+        for weight, grad, own in zip(trained.weights, gradients, trained.slots, strict=True):
             made = slot_states.update(self.optimizer, weight, grad, own, self.rate, updates, 1.0)
             weights.append(made.weight)
             slots.append(made.states)
         copy = F.equal(F.mod(updates, np.int64(settings.sync)), np.int64(0))
-        target = [F.where(copy, new, old) for new, old in zip(weights, learnt.target, strict=True)]
-        return Learnt(weights, target, slots, updates), loss
+        target = [F.where(copy, new, old) for new, old in zip(weights, trained.target, strict=True)]
+        return LearnerState(weights, target, slots, updates), loss
 
-    def _loss(self, learnt: Learnt, batch: Memory) -> Value:
-        """Huber(Q(s, a) - (r + discount * Q'(s', a'))), nothing after a final step; Q' is the target network."""
+    def _loss(self, trained: LearnerState, batch: Memory) -> Value:
+        """Return Huber(Q(s, a) - (r + discount * Q'(s', a'))). Q' is the target network, and 0 after a final step."""
         observation = self.world.observe(batch.following)
-        future = policy(self.net, learnt.target, observation)
-        chosen = policy(self.net, learnt.weights, observation) if self.settings.double else future
+        future = policy(self.net, trained.target, observation)
+        chosen = policy(self.net, trained.weights, observation) if self.settings.double else future
         best = _pick(future, F.arg_max(chosen, axis=1, keepdims=False))
         later = F.where(batch.final, np.float32(0), F.mul(best, np.float32(self.settings.discount)))
-        q = _pick(policy(self.net, learnt.weights, self.world.observe(batch.state)), batch.action)
+        q = _pick(policy(self.net, trained.weights, self.world.observe(batch.state)), batch.action)
         return huber(q, F.add(batch.reward, later))
 
 
 def starts(net: Model, world: Environment, optimizer: Optimizer, settings: Settings) -> dict[str, np.ndarray]:
-    """The states of a learning episode before the first one: target network, slots, number of updates, memory."""
+    """Return the initial states of a learning episode: target network, slots, number of updates, replay memory."""
     names = list(net.params)
     start: Any = world.reset(1)
-    kept = settings.capacity
+    capacity = settings.capacity
     return {
         **{f"target/{n}": np.array(net.params[n]) for n in names},
         **{
-            f"{n}/{slot}": np.full(kind.static_shape, slot_states.start(optimizer, slot), kind.dtype.numpy)
+            key: array
             for n in names
-            for slot, kind in slot_states.kinds(optimizer, net.params.type_of(n)).items()
+            for key, array in slot_states.initial_arrays(optimizer, n, net.params.type_of(n)).items()
         },
         STEP: np.zeros((), np.int64),
-        "replay/state": np.zeros((kept, *start.tensor.static_shape[1:]), start.dtype.numpy),
-        "replay/action": np.zeros(kept, np.int64),
-        "replay/reward": np.zeros(kept, np.float32),
-        "replay/following": np.zeros((kept, *start.tensor.static_shape[1:]), start.dtype.numpy),
-        "replay/final": np.zeros(kept, bool),
+        "replay/state": np.zeros((capacity, *start.tensor.static_shape[1:]), start.dtype.numpy),
+        "replay/action": np.zeros(capacity, np.int64),
+        "replay/reward": np.zeros(capacity, np.float32),
+        "replay/following": np.zeros((capacity, *start.tensor.static_shape[1:]), start.dtype.numpy),
+        "replay/final": np.zeros(capacity, bool),
         "replay/stored": np.zeros((), np.int64),
     }
 
@@ -350,8 +351,12 @@ class QLearner:
         return Episode(float(found["total"]), int(found["steps"]), float(found["loss"]))
 
     def fit(self, episodes: int, epsilon: Callable[[int], float] | None = None) -> list[Episode]:
-        """Play and learn from `episodes` episodes. epsilon(i): exploration in episode i; by default it falls from 1
-        to 0.05 in the first half.
+        """Play `episodes` episodes and learn from them. Return their results.
+
+        Args:
+            episodes: Number of episodes.
+            epsilon: Function that returns the exploration rate of episode i. By default, it falls from 1 to 0.05 in the
+                first half of the episodes.
         """
 
         def falling(i: int) -> float:
@@ -368,11 +373,11 @@ class QLearner:
         yield type(self.optimizer).__name__
 
 
-# --- pieces -----------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------
 
 
 def _weights(net: Model, world: Environment) -> list[Value]:
-    """The inputs that hold the network's parameters; UsageError for a network that does not fit the world."""
+    """Return the network's parameters. Raises UsageError if the network does not match the environment."""
     observation, *weights = net.graph.inputs
     if observation.role != "data" or any(v.role == "data" for v in weights) or len(net.outputs) != 1:
         raise UsageError(f"a Q network must have one input, the observation, and one output, not {net!r}")
@@ -387,28 +392,28 @@ def _weights(net: Model, world: Environment) -> list[Value]:
 
 
 def _remember(memory: Memory, transition: Sequence[Value], capacity: int) -> Memory:
-    """The ring with one more transition, each part of which has one row."""
+    """Return the memory with one more transition: values [1, ...] in the order of the fields of Memory."""
     row = F.mod(memory.stored, np.int64(capacity))
     parts = [_put(part, row, new) for part, new in zip(memory[:-1], transition, strict=True)]
     return Memory._make([*parts, F.add(memory.stored, np.int64(1))])
 
 
 def _put(rows: Value, at: Value, new: Value) -> Value:
-    """`rows` with row `at` (int64 scalar) replaced by new: [1, ...]."""
+    """Return `rows` with row `at` (int64 scalar) replaced by `new` [1, ...]."""
     return F.scatter_nd(rows, F.reshape(at, np.array([1, 1])), new)
 
 
 def _pick(q: Value, action: Value) -> Value:
-    """q[i, action[i]]: [N]."""
+    """Return q[i, action[i]] for each i: [N]."""
     return F.squeeze(F.gather_elements(q, F.unsqueeze(action, np.array([1])), axis=1), np.array([1]))
 
 
 def _like(flags: Value, rows: Value) -> Value:
-    """bool [N] as [N, 1, ...], to broadcast against rows."""
+    """Return flags [N] as [N, 1, ...], to broadcast against `rows` [N, ...]."""
     return F.unsqueeze(flags, np.arange(1, rows.rank or 1))
 
 
 def _all(flags: Value) -> Value:
-    """Whether all of a bool [N] are set."""
+    """Return whether all flags [N] are true, as a bool scalar."""
     lowest: Value = F.reduce_min(F.cast(flags, to=DType.INT64), keepdims=False)
     return F.cast(lowest, to=DType.BOOL)

@@ -18,9 +18,16 @@ _SUFFIX = "/carried"
 
 
 class RecurrentState:
-    """Arrays by input name, each the output of the batch before; zeros at the start, and where its shape changes.
+    """The carried states: outputs of the last batch that are fed to inputs of the next one.
 
-    names: input to output. Raises UsageError for unknown names, and types that differ.
+    A state is zero at the start, and if its shape changes.
+
+    Args:
+        net: The model.
+        names: Input name to output name.
+
+    Raises:
+        UsageError: A name is unknown, or the types of input and output differ.
     """
 
     def __init__(self, net: Model, names: Mapping[str, str]):
@@ -47,10 +54,11 @@ class RecurrentState:
         self._others = {n: kind for n in self._given if isinstance(kind := inputs[n], TensorType)}
 
     def reset(self) -> None:
+        """Set all states to zero."""
         self._arrays = {}
 
     def named(self, inputs: Any) -> dict[str, Any]:
-        """The inputs of a batch, an array, a tuple, or a dict by name, as a dict; what is carried may be missing."""
+        """Return the inputs of a batch (an array, a tuple or a dict) by name. Carried states may be missing."""
         if isinstance(inputs, Mapping):
             return dict(inputs)
         arrays = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -64,15 +72,16 @@ class RecurrentState:
         return dict(zip(self._given, arrays, strict=True))
 
     def feeds(self, inputs: Any) -> dict[str, Any]:
-        """The inputs of a batch by name, with what is carried."""
+        """Return the inputs of a batch by name, including the carried states."""
         known = self.named(inputs)
         return known | {name: self._state(name, known) for name in self.names if name not in known}
 
     def keep(self, results: Mapping[str, np.ndarray]) -> None:
-        """Carry the outputs of a batch that ran."""
+        """Store the states for the next batch. results: the outputs of a batch by name."""
         self._arrays = {name: results[output] for name, output in self.names.items() if output in results}
 
     def _state(self, name: str, inputs: Mapping[str, Any]) -> np.ndarray:
+        """Return the state of an input, whose shape follows from the shapes of the other inputs."""
         declared = self._types[name]
         given = [(k, t, TensorType(t.dtype, np.shape(inputs[k]))) for k, t in self._others.items() if k in inputs]
         sizes = match_shapes(given)
@@ -84,21 +93,21 @@ class RecurrentState:
                 f"carry= (--recurrent-state): the size of {name!r}, {declared}, does not follow from the other inputs: "
                 f"{error}"
             ) from None
-        kept = self._arrays.get(name)
-        return kept if kept is not None and kept.shape == shape else np.zeros(shape, declared.dtype.numpy)
+        stored = self._arrays.get(name)
+        return stored if stored is not None and stored.shape == shape else np.zeros(shape, declared.dtype.numpy)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """What a checkpoint holds of it."""
+        """The states by the names that they have in checkpoints."""
         return {f"{name}{_SUFFIX}": array for name, array in self._arrays.items()}
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The names that it can have there."""
+        """All names that states can have in checkpoints."""
         return tuple(f"{name}{_SUFFIX}" for name in self.names)
 
     def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Take over what `arrays` gave."""
+        """Restore the states that `arrays` returned."""
         self._arrays = {n: saved[f"{n}{_SUFFIX}"] for n in self.names if f"{n}{_SUFFIX}" in saved}

@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time trains into it, and it contains one run."""
+"""The folder of a run: it contains one run, and one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -21,31 +21,29 @@ from graphkit.train import checkpoint
 LOCK = ".lock"
 MODEL = "model.json"
 BEST = "best.json"
-# Of the command line: the options in effect, and how it was called.
+# Files of the command line: the options, and the record of its calls.
 CONFIG, RECORD = "config.toml", "run.json"
 
-# In a folder without a checkpoint: the SHA-256 of the model that a run writes before its first one.
+# A run writes its model before its first checkpoint. Between these two, this file contains the SHA-256 of the model.
 FIRST_SAVE = ".first-save"
 
-# What training leaves in a folder, beside `.lock` and `.first-save`.
-# `run.json` goes behind `config.toml`, which without it is of somebody else.
+# The files of a run besides `.lock` and `.first-save`, in the order in which they are removed. `run.json` comes after
+# `config.toml`: without `run.json`, a `config.toml` does not count as a file of graphkit.
 _FILES = (checkpoint.MANIFEST, MODEL, BEST, "log.jsonl", "vocabulary.json", CONFIG, RECORD)
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
 
 
-# What is read of a run folder, or written to it in place: no link may lead out of it unless the folder is trusted.
+# Names and suffixes of files that are read from a run folder, or overwritten in it. Unless the folder is trusted, none
+# may be a link to a place outside.
 _READ = frozenset({*_FILES, LOCK, FIRST_SAVE, "tensorboard"})
 _SUFFIXES = frozenset({".data", ".json", ".jsonl", ".npz", ".onnx", ".safetensors", ".toml"})
 
 
 def check_links(folder: str | Path) -> None:
-    """Refuse a run folder of which a file is a symbolic link that leads out of the folder.
+    """Raise UnsafeModel if a file of a run folder is a symbolic link to a place outside of the folder.
 
-    Otherwise the author of the folder could have any file of this machine read as a checkpoint, shown in a report, or
-    written to.
-
-    Raises:
-        UnsafeModel: There is such a link; the message names it and its target.
+    Otherwise the author of the folder could make graphkit read any file of this machine as a checkpoint, show it in a
+    report, or overwrite it.
     """
     top = Path(folder).resolve()
     try:
@@ -65,11 +63,17 @@ def check_links(folder: str | Path) -> None:
 
 
 class RunFolder:
-    """A folder that training writes to. `with` takes its lock, for as long as the block, or the process, lasts.
+    """A folder that training writes to. Its `with` block holds a lock on the folder.
 
-    Raises UsageError when another process, or another RunFolder of this one, has the lock: it says which. Where the
-    file system has no locks, a warning says so. May be entered again inside the block. patience: seconds to wait.
-    Folders that it has made, and that are empty at the end, are removed.
+    The block can be entered again within itself. Folders that it created, and that are empty at its end, are removed.
+    If the file system has no locks, there is a warning.
+
+    Args:
+        path: The folder.
+        patience: Seconds to wait for the lock.
+
+    Raises:
+        UsageError: Another process, or another RunFolder of this process, holds the lock. The message names it.
     """
 
     def __init__(self, path: str | Path, patience: float = 0.0):
@@ -88,10 +92,10 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._depth -= 1
         if not self._depth and self._descriptor is not None:
-            # While it is locked: nobody who has opened it takes a file without a name for the lock.
+            # Remove the file while it is locked. A process that has opened it checks afterwards that it still exists.
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
-            with contextlib.suppress(OSError):  # the first that is not empty, or that another process has removed
+            with contextlib.suppress(OSError):  # stop at the first that is not empty, or was removed by another process
                 for folder in self._made:
                     folder.rmdir()
             os.close(self._descriptor)
@@ -105,7 +109,7 @@ class RunFolder:
             while True:
                 self.path.mkdir(parents=True, exist_ok=True)
                 try:
-                    # What a link leads to would be emptied.
+                    # O_NOFOLLOW: the lock is truncated below, and so would be the target of a link.
                     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 except FileNotFoundError:  # another process has removed the empty folder
                     continue
@@ -125,7 +129,7 @@ class RunFolder:
                     if locked:  # its last owner has just removed it
                         continue
                     if time.monotonic() >= deadline:
-                        owner = _described(os.read(descriptor, 4096))
+                        owner = _describe_holder(os.read(descriptor, 4096))
                         raise UsageError(
                             f"{self.path}: {owner} trains into this folder; wait until it ends, or use another folder"
                         )
@@ -139,49 +143,49 @@ class RunFolder:
             )
         self._descriptor = descriptor
 
-    # --- what it holds ------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------
 
     def check(self, run: str | None = None) -> None:
-        """Raise UsageError when it has a model or a checkpoint that is not of this run, of which None has none."""
-        if held := self._others(run):
+        """Raise UsageError if the folder contains a model or checkpoint of another run. run: None for a new run."""
+        if files := self._files_of_another_run(run):
             raise UsageError(
-                f"{self.path} already contains a run ({', '.join(held)}): continue it with --resume (Trainer.resume), "
+                f"{self.path} already contains a run ({', '.join(files)}): continue it with --resume (Trainer.resume), "
                 "replace it with --overwrite (overwrite=True), or use another folder"
             )
 
     def claim(self, run: str, *, overwrite: bool = False) -> None:
-        """Make it the folder of a run, if `check` permits. overwrite: else remove what another run has left in it.
+        """Prepare the folder for a run. Raises the errors of `check` unless `overwrite`, which removes another run.
 
-        What a run left that was killed in its first save, which nobody can go on with, is removed either way.
+        Files of a run that was killed during its first save are always removed, because no run can resume from them.
         """
         if not overwrite:
             self.check(run)
-        if self._others(run) or self._is_of_first_save():
-            # The mark of a first save goes last: it is what permits to remove the rest.
-            for path in self._written():
+        if self._files_of_another_run(run) or self._is_incomplete_first_save():
+            # FIRST_SAVE is removed last: if this process is killed in between, it still marks the rest for removal.
+            for path in self._files_of_runs():
                 path.unlink(missing_ok=True)
         (self.path / FIRST_SAVE).unlink(missing_ok=True)
 
-    def _others(self, run: str | None) -> list[str]:
-        """The files that say that another run is here."""
-        held = [name for name in (checkpoint.MANIFEST, MODEL) if (self.path / name).exists()]
-        # A checkpoint that cannot be read is nobody's.
+    def _files_of_another_run(self, run: str | None) -> list[str]:
+        """Return the names of model and checkpoint if they belong to another run."""
+        files = [name for name in (checkpoint.MANIFEST, MODEL) if (self.path / name).exists()]
+        # A checkpoint that cannot be read counts as one of another run.
         with contextlib.suppress(InvalidModel):
-            if checkpoint.MANIFEST in held and checkpoint.run_of(self.path) == run:
+            if checkpoint.MANIFEST in files and checkpoint.run_of(self.path) == run:
                 return []
-        return [] if self._is_of_first_save() else held
+        return [] if self._is_incomplete_first_save() else files
 
-    def _is_of_first_save(self) -> bool:
-        """Whether all it has is the model of a run that was stopped before the checkpoint of its first save."""
+    def _is_incomplete_first_save(self) -> bool:
+        """Whether the folder contains only the model of a run that was killed before its first checkpoint."""
         if checkpoint.exists(self.path):
             return False
         try:
             return (self.path / FIRST_SAVE).read_text() == _digest(self.path / MODEL)
-        except (OSError, UnicodeDecodeError):  # without the one or the other; what cannot be read is somebody's
+        except (OSError, UnicodeDecodeError):  # a file is missing, or cannot be read and may belong to another run
             return False
 
-    def _written(self) -> Iterator[Path]:
-        # The manifests first: what is left at any moment is no checkpoint of anything.
+    def _files_of_runs(self) -> Iterator[Path]:
+        # Manifests come first, so that no incomplete checkpoint remains if this process is killed in between.
         yield from (self.path / name for name in _FILES)
         for pattern in _WEIGHTS:
             yield from self.path.glob(pattern)
@@ -189,19 +193,19 @@ class RunFolder:
 
 @contextlib.contextmanager
 def model_then_checkpoint(folder: Path) -> Iterator[Callable[[Path], None] | None]:
-    """Around the writing of a run's model, and after it of its checkpoint; gives `before` of `ir.serialize.save`.
+    """Context in which a run writes its model and then its checkpoint. Yields the argument `before` of `Model.save`.
 
-    The checkpoint comes last: it says that the run has come so far, and that the model is there. A run that is stopped
-    between its first model and its first checkpoint leaves a model that is marked as its own, not as one to keep.
+    If a run is killed between its first model and its first checkpoint, FIRST_SAVE marks the model, so that a later run
+    may remove it.
     """
-    mark = folder / FIRST_SAVE
+    first_save = folder / FIRST_SAVE
 
-    def announce(model: Path) -> None:
-        write_whole(mark, [_digest(model).encode()])
+    def mark(model: Path) -> None:
+        write_whole(first_save, [_digest(model).encode()])
         sync_folder(folder)
 
-    yield None if checkpoint.exists(folder) else announce
-    mark.unlink(missing_ok=True)
+    yield None if checkpoint.exists(folder) else mark
+    first_save.unlink(missing_ok=True)
 
 
 def _digest(path: Path) -> str:
@@ -210,14 +214,15 @@ def _digest(path: Path) -> str:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether an open file still has its name."""
+    """Whether an open file is still the one at this path."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
 
-def _described(text: bytes) -> str:
+def _describe_holder(text: bytes) -> str:
+    """Return the process that holds a lock, from the content of the lock file, as text."""
     try:
         found = json.loads(text)
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since"]))

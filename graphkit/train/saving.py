@@ -21,10 +21,10 @@ from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.exchange import residuals
 from graphkit.train.exchange.exchange import Gathered
 from graphkit.train.position import MetricStates, Position
-from graphkit.train.programs.step import fit_sums
+from graphkit.train.programs.step import adapt_gradient_sums
 from graphkit.train.run_folder import MODEL, RunFolder, check_links, model_then_checkpoint
 
-# Between the name of a metric and that of an array of its state, in checkpoints.
+# In a checkpoint, the state of a metric is named `<metric>/metric/<array>`.
 _METRIC = "/metric/"
 # The advice if a checkpoint does not fit.
 _OWN_FOLDER = "Use the folder of a run of this model, or start a new run in another folder"
@@ -34,9 +34,8 @@ _PATIENCE = 30.0
 
 
 def save(trainer: BaseTrainer, folder: str | Path) -> None:
-    """`Trainer.save`."""
-    if trainer._averages.are_in_place:
-        raise UsageError("the model holds the moving averages: call swap() before save()")
+    """Implement `Trainer.save`."""
+    trainer._averages.check_not_swapped("save()")
     waiting, ranks = trainer._stepper.waiting, trainer._place[1]
     if waiting and ranks > 1:
         raise UsageError(
@@ -78,7 +77,7 @@ def write(trainer: BaseTrainer, folder: Path, parts: Sequence[Mapping[str, np.nd
 
 
 def save_model(trainer: BaseTrainer, path: Path, meta: Mapping[str, str]) -> None:
-    """`Trainer.save_model`."""
+    """Implement `Trainer.save_model`."""
     with whole_model(trainer) as net:
         if net is not None:
             described = Model.from_graph(net.graph, net.params.entries(), meta={**net.meta, **meta})
@@ -154,16 +153,16 @@ def _check_names(stored: set[str], expected: set[str], folder: str | Path) -> No
 
 
 def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> None:
-    """`Trainer.resume`."""
+    """Implement `Trainer.resume`."""
     if not trusted:
         check_links(folder)
     saved = checkpoints.load(folder)
     stepper, exchange = trainer._stepper, trainer._exchange
     waiting = int(saved.settings.get("waiting", 0))
     arrays = exchange.own_states(saved.arrays)
-    fit_sums(arrays, trainer.trained, stepper.slots, waiting, trainer._place[0])
-    recurrent, metric_states = _mine(saved.parts, trainer._place, folder)
-    left_out = _left_out(trainer, saved.residuals, folder)
+    adapt_gradient_sums(arrays, trainer.trained, stepper.slots, waiting, trainer._place[0])
+    recurrent, metric_states = _epoch_states_of_rank(saved.parts, trainer._place, folder)
+    own_residuals = _residuals_of_rank(trainer, saved.residuals, folder)
     unknown = set(recurrent) - {*trainer._recurrent_state.keys}
     _check_names({*arrays, *unknown}, {*trainer.net.params, *stepper.slots}, folder)
     arrays = {name: array for name, array in arrays.items() if exchange.keeps(name)}
@@ -183,21 +182,24 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         stepper.updates, stepper.skipped = saved.updates, int(saved.settings.get("skipped", 0))
         exchange.publish()
         at = {"updates": saved.updates, "epoch": trainer.position.epoch, "batch": trainer.position.batch}
-        trainer._agreement.resumed({"name": saved.run, **at})
-        if left_out is not None:
-            exchange.restore_residuals(left_out)
-        # Where workers update by themselves, rank 0 alone has what waits.
-        apart = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
-        weight = 0.0 if apart else float(saved.settings.get("waiting_weight", 0.0))
+        trainer._agreement.set_resumed({"name": saved.run, **at})
+        if own_residuals is not None:
+            exchange.restore_residuals(own_residuals)
+        # Workers with servers update independently: only rank 0 has the accumulated gradients.
+        has_none = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
+        weight = 0.0 if has_none else float(saved.settings.get("waiting_weight", 0.0))
         stepper.waiting, stepper.waiting_weight = waiting, weight
         trainer._resumed = trainer.position.until > trainer.position.start
         trainer.step_incomplete = False
 
 
-def _mine(
+def _epoch_states_of_rank(
     parts: Sequence[Mapping[str, np.ndarray]], place: tuple[int, int], folder: str | Path
 ) -> tuple[dict[str, np.ndarray], MetricStates]:
-    """Of what every rank knew of an epoch under way, this rank's: what it carries, and its metrics."""
+    """Return this rank's states of an incomplete epoch: recurrent states, and the states of metrics.
+
+    If the number of ranks has changed, states of metrics are dropped. Raises UsageError if there are recurrent states.
+    """
     rank, ranks = place
     if len(parts) != ranks:
         if any(_METRIC not in name for part in parts for name in part):
@@ -217,8 +219,10 @@ def _mine(
     return recurrent, states
 
 
-def _left_out(trainer: BaseTrainer, saved: residuals.ByRank, folder: str | Path) -> dict[str, np.ndarray] | None:
-    """What compression has left out, and this rank sends: of every parameter; None where it sends nothing."""
+def _residuals_of_rank(
+    trainer: BaseTrainer, saved: residuals.ByRank, folder: str | Path
+) -> dict[str, np.ndarray] | None:
+    """Return the residuals that this rank restores, for every float32 parameter; None if it does not compress."""
     compressing = trainer._exchange.compressing
     if not compressing:
         if any(saved):
@@ -233,5 +237,5 @@ def _left_out(trainer: BaseTrainer, saved: residuals.ByRank, folder: str | Path)
     residuals.check(saved, sizes, f"the checkpoint in {folder}")
     if trainer._place[0] not in compressing:
         return None
-    mine = residuals.of_rank(saved, trainer._place[0], compressing)
-    return {name: mine.get(name, np.zeros(size, np.float32)) for name, size in sizes.items()}
+    own = residuals.residuals_of_rank(saved, trainer._place[0], compressing)
+    return {name: own.get(name, np.zeros(size, np.float32)) for name, size in sizes.items()}

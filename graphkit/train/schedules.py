@@ -83,17 +83,17 @@ class Exponential(Schedule):
 
 
 @dataclass(frozen=True)
-class _Over(Schedule):
-    """A schedule over `steps` updates. Without `steps`, it covers all updates of the run that `fit` trains."""
+class _OverSteps(Schedule):
+    """A schedule over `steps` updates. Without `steps`, it covers all updates of a run."""
 
     rate: float
     steps: int | None = None
 
     def progress(self, step: int) -> float:
         """Return the completed part of the updates, 0 to 1. Raises UsageError without `steps`."""
-        return min(step / self._known(), 1.0)
+        return min(step / self._known_steps(), 1.0)
 
-    def _known(self) -> int:
+    def _known_steps(self) -> int:
         if self.steps is None:
             raise UsageError(
                 f"{type(self).__name__} without steps covers all updates of a run, which only `fit` knows; pass steps="
@@ -109,7 +109,7 @@ class _Over(Schedule):
 
 
 @dataclass(frozen=True)
-class Cosine(_Over):
+class Cosine(_OverSteps):
     """Half a cosine from `rate` to `final` over `steps` updates, then `final` (Loshchilov and Hutter, SGDR, 2017).
 
     Without `steps`, it covers all updates of the run.
@@ -123,7 +123,7 @@ class Cosine(_Over):
 
 
 @dataclass(frozen=True)
-class Polynomial(_Over):
+class Polynomial(_OverSteps):
     """The rate is final + (rate - final) * (1 - step / steps) ** power, then `final`.
 
     Without `steps`, it covers all updates of the run.
@@ -134,12 +134,12 @@ class Polynomial(_Over):
     kind = "polynomial"
 
     def __call__(self, step: int) -> float:
-        left: float = (1.0 - self.progress(step)) ** self.power
-        return self.final + (self.rate - self.final) * left
+        factor: float = (1.0 - self.progress(step)) ** self.power
+        return self.final + (self.rate - self.final) * factor
 
 
 @dataclass(frozen=True)
-class Linear(_Over):
+class Linear(_OverSteps):
     """A straight line from `rate` to `final` over `steps` updates, then `final`.
 
     Without `steps`, it covers all updates of the run.
@@ -153,7 +153,7 @@ class Linear(_Over):
 
 
 @dataclass(frozen=True)
-class OneCycle(_Over):
+class OneCycle(_OverSteps):
     """Up from rate / start_factor to `rate`, then down to rate / (start_factor * end_factor), each as half a cosine.
 
     The rise takes the share `rise` of `steps` updates, the descent the others. Without `steps`, the schedule covers all
@@ -173,14 +173,14 @@ class OneCycle(_Over):
 
     def __call__(self, step: int) -> float:
         start = self.rate / self.start_factor
-        top, last = self.rise * self._known() - 1.0, self._known() - 1.0
+        top, last = self.rise * self._known_steps() - 1.0, self._known_steps() - 1.0
         if step <= top:
             return _between(start, self.rate, step / top if top else 1.0)
         return _between(self.rate, start / self.end_factor, min((step - top) / max(last - top, 1e-9), 1.0))
 
 
 def _between(first: float, last: float, progress: float) -> float:
-    """Half a cosine from one number to another."""
+    """Return the value of half a cosine from `first` to `last`. progress: from 0 to 1."""
     return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
@@ -245,5 +245,37 @@ def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
 
 @lru_cache
 def _constant(rate: float) -> Constant:
-    """Optimizers ask for it in every step."""
+    """Return a constant schedule. It is cached, because optimizers need it in every step."""
     return Constant(rate)
+
+
+class RunRate:
+    """The learning rate of each update of a run.
+
+    Attributes:
+        scale: Factor on the rates of the schedule. Callbacks may set it.
+        run_updates: Number of updates of the run, for a schedule without `steps`; None if it is unknown.
+    """
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self.run_updates: int | None = None
+        # The last result of `over`, with its arguments.
+        self._resolved: tuple[tuple[Schedule, int], Schedule] | None = None
+
+    def at(self, schedule: Schedule, update: int, first: int) -> float:
+        """Return the learning rate of an update.
+
+        Args:
+            schedule: The schedule of the optimizer.
+            update: Number of updates before this one, in all runs.
+            first: Number of updates before this run.
+
+        Raises:
+            UsageError: The schedule covers the whole run, and the number of its updates is unknown.
+        """
+        if not schedule.is_open or self.run_updates is None:
+            return schedule(update) * self.scale
+        if self._resolved is None or self._resolved[0] != (schedule, self.run_updates):
+            self._resolved = (schedule, self.run_updates), schedule.over(self.run_updates)
+        return self._resolved[1](update - first) * self.scale

@@ -1,4 +1,4 @@
-"""Which parameters are trained, and how each of them: by their names, or shell patterns of names."""
+"""Select the parameters to train, and their settings, by names or glob patterns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from graphkit.train.arguments import NOT_NEGATIVE, real
 
 @dataclass(frozen=True)
 class TrainedParameter:
-    """One parameter under training: its Value, the name that slots derive from, its multipliers.
+    """A parameter that is trained.
 
-    lazy: it is a table, and a step updates only the rows that it read.
+    Attributes:
+        value: The parameter in the training graph.
+        name: Its name. The names of its slots begin with it.
+        lr_mult: Factor on the learning rate.
+        decay_mult: Factor on the weight decay.
+        lazy: Whether it is a table with row-sparse updates: a step updates only the rows that it reads.
     """
 
     value: Value
@@ -49,8 +54,8 @@ class ParameterSelection:
     lr_mult: Mapping[str, float] = field(default_factory=dict)
     wd_mult: Mapping[str, float] = field(default_factory=dict)
 
-    def taken(self, names: Collection[str]) -> set[str]:
-        """Which of all names of parameters the patterns let be trained."""
+    def selected(self, names: Collection[str]) -> set[str]:
+        """Return the names that `train` selects and `freeze` does not. names: all parameters."""
         return (_matching(self.train, names) if self.train else set(names)) - _matching(self.freeze, names)
 
 
@@ -71,7 +76,7 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
                         f"; it is a constant, which constants_to_parameters(net, [{pattern!r}]) turns into a parameter"
                     )
                 raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}{hint}")
-    found, taken = reached([graph.outputs[0]]), selection.taken(names)
+    found, selected = reached([graph.outputs[0]]), selection.selected(names)
     lazy = _matching(selection.lazy, names)
     rates, decays = (_by_name(given, names) for given in (selection.lr_mult, selection.wd_mult))
     chosen = [
@@ -80,7 +85,7 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
             n in lazy or str(v.attrs.get("lazy", "")).lower() in ("1", "true"),
         )
         for n, v in names.items()
-        if v in found and (v.attrs.get("trainable", True) or n in selection.train) and n in taken
+        if v in found and (v.attrs.get("trainable", True) or n in selection.train) and n in selected
     ]  # fmt: skip
     if not chosen:
         raise UsageError(
@@ -96,13 +101,13 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
 
 
 def _some(names: Collection[str]) -> str:
-    """Names for a message, not all of hundreds."""
+    """Return names as text for a message, at most 20."""
     shown = ", ".join(list(names)[:20])
     return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def _matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
-    """The names that any of the patterns is or matches."""
+    """Return the names that equal one of the patterns, or match it."""
     found: set[str] = set()
     for pattern in patterns:
         found.update([pattern] if pattern in names else (n for n in names if fnmatch.fnmatchcase(n, pattern)))
@@ -110,11 +115,12 @@ def _matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
 
 
 def _by_name(given: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
-    """What is given by pattern, by name; the last pattern counts that matches."""
+    """Return numbers by name from numbers by pattern. If several patterns match, the last one counts."""
     return {name: number for pattern, number in given.items() for name in _matching([pattern], names)}
 
 
 def _multiplier(name: str, value: Value, key: str, given: Mapping[str, float]) -> float:
+    """Return the multiplier of a parameter: the one in `given`, or else its attribute `key`, or else 1."""
     text = given.get(name, value.attrs.get(key, 1.0))
     try:
         number = float(text) if isinstance(text, str) else text

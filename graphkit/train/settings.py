@@ -1,4 +1,4 @@
-"""Groups of settings of a Trainer. Each setting is also a keyword of `Trainer`, where its values are described."""
+"""Groups of settings of a Trainer. Each setting is also a keyword of `Trainer`, whose docstring describes it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Any, TypeVar
 
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
+from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
+from graphkit.executor.devices.loading import of_process
+from graphkit.ir.graph import Graph
+from graphkit.passes.distribution.places import groups_of
 from graphkit.signatures import typed_constructor
 from graphkit.train import defaults
 from graphkit.train.arguments import POSITIVE, boolean, integer, real
@@ -39,7 +43,7 @@ class Numerics:
     on_nonfinite: str = "raise"
 
     def __post_init__(self) -> None:
-        finite.choice(self.on_nonfinite)
+        finite.check_choice(self.on_nonfinite)
 
 
 @typed_constructor("gk.settings")
@@ -145,3 +149,17 @@ def group_of(kind: type[Group], given: Group | None, keywords: Mapping[str, Any]
     if both := [field.name for field in fields(kind) if own[field.name] != field.default]:
         raise UsageError(f"{_OWNER}: {both[0]}= is also a setting of {name}=: set it in only one of them")
     return given
+
+
+def choose_device(device: AnyDevice, graph: Graph, kvstore: KVStore | None) -> str | GroupDevices:
+    """Return the device of this process, or the devices of the groups of `graph` (the model with its loss).
+
+    Raises UsageError as `grouped` does, and if there are several devices and several processes.
+    """
+    found = grouped(device, groups_of(graph))
+    several = kvstore is not None and kvstore.num_workers > 1
+    if isinstance(found, GroupDevices):
+        if kvstore is not None and (several or kvstore.is_remote):
+            raise UsageError("device: with several processes, each runs on one device, not on one for each group")
+        return found
+    return of_process(found, kvstore.local_rank) if kvstore is not None and several else found

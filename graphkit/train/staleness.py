@@ -1,4 +1,4 @@
-"""Warn of training with servers at a learning rate or a momentum that suits one process."""
+"""Warn if a training with servers has a learning rate or momentum that only suits one process."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ if TYPE_CHECKING:
     from graphkit.train.optim import Optimizer
     from graphkit.train.schedules import Schedule
 
-# Stores whose servers apply the gradients of each worker as they come.
+# Stores whose servers apply each gradient when it arrives.
 _STALE = ("dist_async", "dist_bounded")
 
 
 def warn_of_staleness(store: KVStore | None, optimizer: Optimizer, rate: float) -> None:
-    """Warn on rank 0 if several workers share a momentum, or a learning rate that nobody has lowered for them.
+    """Warn on rank 0 if several workers train with momentum, or with at least the default learning rate.
 
-    A gradient is applied after those that other workers have sent meanwhile. This acts like more momentum (Mitliagkas
-    et al., "Asynchrony begets momentum", 2016), and n workers apply n gradients where one process applies one.
+    A gradient is applied after those that other workers have pushed in the meantime. This acts like additional momentum
+    (Mitliagkas et al., "Asynchrony begets momentum", 2016). Also, n workers apply n gradients in the time in which one
+    process applies one.
 
     Args:
         store: The store of the training.
-        optimizer: Whose momentum and default learning rate count.
-        rate: The learning rate at the start. It counts as not lowered from the optimizer's default rate on.
+        optimizer: The optimizer.
+        rate: The learning rate at the start.
     """
     if store is None or store.type not in _STALE or store.num_workers == 1 or store.rank != 0:
         return
@@ -48,7 +49,7 @@ def warn_of_staleness(store: KVStore | None, optimizer: Optimizer, rate: float) 
 
 
 def _default_rate(optimizer: Optimizer) -> float | Schedule:
-    """The learning rate that an optimizer of this class has by default; SGD has one by its name only."""
+    """Return the default learning rate of the optimizer's class. For SGD, it is that of the name "sgd"."""
     (field,) = (f for f in dataclasses.fields(optimizer) if f.name == "lr")
     default: float | Schedule = optim.get("sgd").lr if field.default is dataclasses.MISSING else field.default
     return default

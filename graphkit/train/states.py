@@ -1,14 +1,17 @@
-"""The states that an optimizer keeps for a parameter, and one update of parameter and states.
+"""The states that an optimizer keeps for a parameter (slots), and one update of parameter and states.
 
-For float16 and bfloat16 parameters, the states are float32, and there is one more, the master weight: the parameter
-before it was rounded. Without it, steps of less than half of the last digit would vanish, and second moments of
-gradients below 8e-3 would underflow in float16 (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
+For float16 and bfloat16 parameters, the states are float32, and there is an additional one, the master weight: the
+parameter before it was rounded. Without it, updates smaller than half a unit in the last place would be lost, and
+second moments of gradients below 8e-3 would underflow in float16 (Micikevicius et al., "Mixed Precision Training", ICLR
+2018).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from graphkit.ir.graph import Value
 from graphkit.ir.types import HALVES, DType, TensorType
@@ -18,7 +21,7 @@ MASTER = "master"
 
 
 class Optimizer(Protocol):
-    """The part of `gk.optim.Optimizer` that updates need."""
+    """The attributes and methods of `gk.optim.Optimizer` that updates need."""
 
     @property
     def kind(self) -> str: ...
@@ -39,50 +42,67 @@ class Optimizer(Protocol):
 
 
 class Updated(NamedTuple):
-    """weight: the new parameter; states: the new states; precise: the new parameter before it is rounded."""
+    """The result of an update: the new parameter and its new states.
+
+    `unrounded` is the new parameter in float32 if it is float16 or bfloat16; otherwise it is the parameter.
+    """
 
     weight: Value
     states: list[Value]
-    precise: Value
+    unrounded: Value
 
 
-def precise(kind: TensorType) -> TensorType:
-    """The type in which sums, moments and averages of a parameter of this type are kept."""
+def state_type(kind: TensorType) -> TensorType:
+    """Return the type of the states, accumulated gradients and averages of a parameter of type `kind`."""
     return TensorType(DType.FLOAT32, kind.shape) if kind.dtype in HALVES else kind
 
 
 def widened(value: Value) -> Value:
-    """The value in the type in which it is summed."""
+    """Return a float16 or bfloat16 value as float32, and any other value as it is."""
     return F.cast(value, to="float32") if value.dtype in HALVES else value
 
 
 def names(optimizer: Optimizer, dtype: DType) -> tuple[str, ...]:
-    """The names of the states of a parameter, in the order of `update`."""
+    """Return the names of the states of a parameter, in the order of `update`."""
     return (MASTER, *optimizer.slots) if dtype in HALVES else optimizer.slots
 
 
 def kinds(optimizer: Optimizer, weight: TensorType) -> dict[str, TensorType]:
-    """The types of the states of a parameter by name."""
-    return dict.fromkeys(names(optimizer, weight.dtype), precise(weight))
+    """Return the types of the states of a parameter by name."""
+    return dict.fromkeys(names(optimizer, weight.dtype), state_type(weight))
+
+
+def inputs(optimizer: Optimizer, parameter: str, weight: TensorType) -> list[Value]:
+    """Return the states of a parameter as graph inputs named `<parameter>/<state>`, in the order of `update`."""
+    return [Value(kind, f"{parameter}/{name}", role="state") for name, kind in kinds(optimizer, weight).items()]
+
+
+def initial_arrays(optimizer: Optimizer, parameter: str, weight: TensorType) -> dict[str, np.ndarray]:
+    """Return the states of a parameter before the first update, by the names of `inputs`."""
+    return {
+        f"{parameter}/{name}": np.full(kind.static_shape, start(optimizer, name), kind.dtype.numpy)
+        for name, kind in kinds(optimizer, weight).items()
+    }
 
 
 def start(optimizer: Optimizer, name: str) -> float:
-    """What every element of a state is before the first update. A master weight is taken from the parameter then."""
+    """Return the initial value of every element of a state. The first update sets a master weight."""
     return 0.0 if name == MASTER else optimizer.start(name)
 
 
 def update(
     optimizer: Optimizer, weight: Value, grad: Value, states: Sequence[Value], lr: Value, step: Value, decay: float
 ) -> Updated:
-    """One update of a parameter. states: in the order of `names`; the others are those of `Optimizer.update`.
+    """Build one update of a parameter. Arguments as for `Optimizer.update`; states are in the order of `names`.
 
-    Where a master weight does not round to the parameter, the parameter was set from outside, and counts.
+    A master weight that does not round to the parameter is replaced by it: the parameter was assigned since the last
+    update.
     """
     if weight.dtype not in HALVES:
         new, *changed = optimizer.update(weight, grad, states, lr, step, decay)
         return Updated(new, list(changed), new)
     master, *slots = states
-    kept = F.equal(F.cast(master, to=weight.dtype), weight)
-    before = F.where(kept, master, F.cast(weight, to="float32"))
+    is_current = F.equal(F.cast(master, to=weight.dtype), weight)
+    before = F.where(is_current, master, F.cast(weight, to="float32"))
     new, *changed = optimizer.update(before, widened(grad), slots, lr, step, decay)
     return Updated(F.cast(new, to=weight.dtype), [new, *changed], new)

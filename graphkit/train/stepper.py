@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.dist.kvstore import KVStore
 from graphkit.errors import NotFinite
+from graphkit.train.exchange.division import Division
 from graphkit.train.exchange.exchange import Exchange, StepSpec
-from graphkit.train.exchange.local import samples_of
+from graphkit.train.exchange.local import NoExchange, samples_of
 from graphkit.train.position import Position
 from graphkit.train.programs import loss_scale
 from graphkit.train.programs import step as steps
@@ -18,6 +20,37 @@ from graphkit.train.programs.weights import weight_in
 
 # The loss of a step that was skipped.
 _NO_LOSS = np.full((), np.nan, np.float32)
+
+
+def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division | None, shard: bool) -> Exchange:
+    """Create the Exchange of a training step.
+
+    Args:
+        spec: The training step.
+        kvstore: The store that the ranks share, or None in a process that trains alone.
+        division: How the model is divided among ranks, or None.
+        shard: Whether ranks share the optimizer states.
+
+    Raises:
+        UsageError: Settings exclude each other.
+    """
+    # Imported here, so that a process without other ranks does not load the other Exchanges.
+    if division is not None:
+        from graphkit.train.exchange.placement import Placement
+        from graphkit.train.exchange.stages import Stages
+
+        return Stages(spec, division) if division.is_pipeline(spec.graph) else Placement(spec, division)
+    if kvstore is None or (kvstore.num_workers == 1 and not kvstore.is_remote):
+        return NoExchange(spec)
+    if not kvstore.is_remote:
+        from graphkit.train.exchange.all_reduce import AllReduce
+
+        return AllReduce(spec, kvstore, shard)
+    from graphkit.dist.servers.remote import RemoteStore
+    from graphkit.train.exchange.servers import ElasticAveraging, Servers
+
+    assert isinstance(kvstore, RemoteStore), "the only class of remote stores"
+    return (ElasticAveraging if kvstore.type == "elastic" else Servers)(spec, kvstore, shard)
 
 
 class Stepper:
@@ -132,3 +165,25 @@ class Stepper:
             return False
         self.slots[loss_scale.NAME] = lower
         return True
+
+
+class LazyScalar:
+    """The loss of a step. It is read from the device when you convert it: `float(loss)`."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def __float__(self) -> float:
+        return float(self._array)
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
+
+    def __str__(self) -> str:
+        return str(float(self))
+
+    def __repr__(self) -> str:
+        """Return `LazyScalar(0.5)`, or `LazyScalar(?)` for an array on a device, which is not read."""
+        return f"LazyScalar({float(self)})" if isinstance(self._array, np.ndarray) else "LazyScalar(?)"

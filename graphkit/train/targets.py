@@ -20,16 +20,19 @@ from graphkit.ir.types import DType, TensorType, Type, dtype_of
 from graphkit.text import listed
 from graphkit.train.losses import Bound, Loss, target_inputs
 
-# Kinds of numpy's element types that are real numbers; bfloat16 and its like have a kind of their own.
+# `dtype.kind` of numpy's real types. bfloat16 has another one, see `_is_float`.
 _NUMBERS = "biuf"
 
 
 class Targets:
-    """The targets of a training program by name, and what the losses want of them.
+    """Converts and checks the targets of a training program.
 
-    types: as the graph declares them. compared: by target, the loss by name and the type of the output that it compares
-    with; what a function wants may be anything of the declared type. outputs: by target, the output that it is of, by
-    whose name it may be given too. inputs: by target, the name of the program's input, where that is another one.
+    Args:
+        types: The types of the targets by name, as the graph declares them.
+        compared: For targets of named losses: the loss, and the type of the output that it compares with the target.
+            Targets of a loss function only need the declared type.
+        outputs: Target to the name of the output that is compared with it. Users may give the target by this name, too.
+        inputs: Target to the name of the program's input, if it is another name.
     """
 
     def __init__(
@@ -43,16 +46,15 @@ class Targets:
         self._targets = {name: _Target(name, kind, *compared.get(name, (None, None))) for name, kind in types.items()}
 
     def of(self, output: str) -> str:
-        """The name of the target that an output is compared with; the first one where none is."""
+        """Return the name of the target that is compared with an output; the first target if there is none."""
         return self._others.get(output, self.names[0])
 
     def named(self, given: Any) -> dict[str, Any]:
-        """Targets by name: an array, a tuple in their order, or a dict by their names or those of outputs."""
+        """Return targets by name, from an array, a tuple in their order, or a dict by target or output."""
         if given is None and self.names:
             raise InputError(
                 f"the data have no targets, but the loss needs {', '.join(self.names)}: pass a pair (inputs, "
-                "targets), or "
-                "add an array y to the .npz file"
+                "targets), or add an array y to the .npz file"
             )
         if isinstance(given, Mapping):
             return {self._others.get(str(n), str(n)): array for n, array in given.items()}
@@ -63,34 +65,35 @@ class Targets:
         return dict(zip(self.names, arrays, strict=True))
 
     def measured(self, given: Any, output: str) -> np.ndarray:
-        """Of a batch, the target that metrics compare with an output."""
+        """Return the target of a batch that metrics compare with an output. given: the targets of the batch."""
         named, wanted = self.named(given), self.of(output)
         if wanted not in named:
             raise InputError(f"metrics compare the output {output!r} with the target {wanted!r}, but it is not given")
         return array_of(f"target {wanted!r}", named[wanted])
 
     def check_classes(self, data: Dataset, net: str) -> None:
-        """Raise InputError for data whose number of classes is not that of the output that tells them apart.
+        """Raise InputError if the number of classes in the data is not that of the output.
 
-        Integers without names may be fewer than the output has classes. net: the name of the network.
+        Data without class names may have fewer classes. net: the name of the network, for the message.
         """
         if len(self.names) != 1 or (largest := self._targets[self.names[0]].largest) is None:
             return
-        has, tells = data.num_classes, largest + 1
-        if has is None or has == tells or (has < tells and data.classes is None):
+        classes, outputs = data.num_classes, largest + 1
+        if classes is None or classes == outputs or (classes < outputs and data.classes is None):
             return
         if data.classes is None:
-            found = f"the largest class number is {has - 1}"
+            found = f"the largest class number is {classes - 1}"
         else:
-            found = f"there are {has} classes ({listed(data.classes, has, 8)})"
+            found = f"there are {classes} classes ({listed(data.classes, classes, 8)})"
         raise InputError(
-            f"{data.name}: {found}, but the network {net!r} has {tells} outputs, for classes 0 to {largest}: build it "
-            f"with classes={has}, or give it a new last layer (--head classes={has})"
+            f"{data.name}: {found}, but the network {net!r} has {outputs} outputs, for classes 0 to {largest}: build "
+            f"it with classes={classes}, or give it a new last layer (--head classes={classes})"
         )
 
     def fitted(self, given: Any) -> dict[str, Any]:
-        """The arrays of one batch by the names of inputs, cast and reshaped where that loses nothing. Raises InputError
-        for the others.
+        """Return the targets of a batch by the names of inputs, in the types and shapes of the program.
+
+        Raises InputError if a conversion would lose information.
         """
         named = self.named(given)
         return {
@@ -100,9 +103,12 @@ class Targets:
 
 
 def expected_targets(graph: Graph, bound: Bound, outputs: Mapping[str, Type]) -> Targets:
-    """The targets of a graph that is to be trained; those of losses by name are what these say.
+    """Return the Targets of a model.
 
-    graph: without the loss. outputs: the types of the model's.
+    Args:
+        graph: The graph without the loss.
+        bound: The loss.
+        outputs: The types of the model's outputs by name.
     """
     kinds = {name: (loss, outputs[output]) for name, (loss, output) in bound.named.items()}
     by_name = {n: output for n, (_, output) in bound.named.items()}
@@ -110,7 +116,14 @@ def expected_targets(graph: Graph, bound: Bound, outputs: Mapping[str, Type]) ->
 
 
 class _Target:
-    """One target. loss: None where a function takes it."""
+    """Converts and checks one target.
+
+    Args:
+        name: Its name.
+        kind: Its type.
+        loss: The named loss that takes it, or None for a loss function.
+        output: The type of the output that the loss compares with it.
+    """
 
     def __init__(self, name: str, kind: TensorType, loss: Loss | None, output: Type | None):
         self._name, self._type, self._loss = name, kind, loss
@@ -119,10 +132,11 @@ class _Target:
         self.largest = None if loss is None else loss.largest(self._output)
 
     def fitted(self, given: Any) -> Any:
+        """Return the array in the type and shape of the target. Raises InputError if that would lose information."""
         wanted = self._type
         array = as_array(given)
         if array is None or (array.dtype.kind not in _NUMBERS and not _is_float(array)):
-            return given  # the executor says what it takes
+            return given  # the executor raises an error that says which types it takes
         if wanted.rank is not None:
             found = aligned(array, wanted.known_shape)
             if found is None:
@@ -138,10 +152,10 @@ class _Target:
             return array
         with np.errstate(all="ignore"):
             cast = array.astype(wanted.numpy)
-            # A float is rounded to the width of another; nothing else may change.
+            # Floats may be rounded to another float type. All other conversions must be exact.
             fits = np.isfinite(cast) == np.isfinite(array) if wanted.is_float else cast == array
             if wanted.is_integer and _is_float(array):
-                # Beyond, a float does not tell whole numbers apart: which class was meant is not known.
+                # Larger floats do not represent all whole numbers, so they may not be the intended class.
                 fits &= np.abs(array) < 2.0 ** (ml_dtypes.finfo(array.dtype).nmant + 1)
         if not np.all(fits):
             odd = array[~fits].reshape(-1)[0]
@@ -153,7 +167,7 @@ class _Target:
         if limit is None or not array.size:
             return
         if array.dtype.kind == "i":
-            # A negative number is a very large one without its sign: one pass over the array in place of two.
+            # As unsigned numbers, negative ones are very large. So one pass over the array finds both kinds of errors.
             fits = int(array.view(f"u{array.itemsize}").max()) <= limit
         else:
             fits = not (array.min() < 0 or array.max() > limit)
@@ -168,7 +182,7 @@ class _Target:
         return f"loss {self._loss.name!r} compares the output {self._output} with {self._loss.wants(self._output)}"
 
     def _advice(self, array: np.ndarray) -> str:
-        """Which other loss takes these targets; empty when none does."""
+        """Return the end of a message: how to change the targets, or which loss takes them. Empty if unknown."""
         if self._loss is None:
             return ""
         if self._loss.name == "softmax_cross_entropy":
@@ -195,7 +209,7 @@ class _Target:
 
 
 def as_array(given: Any) -> np.ndarray | None:
-    """What is given as an array of numpy; None for what is not one without a conversion of its own."""
+    """Return numbers, lists and arrays as a numpy array. None for other objects, and for lists of unequal length."""
     if isinstance(given, (np.ndarray, np.generic, bool, int, float, list, tuple)):
         try:
             return np.asarray(given)
@@ -205,9 +219,9 @@ def as_array(given: Any) -> np.ndarray | None:
 
 
 def aligned(array: np.ndarray, shape: tuple[Any, ...]) -> np.ndarray | None:
-    """The array with axes of 1 put in or left out, so that it fits `shape`; None where more than that is different.
+    """Return the array with axes of size 1 inserted or removed, so that it has a shape. None if that is not enough.
 
-    shape: integers, and anything else for a dimension of any size. The first axis counts samples and stays.
+    shape: integers, and any other object for a symbolic dimension. The first axis counts samples and is kept.
     """
     if array.ndim == len(shape) and _fits(array.shape, shape):
         return array

@@ -1,4 +1,4 @@
-"""A common trace of all processes: what each computed, and which communication was in progress."""
+"""Write one trace of all ranks: the steps of each, and the communication in progress."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from graphkit.train.exchange.gather import gather
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
 
-# Where a machine says which start of which machine it is: processes there share a clock.
+# This file identifies a machine since its last start. Processes with the same content share a clock.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-# Looks at the clocks of other machines.
-_LOOKS = 9
+# Number of readings for the comparison of clocks.
+_READINGS = 9
 
 
 def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str | Path) -> None:
-    """Write what all processes have recorded as one file, in which rank 0's clock counts.
+    """Write the profiles of all ranks to one file, in the time of rank 0. Collective; rank 0 writes.
 
-    Every process calls it, and rank 0 writes. Each is a process of the trace, by its rank, with a row for what was
-    exchanged: from where it was begun to where it had arrived.
+    In the trace, each rank is a process. It has an additional row for communication: from the start of each transfer to
+    its arrival.
     """
     rank, origin = store.rank, _origin(store)
     events = profile.trace(rank, f"rank {rank} on {socket.gethostname()}", origin)["traceEvents"]
@@ -40,7 +40,7 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
     parts = gather(store, {"events": data})
     if rank == 0:
         together = [event for part in parts for event in json.loads(part["events"].tobytes())]
-        # Time begins where the first of them did.
+        # The first event of all ranks is at time 0.
         first = min((event["ts"] for event in together if "ts" in event), default=0.0)
         for event in together:
             if "ts" in event:
@@ -50,26 +50,26 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
 
 
 def _origin(store: KVStore) -> int:
-    """One moment, the same for all processes, by this one's clock: nanoseconds.
+    """Return a common point in time of all ranks, in nanoseconds of this process's clock.
 
-    Processes of a machine share its clock. Others look at theirs whenever all have come together, which is at about the
-    same time; the median of what is between them tells how far they are apart.
+    Processes of one machine share its clock. On other machines, clocks are read after barriers, which end at about the
+    same time on all ranks. The offset of a clock is the median of the differences.
     """
-    looks = []
-    for _ in range(_LOOKS):
+    readings = []
+    for _ in range(_READINGS):
         store.barrier()
-        looks.append(time.monotonic_ns())
+        readings.append(time.monotonic_ns())
     machine = digest_of(_BOOT.read_text() if _BOOT.exists() else socket.gethostname()) >> 1
-    clocks = store.transport.gather("clocks", np.array([machine, *looks], np.int64))
+    clocks = store.transport.gather("clocks", np.array([machine, *readings], np.int64))
     first, mine = clocks[0], clocks[store.rank]
-    apart = 0 if mine[0] == first[0] else int(np.median(mine[1:] - first[1:]))
-    return int(first[1]) + apart
+    offset = 0 if mine[0] == first[0] else int(np.median(mine[1:] - first[1:]))
+    return int(first[1]) + offset
 
 
 def _exchanged(
     flights: Sequence[Flight], span: tuple[int, int] | None, rank: int, origin: int
 ) -> Iterator[dict[str, Any]]:
-    """Those within the span, which may go on at a time: as asynchronous events."""
+    """Yield trace events of the transfers that start within `span`. They are asynchronous, because they overlap."""
     for number, flight in enumerate(flights):
         if span is None or not flight.arrived or flight.begun < span[0] or flight.begun > span[1]:
             continue

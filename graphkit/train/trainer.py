@@ -272,7 +272,7 @@ class Trainer(BaseTrainer):
 
     def remaining_epochs(self, epochs: int | None = None) -> int:
         """Return the number of epochs that `fit(epochs=epochs)` would complete."""
-        return self.position.left(epochs, self._resumed)
+        return self.position.remaining_epochs(epochs, self._resumed)
 
     @typed("Trainer.evaluate")
     def evaluate(

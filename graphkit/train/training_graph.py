@@ -1,4 +1,4 @@
-"""The graph that a trainer differentiates: a model in training mode with its loss and its targets."""
+"""The graph that a trainer differentiates: a model in training mode, with its loss and targets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import to_training
 from graphkit.train import losses
 from graphkit.train.programs.statistics import over_processes
-from graphkit.train.programs.step import NAMES
+from graphkit.train.programs.step import RESERVED_NAMES
 from graphkit.train.selection import ParameterSelection
 from graphkit.train.targets import Targets, expected_targets
 
 
 class Criterion(NamedTuple):
-    """What `losses.attach` takes beside a graph."""
+    """The arguments of `losses.attach` that describe a loss."""
 
     loss: losses.AnyLoss
     targets: Mapping[str, TensorType] | None
@@ -34,7 +34,10 @@ class Criterion(NamedTuple):
 
 
 class TrainingGraph(NamedTuple):
-    """graph: its outputs are the loss, those of the model, and BATCH_WEIGHT where that is not the number of samples."""
+    """A training graph and its targets.
+
+    The outputs of the graph are the loss, those of the model, and BATCH_WEIGHT if that is not the number of samples.
+    """
 
     graph: Graph
     targets: Targets
@@ -50,15 +53,22 @@ def training_graph(
     batch_statistics: bool,
     statistics_over: KVStore | None,
 ) -> TrainingGraph:
-    """Written from the graph of a model. mixed: whether losses are those of mixed samples; straight_through: whether
-    gradients pass through rounding; batch_statistics: whether batch normalisation is by those of the batch;
-    statistics_over: whose processes batch normalisation's statistics are of.
+    """Build the training graph of a model.
+
+    Args:
+        net: The model.
+        criterion: The loss.
+        selection: The parameters to train.
+        mixed: Whether the loss is that of mixed samples (mixup, cutmix).
+        straight_through: Whether gradients pass through rounding.
+        batch_statistics: Whether BatchNormalization uses the statistics of the batch.
+        statistics_over: The store over whose processes these statistics are computed, or None.
     """
     _check_names(net)
     parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
-    taken = selection.taken(parameters)
-    frozen = [v for n, v in parameters.items() if n not in taken]
-    # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
+    selected = selection.selected(parameters)
+    frozen = [v for n, v in parameters.items() if n not in selected]
+    # Random nodes are bound before differentiation, so that the backward pass of a subgraph uses the same numbers.
     graph = recognise(resolve_sequences(to_training(net.graph, frozen, batch_statistics=batch_statistics)))
     bound = losses.bound(graph, *criterion)
     bound.warn_of_weights()
@@ -71,11 +81,10 @@ def training_graph(
 
 
 def _check_names(net: Model) -> None:
-    """Raise UsageError where an input, parameter or output has a name that the programs of a training step give."""
+    """Raise UsageError if an input, parameter or output has a name that the programs of a training step use."""
     for what, names in (("input", net.graph.input_names), ("output", net.outputs)):
-        if taken := NAMES.intersection(names):
+        if taken := RESERVED_NAMES.intersection(names):
             raise UsageError(
                 f"{titled(net.graph, 'model')} has an {what} {min(taken)!r}, a name that training uses itself: "
-                "rename it "
-                "to train the model"
+                "rename it to train the model"
             )

@@ -1,4 +1,4 @@
-"""An optimizer outside of a training program: a KVStore calls it where its values are stored."""
+"""An optimizer outside of a training program: the updater that a KVStore calls for pushed gradients."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ Key = int | str
 class KeyedOptimizer:
     """An optimizer for `KVStore.set_optimizer`, with its own learning rate and weight decay for each key of the store.
 
-    rates and decays: by key, factors on the learning rate and the weight decay (default: 1). ema: if given, the store
-    also keeps a moving average of the value of each key.
+    Attributes:
+        optimizer: The optimizer.
+        rates: Factors on the learning rate by key (default: 1).
+        decays: Factors on the weight decay by key (default: 1).
+        ema: Moving average of the value of each key, or None.
     """
 
     optimizer: Optimizer
@@ -50,11 +53,16 @@ class KeyedOptimizer:
 
 
 class OptimizerUpdater:
-    """Updates the value of a key by its gradient, with slots and a count of updates for each key.
+    """Updates the value of a key by a gradient. It stores slots and a count of updates for each key.
 
-    The programs are those of the optimizer's own operators, one for each type of a value. decay and rates: by key, the
-    factors on the optimizer's weight_decay and learning rate (default 1). ema: with it, each key has a moving average
-    of its value, which starts at what that is before its first update.
+    Updates are compiled programs of the optimizer's operators, one for each type and weight decay.
+
+    Args:
+        optimizer: The optimizer.
+        decay: Factors on the weight decay by key (default: 1).
+        threads: Number of CPU threads.
+        rates: Factors on the learning rate by key (default: 1).
+        ema: If given, each key has a moving average of its value. It starts at the value before the first update.
     """
 
     def __init__(
@@ -74,7 +82,7 @@ class OptimizerUpdater:
         self._slots: dict[Key, list[np.ndarray]] = {}
         self._averages: dict[Key, np.ndarray] = {}
         self._updates: dict[Key, int] = {}
-        # By type and decay: the inputs that the update needs, and what computes it; of averages, by type.
+        # Compiled updates, with the names of their inputs: of values by type and decay, of averages by type.
         self._programs: dict[tuple[str, tuple[str, ...], float], tuple[tuple[str, ...], Executor]] = {}
         self._averaging: dict[tuple[str, tuple[int, ...]], tuple[tuple[str, ...], Executor]] = {}
 
@@ -97,22 +105,25 @@ class OptimizerUpdater:
         self._updates[key] = step + 1
 
     def average(self, key: Key, stored: np.ndarray) -> np.ndarray:
-        """The moving average of a key with this value, to be read. Raises UsageError where none is kept."""
+        """Return the moving average of a key, which must not be changed. Raises UsageError if there is none.
+
+        stored: the value of the key, which is its average before the first update.
+        """
         if self._ema is None:
             raise UsageError(f"key {key!r} has no moving average: the optimizer was set without ema")
         found = self._averages.get(key)
-        return np.array(stored, _precise(stored)) if found is None else found
+        return np.array(stored, _state_dtype(stored)) if found is None else found
 
     def _averaged(self, average: np.ndarray, stored: np.ndarray, step: int) -> np.ndarray:
-        """The average after an update, whose result `stored` is."""
-        kind = states.precise(TensorType(dtype_of(stored.dtype), stored.shape))
+        """Return the new average. stored: the value after the update; step: number of updates before it."""
+        kind = states.state_type(TensorType(dtype_of(stored.dtype), stored.shape))
         key = (kind.dtype.value, stored.shape)
         if key not in self._averaging:
-            assert self._ema is not None, "there are averages"
+            assert self._ema is not None, "only called with averages"
             old, weight, count = Value(kind, "average"), Value(kind, "weight"), Value(TensorType("int64", ()), "step")
             self._averaging[key] = self._compiled({"average": self._ema.update(old, weight, count)}, "average")
         names, program = self._averaging[key]
-        feeds = {"average": average, "weight": np.asarray(stored, _precise(stored)), "step": np.int64(step + 1)}
+        feeds = {"average": average, "weight": np.asarray(stored, _state_dtype(stored)), "step": np.int64(step + 1)}
         return program.run({name: feeds[name] for name in names})["average"]
 
     def _update_rows(
@@ -136,7 +147,7 @@ class OptimizerUpdater:
         step: int,
         rows: bool = False,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """What a value and its slots are after an update. rows: these are some rows of them."""
+        """Return a value and its slots after an update. rows: whether they are only some rows."""
         feeds = {
             "weight": stored,
             "gradient": gradient,
@@ -152,7 +163,7 @@ class OptimizerUpdater:
     def _slots_of(self, key: Key, stored: np.ndarray) -> list[np.ndarray]:
         if key not in self._slots:
             starts = [states.start(self.optimizer, n) for n in states.names(self.optimizer, dtype_of(stored.dtype))]
-            self._slots[key] = [np.full(stored.shape, start, _precise(stored)) for start in starts]
+            self._slots[key] = [np.full(stored.shape, start, _state_dtype(stored)) for start in starts]
         return self._slots[key]
 
     def _program(self, type_: TensorType, decay: float) -> tuple[tuple[str, ...], Executor]:
@@ -172,39 +183,39 @@ class OptimizerUpdater:
         model = Model(outputs, name=name)
         return tuple(model.inputs), model.compile(threads=self._threads)
 
-    def _kept(self, has_master: bool) -> tuple[str, ...]:
-        """Names of what is kept of a key beside its count. has_master: of a parameter in half floats."""
+    def _state_names(self, has_master: bool) -> tuple[str, ...]:
+        """Return the names of the states of a key besides its count. has_master: for float16 and bfloat16 values."""
         master = (states.MASTER,) if has_master else ()
         return (*master, *self.optimizer.slots, *(() if self._ema is None else (AVERAGE,)))
 
-    # --- what is kept ---------------------------------------------------------------------------------
+    # --- states ---------------------------------------------------------------------------------------
 
     def states(self) -> dict[str, np.ndarray]:
-        """Slots, averages and counts of all keys, by name; `restore` takes them back."""
+        """Return slots, averages and counts of all keys, by name. `restore` takes them."""
         found: dict[str, np.ndarray] = {}
         for key, count in self._updates.items():
             name = _name(key)
             found[f"{name}/updates"] = np.array(count, np.int64)
             kept = self._slots[key] if self._ema is None else [*self._slots[key], self._averages[key]]
-            named = self._kept(len(self._slots[key]) > len(self.optimizer.slots))
+            named = self._state_names(len(self._slots[key]) > len(self.optimizer.slots))
             found |= {f"{name}/{slot}": array for slot, array in zip(named, kept, strict=True)}
         return found
 
     def restore(self, found: Mapping[str, np.ndarray]) -> None:
-        """Take over such states. Raises InvalidModel where they are another optimizer's; nothing is changed then."""
+        """Restore the result of `states`. Raises InvalidModel, and changes nothing, if another optimizer wrote it."""
         slots: dict[Key, list[np.ndarray]] = {}
         averages: dict[Key, np.ndarray] = {}
         updates: dict[Key, int] = {}
         names = {name: name.rpartition("/") for name in sorted(found)}
         for name, (_, slash, last) in names.items():
-            if not slash or last not in ("updates", *self._kept(has_master=True)):
-                wanted = ", ".join(self._kept(has_master=False)) or "none"
+            if not slash or last not in ("updates", *self._state_names(has_master=True)):
+                wanted = ", ".join(self._state_names(has_master=False)) or "none"
                 raise InvalidModel(
                     f"state {name!r} is not a slot of {type(self.optimizer).__name__}, whose slots are: {wanted}"
                 )
         for start in dict.fromkeys(start for start, _, _ in names.values()):
             key = _key(start)
-            kept = self._kept(f"{start}/{states.MASTER}" in found)
+            kept = self._state_names(f"{start}/{states.MASTER}" in found)
             parts = [found.get(f"{start}/{slot}") for slot in ("updates", *kept)]
             if any(part is None for part in parts):
                 raise InvalidModel(f"the states of key {key!r} are incomplete")
@@ -222,16 +233,17 @@ class OptimizerUpdater:
         yield quantity(len(self._slots), "key")
 
 
-def _precise(stored: np.ndarray) -> np.dtype:
-    """The dtype in which slots and averages of an array are kept."""
-    return states.precise(TensorType(dtype_of(stored.dtype), ())).dtype.numpy
+def _state_dtype(stored: np.ndarray) -> np.dtype:
+    """Return the dtype of the slots and averages of an array."""
+    return states.state_type(TensorType(dtype_of(stored.dtype), ())).dtype.numpy
 
 
 def _name(key: Key) -> str:
-    """A key as text that tells 1 from "1"."""
+    """Return a key as text that distinguishes 1 from "1"."""
     return f"{'i' if isinstance(key, int) else 's'}:{key}"
 
 
 def _key(name: str) -> Key:
+    """Return the key that `_name` was called with."""
     kind, _, text = name.partition(":")
     return int(text) if kind == "i" else text

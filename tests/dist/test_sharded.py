@@ -13,7 +13,7 @@ import graphkit as gk
 from graphkit.dist.collectives.layout import Slices
 from graphkit.dist.transport import Transport
 from graphkit.errors import UsageError
-from graphkit.train.programs.sharded import parts_of
+from graphkit.train.programs.sharded import slices_of_rank
 
 BUCKETS = [1, 2000, 1 << 20]
 
@@ -224,7 +224,7 @@ def test_every_element_has_one_owner():
     owned = {}
     for rank in range(3):
         buckets = Buckets((tuple(range(0, 6, 2)), tuple(range(1, 6, 2))), place=(rank, 3))
-        for index, begin, end in parts_of(values, buckets, rank):
+        for index, begin, end in slices_of_rank(values, buckets, rank):
             owned.setdefault(index, []).extend(range(begin, end))
     assert {i: sorted(elements) for i, elements in owned.items()} == {
         i: list(range(int(np.prod(v.tensor.static_shape)))) for i, v in enumerate(values)

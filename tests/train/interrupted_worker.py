@@ -1,4 +1,4 @@
-"""Trains in processes that are stopped, at the n-th of many events or by the clock, and go on in others until the end.
+"""Train in processes that are stopped, at the n-th of many events or after some time, and resume in other processes.
 
 One process imports graphkit, and forks another for every attempt: `interrupted_worker.py FOLDER CASES SEED` prints, as
 JSON, what happened in each case, and where its results differ from those of a run that nothing stopped.
@@ -24,7 +24,7 @@ from graphkit.train.metrics import Accuracy
 from graphkit.train.progress import JsonLog
 
 EPOCHS = 3
-# The first signals of the first cases, at events that every run has: each signal interrupts a run.
+# In the first cases, signals come early, at events that every run has, so that each interrupts a run.
 FIRST = (signal.SIGKILL, signal.SIGINT)
 
 
@@ -48,7 +48,7 @@ class Running(gk.Callback):
 
 
 class SlowDataset(gk.data.Dataset):
-    """Loading that is worth a worker of its own."""
+    """A data set that loads so slowly that `fit` loads ahead in a worker."""
 
     def take(self, index):
         time.sleep(0.6e-3)
@@ -85,7 +85,7 @@ VARIANTS = {
 
 
 class Events:
-    """Counts what goes on, and sends this process a signal at the `at`-th event."""
+    """Counts events, and sends a signal to this process at event number `at`."""
 
     def __init__(self, at, number):
         self.count, self.at, self.number = 0, at, number
@@ -117,7 +117,7 @@ class Events:
 
 
 def train(folder, variant, every, events=None):
-    """In the process that may be stopped."""
+    """Train in the process that may be stopped."""
     make, options = VARIANTS[variant]
     trainer, train, valid, metrics, size = make(**options)
     if checkpoint.exists(folder):
@@ -131,7 +131,7 @@ def train(folder, variant, every, events=None):
 
 
 def attempt(folder, variant, every, number=None, at=None, delay=None):
-    """Fork, train there; how the child ended, and how many events it saw when it came to the end."""
+    """Train in a forked process. Return how it ended, and the number of its events if it completed the run."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -145,7 +145,7 @@ def attempt(folder, variant, every, number=None, at=None, delay=None):
                 code = 0
             except KeyboardInterrupt:
                 code = 130
-            except Exception as error:  # noqa: BLE001 - the code tells it
+            except Exception as error:  # noqa: BLE001 - the exit code reports it
                 sys.stderr.write(f"{type(error).__name__}: {error}\n")
         os._exit(code)
     os.close(writing)
@@ -159,7 +159,7 @@ def attempt(folder, variant, every, number=None, at=None, delay=None):
 
 
 def results(folder):
-    """What a finished run left; arrays by the digest of their file."""
+    """Return the files of a complete run; arrays as the digest of their file."""
     manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
     manifest["position"].pop("seconds")
     manifest.pop("run", None)
@@ -173,10 +173,10 @@ def results(folder):
 
 def main(root, cases, seed):
     draw = random.Random(seed)
-    # A process that is killed loses nothing that it wrote; waiting for the disk is for power cuts.
+    # A killed process loses nothing that it wrote. Only a power cut would, so fsync is replaced to save time.
     os.fsync = lambda descriptor: None
     for make, options in VARIANTS.values():
-        make(**options)  # all that is imported on the way is there for the children
+        make(**options)  # the children inherit all imports of this call
     straight, lengths, seconds = {}, {}, {}
     for variant in VARIANTS:
         start = time.monotonic()
@@ -184,7 +184,7 @@ def main(root, cases, seed):
         assert code == 0, f"{variant}: {code}"
         seconds[variant] = time.monotonic() - start
         straight[variant] = results(root / variant)
-    told = []
+    reports = []
     for case in range(cases):
         variant = draw.choice(list(VARIANTS))
         folder = root / f"case{case}"
@@ -209,8 +209,10 @@ def main(root, cases, seed):
         code, _ = attempt(folder, variant, every) if done[-1][2] else (0, 0)
         found = results(folder) if code == 0 else {}
         differs = [key for key in straight[variant] if found.get(key) != straight[variant][key]]
-        told.append({"case": case, "variant": variant, "every": every, "stops": done, "end": code, "differs": differs})
-    sys.stdout.write(json.dumps(told))
+        reports.append(
+            {"case": case, "variant": variant, "every": every, "stops": done, "end": code, "differs": differs}
+        )
+    sys.stdout.write(json.dumps(reports))
 
 
 if __name__ == "__main__":

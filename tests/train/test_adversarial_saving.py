@@ -1,4 +1,4 @@
-"""Checkpoints of a generator and a discriminator: going on to the bit, killed runs, folders of others, damage."""
+"""Checkpoints of a generator and a discriminator: bit-identical resume, killed runs, folders of other runs, damage."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def held(player):
 
 @pytest.fixture(scope="module")
 def whole():
-    """What is held after all epochs, and their losses."""
+    """Return all arrays after the last epoch, and the losses."""
     player = trainer()
     losses = player.fit(images(), epochs=EPOCHS, batch_size=8)
     return held(player), losses
 
 
-def test_going_on_is_as_if_nothing_had_been(tmp_path, whole):
+def test_resume_equals_an_uninterrupted_run(tmp_path, whole):
     first = trainer()
     losses = first.fit(images(), epochs=1, batch_size=8, folder=tmp_path)
     first.fit(images(), epochs=1, batch_size=8)  # after the checkpoint
@@ -56,7 +56,7 @@ def test_going_on_is_as_if_nothing_had_been(tmp_path, whole):
     assert held(third) == whole[0]
 
 
-def test_what_is_saved_by_hand_is_taken_over(tmp_path):
+def test_resume_from_a_manual_save(tmp_path):
     first = trainer()
     first.step(images(8).inputs)
     first.save(tmp_path / "run")
@@ -66,7 +66,7 @@ def test_what_is_saved_by_hand_is_taken_over(tmp_path):
     assert first.step(images(8).inputs) == second.step(images(8).inputs), "the same noise is drawn"
 
 
-# One process imports graphkit, and forks another for each run. Prints the exit codes as JSON.
+# One process imports graphkit and forks another one for each run. It prints the exit codes as JSON.
 WORKER = """
 import json, os, signal, sys, time, traceback
 from graphkit.errors import UsageError
@@ -108,8 +108,8 @@ print(json.dumps([attempt(sys.argv[1], moment) for moment in [*map(float, sys.ar
 @pytest.mark.parametrize(
     "moments", [(0.0, 0.05), pytest.param((0.0, 0.02, 0.05, 0.1), marks=pytest.mark.full)], ids=["twice", "often"]
 )
-def test_a_killed_run_goes_on(tmp_path, whole, moments):
-    """Killed at several moments, the first at once; the folder always has a checkpoint that is whole, or none."""
+def test_killed_run_can_resume(tmp_path, whole, moments):
+    """After SIGKILL at several moments, the folder contains a complete checkpoint or none."""
     command = [sys.executable, "-P", "-c", WORKER, tmp_path / "run", Path(__file__).parent, *map(str, moments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -123,7 +123,7 @@ def test_a_killed_run_goes_on(tmp_path, whole, moments):
     assert not list((tmp_path / "run").glob("*.tmp*"))
 
 
-# --- what is refused --------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
@@ -137,7 +137,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     assert held(again) == held(other)
 
 
-def test_nothing_changes_where_the_checkpoint_does_not_fit(tmp_path):
+def test_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     trainer().fit(images(), batch_size=8, folder=tmp_path)
     for other, message in [
         (trainer(gk.optim.SGD(0.1)), "does not fit these networks and optimizers: .*/"),

@@ -1,4 +1,4 @@
-"""Numbers that cannot be meant are refused when they are given, by name and range."""
+"""Invalid numbers are rejected by an error that names the argument and the allowed range."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRONG = ["0.1", -1, -0.5, float("nan"), float("inf"), None, [0.1], True]
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("value", WRONG, ids=str)
-def test_learning_rates(kind, value):
+def test_invalid_learning_rates_are_errors(kind, value):
     with pytest.raises(UsageError, match=f"{kind.__name__}: lr must be a "):
         kind(lr=value)
 
@@ -82,13 +82,13 @@ def test_numbers_of_numpy_are_numbers():
     ],
     ids=str,
 )  # fmt: skip
-def test_arguments_of_a_trainer(options):
+def test_invalid_trainer_arguments_are_errors(options):
     net = gk.models.build("mlp", inputs=4, hidden=(3,), classes=2)
     with pytest.raises(UsageError):
         gk.Trainer(net, **options)
 
 
-def test_one_pattern_and_one_metric_are_no_letters():
+def test_single_strings_are_not_split_into_letters():
     net = gk.models.build("mlp", inputs=4, hidden=(3,), classes=2)
     trainer = gk.Trainer(net, freeze="fc1*")
     assert trainer.trained == ("fc2_weight", "fc2_bias")

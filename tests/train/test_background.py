@@ -1,4 +1,4 @@
-"""Data and metrics beside the steps: the same bits as one after the other, errors where they belong, no thread left."""
+"""Data and metrics in background threads: the same bits as without, errors at the right place, no thread left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAUSE = 1e-3
 
 
 class Slow(Dataset):
-    """Every batch takes a while; from the `fails`-th on it cannot be read."""
+    """A data set whose batches take time, and raise an error from batch number `fails` on."""
 
     fails: int | None = None
     taken = 0
@@ -63,7 +63,7 @@ def trainer(**options):
 
 def data(n=50, kind=Slow):
     rng = np.random.default_rng(5)
-    # In the order of Fortran: batches have to be made contiguous.
+    # In Fortran order, so batches must be copied to be contiguous.
     return kind(np.asfortranarray(rng.standard_normal((n, 6), np.float32)), rng.integers(0, 3, n))
 
 
@@ -73,12 +73,12 @@ def same_bits(a, b):
 
 
 def workers_end():
-    """Whether no thread of an engine is left, or soon will be."""
+    """Return whether all threads of an engine have ended, or end soon."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         names = []
         for task in Path("/proc/self/task").glob("*/comm"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread may end a moment later
                 names.append(task.read_text())
         if "graphkit-worker\n" not in names:
             return True
@@ -88,7 +88,7 @@ def workers_end():
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"ema": 0.9}], ids=str)
 @pytest.mark.parametrize("depth", [full(1), 2, full(5)])
-def test_the_same_bits_as_one_after_the_other(options, depth):
+def test_background_work_does_not_change_bits(options, depth):
     found = {}
     for prefetch in (0, depth):
         fitted, metric = trainer(**options), SlowMetric()
@@ -122,7 +122,7 @@ def texts():
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["sentences", "stream"])
-def test_text(kind):
+def test_text_batches_do_not_depend_on_prefetch(kind):
     nets = []
     for prefetch in (0, 2):
         net, source, options = texts()[kind]
@@ -134,7 +134,7 @@ def test_text(kind):
     assert nets[0][1] == nets[1][1]
 
 
-def test_a_checkpoint_within_an_epoch_goes_on_bit_for_bit(tmp_path):
+def test_resume_within_an_epoch_is_bit_identical(tmp_path):
     straight = trainer()
     straight.fit(data(), epochs=3, batch_size=8)
     broken = data()
@@ -148,7 +148,7 @@ def test_a_checkpoint_within_an_epoch_goes_on_bit_for_bit(tmp_path):
     same_bits(straight.net, resumed.net)
 
 
-def test_a_batch_that_cannot_be_read_stops_training_there():
+def test_unreadable_batch_stops_training():
     broken, found, stepped = data(), trainer(), trainer()
     broken.fails = 5
     with pytest.raises(OSError, match="the disk is gone") as caught:
@@ -160,7 +160,7 @@ def test_a_batch_that_cannot_be_read_stops_training_there():
         stepped.step(inputs, targets)
     same_bits(found.net, stepped.net)
     assert workers_end()
-    # Training goes on from there.
+    # Training continues after the error.
     found.fit(data(), batch_size=8)
     assert found.updates == 7
 
@@ -211,7 +211,7 @@ def test_an_interrupt_while_data_are_loaded():
 
 def test_loading_appears_in_a_trace_beside_the_steps(tmp_path):
     found, source = trainer(), data(400)
-    found.fit(data(16), batch_size=8)  # what the first step prepares
+    found.fit(data(16), batch_size=8)  # the first step allocates memory
     with gk.profile(tmp_path / "trace.json"):
         found.fit(source, batch_size=8, metrics=[SlowMetric()])
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -233,7 +233,7 @@ def test_ranks_load_their_parts_ahead(on_ranks):
 
         def work(store, prefetch=prefetch):
             found = trainer(kvstore=store, threads=1)
-            # The last batch has one sample: one rank has none.
+            # The last batch has one sample, so one rank has none.
             return found.net, found.fit(data(41), data(20), epochs=2, batch_size=5, prefetch=prefetch)
 
         first, second = on_ranks(work)

@@ -1,4 +1,4 @@
-"""What BatchNormalization is by in training: the batch, or the running statistics."""
+"""BatchNormalization in training: by the statistics of the batch, or by the running statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network(in_branch: bool = False) -> gk.Model:
 
 
 def written_out() -> gk.Model:
-    """The network with the normalisation by its running statistics as a formula."""
+    """Return the network with the normalisation by running statistics written as a formula."""
     h = gk.nn.linear(gk.input("x", ["N", 5]), 6, name="first")
     scale, offset = gk.parameter("norm_weight", [6], "ones"), gk.parameter("norm_bias", [6], "zeros")
     normal = (h - MEAN) / np.sqrt(VARIANCE + np.float32(1e-5)) * scale + offset
@@ -62,7 +62,7 @@ def test_frozen_statistics_are_used_and_kept(form: str, tmp_path: Path) -> None:
     assert np.array(found.params["norm_running_var"]).tobytes() == VARIANCE.tobytes()
 
 
-def test_by_default_they_move() -> None:
+def test_running_statistics_change_by_default() -> None:
     found = trained(network())
     first = written_out()
     assert not np.allclose(found.params["norm_running_mean"], MEAN)
@@ -70,13 +70,13 @@ def test_by_default_they_move() -> None:
 
 
 @pytest.mark.parametrize("batch_norm", ["train", "frozen"])
-def test_branches(batch_norm: str) -> None:
+def test_normalisation_in_branches_equals_plain_one(batch_norm: str) -> None:
     plain, branched = (trained(network(inside), batch_norm=batch_norm) for inside in (False, True))
     for name in plain.params:
         np.testing.assert_allclose(branched.params[name], plain.params[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_the_command_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_batch_norm_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     network().save(tmp_path / "net.json")
     np.savez(tmp_path / "data.npz", x=X, y=Y)
     command = ["train", str(tmp_path / "net.json"), "--data", str(tmp_path / "data.npz"), "--batch-size", "4"]
@@ -88,7 +88,7 @@ def test_the_command_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert np.array(kept).tobytes() == MEAN.tobytes()
 
 
-def test_other_words_are_refused() -> None:
+def test_unknown_batch_norm_mode_is_an_error() -> None:
     with pytest.raises(UsageError, match="batch_norm must be 'train' or 'frozen', not 'eval'"):
         gk.Trainer(network(), batch_norm="eval")
     with pytest.raises(UsageError, match="has no effect with batch_norm='frozen'"):

@@ -19,15 +19,15 @@ RNG = np.random.default_rng(0)
 INPUTS = RNG.standard_normal((24, 3)).astype(np.float32)
 CLASSES = np.sort(RNG.integers(0, 4, 24))
 WEIGHTS = RNG.standard_normal((3, 4)).astype(np.float32)
-# Sequences of different lengths, which no batch holds together: one of them is as long as all others.
+# Batches of sequences of different lengths. One of them is as long as all others together.
 LENGTHS = (2, 10, 3, 1)
 SEQUENCES = [(RNG.standard_normal((4, n, 3)).astype(np.float32), RNG.integers(0, 4, (4, n))) for n in LENGTHS]
-# Of each row, whether it counts: none of the first batch, all of the last.
+# The mask of each row: 0 for all rows of the first batch, 1 for all rows of the last.
 MASK = (np.arange(24) >= 6).astype(np.float32)
 
 
 def cross_entropy(inputs: np.ndarray, classes: np.ndarray, factors: np.ndarray) -> tuple[float, np.ndarray]:
-    """The mean loss of rows by these factors, and its gradient, in float64."""
+    """Return the weighted mean loss of rows, and its gradient, in float64."""
     logits = inputs.astype(np.float64) @ WEIGHTS
     shares = np.exp(logits - logits.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
@@ -37,13 +37,13 @@ def cross_entropy(inputs: np.ndarray, classes: np.ndarray, factors: np.ndarray) 
 
 
 def masked(y: gk.Value, target: gk.Value, mask: gk.Value) -> tuple[gk.Value, gk.Value]:
-    """A sum and its weight."""
+    """Return the sum of a masked loss, and its weight."""
     loss, _ = F.softmax_cross_entropy_loss(y, target, reduction="none")
     return gk.reduce_sum(loss * mask, keepdims=False), gk.reduce_sum(mask, keepdims=False)
 
 
 class Case:
-    """A loss of a linear network, its batches, and what is right for all of them together."""
+    """A loss of a linear network, batches, and the expected loss and gradient of all batches together."""
 
     def __init__(self, rank: int, loss: Any, batches: list[Any], truth: tuple[float, np.ndarray], **options: Any):
         self.shape, self.loss, self.batches, self.options = ["N", "T", "U"][: rank - 1], loss, batches, options
@@ -55,7 +55,7 @@ class Case:
         return gk.Trainer(net, self.loss, gk.optim.SGD(rate), threads=1, **{**self.options, **options})
 
     def check(self, trainer: gk.Trainer) -> None:
-        """The trainer has made one step of rate 1."""
+        """Check the parameters after one step with learning rate 1."""
         np.testing.assert_allclose(WEIGHTS - np.array(trainer.net.params["w"]), self.gradient, rtol=1e-4, atol=1e-6)
 
 
@@ -97,7 +97,7 @@ def test_losses_of_epochs_and_of_validation(case: Case) -> None:
     assert len({len(x) * x.ndim for x, _ in case.batches}) == 1, "the means of batches are not the mean"
 
 
-def test_gradients_that_are_accumulated(case: Case) -> None:
+def test_accumulated_gradients_equal_one_large_batch(case: Case) -> None:
     trainer = case.trainer(1.0, accumulate=4)
     for x, y in case.batches:
         trainer.step(x, y)
@@ -110,7 +110,7 @@ RANKED = [{}, {"shard_optimizer": True, "clip_norm": 1e9}, {"deterministic": Tru
 
 @pytest.mark.parametrize("options", RANKED, ids=str)
 def test_gradients_of_ranks(case: Case, on_ranks: Callable[..., list[Any]], options: dict[str, Any]) -> None:
-    """Each of two ranks has two of the batches, one after the other."""
+    """Each of two ranks trains on two of the batches."""
 
     def work(store: Any) -> gk.Trainer:
         trainer = case.trainer(1.0, kvstore=store, accumulate=2, **options)
@@ -124,7 +124,7 @@ def test_gradients_of_ranks(case: Case, on_ranks: Callable[..., list[Any]], opti
 
 @pytest.mark.parametrize("options", RANKED, ids=str)
 def test_steps_of_ranks(on_ranks: Callable[..., list[Any]], options: dict[str, Any]) -> None:
-    """Each rank has a part of the batch, with other classes."""
+    """Each rank has a part of the batch, with different classes."""
     case = CASES["class weights"]
 
     def work(store: Any) -> tuple[float, gk.Trainer]:
@@ -163,8 +163,8 @@ def test_a_rank_without_samples_weighs_nothing(on_ranks: Callable[..., list[Any]
 
 
 @pytest.mark.parametrize("class_weights", [None, CLASS_WEIGHTS], ids=["plain", "class weights"])
-def test_mixed_targets_weigh_by_their_shares(class_weights: list[float] | None) -> None:
-    """A sample that is so much of two classes is two samples that weigh so much."""
+def test_mixed_targets_are_weighted_by_shares(class_weights: list[float] | None) -> None:
+    """A sample with shares of two classes equals two samples with these weights."""
     loss = gk.losses.get("softmax_cross_entropy", class_weights=class_weights)
     x = gk.input("x", ["N", 3])
     net = gk.Model({"y": gk.mat_mul(x, gk.parameter("w", [3, 4]))}, name="net")
@@ -185,7 +185,7 @@ def test_mixed_targets_weigh_by_their_shares(class_weights: list[float] | None) 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_no_gradient_flows_through_a_weight(accumulate: int) -> None:
-    """The sum of y * target over that of |y|: the gradient is that of the sum alone."""
+    """For sum(y * target) / sum(|y|), the gradient is that of the numerator only."""
     net = gk.Model({"y": gk.mat_mul(gk.input("x", ["N", 3]), gk.parameter("w", [3, 4]))}, name="net")
     net.params["w"] = WEIGHTS.copy()
     targets = RNG.standard_normal((24, 4)).astype(np.float32)
@@ -207,8 +207,8 @@ def test_checkpoints_without_weights_count_samples() -> None:
     assert Position.read({**described, "loss_weight": 3.0}, {}).loss_weight == 3.0
 
 
-def test_weights_of_half_floats_do_not_overflow() -> None:
-    """100,000 samples of weight 40 are more than float16 holds."""
+def test_float16_weights_do_not_overflow() -> None:
+    """The total weight of 100,000 samples of weight 40 overflows in float16."""
     net = gk.Model({"y": gk.mat_mul(gk.input("x", ["N", 3], "float16"), gk.parameter("w", [3, 4], dtype="float16"))})
     net.params["w"] = WEIGHTS.astype(np.float16)
     loss = gk.losses.get("softmax_cross_entropy", class_weights=CLASS_WEIGHTS)
@@ -217,7 +217,7 @@ def test_weights_of_half_floats_do_not_overflow() -> None:
     np.testing.assert_allclose(float(trainer.step(x, y)), CASES["class weights"].value, rtol=2e-3)
 
 
-def test_an_epoch_goes_on_with_the_weights_before_the_interruption(tmp_path: Path) -> None:
+def test_resumed_epoch_keeps_weights_of_earlier_batches(tmp_path: Path) -> None:
     case = CASES["class weights"]
 
     class Stop(gk.Callback):

@@ -1,4 +1,4 @@
-"""Callbacks of `fit`: what they are told, when, and what comes of what they do."""
+"""Callbacks of `fit`: the numbers they receive, when they are called, and the effects of what they do."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ def data(n=24):
 
 
 class Adding(gk.Callback):
-    """Adds a number of its own to those of an epoch."""
+    """A callback that adds a number to those of an epoch."""
 
     def on_epoch_end(self, trainer, numbers):
         numbers["own"] = 1.0
@@ -68,7 +68,7 @@ def test_a_number_that_another_callback_adds_is_monitored():
         trainer().fit(data(), epochs=1, callbacks=[gk.callbacks.EarlyStopping(1, monitor="own")])
 
 
-def test_what_callbacks_are_told(tmp_path):
+def test_numbers_that_callbacks_receive(tmp_path):
     recorder = Recorder()
     trainer().fit(data(), data(8), epochs=2, batch_size=8, metrics=["mae"], folder=tmp_path, callbacks=[recorder])
     events = [event for event, _ in recorder.seen]
@@ -89,7 +89,7 @@ def test_what_callbacks_are_told(tmp_path):
     assert recorder.seen[-1][1] == {"epoch": 2, "updates": 6, "finished": True, "stopped": None}
 
 
-def test_steps_are_in_the_log_as_often_as_asked(tmp_path):
+def test_log_every_sets_logged_steps(tmp_path):
     trainer().fit(data(), epochs=2, batch_size=4, folder=tmp_path, log_every=5)
     steps = lines(tmp_path, "step")
     assert [(s["epoch"], s["updates"]) for s in steps] == [(1, 5), (2, 10)]
@@ -102,7 +102,7 @@ def test_steps_are_in_the_log_as_often_as_asked(tmp_path):
         trainer().fit(data(), log_every=-1)
 
 
-def test_stop_ends_the_epoch_with_the_batch_under_way(tmp_path):
+def test_stop_ends_epoch_after_current_batch(tmp_path):
     found = trainer()
     history = found.fit(data(), data(8), epochs=5, batch_size=4, folder=tmp_path, callbacks=[StopAt(8)])
     assert (len(history), found.updates, found.epoch) == (2, 8, 2)
@@ -110,7 +110,7 @@ def test_stop_ends_the_epoch_with_the_batch_under_way(tmp_path):
     assert lines(tmp_path)[-1]["event"] == "stopped"
     assert lines(tmp_path)[-1]["reason"] == "update 8 is enough"
     assert lines(tmp_path, "epoch")[-1]["updates"] == 8
-    # The run is over for whoever starts the same script again, and goes on for whoever wants more of it.
+    # The same `fit` trains nothing more, and a `fit` with more epochs continues the run.
     again = trainer()
     again.resume(tmp_path)
     assert (again.remaining_epochs(), again.remaining_epochs(5), again.remaining_epochs(6)) == (0, 0, 4)
@@ -121,7 +121,7 @@ def test_stop_ends_the_epoch_with_the_batch_under_way(tmp_path):
     again = trainer()
     again.resume(tmp_path)
     assert len(again.fit(data(), data(8), epochs=6, batch_size=4, folder=tmp_path)) == 4
-    # A further run of the same Trainer begins afresh.
+    # Another run of the same Trainer starts with a new state.
     assert len(found.fit(data(), epochs=2, batch_size=4)) == 2
 
 
@@ -136,7 +136,7 @@ def test_stop_before_the_first_step():
 
 
 @pytest.mark.parametrize("method", ["on_fit_begin", "on_step_end", "on_epoch_end", "on_fit_end", "state"])
-def test_an_error_in_a_callback_ends_training_and_says_where(tmp_path, method):
+def test_callback_error_stops_training_with_a_note(tmp_path, method):
     def fails(self, *arguments):
         raise ValueError("no")
 
@@ -153,14 +153,14 @@ def test_an_error_in_a_callback_ends_training_and_says_where(tmp_path, method):
     assert recorder.seen[-1][0] == "end"
     if method not in ("state", "on_fit_end"):
         assert not (tmp_path / "log.jsonl").exists()
-        # Whoever goes on without it ends where a run that never had it ends.
+        # Without the callback, the resumed run ends like a run that never had it.
         found.fit(data(), epochs=2, batch_size=8, folder=tmp_path)
         straight = trainer()
         straight.fit(data(), epochs=2, batch_size=8)
         np.testing.assert_array_equal(found.net.params["fc_weight"], straight.net.params["fc_weight"])
 
 
-def test_what_is_no_callback_is_refused():
+def test_objects_that_are_no_callbacks_are_errors():
     for given, message in [
         (print, "must be a gk.Callback or a list of them, not a function; on_epoch= calls a function"),
         ([print], "must be a gk.Callback or a list of them"), ([Recorder], "a list of them, not a class, Recorder"),
@@ -177,7 +177,7 @@ def test_what_is_no_callback_is_refused():
 
 
 @pytest.mark.parametrize("wanting", [0, 1])
-def test_all_ranks_stop_at_the_step_at_which_one_wants_to(on_ranks, tmp_path, wanting):
+def test_all_ranks_stop_after_the_same_step(on_ranks, tmp_path, wanting):
     def work(store):
         found = trainer(kvstore=store)
         chosen = [StopAt(5)] if store.rank == wanting else []
@@ -189,7 +189,7 @@ def test_all_ranks_stop_at_the_step_at_which_one_wants_to(on_ranks, tmp_path, wa
     np.testing.assert_array_equal(first[3], second[3])
 
 
-def test_numbers_of_an_epoch_are_those_of_rank_0(on_ranks):
+def test_all_ranks_get_numbers_of_rank_0(on_ranks):
     def work(store):
         recorder = Recorder()
         trainer(kvstore=store).fit(data(48), epochs=2, batch_size=8, callbacks=[recorder])
@@ -200,8 +200,8 @@ def test_numbers_of_an_epoch_are_those_of_rank_0(on_ranks):
     assert first == second
 
 
-def test_an_interrupted_fit_goes_on_with_the_state(tmp_path):
-    """A new object takes the state from the checkpoint; what the interrupted one has is of no consequence."""
+def test_interrupted_fit_restores_callback_state(tmp_path):
+    """A new callback restores the state of the checkpoint, not the one of the interrupted callback."""
 
     class Count(gk.Callback):
         at = None
@@ -231,7 +231,7 @@ def test_an_interrupted_fit_goes_on_with_the_state(tmp_path):
     again.fit(data(), epochs=2, batch_size=8, folder=tmp_path, callbacks=[second, recorder])
     assert second.steps == 6
     assert recorder.seen[0][1]["resumed"]
-    # It outlives calls that have no such callback, and another Trainer begins without it.
+    # The state survives calls without the callback, and another Trainer does not have it.
     again.fit(data(), batch_size=8, folder=tmp_path)
     again.fit(data(), batch_size=8, folder=tmp_path, callbacks=[second])
     assert second.steps == 9
@@ -239,8 +239,8 @@ def test_an_interrupted_fit_goes_on_with_the_state(tmp_path):
     assert second.steps == 3
 
 
-def test_checkpoints_count_as_work_and_callbacks_as_code_of_the_user(tmp_path, monkeypatch):
-    """Other processes wait for a checkpoint as long as it takes, and for a callback no longer than their timeout."""
+def test_ranks_wait_for_checkpoints_without_time_limit(tmp_path, monkeypatch):
+    """Other ranks wait for a checkpoint without a time limit, and for a callback only until their timeout."""
     store = gk.kvstore.create()
     now, seen = [], {}
 
@@ -279,7 +279,7 @@ def test_checkpoints_count_as_work_and_callbacks_as_code_of_the_user(tmp_path, m
     }
 
 
-def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):
+def test_durations_ignore_changes_of_system_clock(tmp_path, monkeypatch):
     def back(number, record):
         now = time.time()
         monkeypatch.setattr(time, "time", lambda: now - 3600 * number)

@@ -70,7 +70,7 @@ def test_resume_continues_bit_for_bit(tmp_path, optimizer, accumulate, stop_afte
         assert straight.params[name].tobytes() == resumed.params[name].tobytes(), name
 
 
-def test_the_folder_holds_model_checkpoint_and_log(tmp_path):
+def test_folder_contains_model_checkpoint_and_log(tmp_path):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
     trainer.fit(data(), data(10), epochs=2, batch_size=16, metrics=["accuracy"], folder=tmp_path)
     names = sorted(p.name.split(".")[0] + p.suffix for p in tmp_path.iterdir())
@@ -83,8 +83,8 @@ def test_the_folder_holds_model_checkpoint_and_log(tmp_path):
     np.testing.assert_array_equal(loaded.run({"x": x})["logits"], trainer.net.run({"x": x})["logits"])
 
 
-def test_the_folder_is_synced_before_the_state_of_the_last_checkpoint_is_removed(tmp_path, monkeypatch):
-    """Else a loss of power could leave the old manifest, whose rename was not durable, without its weights."""
+def test_folder_is_synced_before_old_state_is_removed(tmp_path, monkeypatch):
+    """Otherwise a power cut could restore the old manifest after its weights were removed."""
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
     trainer.save(tmp_path)
     before = json.loads((tmp_path / "checkpoint.json").read_text())["weights"]["file"]
@@ -153,7 +153,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_manifest_that_lies_changes_nothing(tmp_path, name):
+def test_inconsistent_manifest_changes_nothing(tmp_path, name):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
     trainer.save(tmp_path)
     before = {key: array.tobytes() for key, array in trainer.net.params.items()}
@@ -167,7 +167,7 @@ def test_a_manifest_that_lies_changes_nothing(tmp_path, name):
 
 
 @pytest.mark.parametrize(("digits", "shown"), [(60, "1" * 60), (61, "1" * 57 + "...")])
-def test_a_message_shows_the_beginning_of_a_long_value(tmp_path, digits, shown):
+def test_error_shows_beginning_of_long_value(tmp_path, digits, shown):
     trainer = gk.Trainer(model())
     trainer.save(tmp_path)
     manifest = tmp_path / "checkpoint.json"
@@ -177,7 +177,7 @@ def test_a_message_shows_the_beginning_of_a_long_value(tmp_path, digits, shown):
 
 
 @pytest.mark.parametrize("text", [b"", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"9" * 10_000, b"[]", b"null"])
-def test_what_is_no_manifest(tmp_path, text):
+def test_invalid_manifests_are_rejected(tmp_path, text):
     (tmp_path / checkpoint.MANIFEST).write_bytes(text)
     with pytest.raises(InvalidModel, match=r"checkpoint\.json"):
         gk.Trainer(model()).resume(tmp_path)
@@ -195,7 +195,7 @@ def test_a_weights_file_of_another_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 60, -1])
-def test_weights_that_are_cut_off(tmp_path, size):
+def test_truncated_weights_are_rejected(tmp_path, size):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
     trainer.save(tmp_path)
     (weights,) = tmp_path.glob("state.*.safetensors")
@@ -219,7 +219,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_a_file_that_cannot_be_removed_is_named_and_the_new_checkpoint_is_whole(tmp_path, monkeypatch):
+def test_new_checkpoint_is_valid_if_removal_fails(tmp_path, monkeypatch):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
     trainer.save(tmp_path)
     (old,) = tmp_path.glob("state.*.safetensors")
@@ -272,7 +272,7 @@ def test_killed_at_random_moments_the_last_checkpoint_loads(tmp_path, number, ki
         assert child.stdout.readline().strip() == "ready", child.stderr.read()
         manifest = folder / checkpoint.MANIFEST
         while i == 0 and json.loads(manifest.read_text())["updates"] == 0:
-            time.sleep(0.01)  # of one run at least there is a checkpoint of training
+            time.sleep(0.01)  # at least one run has written a checkpoint
         time.sleep(moments.uniform(0.0, 0.6 if kills > 1 else 0.1))
         child.send_signal(number)
         child.communicate(timeout=30)

@@ -1,4 +1,4 @@
-"""Training of convolutional networks, with every pass against none, and the same bits for any number of threads."""
+"""Train convolutional networks with all passes and with none, and with several numbers of threads."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def batch(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_lane(names: Iterable[str]) -> list[Any]:
-    """Deep networks are of the full lane."""
+    """Put deep networks into the full lane."""
     return [pytest.param(n, marks=pytest.mark.full) if n in ("resnet", "bottlenecks") else n for n in names]
 
 
 def train(name: str, steps: int = 1, **options: object) -> tuple[list[float], dict[str, np.ndarray]]:
-    """The losses, and everything that training writes."""
+    """Return the losses, and all arrays that training writes."""
     net = NETWORKS[name]()
     trainer = gk.Trainer(net, loss="softmax_cross_entropy", optimizer=gk.optim.SGD(0.05), **options)
     losses = [float(trainer.step(*batch(name))) for _ in range(steps)]
@@ -40,7 +40,7 @@ def train(name: str, steps: int = 1, **options: object) -> tuple[list[float], di
 
 
 @pytest.mark.parametrize("name", by_lane(NETWORKS))
-def test_a_step_is_that_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_equals_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {key: np.array(value) for key, value in NETWORKS[name]().params.items()}
     with monkeypatch.context() as patch:
         patch.setattr("graphkit.executor.run.device_passes.inference_passes", lambda *args: ())
@@ -48,7 +48,7 @@ def test_a_step_is_that_of_the_reference(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(config.STRICT.name, "1")
     found, params = train(name, threads=2)
     np.testing.assert_allclose(found, losses, rtol=1e-5)
-    # A value next to zero passes a Relu or not by how sums were rounded; on few positions that is felt far.
+    # Rounding decides whether a Relu passes a value near 0. With few positions, this has a large effect.
     total = sum(float(np.sum((expected[k] - before[k]) ** 2)) for k in before)
     wrong = sum(float(np.sum((expected[k] - params[k]) ** 2)) for k in before)
     assert wrong <= 1e-4 * total

@@ -23,7 +23,7 @@ def tokens(vocab: int, shape: tuple[int, ...]) -> Batch:
     return RNG.integers(0, vocab, shape), RNG.integers(0, vocab, shape)
 
 
-# Large enough for most products and convolutions to be cut, batches that no number of threads divides among them.
+# Large enough that most GEMMs and convolutions are split among threads, with batches that do not divide evenly.
 NETWORKS: dict[str, tuple[Callable[[], gk.Model], Batch]] = {
     "lenet": (lambda: gk.models.build("lenet"), images((22, 1, 28, 28))),
     "resnet": (lambda: gk.models.build("resnet", layers=18, classes=10, image=(3, 65, 65)), images((5, 3, 65, 65))),

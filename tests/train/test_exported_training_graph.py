@@ -1,4 +1,4 @@
-"""Loss and gradients as one ONNX file of standard operators: ONNX Runtime computes what graphkit computes."""
+"""Loss and gradients exported as one ONNX file: ONNX Runtime gives the results of graphkit."""
 
 import numpy as np
 import pytest

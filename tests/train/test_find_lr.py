@@ -1,4 +1,4 @@
-"""The search for a learning rate: its curve, its suggestion, and that nothing is left of it."""
+"""The search for a learning rate: its curve, its suggestion, and that it restores the trainer."""
 
 import csv
 
@@ -25,8 +25,8 @@ def data(n=90):
 
 @pytest.mark.parametrize("options", [{}, {"ema": 0.9}, {"accumulate": 2}, {"mixup": 0.4}], ids=str)
 @pytest.mark.parametrize("after", [0, 2], ids=["at first", "after two epochs"])
-def test_nothing_is_left_of_a_search(options, after):
-    """Training with a search before it ends with the bits of training without: also slots, dropout, statistics."""
+def test_search_restores_the_trainer(options, after):
+    """Training after a search is bit-identical to training without one: also slots, dropout and statistics."""
 
     def trained(searched):
         found = trainer(**options)
@@ -72,7 +72,7 @@ def test_the_curve_of_a_parabola(tmp_path):
     assert net.params["fc_weight"] == 0
 
 
-def test_a_loss_that_is_not_finite_ends_the_search():
+def test_search_ends_at_a_nonfinite_loss():
     found = trainer(optimizer=gk.optim.SGD(0.1))
     curve = gk.find_lr(found, data(), lowest=1e-3, highest=1e38, steps=50)
     assert curve.diverged
@@ -88,7 +88,7 @@ def test_a_loss_that_never_falls_has_no_suggestion():
     assert not curve.diverged
 
 
-def test_what_cannot_be_searched(on_ranks):
+def test_find_lr_errors(on_ranks):
     for options, message in [
         ({"lowest": 1.0, "highest": 0.1}, "must be below highest"), ({"steps": 1}, "integer of at least 2"),
         ({"lowest": 0.0}, "above 0"),

@@ -17,14 +17,14 @@ POINTS = 25
 
 
 def negative_log_likelihood(covariance: Any, y: Any) -> Any:
-    """-log N(y; 0, covariance) by the Cholesky factor. covariance: [POINTS, POINTS]; y: [POINTS, 1]."""
+    """Return -log N(y; 0, covariance), by the Cholesky factor. covariance: [POINTS, POINTS]; y: [POINTS, 1]."""
     factor = F.potrf(covariance)
     white = F.trsm(factor, y)
     return F.reduce_sum(white * white, keepdims=False) * 0.5 + F.sumlogdiag(factor) + POINTS * HALF_LOG_TURN
 
 
 def trained(net: gk.Model, logs: dict[str, float], data: dict[str, np.ndarray]) -> tuple[list[float], dict[str, float]]:
-    """Gradient descent on the logarithms of hyperparameters: the losses, and the last logarithms."""
+    """Minimise a loss of the logarithms of hyperparameters. Return the losses, and the last logarithms."""
     loss = net.compile()
     gradients = gk.grad(net, of="loss", wrt=list(logs)).compile()
     losses = []
@@ -41,7 +41,7 @@ def inputs(*names: str) -> list[Any]:
 
 
 def test_gaussian_process() -> None:
-    """A squared exponential kernel: the loss is scipy's density, falls, and finds the noise of the data."""
+    """With a squared exponential kernel, the loss equals scipy's density, falls, and finds the noise of the data."""
     rng = np.random.default_rng(0)
     x = np.sort(rng.uniform(-3, 3, (POINTS, 1)), axis=0)
     y = np.sin(2 * x) + 0.1 * rng.standard_normal(x.shape)
@@ -62,9 +62,9 @@ def test_gaussian_process() -> None:
 
 
 def test_bayesian_linear_regression() -> None:
-    """Weights with a normal prior, integrated out: precision of prior and noise by the evidence (Bishop 2006, 3.86).
+    """Find the precisions of prior and noise by maximising the evidence (Bishop 2006, 3.86).
 
-    The evidence in the space of weights, of 4 dimensions, is the density of the targets in that of the data.
+    The evidence, computed in the space of the 4 weights, equals the density of the targets.
     """
     rng = np.random.default_rng(1)
     design = rng.standard_normal((POINTS, 4))

@@ -1,4 +1,4 @@
-"""Parameters of float16 and bfloat16 follow those of float32: states, sums and averages beside them are float32."""
+"""float16 and bfloat16 parameters train like float32 ones: their states, accumulators and averages are float32."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def network(dtype: str, start: float = 0.5) -> gk.Model:
 
 
 def loss_of(dtype: str) -> dict[str, Any]:
-    """A loss whose gradient is the target, whatever the weights are."""
+    """Return a loss whose gradient is the target, for any weights."""
     return {
         "loss": lambda y, target: gk.reduce_sum(y * target, keepdims=False),
         "targets": {"target": gk.TensorType(dtype, ["N", 3])},
@@ -48,7 +48,7 @@ def batch(dtype: str, gradient: float) -> tuple[np.ndarray, np.ndarray]:
 
 def trained(dtype: str, gradient: float, steps: int, **options: Any) -> gk.Trainer:
     trainer = gk.Trainer(network(dtype), **loss_of(dtype), threads=1, **options)
-    # float32 gets what a half float holds of the gradient.
+    # float32 gets the gradient rounded to the 16-bit type.
     x, target = batch(dtype, float(np.float16(gradient)) if dtype != "bfloat16" else gradient)
     for _ in range(steps):
         trainer.step(x, target)
@@ -62,7 +62,7 @@ def weights(trainer: gk.Trainer) -> np.ndarray:
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "ema": 0.9}, {"clip_norm": 1e-3}], ids=str)
-def test_they_move_as_far(dtype: str, optimizer: str, options: dict[str, Any]) -> None:
+def test_half_parameters_change_like_float32(dtype: str, optimizer: str, options: dict[str, Any]) -> None:
     gradient = 2.0**-9 if dtype == "bfloat16" else 1e-3
     half, wide = (trained(d, gradient, 40, optimizer=OPTIMIZERS[optimizer], **options) for d in (dtype, "float32"))
     digits = float(ml_dtypes.finfo(HALVES[dtype]).eps)
@@ -84,7 +84,7 @@ def test_gradients_whose_squares_overflow() -> None:
     assert np.abs(weights(wide) - 0.5).max() > 1e-2
 
 
-def test_a_parameter_that_is_set_from_outside_counts() -> None:
+def test_assigned_parameter_replaces_master_weight() -> None:
     trainer = trained("float16", 1e-3, 5, optimizer=gk.optim.Adam(1e-3))
     trainer.net.params["w"] = np.full((1, 3), 2.0, np.float16)
     trainer.step(*batch("float16", 1e-3))
@@ -92,7 +92,7 @@ def test_a_parameter_that_is_set_from_outside_counts() -> None:
     np.testing.assert_allclose(trainer._stepper.slots[f"w/{MASTER}"], 2.0 - 1e-3, rtol=1e-5)
 
 
-def test_averages_are_not_rounded_by_a_look_at_them() -> None:
+def test_evaluation_does_not_round_averages() -> None:
     trainer = trained("float16", 1e-3, 10, optimizer=gk.optim.SGD(1.0), ema=0.9)
     before = {name: np.array(trainer._stepper.slots[name]) for name in trainer._stepper.slots}
     own = weights(trainer)
@@ -105,7 +105,7 @@ def test_averages_are_not_rounded_by_a_look_at_them() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_goes_on_to_the_bit(tmp_path: Path, accumulate: int) -> None:
+def test_resume_is_bit_identical(tmp_path: Path, accumulate: int) -> None:
     options = {"optimizer": gk.optim.Adam(1e-3), "ema": 0.9, "accumulate": accumulate}
     whole, first = (trained("float16", 1e-3, steps, **options) for steps in (9, 5))
     first.save(tmp_path)
@@ -139,7 +139,7 @@ def test_rows_of_tables() -> None:
 
 
 def test_stores_that_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`KVStore.set_optimizer`, whose updates servers make, too."""
+    """`KVStore.set_optimizer` updates as servers do."""
     found = {}
     for dtype in (np.float16, np.float32):
         kv = gk.kvstore.create("local")
@@ -153,7 +153,7 @@ def test_stores_that_update(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found[np.float16] < 0.498).all()
 
 
-def test_updaters_keep_and_take_back_their_states() -> None:
+def test_updaters_return_and_restore_states() -> None:
     updater = gk.optim.Adam(1e-3).updater()
     stored = np.full(3, 0.5, np.float16)
     for _ in range(3):

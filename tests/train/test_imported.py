@@ -1,4 +1,4 @@
-"""Training what others wrote: ONNX files with normalisations and dropout in either mode, fresh heads, the way back."""
+"""Train imported ONNX files: normalisations and dropout in either mode, new heads, export for inference."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def data(n: int = 32, classes: int = CLASSES) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command line in this process: its exit code, and stdout and stderr together."""
+    """Run a command line in this process. Return its exit code, and stdout and stderr together."""
 
     def run(*arguments: Any) -> tuple[int, str]:
         code = cli.invoke([str(a) for a in arguments])
@@ -88,7 +88,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_an_imported_file_trains_and_goes_back_to_inference(training: bool, tmp_path: Path) -> None:
+def test_imported_file_trains_and_returns_to_inference(training: bool, tmp_path: Path) -> None:
     net = gk.load(network(training))
     assert is_in_training(net.graph) == training
     x, target = data()
@@ -110,7 +110,7 @@ def test_an_imported_file_trains_and_goes_back_to_inference(training: bool, tmp_
     assert trainer.evaluate((x, target))["accuracy"] == pytest.approx(accuracy)
 
 
-def test_the_first_step_is_that_of_the_formula_whichever_mode_the_file_has() -> None:
+def test_first_step_does_not_depend_on_mode() -> None:
     x, target = data()
     updated = []
     for training in (False, True):
@@ -145,7 +145,7 @@ def test_to_inference_equals_the_file_in_inference_mode() -> None:
     np.testing.assert_allclose(plain.run({"x": x})["logits"], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_loss_of_logits_looks_through_the_softmax_of_the_file() -> None:
+def test_loss_takes_logits_before_softmax() -> None:
     steps = []
     for softmax in (False, True):
         net = gk.load(network(False, softmax=softmax))
@@ -207,7 +207,7 @@ def test_heads_of_the_zoo() -> None:
         assert changed.output_types[changed.outputs[0]].shape[-1] == 11
 
 
-def test_what_has_no_head_is_named() -> None:
+def test_error_names_model_without_head() -> None:
     x = gk.input("x", ["N", 4])
     with pytest.raises(UsageError, match="no layer with parameters"):
         replace_head(gk.Model({"y": gk.exp(gk.nn.linear(x, 2))}, seed=0), 3)
@@ -230,14 +230,14 @@ def test_what_has_no_head_is_named() -> None:
     ids=["relu", "relu-softmax", "relu6", "between"],
 )
 def test_nothing_limits_the_logits_of_a_new_head(after: Any) -> None:
-    """Behind a Relu a class can get no negative logit, and no gradient once it is at 0."""
+    """After a Relu, a class has no negative logit, and no gradient when it is 0. So the Relu is removed."""
     x = gk.input("x", ["N", 4])
     net = gk.Model({"y": after(gk.nn.linear(gk.relu(gk.nn.linear(x, 5, name="body")), 2, name="fc"))}, seed=0)
     changed = replace_head(net, 3, seed=0)
     logits = changed.run({"x": np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)})["y"]
     assert logits.min() < 0 < logits.max()
     assert not np.allclose(logits.sum(1), 1)
-    assert sum(n.op.name == "Relu" for n in changed.graph.nodes) == 1  # the body's own
+    assert sum(n.op.name == "Relu" for n in changed.graph.nodes) == 1  # the parameters of the body
 
 
 def test_weights_that_a_file_reshapes_or_casts() -> None:
@@ -250,7 +250,7 @@ def test_weights_that_a_file_reshapes_or_casts() -> None:
     assert changed.run({"x": np.zeros((2, 4), np.float32)})["y"].shape == (2, 5)
 
 
-def test_a_weight_that_others_read_stays_theirs() -> None:
+def test_new_head_keeps_weights_of_other_readers() -> None:
     x = gk.input("x", ["N", 4])
     table = gk.parameter("table", [2, 4])
     tied = gk.mat_mul(gk.mat_mul(x, gk.transpose(table, perm=[1, 0])), table)
@@ -260,7 +260,7 @@ def test_a_weight_that_others_read_stays_theirs() -> None:
     assert {n: a.shape for n, a in changed.params.items()} == {"table": (2, 4), "table_1": (2, 3)}
 
 
-def test_one_output_of_several_gets_a_head_and_the_others_stay() -> None:
+def test_new_head_keeps_other_outputs() -> None:
     x = gk.input("x", ["N", 4])
     h = gk.relu(gk.nn.linear(x, 5, name="body"))
     net = gk.Model({"y": gk.nn.linear(h, 2, name="fc"), "state": h}, seed=0)
@@ -303,7 +303,7 @@ def test_a_head_on_a_value(shape: list[Any], pool: str | None, logits: tuple[int
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_values_that_no_head_goes_on() -> None:
+def test_head_on_unsuitable_value_is_an_error() -> None:
     x = gk.input("x", ["N", "T", 6])
     net = gk.Model({"y": gk.relu(gk.nn.linear(x, 4, name="hidden"), name="act")}, seed=0)
     for options, message in (
@@ -317,7 +317,7 @@ def test_values_that_no_head_goes_on() -> None:
             replace_head(net, 3, **options)
 
 
-def test_an_encoder_gets_a_head_from_the_command_line(call: Any, tmp_path: Path) -> None:
+def test_command_puts_head_on_encoder(call: Any, tmp_path: Path) -> None:
     x = gk.input("x", ["N", "T", 6])
     hidden = gk.nn.layer_norm(gk.nn.linear(x, 8, name="body"), name="norm")
     gk.Model({"last_hidden_state": hidden}, seed=0).save(tmp_path / "encoder.onnx")
@@ -366,13 +366,13 @@ def test_errors_of_batches_name_the_option_that_helps(
 
 
 def fixed(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model for a batch of 1."""
+    """Return the model for a batch of 1."""
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
     return proto
 
 
-def test_a_batch_of_one_becomes_free() -> None:
+def test_free_batch_allows_any_batch_size() -> None:
     net = gk.load(fixed(network(False)))
     freed = imported.free_batch(net)
     x, _ = data(5)
@@ -383,7 +383,7 @@ def test_a_batch_of_one_becomes_free() -> None:
         imported.free_batch(freed)
 
 
-def test_a_batch_that_the_operators_fix_or_mix_stays() -> None:
+def test_free_batch_rejects_fixed_or_mixed_samples() -> None:
     x = gk.input("x", [1, 4])
     joined = gk.Model({"y": gk.concat(x, np.ones((1, 2), np.float32), axis=1)}, seed=0)
     with pytest.raises(UsageError, match="only for a batch of 1"):
@@ -397,7 +397,7 @@ def test_a_batch_that_the_operators_fix_or_mix_stays() -> None:
 
 
 def test_reshapes_follow_the_batch() -> None:
-    """As exporters write them for a batch of 1: to fixed sizes, with the rest left open, and with the batch inside."""
+    """Reshapes as exporters write them for a batch of 1: to fixed sizes, with one size -1, with the batch inside."""
     x = gk.input("x", [1, 6, 4])
     heads = gk.transpose(gk.reshape(x, np.array([1, 6, 2, 2])), perm=[2, 0, 1, 3])
     parts = gk.reshape(heads, np.array([2, 1, 3, 2, 2]))
@@ -424,7 +424,7 @@ def test_the_batch_may_be_another_axis() -> None:
 
 
 def with_constant_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its initialisers as Constant nodes, as some exporters write them."""
+    """Return the model with its initialisers as Constant nodes, as some exporters write them."""
     nodes = [helper.make_node("Constant", [], [t.name], value=t) for t in proto.graph.initializer]
     del proto.graph.initializer[:]
     body = list(proto.graph.node)
@@ -449,7 +449,7 @@ def test_weights_in_constant_nodes_become_parameters() -> None:
         imported.constants_to_parameters(plain)
 
 
-def test_the_command_opens_such_a_file(call: Any, tmp_path: Path) -> None:
+def test_command_opens_files_with_constant_weights(call: Any, tmp_path: Path) -> None:
     onnx.save(fixed(with_constant_nodes(network(False))), tmp_path / "net.onnx")
     x, target = data(64)
     np.savez(tmp_path / "data.npz", x=x, y=target)
@@ -464,7 +464,7 @@ def test_the_command_opens_such_a_file(call: Any, tmp_path: Path) -> None:
 # --- commands -----------------------------------------------------------------------------------------
 
 
-def test_the_commands_fine_tune_a_file_and_export_it(call: Any, tmp_path: Path) -> None:
+def test_commands_fine_tune_and_export_a_file(call: Any, tmp_path: Path) -> None:
     onnx.save(network(True), tmp_path / "net.onnx")
     x, target = data(96, 3)
     np.savez(tmp_path / "data.npz", x=x, y=target)
@@ -490,7 +490,7 @@ def test_the_commands_fine_tune_a_file_and_export_it(call: Any, tmp_path: Path) 
 
 
 def test_the_commands_train_a_file_with_states(call: Any, tmp_path: Path) -> None:
-    """A recurrent file: a state with the batch behind its layers, a scalar that all samples share, two outputs."""
+    """A recurrent file has a state whose batch axis is not the first, a scalar for all samples, and two outputs."""
     x, state, rate = gk.input("x", ["N", 3]), gk.input("state", [2, "N", 3]), gk.input("rate", [])
     hidden = gk.tanh(gk.nn.linear(x, 3, name="fc") * rate + gk.reduce_mean(state, np.array([0]), keepdims=False))
     gk.Model({"y": hidden, "next": state + hidden}, seed=0).save(tmp_path / "net.onnx")
@@ -528,7 +528,7 @@ def test_the_command_checks_gradients_of_constants_together(call: Any, tmp_path:
     assert "8 together" in output
 
 
-def test_an_output_without_a_gradient_is_named_with_the_value_before_it() -> None:
+def test_error_names_last_value_with_gradient() -> None:
     x = gk.input("x", ["N", 4])
     pixels = gk.sigmoid(gk.nn.linear(x, 3, name="fc"), name="shade") * np.float32(255)
     net = gk.Model({"image": gk.cast(pixels, to="uint8")}, seed=0)

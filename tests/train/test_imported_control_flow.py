@@ -1,4 +1,4 @@
-"""Training what others wrote with If, Loop and Scan in it: modes and weights inside the subgraphs."""
+"""Train imported files with If, Loop and Scan: modes and weights inside the subgraphs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_normalisation_in_a_branch_learns_when_the_branch_is_taken(training: bool, tmp_path: Path) -> None:
+def test_normalisation_in_branch_learns_if_taken(training: bool, tmp_path: Path) -> None:
     net = gk.load(in_if(training))
     assert is_in_training(net.graph) == training
     assert set(net.trainable) == {"scale", "shift", "w", "w_1"}
@@ -107,7 +107,7 @@ def test_a_normalisation_in_a_branch_learns_when_the_branch_is_taken(training: b
         assert any(np.allclose(given, r, rtol=1e-4, atol=1e-5) for r in results)
 
 
-def test_a_frozen_normalisation_in_a_branch_keeps_its_statistics() -> None:
+def test_frozen_normalisation_in_branch_keeps_statistics() -> None:
     net = gk.load(in_if(True))
     before = {n: a.copy() for n, a in net.params.items()}
     x, target = batch()
@@ -139,7 +139,7 @@ def in_loop(kind: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("kind", ["Loop", "Scan"])
-def test_a_normalisation_in_a_loop_updates_its_statistics_in_each_iteration(kind: str, tmp_path: Path) -> None:
+def test_normalisation_in_loop_updates_statistics_each_iteration(kind: str, tmp_path: Path) -> None:
     net = gk.load(in_loop(kind))
     start = {n: a.copy() for n, a in net.params.items()}
     rng = np.random.default_rng(2)
@@ -166,7 +166,7 @@ def test_a_normalisation_in_a_loop_updates_its_statistics_in_each_iteration(kind
     assert gk.verify(saved, feeds).passed
 
 
-def test_the_gradient_in_a_branch_sees_the_elements_that_dropout_kept() -> None:
+def test_gradient_in_branch_uses_dropout_mask() -> None:
     then = helper.make_graph(
         [node("Mul", ["x", "w"], ["m"]), node("Dropout", ["m", "ratio"], ["t"])], "then", [], [info("t", ["N", 64])]
     )
@@ -186,7 +186,7 @@ def test_the_gradient_in_a_branch_sees_the_elements_that_dropout_kept() -> None:
     assert loss == pytest.approx(step.sum())
 
 
-def test_to_inference_takes_the_generator_out_of_subgraphs() -> None:
+def test_to_inference_removes_random_state_from_subgraphs() -> None:
     then = helper.make_graph([node("Dropout", ["x", "ratio", "on"], ["t"])], "then", [], [info("t", ["N", 4])])
     other = helper.make_graph([node("Neg", ["x"], ["e"])], "else", [], [info("e", ["N", 4])])
     net = gk.load(
@@ -215,7 +215,7 @@ def constant(name: str, array: Any, kind: Any = np.float32) -> onnx.NodeProto:
 
 
 def recurrent_branch(name: str, units: int, table: str | None) -> onnx.GraphProto:
-    """An LSTM over x whose gates are put together from slices of Constant nodes, and a layer of the outer graph."""
+    """An LSTM over x whose weights are concatenated slices of Constant nodes, and a layer of the outer graph."""
     rng = np.random.default_rng(units)
     weights = [constant(f"{name}.ih", rng.standard_normal((4 * units, 2)) * 0.4),
                constant(f"{name}.hh", rng.standard_normal((4 * units, units)) * 0.4)]  # fmt: skip
@@ -243,7 +243,7 @@ def recurrent_branch(name: str, units: int, table: str | None) -> onnx.GraphProt
 
 
 def chosen_by_rate() -> onnx.ModelProto:
-    """Two recurrent networks behind an If, as voice detectors have them; both end in a Constant of the outer graph."""
+    """Recurrent networks in the branches of an If, as in voice detectors. Both read a Constant of the outer graph."""
     return model(
         [
             constant("table", np.array([[1.0, -0.5], [0.25, 1.0]])),
@@ -271,7 +271,7 @@ def test_weights_in_constant_nodes_of_branches_become_parameters(tmp_path: Path)
         trainer = gk.Trainer(opened, "mse", gk.optim.Adam(0.01))
         losses = [float(trainer.step(feeds, target)) for _ in range(20)]
         assert losses[-1] < losses[0]
-        # Adam moves nothing where the gradient is zero: the branch that is not taken keeps its values.
+        # Adam does not change parameters with zero gradients, so those of the other branch stay.
         for name, array in untouched.items():
             np.testing.assert_array_equal(opened.params[name], array)
     opened.save(tmp_path / "net.onnx")
@@ -281,7 +281,7 @@ def test_weights_in_constant_nodes_of_branches_become_parameters(tmp_path: Path)
         assert gk.verify(again, {"x": x, "fast": np.array(fast)}, against=tmp_path / "net.onnx").passed
 
 
-def test_weights_in_a_loop_inside_a_branch_become_parameters() -> None:
+def test_weights_in_nested_subgraphs_become_parameters() -> None:
     body = helper.make_graph(
         [constant("deep", np.array([[0.5, 0.1], [-0.2, 0.4]])), node("MatMul", ["h", "deep"], ["next"]),
          node("Identity", ["cond"], ["again"])], "body",

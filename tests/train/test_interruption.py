@@ -1,4 +1,4 @@
-"""Runs that were interrupted, anywhere and several times, end as if nothing had happened."""
+"""Runs that are interrupted anywhere, also several times, have the results of runs without interruption."""
 
 import json
 import os
@@ -22,25 +22,25 @@ WORKER = Path(__file__).with_name("interrupted_worker.py")
 @pytest.mark.parametrize(
     ("cases", "seed"), [(4, 1), pytest.param(120, 2, marks=pytest.mark.full)], ids=["four", "many"]
 )
-def test_killed_at_random_moments_a_run_ends_the_same(tmp_path, cases, seed):
+def test_resume_after_random_sigkills_is_bit_identical(tmp_path, cases, seed):
     done = subprocess.run(
         [sys.executable, "-P", str(WORKER), str(tmp_path), str(cases), str(seed)], capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert len(told) == cases
-    odd = [case for case in told if case["end"] != 0 or case["differs"]]
+    reports = json.loads(done.stdout)
+    assert len(reports) == cases
+    odd = [case for case in reports if case["end"] != 0 or case["differs"]]
     assert not odd, "\n".join([*map(str, odd), done.stderr])
-    ends = {(number, code) for case in told for number, _, code in case["stops"]}
+    ends = {(number, code) for case in reports for number, _, code in case["stops"]}
     assert {("SIGKILL", -signal.SIGKILL), ("SIGINT", 130)} <= ends, "nothing was interrupted: the test proves nothing"
 
 
 class Killed(BaseException):
-    """Ends a process without a word: `fit` saves nothing on the way out."""
+    """An exception that ends a process; `fit` saves nothing before."""
 
 
 class Deadly(gk.data.Dataset):
-    """A data set that stops the process when it is asked for the `fatal`-th time, from 1 on."""
+    """A data set that stops the process at read number `fatal`, from 1."""
 
     fatal = None
     taken = 0
@@ -76,7 +76,7 @@ def same_bits(a, b):
 
 @pytest.fixture(autouse=True)
 def interrupts_as_usual():
-    """A shell that starts the tests in the background makes processes ignore the interrupt."""
+    """Let SIGINT interrupt: a shell that starts the tests in the background makes processes ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -123,8 +123,8 @@ def test_killed_at_every_batch(tmp_path, fatal):
     assert [{k: line[k] for k in straight[0]} for line in lines] == straight
 
 
-def test_a_line_of_the_log_that_has_no_checkpoint_is_written_again(tmp_path, monkeypatch):
-    """Killed after the record of an epoch, before its checkpoint; and in the middle of a line."""
+def test_resume_rewrites_log_lines_without_checkpoint(tmp_path, monkeypatch):
+    """Kill the process between the log line of an epoch and its checkpoint, and within a line."""
     trainer().fit(data(), epochs=2, batch_size=32, folder=tmp_path)
     before = (tmp_path / "checkpoint.json").read_bytes()
     killed = trainer()
@@ -147,7 +147,7 @@ def test_a_line_of_the_log_that_has_no_checkpoint_is_written_again(tmp_path, mon
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("part", ["model", "checkpoint"])
 def test_killed_in_the_last_save(tmp_path, monkeypatch, part, after):
-    """Around the files of the model, and those of the checkpoint: both are there in the end."""
+    """Kill the process around the writes of model and checkpoint. A resumed run writes both."""
     whole = trainer()
     whole.fit(data(), epochs=2, batch_size=32)
     killed = trainer()
@@ -179,7 +179,7 @@ def test_killed_in_the_last_save(tmp_path, monkeypatch, part, after):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("part", ["model", "checkpoint"])
 def test_killed_in_the_first_save(tmp_path, monkeypatch, part, after, times):
-    """Around its files too: the folder is not taken for that of another run by the next process, which begins again."""
+    """After SIGKILL during the first save, the next process can start a new run in the folder."""
     whole = trainer()
     whole.fit(data(), epochs=2, batch_size=32)
     owner, name = (gk.Model, "save") if part == "model" else (checkpoint, "save")
@@ -213,7 +213,7 @@ def test_killed_in_the_first_save(tmp_path, monkeypatch, part, after, times):
     assert {p.name.split(".")[0] for p in tmp_path.iterdir()} == {"checkpoint", "log", "model", "state"}
 
 
-def test_a_model_put_where_a_first_save_was_killed_is_kept(tmp_path, monkeypatch):
+def test_model_from_elsewhere_is_kept_after_killed_save(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "save", lambda *_: (_ for _ in ()).throw(Killed()))
     with pytest.raises(Killed):
         trainer().fit(data(), batch_size=32, folder=tmp_path)
@@ -232,16 +232,16 @@ def test_a_model_put_where_a_first_save_was_killed_is_kept(tmp_path, monkeypatch
 @pytest.mark.parametrize("held", [True, False], ids=["held", "at once"])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("number", [1, 2])
-def test_interrupted_at_an_exchange_with_the_averages(tmp_path, monkeypatch, number, after, held):
-    """Those of a validation: the checkpoint has the parameters as such, and the averages as such.
+def test_interrupt_while_averages_are_swapped(tmp_path, monkeypatch, number, after, held):
+    """Interrupt the swaps of a validation. The checkpoint contains parameters and averages, each under its own name.
 
-    held: by a signal, which a block may hold back; else the interrupt comes where none can.
+    held: interrupt by a signal, which a block may delay; otherwise by an exception, which it cannot.
     """
     options = {"epochs": 2, "batch_size": 32}
     whole = trainer(ema=0.9)
     straight = whole.fit(data(), data(40), **options)
     part = trainer(ema=0.9)
-    exchange, calls = Averages.exchange, iter(range(1, 100))
+    exchange, calls = Averages.swap, iter(range(1, 100))
 
     def interrupt():
         if held:
@@ -257,7 +257,7 @@ def test_interrupted_at_an_exchange_with_the_averages(tmp_path, monkeypatch, num
         if mine and after:
             interrupt()
 
-    monkeypatch.setattr(Averages, "exchange", interrupted)
+    monkeypatch.setattr(Averages, "swap", interrupted)
     with pytest.raises(KeyboardInterrupt):
         part.fit(data(), data(40), folder=tmp_path, **options)
     monkeypatch.undo()
@@ -269,7 +269,7 @@ def test_interrupted_at_an_exchange_with_the_averages(tmp_path, monkeypatch, num
     same_bits(whole, part)
 
 
-def test_an_interrupt_says_where_it_stopped_and_leaves_a_checkpoint(tmp_path):
+def test_interrupt_writes_checkpoint_and_notes_position(tmp_path):
     found = trainer()
     with pytest.raises(KeyboardInterrupt) as caught:
         found.fit(data(92, 30, KeyboardInterrupt), epochs=4, batch_size=4, folder=tmp_path, prefetch=0)
@@ -283,7 +283,7 @@ def test_an_interrupt_says_where_it_stopped_and_leaves_a_checkpoint(tmp_path):
     same_bits(whole, last)
 
 
-def test_an_interrupt_in_a_step_waits_for_its_end_and_the_second_does_not(tmp_path):
+def test_first_interrupt_waits_for_step_second_does_not(tmp_path):
     found = trainer()
     step = found._step
 
@@ -315,7 +315,7 @@ def test_an_interrupt_in_a_step_waits_for_its_end_and_the_second_does_not(tmp_pa
 
 
 class Plain:
-    """A metric as people wrote them before there were states."""
+    """A metric without `state`."""
 
     name = "plain"
 
@@ -330,7 +330,7 @@ class Plain:
         return float(self.count)
 
 
-def test_a_metric_without_state_says_what_it_leaves_out(tmp_path):
+def test_resume_warns_about_metric_without_state(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trainer().fit(data(92, 11, KeyboardInterrupt), batch_size=4, metrics=[Plain()], folder=tmp_path, prefetch=0)
     last = trainer()
@@ -340,8 +340,8 @@ def test_a_metric_without_state_says_what_it_leaves_out(tmp_path):
     assert record["plain"] == 52
 
 
-def test_a_checkpoint_of_the_first_version(tmp_path):
-    """It knows epoch and batch; one after the last batch was written in validation, or before it."""
+def test_checkpoint_of_version_1_can_be_read(tmp_path):
+    """Version 1 stores epoch and batch. After the last batch, it was written before or during validation."""
     whole = trainer()
     whole.fit(data(), epochs=2, batch_size=4)
     for fatal, batch in ((30, 6), (47, 23)):
@@ -370,10 +370,10 @@ def test_progress_shows_each_epoch(tmp_path, capsys):
     assert "23/23" in second
 
 
-# --- what epochs means ------------------------------------------------------------------------------
+# --- the meaning of epochs ------------------------------------------------------------------------------
 
 
-def test_epochs_are_those_of_a_call():
+def test_epochs_counts_per_call_of_fit():
     found = trainer()
     assert [len(found.fit(data(), epochs=n, batch_size=46)) for n in (1, 1, 2)] == [1, 1, 2]
     with pytest.warns(UserWarning, match="epochs=0: this fit trains nothing"):
@@ -383,7 +383,7 @@ def test_epochs_are_those_of_a_call():
         found.fit(data(), epochs=-1)
 
 
-def test_a_resumed_fit_ends_where_the_interrupted_one_would_have(tmp_path):
+def test_epochs_counts_from_start_of_resumed_run(tmp_path):
     trained = trainer()
     trained.fit(data(), epochs=1, batch_size=46)
     with pytest.raises(KeyboardInterrupt):
@@ -397,22 +397,22 @@ def test_a_resumed_fit_ends_where_the_interrupted_one_would_have(tmp_path):
     last.resume(tmp_path)
     with pytest.raises(UsageError, match="epochs=1: the continued run is already in epoch 3"):
         last.fit(data(), epochs=1, batch_size=46)
-    # In the same process as well.
+    # Also in the same process.
     assert len(trained.fit(data(), batch_size=46)) == 2
     assert len(trained.fit(data(), batch_size=46)) == 1
 
 
-def test_a_resumed_run_that_was_over_trains_nothing_and_says_so(tmp_path):
+def test_resumed_complete_run_warns_and_trains_nothing(tmp_path):
     trainer().fit(data(), epochs=2, batch_size=46, folder=tmp_path)
     last = trainer()
     last.resume(tmp_path)
     with pytest.raises(UsageError, match="epochs=1: the continued run is already after epoch 2 of 2"):
         last.fit(data(), epochs=1, batch_size=46)
-    # What is refused does not make another run of it.
+    # An error does not start another run.
     said = r"the run has its 2 epochs\. After resume, epochs is the length of the whole run: epochs=3 continues it"
     with pytest.warns(UserWarning, match=f"nothing is left to train: {said}"):
         assert last.fit(data(), epochs=2, batch_size=46) == []
-    # Each of the two that it says.
+    # Both settings that the message suggests.
     assert len(last.fit(data(), epochs=3, batch_size=46)) == 3
     last.resume(tmp_path)
     assert len(last.fit(data(), epochs=3, batch_size=46)) == 1
@@ -422,14 +422,14 @@ def test_a_resumed_run_that_was_over_trains_nothing_and_says_so(tmp_path):
 
 
 class Seen(Deadly):
-    """Knows which samples it gave."""
+    """A data set that records the samples it returned."""
 
     def take(self, index):
         self.given = [*getattr(self, "given", []), *np.arange(len(self))[index]]
         return super().take(index)
 
 
-def test_another_batch_size_goes_on_with_the_same_samples(tmp_path):
+def test_resume_with_other_batch_size_continues_samples(tmp_path):
     rng = np.random.default_rng(5)
     arrays = rng.standard_normal((92, 6), np.float32), rng.integers(0, 3, 92)
     first, second = Seen(*arrays), Seen(*arrays)
@@ -447,7 +447,7 @@ def test_another_batch_size_goes_on_with_the_same_samples(tmp_path):
         last.fit(data(90), batch_size=8)
 
 
-def test_another_batch_size_where_the_order_depends_on_it(tmp_path):
+def test_other_batch_size_fails_if_order_changes(tmp_path):
     words = gk.data.Vocabulary.build(["abcde"], "char")
     rng = np.random.default_rng(0)
     rows = [rng.integers(2, 7, n) for n in rng.integers(1, 30, 40)]
@@ -472,7 +472,7 @@ def test_another_batch_size_where_the_order_depends_on_it(tmp_path):
 
 
 @pytest.mark.parametrize("carries", [False, True])
-def test_ranks_go_on_with_what_each_alone_knew(tmp_path, on_ranks, carries):
+def test_ranks_restore_their_own_states(tmp_path, on_ranks, carries):
     words = gk.data.Vocabulary.build(["abcde"], "char")
     tokens = np.random.default_rng(5).integers(2, 7, 161)
 

@@ -1,4 +1,4 @@
-"""Losses that are multiplied before the backward pass: the factor, and the gradients that come of it."""
+"""Loss scaling: the scale, and the gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def after(factor: float, since: int) -> list[float]:
     return found.tolist()
 
 
-def test_the_factor_is_doubled_now_and_then() -> None:
+def test_loss_scale_doubles_at_intervals() -> None:
     last = loss_scale.INTERVAL - 1
     assert after(8, 0) == [8, 1]
     assert after(8, last - 1) == [8, last]
@@ -27,7 +27,7 @@ def test_the_factor_is_doubled_now_and_then() -> None:
     assert after(2.0**24, last) == [2.0**24, 0]
 
 
-def test_the_factor_is_halved_down_to_one() -> None:
+def test_loss_scale_halves_down_to_one() -> None:
     halved = loss_scale.lower(np.array([8, 7], np.float32))
     assert halved is not None
     assert halved.tolist() == [4, 0]
@@ -44,7 +44,7 @@ def test_gradients_are_those_of_the_loss() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def test_it_is_of_cards() -> None:
+def test_float16_needs_a_gpu() -> None:
     x = gk.input("x", ["N", 3])
     net = gk.Model({"y": gk.nn.linear(x, 2)})
     with pytest.raises(UnsupportedError, match="'f16' needs a GPU"):

@@ -1,4 +1,4 @@
-"""Losses with options, of several outputs, and of mixed samples: against PyTorch's and their definitions."""
+"""Losses with options, of several outputs and of mixed samples, compared with PyTorch and with their definitions."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ WEIGHTS = (0.5, 2.0, 1.0, 0.25)
 
 
 def value_and_gradient(loss, logits, target):
-    """Of a loss of logits that are a parameter."""
+    """Return value and gradient of a loss whose logits are a parameter."""
     x = gk.parameter("logits", list(logits.shape))
     net = with_loss(gk.Model({"y": gk.identity(x)}), loss)
     net.params["logits"] = logits
@@ -54,7 +54,7 @@ def test_binary_cross_entropy_is_that_of_pytorch(smoothing, weights):
     if weights is None:
         wanted = pytorchs("binary_cross_entropy_with_logits", LOGITS, smooth)
     else:
-        # no * (1 - t) * softplus(x) + yes * t * softplus(-x), as PyTorch's pos_weight after a common factor.
+        # no * (1 - t) * softplus(x) + yes * t * softplus(-x): PyTorch's pos_weight, except for a common factor.
         torch = pytest.importorskip("torch")
         wanted = pytorchs(
             "binary_cross_entropy_with_logits", LOGITS, smooth, pos_weight=torch.tensor(weights[1] / weights[0])
@@ -68,7 +68,7 @@ def test_binary_cross_entropy_is_that_of_pytorch(smoothing, weights):
 
 @pytest.mark.pytorch
 def test_pixels_have_weights_too():
-    """Logits [N, H, W, classes]."""
+    """Class weights apply to each pixel of logits [N, H, W, classes]."""
     logits = RNG.standard_normal((2, 3, 5, 4)).astype(np.float32)
     target = RNG.integers(0, 4, (2, 3, 5))
     loss = gk.losses.get("softmax_cross_entropy", label_smoothing=0.1, class_weights=WEIGHTS)
@@ -79,7 +79,7 @@ def test_pixels_have_weights_too():
 
 
 def test_balanced_weights():
-    """n_samples / (n_classes * count), the definition of scikit-learn's class_weight="balanced"."""
+    """The weights are n_samples / (n_classes * count), as for scikit-learn's class_weight="balanced"."""
     found = gk.losses.balanced([0, 0, 0, 1, 1, 2], 3)
     assert found == pytest.approx((6 / 9, 6 / 6, 6 / 3))
     for targets, message in [
@@ -126,7 +126,7 @@ def test_targets_are_inputs_behind_those_of_the_data():
     assert attach(only.graph, "mse").input_names[0] == "target"
 
 
-def test_there_is_a_weight_for_each_class():
+def test_number_of_class_weights_must_match():
     net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2))
     for name, weights, message in [
         ("softmax_cross_entropy", [1.0] * 3, r"3 class weights .* for 2 classes"),
@@ -169,7 +169,7 @@ def test_a_loss_for_each_output():
         assert 0 <= history[-1]["accuracy"] <= 1
 
 
-def test_metrics_look_at_the_output_that_is_asked_for():
+def test_metrics_use_the_chosen_output():
     trainer = gk.Trainer(two_heads(), BOTH, gk.optim.SGD(0.0), output="size")
     targets = {"kind": CLASSES, "size": SIZES}
     (record,) = trainer.fit((X, targets), (X, targets), metrics=["mae"])
@@ -179,7 +179,7 @@ def test_metrics_look_at_the_output_that_is_asked_for():
 
 
 def test_gradients_of_several_losses_are_their_sum():
-    """A step with both moves the trunk as the steps with each do together."""
+    """A step with both losses changes the trunk by the sum of the changes with each."""
     start = two_heads().params["trunk_weight"]
 
     def moved(**options):
@@ -233,7 +233,7 @@ def classifier():
 
 
 class Fed:
-    """What the program of a trainer is fed, step by step."""
+    """Records the feeds of each step of a trainer."""
 
     def __init__(self, trainer):
         self.feeds = []
@@ -287,7 +287,7 @@ def test_cutmix_is_its_definition():
     np.testing.assert_array_equal(images[:, 0, 0, 0], range(5))
 
 
-def test_validation_and_metrics_are_of_samples_as_they_are():
+def test_validation_and_metrics_use_unmixed_samples():
     trainer = gk.Trainer(classifier(), optimizer=gk.optim.SGD(0.0), mixup=1.0)
     (record,) = trainer.fit((X, CLASSES), (X, CLASSES), metrics=["accuracy"])
     assert record["valid_loss"] == pytest.approx(entropy(classifier()(X), CLASSES), rel=1e-5)
@@ -295,7 +295,7 @@ def test_validation_and_metrics_are_of_samples_as_they_are():
 
 
 @pytest.mark.parametrize("options", [{"mixup": 0.3}, {"mixup": 0.3, "accumulate": 3}])
-def test_a_run_of_mixed_samples_goes_on_to_the_bit(tmp_path, options):
+def test_resume_with_mixing_is_bit_identical(tmp_path, options):
     class Stop(gk.Callback):
         def __init__(self, at):
             self.at = at
@@ -335,7 +335,7 @@ def test_two_processes_mix_their_own_parts(on_ranks):
     np.testing.assert_array_equal(weights, others)
 
 
-def test_what_cannot_be_mixed_is_named():
+def test_error_names_inputs_that_cannot_be_mixed():
     ids = gk.input("ids", ["N"], dtype="int64")
     net = gk.Model(gk.nn.embedding(ids, rows=10, features=4, name="embed"))
     with pytest.raises(InputError, match="input 'ids' is int64"):

@@ -1,4 +1,4 @@
-"""Metrics over several batches against their definitions, by counting and by pairs."""
+"""Metrics over several batches, compared with their definitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABELS = (SCORES + RNG.standard_normal(40) > 0).astype(np.int64)
 
 
 def measured(name: str, output: np.ndarray, target: np.ndarray) -> float:
-    """The value after three batches of unequal size, from a metric that had seen others before."""
+    """Return the value after three batches of unequal size, for a metric that was used and reset before."""
     metric = gk.metrics.get(name)
     metric.update(output[::-1][:7], target[:7])
     metric.reset()
@@ -52,7 +52,7 @@ def f1_of(predicted: np.ndarray, target: np.ndarray, cls: int) -> float:
     return 2 * both / (np.sum(predicted == cls) + np.sum(target == cls))
 
 
-def test_f1_is_the_mean_over_classes_and_binary_for_two() -> None:
+def test_f1_is_macro_or_binary() -> None:
     predicted = LOGITS.argmax(-1)
     present = sorted({*predicted, *CLASSES})
     assert measured("f1", LOGITS, CLASSES) == pytest.approx(np.mean([f1_of(predicted, CLASSES, c) for c in present]))
@@ -85,7 +85,7 @@ def test_perplexity_of_sequences() -> None:
     assert uniform.value == pytest.approx(8)
 
 
-def test_rmse_is_the_root_of_the_mean_over_all_batches() -> None:
+def test_rmse_is_root_of_overall_mean() -> None:
     target = LOGITS + RNG.standard_normal(LOGITS.shape)
     assert measured("rmse", LOGITS, target) == pytest.approx(np.sqrt(np.mean((LOGITS - target) ** 2)))
 

@@ -1,4 +1,4 @@
-"""Callbacks that follow a number: early stopping, the best model, rates that go down on a plateau."""
+"""Callbacks that monitor a number: EarlyStopping, KeepBest and ReduceOnPlateau."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ def data(n=24):
 
 
 class Script(gk.callbacks.EarlyStopping):
-    """Numbers of a script in place of those of the epoch."""
+    """A callback that replaces the numbers of an epoch by given ones."""
 
     def __init__(self, numbers, patience, **options):
         self.numbers = numbers
@@ -51,7 +51,7 @@ def test_training_ends_when_patience_does(scores, options, ends):
     assert (found.position.stopped is not None) == (ends < len(scores))
 
 
-def test_what_is_better_follows_from_the_name():
+def test_monitor_mode_follows_from_the_name():
     modes = {"valid_loss": "min", "loss": "min", "valid_rmse": "min", "perplexity": "min", "valid_accuracy": "max",
              "top3": "max", "auc": "max"}  # fmt: skip
     assert {name: gk.callbacks.EarlyStopping(1, name).mode for name in modes} == modes
@@ -70,7 +70,7 @@ def test_a_number_that_no_epoch_has_is_named():
         trainer().fit(data(), callbacks=[gk.callbacks.EarlyStopping(1)])
 
 
-def test_the_loss_of_validation_is_that_of_the_definition():
+def test_validation_loss_follows_its_definition():
     found = trainer(ema=0.5)
     x, y = data()
     (record,) = found.fit((x, y), (x[:11], y[:11]), batch_size=4)
@@ -81,8 +81,8 @@ def test_the_loss_of_validation_is_that_of_the_definition():
     assert list(found.evaluate((x, y), "loss")) == ["loss"]
 
 
-def test_two_ranks_stop_alike(on_ranks, tmp_path):
-    """They see different numbers, each its own part of the data; those of rank 0 count."""
+def test_two_ranks_stop_together(on_ranks, tmp_path):
+    """Ranks measure different numbers on their parts of the data. Both decide by those of rank 0."""
 
     def work(store):
         x, y = data(48)
@@ -115,7 +115,7 @@ def test_the_best_model_is_that_of_its_epoch(tmp_path):
     x, y = data()
     copies = Copies()
     found = trainer(ema=0.8)
-    found.optimizer = gk.optim.SGD(0.5)  # too fast to become better for ever
+    found.optimizer = gk.optim.SGD(0.5)  # this rate is too high for steady improvement
     found.fit((x, y), (x[:6], y[:6]), epochs=8, batch_size=4, folder=tmp_path, callbacks=[
         gk.callbacks.KeepBest(), copies
     ])  # fmt: skip
@@ -127,12 +127,12 @@ def test_the_best_model_is_that_of_its_epoch(tmp_path):
     assert float(kept.meta["best_valid_loss"]) == copies.losses[best]
     assert len(list(tmp_path.glob("best.*.safetensors"))) == 1
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
-    # A new run in the folder leaves nothing of it.
+    # A new run in the folder removes the best model.
     trainer().fit(data(), folder=tmp_path, overwrite=True)
     assert not list(tmp_path.glob("best*"))
 
 
-def test_a_run_that_goes_on_knows_its_best(tmp_path):
+def test_resumed_run_keeps_its_best(tmp_path):
     scores = [3.0, 1.0, 2.0, 1.5, 0.5]
 
     class Best(gk.callbacks.KeepBest):
@@ -148,7 +148,7 @@ def test_a_run_that_goes_on_knows_its_best(tmp_path):
         assert gk.load(tmp_path / BEST).meta["best_epoch"] == best
 
 
-def test_an_epoch_whose_best_model_found_no_room_is_ended_again(tmp_path, monkeypatch):
+def test_full_disk_at_best_model_repeats_epoch_end(tmp_path, monkeypatch):
     def run(folder, full):
         found = trainer()
         stops, plateau = gk.callbacks.EarlyStopping(1, "loss"), gk.callbacks.ReduceOnPlateau(1, 0.5, "loss")
@@ -176,7 +176,7 @@ def test_the_best_model_needs_a_folder():
         trainer().fit(data(), data(8), callbacks=[gk.callbacks.KeepBest()])
 
 
-# One process imports graphkit, and forks another for every run. Prints what became of each as JSON.
+# One process imports graphkit and forks another one for each run. It prints the results as JSON.
 KILLED = """
     import json, os, signal, sys, traceback
     from pathlib import Path
@@ -240,32 +240,32 @@ KILLED = """
 
     made()  # what it imports is there for the children
     code, count = attempt(root / "straight")
-    events, told = int(count), []
+    events, results = int(count), []
     for at in range(1, events, max(events // 14, 1)):
         folder = root / f"at{at}"
         killed, _ = attempt(folder, at)
         best = folder / "best.json"
         epoch = gk.load(best).meta["best_epoch"] if best.exists() else None
-        told.append([folder.name, killed, epoch, attempt(folder)[0]])
-    print(json.dumps({"events": events, "told": told}))
+        results.append([folder.name, killed, epoch, attempt(folder)[0]])
+    print(json.dumps({"events": events, "results": results}))
 """
 
 
 @pytest.mark.full
-def test_killed_at_any_moment_the_folder_has_a_whole_best_model(tmp_path):
-    """Around every write and rename of models and checkpoints; what goes on ends with the best of a straight run."""
+def test_best_model_is_complete_after_any_sigkill(tmp_path):
+    """Kill the process around every write and rename. A resumed run has the same best model as an uninterrupted one."""
     command = [sys.executable, "-P", "-c", textwrap.dedent(KILLED), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["events"] > 30
     wanted = (tmp_path / "straight" / BEST).read_bytes()
-    for name, killed, _, ended in found["told"]:
+    for name, killed, _, ended in found["results"]:
         folder = tmp_path / name
         assert (killed, ended) == (-signal.SIGKILL, 0), done.stderr
         assert (folder / BEST).read_bytes() == wanted
         assert len(list(folder.glob("best.*.safetensors"))) == 1
-    epochs = [epoch for _, _, epoch, _ in found["told"] if epoch is not None]
+    epochs = [epoch for _, _, epoch, _ in found["results"] if epoch is not None]
     assert len(epochs) > 5
     assert set(epochs) <= set("123")
 

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradients are not finite: ended with a name, skipped, or taken."""
+"""Steps with a loss or gradients that are not finite: they raise an error, are skipped, or update."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ACCUMULATE = pytest.mark.parametrize("accumulate", [1, 2])
 
 
 @OPTIMIZERS
-def test_an_error_names_the_origin_and_leaves_the_state(optimizer: Any, monkeypatch: Any) -> None:
+def test_nonfinite_error_names_origin_and_changes_nothing(optimizer: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
     trainer = trained(optimizer=optimizer, ema=0.9, clip_norm=1.0)
     for _ in range(2):
@@ -61,7 +61,7 @@ def test_an_error_names_the_origin_and_leaves_the_state(optimizer: Any, monkeypa
     assert trainer.updates == 3
 
 
-def test_the_node_is_named() -> None:
+def test_error_names_the_node() -> None:
     x = gk.input("x", ["N", 3])
     net = gk.Model(F.log(gk.nn.linear(x, 2, name="fc"), name="logarithm"), name="net")
     net.params["fc_bias"] = np.full(2, -100.0, np.float32)
@@ -71,7 +71,7 @@ def test_the_node_is_named() -> None:
 
 @OPTIMIZERS
 @ACCUMULATE
-def test_a_skipped_step_is_as_if_it_had_not_been(optimizer: Any, accumulate: int) -> None:
+def test_skipped_step_changes_nothing(optimizer: Any, accumulate: int) -> None:
     data = [batch() for _ in range(4)]
     plain = trained(optimizer=optimizer, accumulate=accumulate, on_nonfinite="skip", seed=1)
     skipping = trained(optimizer=optimizer, accumulate=accumulate, on_nonfinite="skip", seed=1)
@@ -92,8 +92,8 @@ def test_a_skipped_step_is_as_if_it_had_not_been(optimizer: Any, accumulate: int
 @pytest.mark.parametrize(
     "build", [network, lambda: gk.Model(gk.nn.linear(gk.flatten(gk.input("x", ["N", 3, 4, 4])), 2))]
 )
-def test_gradients_that_wait_stay_when_a_batch_is_not_finite(build: Any) -> None:
-    """Also without running statistics, whose guard would raise in place of that of the sums."""
+def test_nonfinite_batch_keeps_accumulated_gradients(build: Any) -> None:
+    """Also without running statistics: their guard would raise before that of the accumulators."""
     first, second = batch(), batch()
     plain, raising = (gk.Trainer(build(), optimizer=gk.optim.Adam(0.01), accumulate=2, seed=1) for _ in range(2))
     plain.step(*first)
@@ -110,7 +110,7 @@ def test_gradients_that_wait_stay_when_a_batch_is_not_finite(build: Any) -> None
 
 @ACCUMULATE
 def test_gradients_that_overflow_while_the_loss_does_not(accumulate: int) -> None:
-    """sqrt at 0: the loss is 0, the gradient infinite."""
+    """At sqrt(0), the loss is 0 and the gradient infinite."""
     x = gk.input("x", ["N", 2])
 
     def build() -> gk.Model:
@@ -131,7 +131,7 @@ def test_gradients_that_overflow_while_the_loss_does_not(accumulate: int) -> Non
         raising.step(x_array, {})
 
 
-def test_ignored() -> None:
+def test_nonfinite_loss_is_ignored() -> None:
     trainer = trained(on_nonfinite="ignore")
     assert np.isnan(float(trainer.step(*batch(NAN))))
     assert np.isnan(trainer.net.params["fc_weight"]).any()
@@ -140,9 +140,9 @@ def test_ignored() -> None:
         trained(on_nonfinite="skp")
 
 
-def test_fit_counts_and_names(tmp_path: Path) -> None:
+def test_fit_counts_and_reports_skipped_steps(tmp_path: Path) -> None:
     x = np.concatenate([batch()[0] for _ in range(4)])
-    x[5] = 3e38  # sums overflow
+    x[5] = 3e38  # the accumulators overflow
     y = np.arange(16) % 2
     trainer = trained(on_nonfinite="skip")
     history = trainer.fit((x, y), epochs=2, batch_size=4, metrics=["accuracy"], folder=tmp_path)
@@ -157,7 +157,7 @@ def test_fit_counts_and_names(tmp_path: Path) -> None:
         trained().fit((x, y), epochs=1, batch_size=4)
 
 
-def test_an_epoch_of_skipped_steps_has_no_loss_and_is_no_better(tmp_path: Path) -> None:
+def test_epoch_of_skipped_steps_has_no_loss(tmp_path: Path) -> None:
     x, y = np.full((8, 3, 4, 4), 3e38, np.float32), np.arange(8) % 2
     watching = [gk.callbacks.EarlyStopping(9, "loss"), gk.callbacks.ReduceOnPlateau(9, 0.1, "loss")]
     kept = gk.callbacks.KeepBest("loss")
@@ -171,10 +171,10 @@ def test_an_epoch_of_skipped_steps_has_no_loss_and_is_no_better(tmp_path: Path) 
     trained(on_nonfinite="skip").resume(tmp_path)
 
 
-def test_nothing_is_guarded_where_nothing_is_asked() -> None:
+def test_ignore_adds_no_guards() -> None:
     def guards(**options: Any) -> int:
         return sum(n.op.name == "FiniteGuard" for program in trained(**options).graphs for n in program.nodes)
 
     assert guards(on_nonfinite="ignore") == 0
-    # The learning rate, the step, and the two statistics: no array of the size of a parameter passes through a guard.
+    # Learning rate, step and two statistics have guards. Arrays of the size of a parameter have none, to save time.
     assert guards() == 4

@@ -1,4 +1,4 @@
-"""Every optimizer over several steps of the Trainer against its formula, written out in numpy in float64."""
+"""Compare several steps of each optimizer with its formula in numpy, in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def norm(x: np.ndarray) -> float:
     return float(np.sqrt(np.sum(x * x)))
 
 
-# Each formula: (weight, gradient, state dict that is kept from step to step, step from 1) -> new weight.
+# Each formula takes (weight, gradient, dict of states, step from 1), and returns the new weight.
 Formula = Callable[[np.ndarray, np.ndarray, dict[str, Any], int], np.ndarray]
 
 
@@ -65,7 +65,7 @@ def adadelta(lr: float, rho: float, eps: float, decay: float) -> Formula:
 
 
 def ftrl(lr: float, beta: float, l1: float, l2: float) -> Formula:
-    """McMahan et al. 2013, algorithm 1, where z starts so that the first weight is the initial one."""
+    """McMahan et al. 2013, algorithm 1. z starts at a value that gives the initial weight."""
 
     def weight_of(z: np.ndarray, n: np.ndarray) -> np.ndarray:
         return np.where(np.abs(z) <= l1, 0.0, -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / lr + l2))
@@ -163,7 +163,7 @@ def test_the_trainer_follows_the_formula(optimizer: Any, formula: Formula) -> No
 
 @pytest.mark.parametrize("optimizer", [o for o, _ in CASES], ids=[f"{o.kind}-{i}" for i, (o, _) in enumerate(CASES)])
 def test_updates_have_native_kernels(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # With this setting a node without a native kernel is an error.
+    # With this variable, a node without a native kernel raises an error.
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
     x = gk.input("x", ["N", 3])
     net = gk.Model({"y": gk.nn.linear(x, 2, bias=False, name="fc")}, seed=0)
@@ -172,7 +172,7 @@ def test_updates_have_native_kernels(optimizer: Any, monkeypatch: pytest.MonkeyP
     assert not np.array_equal(net.params["fc_weight"], start)
 
 
-def test_ftrl_makes_exact_zeros_and_leaves_weights_without_gradient() -> None:
+def test_ftrl_gives_exact_zeros() -> None:
     x = gk.input("x", ["N", 4])
     net = gk.Model({"y": gk.nn.linear(x, 1, bias=False, name="fc")}, seed=0)
     start = net.params["fc_weight"].copy()
@@ -201,12 +201,12 @@ def test_every_optimizer_learns_and_reads_back(name: str) -> None:
     assert losses[-1] < 0.95 * losses[0]
 
 
-def test_an_optimizer_by_name_has_its_own_learning_rate() -> None:
+def test_optimizer_by_name_has_default_learning_rate() -> None:
     assert gk.Trainer(linear_model(), "mse", "adadelta").learning_rate == 1.0
     assert gk.Trainer(linear_model(), "mse", "sgd").learning_rate == 0.05
 
 
-# --- which parameters, and how strongly ------------------------------------------------------------
+# --- selected parameters and multipliers ------------------------------------------------------------
 
 
 def test_multipliers_and_exclusion_from_decay() -> None:
@@ -216,13 +216,13 @@ def test_multipliers_and_exclusion_from_decay() -> None:
     with gk.attr_scope(lr_mult="0.5"):
         net = gk.Model({"y": gk.nn.linear(h, 2, bias_init="zeros", name="b")}, seed=0)
     start = {n: net.params[n].copy() for n in net.params}
-    # Without gradients (zero input and target, zero biases) decay alone moves the weights.
+    # Input, target and biases are zero, so gradients are zero, and only the decay changes weights.
     trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1, weight_decay=0.5))
     trainer.step(np.zeros((4, 3), np.float32), np.zeros((4, 2), np.float32))
     np.testing.assert_array_equal(net.params["a_weight"], start["a_weight"])
     np.testing.assert_allclose(net.params["b_weight"], start["b_weight"] * (1 - 0.1 * 0.5 * 0.5), rtol=1e-6)
 
-    # Patterns go before attributes, and the last that matches counts.
+    # Patterns override attributes, and the last matching pattern counts.
     for name, array in start.items():
         net.params[name] = array
     options = {"wd_mult": {"*": 0.0, "a_*": 2.0}, "lr_mult": {"*": 1.0}}
@@ -256,7 +256,7 @@ def test_train_patterns_are_the_inverse_of_freeze() -> None:
 # --- moving average ---------------------------------------------------------------------------------
 
 
-# The second has a slot that is a mean as well.
+# Adam has a slot named `mean`, too.
 @pytest.mark.parametrize("optimizer", [gk.optim.SGD(0.1), gk.optim.RMSProp(0.1, centered=True)])
 @pytest.mark.parametrize("warmup", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -283,7 +283,7 @@ def test_the_moving_average_follows_its_formula(warmup: bool, accumulate: int, o
     np.testing.assert_array_equal(net.params["fc_weight"], weight)
 
 
-def test_evaluation_and_the_saved_model_take_the_average_and_resume_goes_on(tmp_path: Any) -> None:
+def test_evaluation_saved_model_and_resume_use_averages(tmp_path: Any) -> None:
     options = {"optimizer": gk.optim.Adagrad(0.5, initial=0.1), "ema": 0.8}
     straight = gk.Trainer(linear_model(), "mse", **options)
     x, t = batch()

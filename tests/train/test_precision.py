@@ -1,4 +1,4 @@
-"""Training with matrix work in bfloat16: float32 parameters, a loss that falls alike; refused where there is none."""
+"""Training with precision="bf16": parameters are float32, and the loss falls as with float32."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trainer(**options: object) -> gk.Trainer:
 
 
 @pytest.mark.skipif(not native.has_bfloat16(), reason="the processor has no bfloat16 arithmetic")
-def test_bfloat16_trains_nearly_alike() -> None:
+def test_bfloat16_trains_like_float32() -> None:
     exact, rounded = trainer(), trainer(precision="bf16")
     losses = np.array([[float(t.step(X, Y)) for t in (exact, rounded)] for _ in range(30)])
     assert losses[0, 0] != losses[0, 1]
@@ -36,7 +36,7 @@ def test_bfloat16_trains_nearly_alike() -> None:
     assert losses[-1, 1] < 0.6 * losses[0, 1]
     np.testing.assert_allclose(losses[-1, 1], losses[-1, 0], rtol=0.1)
     assert {a.dtype for a in rounded.net.params.values()} == {np.dtype(np.float32)}
-    # Updates are smaller than half a unit of bfloat16 of most weights: they count because the weights are float32.
+    # Most updates are smaller than half a unit of bfloat16. They have an effect because the weights are float32.
     weight = rounded.net.params["fc1_weight"]
     assert np.mean(weight.view(np.uint32) & 0xFFFF != 0) > 0.9
 

@@ -1,4 +1,4 @@
-"""Networks that end in a Softmax or a Sigmoid: losses take the logits, and metrics probabilities, whatever follows."""
+"""Networks that end in a Softmax or Sigmoid: losses take the logits, and metrics the probabilities."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_loss_is_that_of_the_logits(
         lambda h: h,
     ],
 )
-def test_what_changes_values_is_not_looked_through(end: Callable[[Value], Value]) -> None:
+def test_outputs_of_arithmetic_are_not_probabilities(end: Callable[[Value], Value]) -> None:
     output = end(gk.input("h", ["N", 3]))
     assert are_probabilities(output) is (output.node is not None and output.node.op.name == "Softmax")
 
@@ -96,7 +96,7 @@ def test_what_changes_values_is_not_looked_through(end: Callable[[Value], Value]
         lambda h: F.transpose(F.softmax(F.reshape(h, at(-1, 2, 3))), perm=(0, 2, 1)),
     ],
 )
-def test_classes_along_another_axis_are_told(end: Callable[[Value], Value]) -> None:
+def test_softmax_over_another_axis_warns(end: Callable[[Value], Value]) -> None:
     net = network(6, end)
     with pytest.warns(UserWarning, match=r"the loss treats .* as logits, although it comes from .*Softmax"):
         gk.Trainer(net, "softmax_cross_entropy")

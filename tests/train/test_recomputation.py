@@ -1,4 +1,4 @@
-"""Trainer(recompute=...): the same training from less memory."""
+"""Trainer(recompute=...): the same results in less memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_sqrt_trains_alike_in_less_memory() -> None:
     assert again.plan(SHAPES).arena_bytes < 0.7 * plain.plan(SHAPES).arena_bytes
 
 
-def test_a_budget_takes_as_little_as_it_needs() -> None:
+def test_memory_limit_recomputes_as_little_as_possible() -> None:
     most = trainer().plan(SHAPES).arena_bytes
     least = trainer("sqrt").plan(SHAPES).arena_bytes
     assert trainer(most).plan(SHAPES).arena_bytes == most
@@ -51,7 +51,7 @@ def test_a_budget_takes_as_little_as_it_needs() -> None:
     np.testing.assert_allclose(losses(some), losses(trainer()), rtol=1e-6)
 
 
-def test_a_budget_holds_for_batches_that_are_larger_than_the_first() -> None:
+def test_memory_limit_holds_for_larger_batches() -> None:
     budget = (trainer().plan(SHAPES).arena_bytes + trainer("sqrt").plan(SHAPES).arena_bytes) // 2
     limited, plain = trainer(budget), trainer()
     for size in (1, 3, len(X), 5):
@@ -66,24 +66,24 @@ def test_a_budget_holds_for_batches_that_are_larger_than_the_first() -> None:
     assert np.isfinite(losses(limited, 1)).all()
 
 
-def test_a_budget_that_cannot_be_met_says_what_can() -> None:
+def test_error_names_smallest_possible_memory_limit() -> None:
     least = trainer("sqrt").plan(SHAPES).arena_bytes
     with pytest.raises(UsageError, match=f"a step needs {least} bytes"):
         trainer(1000).step(X, Y)
 
 
 @pytest.mark.parametrize("wrong", ["cbrt", 0, -5, True, 1.5])
-def test_other_values_are_errors(wrong: object) -> None:
+def test_other_values_of_recompute_are_errors(wrong: object) -> None:
     with pytest.raises(UsageError, match="recompute must be 'sqrt' or a number of bytes"):
         trainer(wrong)
 
 
-def test_accumulated_batches_too() -> None:
+def test_recomputation_with_accumulated_batches() -> None:
     plain, again = trainer(accumulate=2), trainer("sqrt", accumulate=2)
     np.testing.assert_allclose(losses(again), losses(plain), rtol=1e-6)
 
 
-def test_a_checkpoint_of_one_resumes_in_the_other(tmp_path: object) -> None:
+def test_checkpoint_resumes_with_other_recompute(tmp_path: object) -> None:
     first = trainer("sqrt")
     losses(first)
     first.save(tmp_path)

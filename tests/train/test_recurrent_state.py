@@ -1,4 +1,4 @@
-"""State carried from batch to batch: truncated backpropagation through time."""
+"""Carried states: truncated backpropagation through time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trainer(**options):
     return gk.Trainer(net, optimizer=gk.optim.SGD(0.5), **settings)
 
 
-def test_fit_feeds_the_last_state_of_the_batch_before(stream):
+def test_fit_feeds_the_last_state_to_next_batch(stream):
     fitted, by_hand = trainer(), trainer()
     history = fitted.fit(stream, epochs=2, batch_size=4)
     for record in history:
@@ -34,7 +34,7 @@ def test_fit_feeds_the_last_state_of_the_batch_before(stream):
         losses = []
         for batch in stream.batches(4):
             feeds = {"x": batch.inputs, "h": h, "c": c}
-            # The state after the batch, of the parameters before the update.
+            # The state after the batch, computed with the parameters from before the update.
             results = by_hand.net.compile(threads=1).run(feeds)
             losses.append(float(by_hand.step(feeds, batch.targets)) * batch.size)
             h, c = results["last_h"], results["last_c"]
@@ -43,7 +43,7 @@ def test_fit_feeds_the_last_state_of_the_batch_before(stream):
         np.testing.assert_allclose(fitted.net.params[n], by_hand.net.params[n], rtol=1e-4, atol=1e-6)
 
 
-def test_state_goes_on_while_gradients_accumulate(stream):
+def test_state_is_carried_while_gradients_accumulate(stream):
     found = trainer(accumulate=2)
     history = found.fit(stream, epochs=3, batch_size=4, metrics=["perplexity"])
     assert found.updates == 6
@@ -51,7 +51,7 @@ def test_state_goes_on_while_gradients_accumulate(stream):
     assert history[0]["loss"] == pytest.approx(np.log(history[0]["perplexity"]), rel=1e-5)
 
 
-def test_evaluation_in_pieces_is_that_of_the_whole(stream):
+def test_evaluation_carries_state_between_batches(stream):
     found = trainer().evaluate(stream, ["perplexity"], batch_size=4)["perplexity"]
     whole = gk.Trainer(gk.models.build("lstm_lm", **OPTIONS), threads=1, seed=0)
     long = TokenStream(np.append(stream.arrays["x"], stream.targets[-1]), stream.vocabulary, length=1000)
@@ -63,7 +63,7 @@ def test_evaluation_in_pieces_is_that_of_the_whole(stream):
     assert np.isfinite(float(forgetful.step({"x": np.zeros((3, 4), np.int64), **zeros}, np.zeros((3, 4), np.int64))))
 
 
-def test_training_goes_on_within_an_epoch(stream, tmp_path):
+def test_resume_within_an_epoch_restores_state(stream, tmp_path):
     whole = trainer()
     whole.fit(stream, epochs=2, batch_size=4)
 
@@ -71,7 +71,7 @@ def test_training_goes_on_within_an_epoch(stream, tmp_path):
         pass
 
     def killed(batches=7):
-        """Stops the run after so many batches, of which an epoch has four."""
+        """Stop the run after a number of batches. An epoch has four."""
         part = trainer()
         step, count = part._step, iter(range(batches))
 
@@ -95,7 +95,7 @@ def test_training_goes_on_within_an_epoch(stream, tmp_path):
         trainer(carry={}).resume(tmp_path)
 
 
-def test_other_batch_sizes_start_anew():
+def test_other_batch_size_resets_state():
     from graphkit.train.recurrent_state import RecurrentState
 
     state = RecurrentState(gk.models.build("lstm_lm", **OPTIONS, stateful=True), CARRY)
@@ -124,7 +124,7 @@ def test_errors(carry, message):
         trainer(carry=carry)
 
 
-def test_a_size_that_nothing_else_has():
+def test_size_of_state_must_follow_from_inputs():
     h = gk.input("h", ["B", 3])
     x = gk.input("x", ["N", 3])
     net = gk.Model({"y": gk.reduce_sum(h, keepdims=True) + x, "last": h + 1.0})

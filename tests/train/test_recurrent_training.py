@@ -1,4 +1,4 @@
-"""Training of recurrent layers with the native kernels of their gradients, and with the Scans that they stand for."""
+"""Train recurrent layers with native gradient kernels, and with the equivalent Scans."""
 
 from __future__ import annotations
 

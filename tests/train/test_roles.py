@@ -1,4 +1,4 @@
-"""What is trained of a file: as its exporter says, else by use; and how what is left alone is trained all the same."""
+"""The roles of tensors in files: given by the exporter, or found by use. Untrainable ones can be selected by name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def recurrent(kinds: dict[str, str], *, zero: bool = True, shared: bool = False,
 
 
 def moved(net: gk.Model, **options: Any) -> set[str]:
-    """The parameters that two steps change."""
+    """Return the parameters that two steps change."""
     before = {name: np.array(net.params[name]) for name in net.params}
     trainer = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.5), **options)
     for _ in range(2):
@@ -82,7 +82,7 @@ LEARNED = {"w", "r", "b", "fc", "bias"}
 
 
 @pytest.mark.parametrize("where", ["value_info", "initializer"])
-def test_the_exporter_says_what_is_learned(where: str) -> None:
+def test_roles_of_the_exporter_are_used(where: str) -> None:
     kinds = {"positions": "BUFFER", "fc": "PARAMETER", "logit_scale": "PARAMETER"}
     net = gk.load(recurrent(kinds, where=where))
     assert frozen(net.graph) == {"positions": "a buffer of the file", "h0": ZERO_STATE}
@@ -90,7 +90,7 @@ def test_the_exporter_says_what_is_learned(where: str) -> None:
     assert moved(net) == LEARNED | {"logit_scale"}
 
 
-def test_without_a_word_of_the_exporter_use_decides() -> None:
+def test_roles_follow_from_use_without_exporter() -> None:
     net = gk.load(recurrent({}))
     assert frozen(net.graph) == {"h0": ZERO_STATE}
     assert moved(net) == LEARNED | {"positions"}
@@ -98,11 +98,11 @@ def test_without_a_word_of_the_exporter_use_decides() -> None:
 
 @pytest.mark.parametrize("options", [{"zero": False}, {"shared": True}])
 def test_initial_states_that_are_learned(options: dict[str, bool]) -> None:
-    """They are not zero, or something else reads them, too."""
+    """Initial states are parameters if they are not zero, or if something else reads them."""
     assert "h0" in moved(gk.load(recurrent({}, **options)))
 
 
-def test_what_is_left_alone_is_trained_by_its_name() -> None:
+def test_train_selects_untrainable_parameter_by_name() -> None:
     model = recurrent({"positions": "BUFFER"})
     assert moved(gk.load(model), train=["*"]) == LEARNED
     assert moved(gk.load(model), train=["positions", "h0"]) == {"positions", "h0"}
@@ -121,7 +121,7 @@ def test_a_scalar_becomes_a_parameter_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".onnx"])
-def test_saved_models_keep_what_is_left_alone(tmp_path: Path, suffix: str) -> None:
+def test_saved_models_keep_untrained_roles(tmp_path: Path, suffix: str) -> None:
     net = gk.load(recurrent({"positions": "BUFFER", "logit_scale": "PARAMETER"}))
     net.save(tmp_path / f"net{suffix}")
     again = gk.load(tmp_path / f"net{suffix}")
@@ -129,16 +129,16 @@ def test_saved_models_keep_what_is_left_alone(tmp_path: Path, suffix: str) -> No
     assert again.trainable == net.trainable
 
 
-def test_the_commands_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_report_untrained_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(recurrent({"positions": "BUFFER"}), tmp_path / "net.onnx")
     np.savez(tmp_path / "data.npz", x=X, y=Y)
     assert invoke(["inspect", str(tmp_path / "net.onnx")]) == 0
-    told = "not trained: positions (a buffer of the file), h0 (the zero initial state of a recurrent layer)"
-    assert told in capsys.readouterr().out
+    note = "not trained: positions (a buffer of the file), h0 (the zero initial state of a recurrent layer)"
+    assert note in capsys.readouterr().out
     data = str(tmp_path / "data.npz")
     train = ["train", str(tmp_path / "net.onnx"), "--data", data, "--valid", data, "--batch-size", "6"]
     assert invoke([*train, "--train", "logit_scale", "--train", "positions", "-o", str(tmp_path / "run")]) == 0
-    assert told in capsys.readouterr().err
+    assert note in capsys.readouterr().err
     first, last = gk.load(tmp_path / "net.onnx"), gk.load(tmp_path / "run")
     assert float(last.params["logit_scale"]) != np.float32(1.3)
     assert (np.array(last.params["positions"]) != np.array(first.params["positions"])).any()

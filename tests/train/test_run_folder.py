@@ -1,4 +1,4 @@
-"""A folder is that of one run, and of one process at a time."""
+"""A folder contains one run, and one process at a time writes to it."""
 
 import contextlib
 import errno
@@ -44,7 +44,7 @@ HOLDER = """
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that has the folder."""
+    """Another process that holds the lock of the folder."""
     child = subprocess.Popen(
         [sys.executable, "-P", "-c", textwrap.dedent(HOLDER), str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -69,7 +69,7 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path, holder, monkeypatc
     assert not (tmp_path / LOCK).exists()
 
 
-def test_a_folder_that_becomes_free_in_time_is_taken(tmp_path):
+def test_waits_for_a_folder_to_be_released(tmp_path):
     held = contextlib.ExitStack()
     held.enter_context(RunFolder(tmp_path))
     release = threading.Timer(0.1, held.close)
@@ -79,7 +79,7 @@ def test_a_folder_that_becomes_free_in_time_is_taken(tmp_path):
     release.join()
 
 
-def test_nor_do_two_trainers_of_one_process(tmp_path):
+def test_two_trainers_do_not_share_a_folder(tmp_path):
     first = trainer()
     metric = type("Rival", (), {
         "name": "rival", "reset": lambda self: None, "value": 0.0, "state": dict, "restore": lambda self, state: None,
@@ -89,8 +89,8 @@ def test_nor_do_two_trainers_of_one_process(tmp_path):
         first.fit(data(), folder=tmp_path, metrics=[metric])
 
 
-def test_a_lock_that_its_owner_removes_is_taken_again(tmp_path, monkeypatch):
-    """The file that was opened lost its name between opening and locking."""
+def test_lock_is_taken_after_its_owner_removes_it(tmp_path, monkeypatch):
+    """The lock file is removed between opening and locking."""
     gone = []
     lock = run_folder.try_lock
 
@@ -111,7 +111,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
         pass
 
 
-def test_a_lock_that_finds_no_room_is_let_go(tmp_path, monkeypatch):
+def test_lock_is_released_if_disk_is_full(tmp_path, monkeypatch):
     def full(descriptor, text):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -139,15 +139,15 @@ def test_another_run_is_refused(tmp_path, held):
     other.fit(data(), folder=tmp_path, overwrite=True)
     assert [json.loads(line)["epoch"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [1]
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
-    # The same run goes on, in this process and in another.
+    # The same run can continue, in this process and in another one.
     other.fit(data(), folder=tmp_path)
     resumed = trainer()
     resumed.resume(tmp_path)
-    resumed.fit(data(), folder=tmp_path, epochs=2)  # of the second call
+    resumed.fit(data(), folder=tmp_path, epochs=2)  # the second call
     assert [json.loads(line)["epoch"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [1, 2, 3]
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_leftover_files_of_killed_process_are_removed(tmp_path):
     found = trainer()
     found.save(tmp_path)
     leftovers = [

@@ -1,4 +1,4 @@
-"""Schedules against PyTorch's and their formulas, over steps that are given and over those of a run."""
+"""Compare schedules with PyTorch and with their formulas, for given steps and for all updates of a run."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def data(n=24):
 
 
 class Rates(gk.Callback):
-    """The rate of every update."""
+    """A callback that records the rate of every update."""
 
     def __init__(self):
         self.seen = []
@@ -102,11 +102,11 @@ def test_the_plateaus_are_those_of_pytorch(mode, cooldown, min_delta):
     assert found.rate_scale < 0.3
 
 
-def test_an_open_schedule_goes_over_the_run():
-    """Updates are counted from the data: the last batch is shorter, and so is the last group of batches."""
+def test_schedule_without_steps_covers_the_run():
+    """The updates of a run follow from the data: the last batch is smaller, and so is the last group of batches."""
     rates = Rates()
     trainer(gk.optim.Linear(1e-3), accumulate=2).fit(data(22), epochs=4, batch_size=4, callbacks=[rates])
-    assert len(rates.seen) == 24  # of batches: six an epoch, two an update
+    assert len(rates.seen) == 24  # an epoch has six batches, an update two
     np.testing.assert_allclose(sorted(set(rates.seen)), [1e-3 * n / 12 for n in range(1, 13)], rtol=1e-9)
     warm = gk.optim.Warmup(gk.optim.Cosine(1e-3), 3)
     rates = Rates()
@@ -114,7 +114,7 @@ def test_an_open_schedule_goes_over_the_run():
     found.fit(data(), epochs=5, batch_size=8, callbacks=[rates])
     fixed = gk.optim.Warmup(gk.optim.Cosine(1e-3, 12), 3)
     assert rates.seen == [fixed(n) for n in range(15)]
-    # A further run goes over its own updates.
+    # Another run has its own updates.
     rates = Rates()
     found.fit(data(), epochs=3, batch_size=8, callbacks=[rates])
     fixed = gk.optim.Warmup(gk.optim.Cosine(1e-3, 6), 3)
@@ -130,7 +130,7 @@ def test_an_open_schedule_of_two_processes(on_ranks):
     assert on_ranks(work) == [[gk.optim.Cosine(1e-3, 6)(n) for n in range(6)]] * 2
 
 
-def test_an_open_schedule_needs_a_run_and_data_with_a_length():
+def test_schedule_without_steps_needs_data_with_length():
     x, y = data()
     with pytest.raises(UsageError, match="Cosine without steps covers all updates of a run, which only `fit` knows"):
         trainer(gk.optim.Cosine(0.1)).step(x, y)
@@ -154,7 +154,7 @@ def test_descriptions_read_back():
         lambda: gk.callbacks.EarlyStopping(2, min_delta=-1),
     ],
 )  # fmt: skip
-def test_what_is_no_schedule(make):
+def test_invalid_schedules_are_rejected(make):
     with pytest.raises(UsageError):
         make()
 

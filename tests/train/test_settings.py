@@ -1,4 +1,4 @@
-"""Groups of settings are the keywords of a Trainer."""
+"""Groups of settings have the fields and effects of the keywords of a Trainer."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_parallel_group_has_the_store():
     assert gk.Trainer(network(), parallel=gk.settings.Parallel(kvstore=store)).kvstore is store
 
 
-def test_every_setting_is_a_keyword_with_the_same_default():
+def test_settings_equal_keywords_and_their_defaults():
     import inspect
     from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""Training of files in which the exporter merged equal tensors: each role of a tensor is trained on its own."""
+"""Train files in which the exporter merged equal tensors: a tensor with several roles is split."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ones() -> np.ndarray:
 
 
 def merged() -> gk.Model:
-    """Two normalisations, of whose eight vectors two are left."""
+    """Two normalisations whose eight vectors were merged into two."""
     return exported(
         [
             helper.make_node("BatchNormalization", ["x", "one", "zero", "zero", "one"], ["h"], "bn1"),
@@ -70,7 +70,7 @@ def batches(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.pytorch
 def test_merged_vectors_are_trained_as_pytorch_trains_them() -> None:
-    """Learned vectors stay shared, statistics are each node's own."""
+    """Trained vectors stay shared, and each node has its own statistics."""
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):
@@ -99,11 +99,11 @@ def test_merged_vectors_are_trained_as_pytorch_trains_them() -> None:
     }  # fmt: skip
     for name, tensor in pairs.items():
         np.testing.assert_allclose(ours.params[name], tensor.detach().numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
-    # PyTorch's running variance is that of a sample, ONNX's of the population.
+    # PyTorch's running variance is the sample variance, ONNX's is the population variance.
     assert not np.array_equal(ours.params["bn1.running_var"], ours.params["bn2.running_var"])
 
 
-def test_names_and_roles() -> None:
+def test_split_tensors_have_names_and_roles() -> None:
     net = merged()
     before = net.run({"x": batches(1)[0][0]})["y"]
     origins = net.separate_roles()
@@ -155,8 +155,8 @@ def test_a_tied_weight_stays_shared() -> None:
     assert net.graph is graph
 
 
-def test_a_setting_is_no_weight() -> None:
-    """The tensor [1, 1, 2, 2] is what a Resize scales by, and the factors of channels: training changes those only."""
+def test_resize_scales_are_not_trained() -> None:
+    """The tensor [1, 1, 2, 2] contains scales of a Resize and channel factors. Training changes only the factors."""
     factors = np.array([1, 1, 2, 2], np.float32)
     nodes = [
         helper.make_node("Resize", ["x", "", "factors"], ["h"], "up"),
@@ -175,7 +175,7 @@ def test_a_setting_is_no_weight() -> None:
 
 
 def test_statistics_behind_identity_nodes() -> None:
-    """Some exporters keep the names of what they merged as Identity nodes."""
+    """Some exporters write an Identity node for each merged name."""
     nodes = [
         helper.make_node("Identity", ["bn1.running_mean"], ["bn2.running_mean"]),
         helper.make_node("Identity", ["bn1.running_mean"], ["bn1.bias"]),
@@ -196,7 +196,7 @@ def test_statistics_behind_identity_nodes() -> None:
     assert len(means) == 2
     np.testing.assert_allclose(net.params[means[0]], mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(net.params[means[1]], 0 * mean, atol=1e-5)
-    assert set(net.trainable) == {"bn1.weight", "bn1.running_mean"}  # the latter is what bn1.bias is now
+    assert set(net.trainable) == {"bn1.weight", "bn1.running_mean"}  # the latter now contains bn1.bias
 
 
 def test_one_statistic_behind_an_identity_is_updated() -> None:
@@ -234,7 +234,7 @@ def test_statistics_in_the_branches_of_an_if() -> None:
     assert len(changed) == 2
 
 
-def test_a_graph_updates_a_state_once() -> None:
+def test_graph_with_two_updates_of_a_state_fails() -> None:
     state, x = Value(TensorType("float32", (2,)), "s", role="state"), Value(TensorType("float32", (2,)), "x")
     with pytest.raises(InvalidModel, match=r"updated twice, by node Add.* and node Mul"):
         Graph([state, x], [x], [(state, F.add(state, x)), (state, F.mul(state, x))])
@@ -267,7 +267,7 @@ def test_pytorch_exports_of_fresh_networks(tmp_path: Path) -> None:
         assert any(np.allclose(array, got, rtol=1e-3, atol=1e-5) for got in found.values())
 
 
-def test_the_graph_stays_where_nothing_is_shared() -> None:
+def test_graph_without_shared_tensors_is_unchanged() -> None:
     net = gk.models.build("resnet", layers=18, classes=4)
     graph, origins = separate_roles(net.graph)
     assert graph is net.graph

@@ -1,4 +1,4 @@
-"""Row-sparse updates: the rows that a step reads follow the optimizer's formula, all others keep their bits."""
+"""Row-sparse updates: rows that a step reads follow the optimizer's formula, and all others stay unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model() -> gk.Model:
 
 
 def gradients(table: np.ndarray, ids: np.ndarray, target: np.ndarray) -> dict[int, np.ndarray]:
-    """The gradient of the mean squared error by row, for the rows that are read."""
+    """Return the gradient of the mean squared error for each row that is read."""
     found: dict[int, np.ndarray] = {}
     for row, t in zip(ids.reshape(-1) % ROWS, target.reshape(-1, WIDTH), strict=True):
         found[row] = found.get(row, 0.0) + 2 * (table[row] - t) / target.size
@@ -53,7 +53,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_follow_the_formula_and_others_keep_their_bits(name: str) -> None:
+def test_only_rows_that_are_read_change(name: str) -> None:
     optimizer, formula = CASES[name]
     net = model()
     start = net.params["embed_weight"].copy()
@@ -79,7 +79,7 @@ def test_rows_follow_the_formula_and_others_keep_their_bits(name: str) -> None:
     np.testing.assert_array_equal(net.params["embed_weight"][UNREAD], start[UNREAD])
 
 
-def test_when_every_row_is_read_lazy_and_dense_agree_also_with_clipping_and_an_average() -> None:
+def test_lazy_equals_dense_if_every_row_is_read() -> None:
     ids = np.array([[0, 1, 2, 3], [4, 5, 6, 0]])
     target = np.random.default_rng(0).standard_normal((*ids.shape, WIDTH), np.float32)
     tables = []
@@ -93,7 +93,7 @@ def test_when_every_row_is_read_lazy_and_dense_agree_also_with_clipping_and_an_a
     np.testing.assert_allclose(tables[1], tables[0], rtol=1e-5, atol=1e-7)
 
 
-def test_two_lookups_of_one_table_and_a_mark_on_the_parameter() -> None:
+def test_lazy_attribute_and_two_lookups_of_one_table() -> None:
     first, second = (gk.input(n, ["N"], dtype="int64") for n in ("first", "second"))
     with gk.attr_scope(lazy="1"):
         table = gk.parameter("table", [5, 2], "normal")
@@ -111,7 +111,7 @@ def test_two_lookups_of_one_table_and_a_mark_on_the_parameter() -> None:
     np.testing.assert_array_equal(net.params["table"][2], start[2])
 
 
-def test_what_cannot_be_lazy_is_named() -> None:
+def test_error_names_parameters_that_cannot_be_lazy() -> None:
     x = gk.input("x", ["N", 3])
     dense = gk.Model({"y": gk.nn.linear(x, 2, name="fc")}, seed=0)
     with pytest.raises(UsageError, match="uses the whole table"):

@@ -1,4 +1,4 @@
-"""The warning of training with servers at a learning rate or a momentum that suits one process."""
+"""The warning about learning rates and momentum that do not suit training with servers."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from graphkit.train.staleness import warn_of_staleness
 
 
 class Store:
-    """What the warning asks of a store."""
+    """The attributes of a store that the warning reads."""
 
     def __init__(self, type="dist_async", num_workers=4, rank=0):
         self.type, self.num_workers, self.rank = type, num_workers, rank
@@ -25,7 +25,7 @@ class Store:
         (Store(), optim.Adam(), "the learning rate from 0.001 to about 0.00025 (--lr)"),
     ],
 )
-def test_what_to_lower_is_said_in_one_sentence(store, optimizer, lowered):
+def test_warning_names_what_to_lower(store, optimizer, lowered):
     with pytest.warns(GraphkitWarning) as found:
         warn_of_staleness(store, optimizer, optimizer.schedule(0))
     (warning,) = found
@@ -45,7 +45,7 @@ def test_what_to_lower_is_said_in_one_sentence(store, optimizer, lowered):
         (Store(), optim.Adam(2.5e-4)),
     ],
 )
-def test_nothing_is_said_where_nothing_is_to_lower(store, optimizer):
+def test_no_warning_if_nothing_needs_lowering(store, optimizer):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_staleness(store, optimizer, optimizer.schedule(0))

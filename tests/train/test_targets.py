@@ -1,4 +1,4 @@
-"""Targets as files and people give them: what cannot mean anything else is taken, the rest names the loss to use."""
+"""Targets are converted if there is one possible meaning. Otherwise the error names the loss to use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REGRESSIONS = ("mse", "l1", "huber")
 
 
 def network(outputs: int | None, end=None) -> gk.Model:
-    """A linear model with outputs [N, outputs], [N] for None, from fixed weights."""
+    """Return a linear model with fixed weights and outputs [N, outputs], or [N] for None."""
     x = gk.input("x", ["N", 3])
     y = gk.nn.linear(x, outputs or 1, init="ones", bias_init="zeros", name="fc")
     y = gk.squeeze(y, [1]) if outputs is None else y
@@ -37,7 +37,7 @@ DTYPES = ("float32", "float64", "float16", "int64", "uint8", "bool", "list")
 
 
 class Given(NamedTuple):
-    """Targets of one number for each sample, as a caller may give them."""
+    """Targets with one number per sample, in the forms in which users pass them."""
 
     loss: str
     outputs: int | None
@@ -50,7 +50,7 @@ class Given(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """The default lane has every type with one loss, and every loss with one type."""
+        """Whether only the full lane runs this. The default lane runs each type with one loss, and vice versa."""
         return self.dtype != "float64" and self.loss != "huber"
 
 
@@ -71,7 +71,7 @@ def test_one_number_per_sample(case):
     own = SIGNS.reshape((8,) if outputs is None else (8, 1))
     wanted = float(trainer(net, loss).step(X, own))
     assert float(trainer(net, loss).step(X, given)) == wanted
-    # The definition, so that the two cannot be wrong alike.
+    # The definition, so that both results cannot have the same error.
     y = X.sum(1).astype(np.float64)
     formulas = {
         "mse": (y - SIGNS) ** 2,
@@ -83,7 +83,7 @@ def test_one_number_per_sample(case):
 
 
 @pytest.mark.parametrize("given", [SIGNS, SIGNS[:, None], SIGNS.astype(bool), SIGNS.astype(np.uint8), SIGNS.tolist()])
-def test_numbers_of_classes(given):
+def test_class_numbers_in_any_form(given):
     wanted = float(trainer(network(4), "softmax_cross_entropy").step(X, SIGNS.astype(np.int64)))
     assert float(trainer(network(4), "softmax_cross_entropy").step(X, given)) == wanted
 
@@ -106,7 +106,7 @@ def test_numbers_of_classes(given):
         (2, "mse", np.zeros((2, 8)), r"shape \[2, 8\]"),
     ],
 )
-def test_what_does_not_fit_names_the_way_out(outputs, loss, target, message):
+def test_error_for_wrong_targets_suggests_a_remedy(outputs, loss, target, message):
     with pytest.raises(InputError, match=message):
         trainer(network(outputs), loss).step(X, target)
 
@@ -117,19 +117,19 @@ def test_a_class_number_above_the_outputs_is_named():
         trainer(network(4), "softmax_cross_entropy").fit((X, labels))
 
 
-def test_an_array_that_is_not_an_input_names_the_data():
+def test_error_for_unknown_array_names_the_data():
     data = gk.data.Dataset({"a": X}, np.arange(8) % 4, name="set.npz")
     with pytest.raises(InputError, match=r"set\.npz: the array 'a' is not an input of the model; known: "):
         trainer(network(4), "softmax_cross_entropy").fit(data)
 
 
-def test_one_class_is_none():
+def test_error_for_one_class_suggests_mse():
     with pytest.raises(UsageError, match="--loss mse"):
         trainer(network(1), "softmax_cross_entropy")
 
 
 @pytest.mark.parametrize(("name", "ours"), [("mae", "l1"), ("binary_crossentropy", "sigmoid_binary_cross_entropy")])
-def test_the_name_that_others_use_leads_to_ours(name, ours):
+def test_names_of_other_libraries_give_suggestions(name, ours):
     with pytest.raises(UsageError, match=f"did you mean '{ours}'"):
         gk.losses.get(name)
 
@@ -193,13 +193,13 @@ def test_perplexity_of_probabilities_is_that_of_their_logits():
     assert gk.Trainer(of_softmax).evaluate((X, classes), ["perplexity"])["perplexity"] == pytest.approx(wanted, 1e-5)
 
 
-def test_accuracy_of_one_number_wants_0_and_1():
+def test_accuracy_of_one_number_needs_binary_targets():
     with pytest.raises(InputError, match="targets must be 0 or 1"):
         gk.metrics.get("accuracy").update(X[:, :1], np.arange(8))
 
 
 def test_numbers_to_predict_are_not_split_as_classes():
-    """Each being its own class, the smallest would all be held out."""
+    """If each number were a class, the split would hold out all of the smallest classes."""
     data = gk.data.Dataset(np.zeros((100, 2), np.float32), np.arange(100))
     test = data.split(0.2).test.targets
     assert len(test) == 20

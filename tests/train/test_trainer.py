@@ -1,4 +1,4 @@
-"""The Trainer against a plain numpy implementation, accumulation, clipping, freezing, schedules."""
+"""Compare the Trainer with a numpy implementation: steps, accumulation, clipping, freezing, schedules."""
 
 import gc
 import weakref
@@ -198,8 +198,8 @@ def test_the_split_programs_share_their_sums():
 
 
 @pytest.mark.parametrize("lr", [0.25, gk.optim.Step(0.5, every=2, factor=0.5)], ids=["number", "schedule"])
-def test_the_rate_of_an_update_is_that_of_the_optimizer_at_the_count(lr):
-    """Both may be set between two steps: the count to go elsewhere on a schedule, the optimizer for another rate."""
+def test_updates_and_optimizer_set_the_rate(lr):
+    """Users may set both between steps: `updates` for another place on the schedule, the optimizer for another rate."""
     optimizer = gk.optim.SGD(lr)
     assert [optimizer.rate(n) for n in range(5)] == [optimizer.schedule(n) for n in range(5)]
     net = linear_model()
@@ -219,8 +219,8 @@ def test_the_rate_of_an_update_is_that_of_the_optimizer_at_the_count(lr):
     np.testing.assert_allclose(moved(), 0.0625, rtol=1e-3)
 
 
-def test_memory_of_a_dropped_trainer_is_freed_at_once():
-    """Arenas and parameters do not wait for Python to look for reference cycles."""
+def test_deleted_trainer_frees_memory_immediately():
+    """Arenas and parameters are not part of reference cycles."""
 
     def programs():
         return {id(held): held for held in gc.get_objects() if type(held) is Program}

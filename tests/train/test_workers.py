@@ -1,4 +1,4 @@
-"""Training with samples that worker processes make: the same bits, wherever a run stops, whoever computes."""
+"""Training with worker processes: the same bits for any number of workers, and after an interruption."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPTIONS = {"epochs": 3, "batch_size": 8, "metrics": ["accuracy"]}
 @pytest.mark.parametrize(
     ("workers", "prefetch"), [(3, 2), *(pytest.param(*c, marks=pytest.mark.full) for c in ((1, 0), (1, 2), (3, 0)))]
 )
-def test_bits_of_training(sets, workers, prefetch):
+def test_training_does_not_depend_on_workers(sets, workers, prefetch):
     train, valid = sets.Rusty(50, ()).split(0.2, stratify=False)
     straight = trainer()
     expected = straight.fit(train, valid, **OPTIONS)
@@ -52,17 +52,17 @@ def test_bits_of_training(sets, workers, prefetch):
     with Workers(workers) as shared:
         again = trainer()
         assert again.fit(train.configured(workers=shared), valid, **OPTIONS) == expected
-        assert len(shared.pids) == workers, "whoever brings workers ends them"
+        assert len(shared.pids) == workers, "the worker processes of the caller still run"
 
 
-def test_a_learning_rate_is_looked_for_with_workers_too(sets):
+def test_find_lr_works_with_workers(sets):
     data = sets.Rusty(50, ())
     straight = gk.find_lr(trainer(), data, batch_size=8)
     assert gk.find_lr(trainer(), data, batch_size=8, workers=2) == straight
     assert len(straight.rates) > 7, "more than one epoch"
 
 
-def test_an_interrupted_epoch_goes_on_with_other_workers(sets, tmp_path):
+def test_resume_with_another_number_of_workers(sets, tmp_path):
     data = sets.Rusty(50, ())
     straight = trainer()
     straight.fit(data, **OPTIONS)
@@ -95,7 +95,7 @@ def test_ranks_with_workers_of_their_own(sets, on_ranks):
     assert on_ranks(work(2), 2) == on_ranks(work(0), 2)
 
 
-def test_objects_of_others(sets):
+def test_workers_for_map_style_datasets(sets):
     straight, found = trainer(), trainer()
     straight.fit(sets.Mapped(40), **OPTIONS)
     found.fit(sets.Mapped(40), sets.Mapped(40), workers=2, **OPTIONS)
@@ -115,11 +115,11 @@ def test_data_that_workers_cannot_make():
     trainer().fit(arrays, workers=0)
 
 
-def test_a_choice_of_workers():
+def test_default_number_of_workers():
     assert 1 <= loading_workers() <= max(1, min(16, allowed_cores() // 2))
 
 
-def test_the_command(sets, tmp_path, monkeypatch):
+def test_command_starts_workers(sets, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     employed = []
 
@@ -152,7 +152,7 @@ def test_the_command(sets, tmp_path, monkeypatch):
     with pytest.warns(gk.GraphkitWarning, match="is replaced by the next readable one"):
         done = run("--resume", "--epochs", "3", "--workers", "2")
     assert done.exit_code == 0, done.exception
-    assert "data.damaged 2" in done.output, "the run goes on as it was, but for the workers of one call"
+    assert "data.damaged 2" in done.output, "only --workers differs from the interrupted run"
     assert employed == [loading_workers(), loading_workers(), 2]
     digits = [given[0], "--data", "digits", "--on-damaged", "skip"]
     done = CliRunner().invoke(command.command, digits)

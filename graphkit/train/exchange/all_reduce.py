@@ -1,4 +1,4 @@
-"""Steps of ranks that all have the whole model: their programs all-reduce losses and gradients while they run."""
+"""Data parallelism: every rank has the whole model, and programs all-reduce losses and gradients while they run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class AllReduce(NoExchange):
         if shard:
             _check_sharded(spec, kvstore.transport.compresses)
         ordered, device = spec.options["deterministic"], spec.options["device"]
-        # The bits of a sum over more than two ranks may depend on what it is summed with.
+        # Over more than two ranks, the bits of a sum may depend on the other gradients in its bucket. So the size of
+        # buckets is fixed in deterministic runs.
         limit = kvstore.transport.bucket_bytes(fixed=ordered)
         dense = {i: t.value for i, t in enumerate(spec.trained) if not t.lazy}
         place = (kvstore.rank, kvstore.num_workers) if shard else None
@@ -53,8 +54,9 @@ class AllReduce(NoExchange):
         self._options |= {"collectives": self.collectives, "rng_stride": self._kvstore.num_workers}
         if spec.accumulate > 1:
             programs = steps.split_step(spec.graph, spec.trained, spec.rule, self.buckets)
+            # On a device, the collectives are part of the program, so the all-reduce of the loss needs one.
             on_device = self.collectives.on_device is not None
-            self.idle_program = steps.split_idle(spec.graph, programs[0], spec.rule, on_device)
+            self.idle_program = steps.split_idle_step(spec.graph, programs[0], spec.rule, on_device)
             return list(programs)
         program, self.idle_program = steps.shared_step(spec.graph, spec.trained, spec.rule, self.buckets)
         return [program]
@@ -64,8 +66,8 @@ class AllReduce(NoExchange):
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
         if samples_of(feeds, size):
             return super().run(feeds, size, rate, waiting)
-        # There are fewer samples than ranks. This rank takes part in all sums, and its generator of random numbers
-        # advances as in ranks with samples, because a checkpoint stores one position for all.
+        # There are fewer samples than ranks. This rank takes part in all all-reduces. Its random state advances as on
+        # the other ranks, because a checkpoint stores one random state for all.
         results = self._run_idle(rate) if self.spec.accumulate == 1 else self._accumulate_idle()
         self.executors[0].advance()
         return results
@@ -77,7 +79,7 @@ class AllReduce(NoExchange):
             feeds[steps.LEARNING_RATE] = np.float32(rate)
 
     def _run_idle(self, rate: float | None) -> dict[str, Any]:
-        """Run the program of a rank without samples: its gradients are 0. rate: if the program updates."""
+        """Run the program of a rank without samples. rate: the learning rate, or None if the program accumulates."""
         assert self.idle_program is not None, "created with the programs"
         if self._idle_executor is None:
             self._idle_executor = Executor(self.idle_program, self.store, **self._options)
@@ -88,7 +90,7 @@ class AllReduce(NoExchange):
         return self._idle_executor.run(feeds)
 
     def _accumulate_idle(self) -> dict[str, Any]:
-        """Take part in the sums of losses and statistics. Raises NotFinite if ranks with samples do."""
+        """Take part in the all-reduces of loss and statistics. Raises NotFinite if the ranks with samples do."""
         if self.idle_program is not None:
             results = self._run_idle(None)
         else:
@@ -114,12 +116,14 @@ class AllReduce(NoExchange):
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Gathered | None]:
-        first, of_ranks = self._kvstore.rank == 0, partial(gather, self._kvstore)
-        left = residuals.of_ranks(self.trained, self.residuals(), of_ranks, first) if self.compressing else ()
+        first, gather_arrays = self._kvstore.rank == 0, partial(gather, self._kvstore)
+        by_rank = residuals.NONE
+        if self.compressing:
+            by_rank = residuals.gather_residuals(self.trained, self.residuals(), gather_arrays, first)
         states: Mapping[str, np.ndarray] = self.slots
         if self.buckets.place is not None:
-            states = {**self.slots, **sharded.whole_slots(self._optimizer_types(), self.slots, of_ranks, first)}
-        yield Gathered(states, left) if first else None
+            states = {**self.slots, **sharded.whole_slots(self._optimizer_types(), self.slots, gather_arrays, first)}
+        yield Gathered(states, by_rank) if first else None
 
     @property
     def compressing(self) -> Sequence[int]:
@@ -129,9 +133,9 @@ class AllReduce(NoExchange):
         found = self.collectives.residuals()
         keys = {all_reduce.bucket_key(number): group for number, group in enumerate(self.buckets.groups)}
         return {
-            self.trained[i]: left
+            self.trained[i]: residual
             for key, group in keys.items()
-            for i, left in zip(group, found.get(key, ()), strict=key in found)
+            for i, residual in zip(group, found.get(key, ()), strict=key in found)
         }
 
     def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
@@ -158,14 +162,14 @@ class AllReduce(NoExchange):
 
 
 def _host_reason(spec: StepSpec, kvstore: KVStore, ordered: bool) -> str:
-    """Why GPUs cannot sum among themselves, so that the host does; "" if they can. The same in all ranks."""
+    """Return why gradients are all-reduced by the CPU, or "" if the GPUs can do it. The same on all ranks."""
     if kvstore.transport.compresses:
         return "gradients are compressed on the CPU (compression)"
     if any(t.lazy for t in spec.trained):
         return "rows of tables are summed on the CPU (lazy)"
     if any(isinstance(node.op, (AllReduceMoments, AllReduceOp)) for node in spec.graph.nodes):
         return "statistics of all samples are merged on the CPU (sync_batch_norm)"
-    # Two summands have the same sum in either order.
+    # A sum of two numbers does not depend on their order.
     if ordered and kvstore.num_workers > 2:
         return "GPUs cannot sum in the order of more than two ranks (deterministic)"
     return ""

@@ -1,4 +1,4 @@
-"""The base of Exchanges that divide a model among ranks. Each rank stores the parameters and slots of its groups."""
+"""Model parallelism: the base of Exchanges whose ranks each store the parameters and slots of their groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphkit.errors import InputError, NotFinite, UsageError, did_you_mean
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.passes.core.bind import match_shapes
 from graphkit.train.average import AVERAGE
@@ -23,14 +23,16 @@ from graphkit.train.exchange.exchange import Gathered, StepSpec
 from graphkit.train.exchange.gather import gather
 from graphkit.train.metrics import Metric, value_of
 from graphkit.train.programs import step as steps
-from graphkit.train.states import kinds, precise, start
+from graphkit.train.programs.weights import BATCH_WEIGHT
+from graphkit.train.states import initial_arrays, kinds, state_type
 
-# The lane of messages that gather parameters.
-GATHER = 2
+# Lanes of messages: messages in one lane between two ranks arrive in order. The lanes of the passes of a pipeline, of
+# gathered parameters, of copies of parameters, and of gradients of copied parameters.
+FORWARD, BACKWARD, GATHER, COPIES, COPY_GRADIENTS = range(5)
 
 
 class DividedModel:
-    """Base of the Exchanges of ranks that each have only a part of the model.
+    """Base of the Exchanges that divide a model among ranks.
 
     A subclass sets `programs`, `executors` and `store`, and runs batches.
 
@@ -49,7 +51,7 @@ class DividedModel:
     counts_every_step = False
     divides_model = True
     compressing: Sequence[int] = ()
-    # Ranks wait for each other by design, so neither is measured.
+    # Ranks always wait for each other, so waiting and transfers are not measured.
     waited_seconds = 0.0
     flights: Sequence[Flight] = ()
 
@@ -64,7 +66,7 @@ class DividedModel:
         self.slots = self._initial_slots()
 
     def _receive_initial_values(self) -> None:
-        """Take over rank 0's values, one by one. Those of other ranks are released at once."""
+        """Receive the values of rank 0, one array after the other. Release those that other ranks store."""
         for name in list(self._params):
             array = self._ranks.broadcast(name, self._params[name])
             if self.keeps(name):
@@ -73,7 +75,7 @@ class DividedModel:
                 self._params.release(name, self._owner_clause(name))
 
     def _initial_slots(self) -> ParamStore:
-        """The slots of all parameters by name, with arrays for those of this rank."""
+        """Return the slots of all parameters by name, with arrays for those of this rank."""
         types: dict[str, TensorType] = {steps.STEP: TensorType(DType.INT64, ())}
         arrays: dict[str, np.ndarray] = {steps.STEP: np.zeros((), np.int64)}
         optimizer = self._rule.optimizer
@@ -81,21 +83,19 @@ class DividedModel:
             kind = parameter.value.tensor
             types |= {f"{parameter.name}/{slot}": found for slot, found in kinds(optimizer, kind).items()}
             if self._rule.ema is not None:
-                types[f"{parameter.name}/{AVERAGE}"] = precise(kind)
+                types[f"{parameter.name}/{AVERAGE}"] = state_type(kind)
         for parameter in self._own:
             kind = parameter.value.tensor
-            for slot, found in kinds(optimizer, kind).items():
-                filled = np.full(found.static_shape, start(optimizer, slot), found.dtype.numpy)
-                arrays[f"{parameter.name}/{slot}"] = filled
+            arrays |= initial_arrays(optimizer, parameter.name, kind)
             if self._rule.ema is not None:
-                average = np.asarray(self._params[parameter.name], precise(kind).dtype.numpy)
+                average = np.asarray(self._params[parameter.name], state_type(kind).dtype.numpy)
                 arrays[f"{parameter.name}/{AVERAGE}"] = average
         return ParamStore(types, arrays)
 
-    # --- which rank has which arrays -------------------------------------------------------------
+    # --- which rank stores which arrays ----------------------------------------------------------
 
     def _rank_of(self, name: str) -> int | None:
-        """The rank that has a parameter, a state, or a slot of one. None: all ranks have it."""
+        """Return the rank that stores a parameter, a state or a slot. None: all ranks store it."""
         if name in self.owners:
             return self.owners[name]
         return self.owners.get(name.rpartition("/")[0], None if name == steps.STEP else 0)
@@ -122,20 +122,20 @@ class DividedModel:
     def gathered(self) -> Iterator[Gathered | None]:
         names = [n for n in (*self._params, *self.slots) if self._rank_of(n) is not None]
         self._ranks.transport.meet("gather of placed parameters")
-        here, messages = self._ranks.rank == 0, self._ranks.transport.messages
+        is_first, messages = self._ranks.rank == 0, self._ranks.transport.messages
         received = []
         for name in names:
             owner, store = self._rank_of(name), self._store_of(name)
             assert owner is not None, "all of `names` have one"
-            if here and owner != 0:
+            if is_first and owner != 0:
                 arrival = messages.expect(owner, [kind_of(store, name)], GATHER)
                 store.commit(name, messages.receive(arrival, f"the values of parameter {name!r}")[0])
                 received.append(name)
-            elif owner == self._ranks.rank and not here:
+            elif owner == self._ranks.rank and not is_first:
                 messages.send(0, [store[name]], GATHER)
         messages.settle()
         try:
-            yield Gathered(self.slots, ()) if here else None
+            yield Gathered(self.slots, ()) if is_first else None
         finally:
             for name in received:
                 self._store_of(name).release(name, self._owner_clause(name))
@@ -146,16 +146,16 @@ class DividedModel:
     # --- one batch -------------------------------------------------------------------------------
 
     def read(self, outputs: bool) -> None:
-        """Outputs stay on the rank that computes them, whether they are read or not."""
+        """Do nothing: outputs stay on the rank that computes them."""
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
-        """A rank gets parts of a batch, which are sent when it runs."""
+        """Do nothing: the step itself copies the micro-batches to the device."""
 
     def update(self, total: float, rate: float) -> None:
-        raise AssertionError("with groups, each batch has its update")
+        raise AssertionError("with groups, every step contains its update")
 
     def after_step(self, updates: int) -> None:
-        """Ranks exchange values within a step."""
+        """Do nothing: ranks exchange values within a step."""
 
     def _check(self, batch: Mapping[str, np.ndarray]) -> None:
         """Raise InputError for a micro-batch that does not fit the graph. All ranks raise it."""
@@ -170,35 +170,35 @@ class DividedModel:
 
     @contextlib.contextmanager
     def _failing_together(self) -> Iterator[None]:
-        """Context of a step: if one rank fails, the others are told, because they may wait for it.
+        """Context of a step: if this rank fails, notify the others, because they may wait for it.
 
-        All ranks find NotFinite by themselves.
+        NotFinite needs no notification: all ranks raise it.
         """
         try:
             yield
         except NotFinite:
             raise
         except BaseException as error:
-            self._abandon()
+            self._discard_step()
             self._ranks.transport.messages.fail(error, f"in the step of update {int(self.slots[steps.STEP]) + 1}")
             raise
 
-    def _abandon(self) -> None:
-        """Drop what a failed step has left."""
+    def _discard_step(self) -> None:
+        """Discard the values of a failed step. Subclasses override it."""
 
     # --- many steps ------------------------------------------------------------------------------
 
     def synchronise(self) -> None:
-        """Each parameter is in one place."""
+        """Do nothing: only one rank stores each parameter."""
 
     def publish(self) -> None:
-        """There is no other copy."""
+        """Do nothing: only one rank stores each parameter."""
 
     def residuals(self) -> dict[str, np.ndarray]:
         return {}
 
     def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
-        """Nothing is compressed."""
+        """Do nothing: gradients are not compressed."""
 
     @property
     def _measures(self) -> bool:
@@ -225,8 +225,48 @@ class DividedModel:
         return sum(kind.nbytes for t in self._own for kind in kinds(optimizer, t.value.tensor).values())
 
 
+class BatchWeights:
+    """Computes the weight of a batch before its step, on every rank, from inputs and targets alone.
+
+    Args:
+        graph: The training graph.
+
+    Attributes:
+        graph: The training graph without its output BATCH_WEIGHT.
+
+    Raises:
+        UsageError: The weight depends on more than inputs and targets.
+    """
+
+    def __init__(self, graph: Graph):
+        self._executor: Executor | None = None
+        self.graph = graph
+        if BATCH_WEIGHT not in graph.output_names:
+            return
+        outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+        weight = outputs.pop(BATCH_WEIGHT)
+        read = {v for node in topological([weight]) for v in node.operands} | {weight}
+        inputs = [v for v in graph.inputs if v in read]
+        if others := [graph.name_of(v) for v in inputs if v.role != "data"]:
+            raise UsageError(
+                f"groups= (--place): the weight of the loss depends on {others[0]!r}, but with groups it must depend "
+                "only on inputs and targets"
+            )
+        self.graph = graph.replace(outputs=outputs.values(), output_names=outputs)
+        self._inputs = [graph.name_of(v) for v in inputs]
+        self._executor = Executor(
+            Graph(inputs, [weight], (), "weight", output_names=[BATCH_WEIGHT]), ParamStore({}), threads=1
+        )
+
+    def weight(self, feeds: Mapping[str, Any]) -> float | None:
+        """Return the weight of a batch or micro-batch; None if it is the number of samples. feeds: by name."""
+        if self._executor is None:
+            return None
+        return float(self._executor.run({name: feeds[name] for name in self._inputs})[BATCH_WEIGHT])
+
+
 def kind_of(store: ParamStore, name: str) -> Kind:
-    """Return the kind of a message with an array of the store."""
+    """Return the dtype and rank of a stored array, which the receiver of a message must know."""
     kind = store.type_of(name)
     return Kind(kind.dtype.numpy, len(kind.static_shape))
 

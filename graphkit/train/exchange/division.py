@@ -14,10 +14,15 @@ from graphkit.train.programs.partition import NotAPipeline, Partition, partition
 
 
 class Division:
-    """Which rank has which groups of a model, and how batches are divided into micro-batches.
+    """Which rank computes which groups of a model, and how batches are divided into micro-batches.
 
-    groups: the rank of each group. axes: the axis of each input and target that counts samples, 0 by default. With
-    None, every micro-batch gets the whole array. inputs: the names of the model's inputs.
+    Args:
+        groups: The rank of each group.
+        micro_batches: Number of micro-batches in a batch.
+        axes: The axis of each input and target that counts samples, 0 by default. With None, every micro-batch gets the
+            whole array.
+        store: The KVStore of the ranks.
+        inputs: Names of the model's inputs.
     """
 
     def __init__(
@@ -31,7 +36,8 @@ class Division:
         self.groups, self.micro_batches, self.axes, self.store = dict(groups), micro_batches, dict(axes), store
         self.inputs = tuple(inputs)
 
-    def parted(self, graph: Graph, like: Partition | None = None) -> Partition:
+    def stages(self, graph: Graph, like: Partition | None = None) -> Partition:
+        """Return the stages of a graph. like: see `partition`."""
         return partition(graph, self.groups, self.store.num_workers, like)
 
     def is_pipeline(self, graph: Graph) -> bool:
@@ -40,7 +46,7 @@ class Division:
         Raises UsageError if they do not, but micro-batches need a pipeline.
         """
         try:
-            self.parted(graph)
+            self.stages(graph)
         except NotAPipeline as error:
             if self.micro_batches > 1:
                 raise UsageError(
@@ -62,6 +68,7 @@ class Division:
         return [{name: self.slice(name, array, part) for name, array in feeds.items()} for part in parts]
 
     def slice(self, name: str, array: Any, part: slice) -> Any:
+        """Return the samples of one micro-batch from the array of an input or target."""
         axis = self.axes.get(name, 0)
         if axis is None or not np.ndim(array):
             return array

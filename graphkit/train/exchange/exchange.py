@@ -1,4 +1,4 @@
-"""The interface between a Stepper and the ranks that train together, and the parts that a step is made of."""
+"""The interface of Exchanges, through which a Stepper runs training steps, alone or together with other ranks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,17 @@ from graphkit.train.selection import TrainedParameter
 
 @dataclass(frozen=True)
 class StepSpec:
-    """What a training step computes.
+    """The description of a training step.
 
-    graph: the loss is its first output, and the outputs of the model follow. output: the model's output that metrics
-    use. accumulate: batches whose gradients are averaged for one update. options: settings of the executors.
+    Attributes:
+        graph: The training graph. Its first output is the loss, and the outputs of the model follow.
+        trained: The trained parameters.
+        rule: How gradients become updates.
+        params: All parameters and states of the model.
+        output: Name of the model's output that metrics use.
+        options: Settings of the executors.
+        accumulate: Number of batches whose gradients are averaged for one update.
+        recompute, swap_memory: See `gk.settings.Memory`.
     """
 
     graph: Graph
@@ -49,7 +56,7 @@ class Gathered(NamedTuple):
 
 
 class Inference(Protocol):
-    """The inference graph of a model, as the ranks that train it run it."""
+    """Runs the inference graph of a model on the ranks that train it."""
 
     @property
     def outputs(self) -> Sequence[str]:
@@ -68,8 +75,9 @@ class Exchange(Protocol):
     "Collective" means that every rank must make the call.
     """
 
-    # Names of the trained parameters; the programs of a step and their executors. The first one runs on each batch.
+    # Names of the trained parameters.
     trained: tuple[str, ...]
+    # The programs of a step, and their executors. The first program runs on each batch.
     programs: list[Graph]
     executors: list[Executor]
     # States of the optimizer, of accumulation and of moving averages.
@@ -98,9 +106,10 @@ class Exchange(Protocol):
         """Begin to copy the arrays of a later batch to the device. Any thread may call it."""
 
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
-        """Run forward and backward on a batch, and the update unless gradients are accumulated. Return the outputs.
+        """Run the forward and backward pass on a batch, and the update unless gradients are accumulated.
 
-        The result has no loss if this rank has no samples and does not learn the loss from the others.
+        Return the outputs by name. They contain no loss if this rank has no samples, and the other ranks do not send
+        theirs.
 
         Args:
             feeds: Inputs and targets by name. Entries may be added.
@@ -109,7 +118,7 @@ class Exchange(Protocol):
             waiting: Number of batches of the same update that were already accumulated.
 
         Raises:
-            NotFinite: The loss is NaN or infinite (or a gradient, if the rule looks at gradients). No parameter, slot
+            NotFinite: The loss is NaN or infinite (or a gradient, if the rule checks gradients). No parameter, slot
                 or running statistic has changed.
         """
 

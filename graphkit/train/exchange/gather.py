@@ -14,26 +14,24 @@ from graphkit.train.metrics import Metric, value_of
 
 
 def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Return the arrays of each rank, by rank. Names, types and shapes may differ. Collective: every process calls
-    it.
-    """
+    """Return the arrays of each rank, by rank. Names, types and shapes may differ. Collective."""
     mine = pack_named(arrays)
     sizes = np.zeros(store.num_workers, np.int64)
     sizes[store.rank] = len(mine)
     sizes = store.pushpull("gathered bytes", sizes)
     found = []
     for rank, size in enumerate(sizes):
-        # All pass an array of one size, of which the root's counts.
+        # In a broadcast, every rank passes an array of the same size; only the values of the root are used.
         part = mine if rank == store.rank else np.zeros(size, np.uint8)
         found.append(unpack_named(store.broadcast("gathered", part, root=rank)))
     return found
 
 
 def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
-    """Return the value of each metric over the data of all processes. Collective: every process calls it.
+    """Return the value of each metric over the data of all processes, by name. Collective.
 
-    Sums, counts and scores are added, so the values equal those of one process that saw all data. A metric without
-    `state`, `restore` and `merge` keeps its own value in each process, and its name says so.
+    The states of metrics are merged, so the values equal those of one process that saw all data. A metric without
+    `state`, `restore` and `merge` keeps its own value in each process; its name then contains the rank.
 
     Raises UsageError in all processes if they do not have the same metrics in the same order.
     """
@@ -51,7 +49,7 @@ def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
 
 
 def reported_name(metric: Metric, rank: int) -> str:
-    """What the value of a metric is called where several ranks measure: with the rank, if it is that of one alone."""
+    """Return the name of a metric's value with several ranks: with the rank, if the metric cannot be merged."""
     return metric.name if _is_mergeable(metric) else f"{metric.name} of rank {rank}"
 
 

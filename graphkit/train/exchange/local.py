@@ -1,4 +1,4 @@
-"""Steps of a process that has the whole model: one fused program, or one that accumulates and one that updates."""
+"""Steps without other ranks: one fused program, or one program that accumulates and one that updates."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class NoExchange:
         self._loss = spec.graph.output_names[0]
         self._outputs = tuple(name for name in spec.graph.output_names[1:] if name != BATCH_WEIGHT)
         self._unread: tuple[str, ...] = ()
-        # Whether a program needs the number of samples: it knows no other weight of a batch.
+        # Whether programs have the input BATCH_WEIGHT, because the graph does not compute the weight of a batch.
         self._needs_samples = BATCH_WEIGHT not in spec.graph.output_names
-        # How much memory a step may use, until the shapes of a batch are known; a number also limits larger batches.
+        # "sqrt" until it is applied to the first batch; or a limit in bytes, which also applies to later batches.
         self._recompute = spec.recompute
         self._fitted: Mapping[str, Sequence[int]] = {}
         self.programs = self._create_programs()
@@ -62,7 +62,7 @@ class NoExchange:
         return [steps.fused_step(spec.graph, spec.trained, spec.rule)]
 
     def _slot_types(self) -> dict[str, TensorType]:
-        """The states that a checkpoint stores besides the model's."""
+        """Return the types of the states that are not in the model, by name."""
         return {
             program.name_of(v): v.tensor
             for program in self.programs
@@ -108,7 +108,7 @@ class NoExchange:
         self.executors[1].run({TOTAL_WEIGHT: np.float32(total), steps.LEARNING_RATE: np.float32(rate)})
 
     def after_step(self, updates: int) -> None:
-        """Nothing is exchanged."""
+        """Do nothing: there is nothing to exchange."""
 
     def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
         return loss_clause(error), finite.origin(self.programs[0], self.store, feeds, rng)
@@ -116,10 +116,10 @@ class NoExchange:
     # --- many steps ------------------------------------------------------------------------------
 
     def synchronise(self) -> None:
-        """Nothing is exchanged."""
+        """Do nothing: there are no other ranks."""
 
     def publish(self) -> None:
-        """There is no other copy."""
+        """Do nothing: there are no other copies of the parameters."""
 
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
         return {m.name: value_of(m) for m in measured}
@@ -159,7 +159,7 @@ class NoExchange:
         return {}
 
     def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
-        """Nothing is compressed."""
+        """Do nothing: gradients are not compressed."""
 
     # --- facts -----------------------------------------------------------------------------------
 
@@ -184,18 +184,21 @@ class NoExchange:
         place = (0, processes)
         buckets = all_reduce.make_buckets(self.programs[0], dict(enumerate(values)), FIXED_BUCKET, False, place)
         return max(
-            sum((end - begin) * sum(each[i]) for i, begin, end in sharded.parts_of(values, buckets, rank))
+            sum((end - begin) * sum(each[i]) for i, begin, end in sharded.slices_of_rank(values, buckets, rank))
             for rank in range(processes)
         )
 
     def _optimizer_types(self) -> dict[str, dict[str, TensorType]]:
-        """The types of the optimizer's slots of each parameter, before they are sharded."""
+        """Return the types of the optimizer's slots of each parameter, before they are sharded."""
         return {t.name: kinds(self.spec.rule.optimizer, t.value.tensor) for t in self.spec.trained}
 
     # --- memory ----------------------------------------------------------------------------------
 
     def _fit_memory(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Choose which activations are recomputed. A limit in bytes is applied again if a larger batch exceeds it."""
+        """Choose which activations are recomputed, for inputs of these shapes.
+
+        A limit in bytes is checked again for larger batches. If one exceeds it, the choice is made again.
+        """
         limit, fitted, device = self._recompute, self._fitted, self._options["device"]
         if limit is None or (fitted and _are_within(shapes, fitted)):
             return
@@ -206,7 +209,7 @@ class NoExchange:
         def arena_bytes(program: Graph) -> int:
             return Executor(program, self.store, **self._options).specialise(shapes).arena_bytes
 
-        program = recomputation.within(self._unfitted, limit, shapes, arena_bytes, device)
+        program = recomputation.limit_memory(self._unfitted, limit, shapes, arena_bytes, device)
         executor = Executor(program, self.store, **self._options)
         executor.rng = self.executors[0].rng
         self.programs[0], self.executors[0], self._fitted = program, executor, shapes
@@ -215,7 +218,7 @@ class NoExchange:
 
 
 class LocalInference:
-    """The inference graph of a model that this process has as a whole."""
+    """Runs the inference graph of a model of which this process stores all parameters."""
 
     def __init__(self, graph: Graph, params: ParamStore, options: Mapping[str, Any]):
         self._executor = Executor(graph, params, **options)
@@ -239,7 +242,7 @@ def loss_clause(error: NotFinite) -> str:
 
 
 def _are_within(shapes: Mapping[str, Sequence[int]], bounds: Mapping[str, Sequence[int]]) -> bool:
-    """Whether no array of a batch is longer, along any axis, than that of another batch."""
+    """Whether the shape of every array is at most as large, along each axis, as its bound."""
     return all(
         name in bounds and len(bounds[name]) == len(shape) and all(map(operator.le, shape, bounds[name]))
         for name, shape in shapes.items()

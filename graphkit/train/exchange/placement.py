@@ -1,7 +1,7 @@
-"""Steps of ranks that depend on each other in both directions, or share branches and loops: one program for each rank.
+"""Model parallelism without a pipeline: each rank runs one program, and ranks exchange values while it runs.
 
-Together they compute what one process computes: forward, backward and update (`graphkit.passes.distribution`). Ranks
-exchange values while the programs run.
+Ranks may depend on each other in both directions, and share branches and loops. The results are those of one process
+that runs forward pass, backward pass and update (see `graphkit.passes.distribution`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.distribution.distribute import Part, distribute, place
 from graphkit.passes.training.randomness import bind_rng
-from graphkit.train.exchange.divided import DividedModel, output_of
+from graphkit.train.exchange.divided import BatchWeights, DividedModel, output_of
 from graphkit.train.exchange.division import Division
 from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.exchange.local import loss_clause
-from graphkit.train.exchange.weigher import Weigher
 from graphkit.train.programs import partition, recomputation
 from graphkit.train.programs import step as steps
 from graphkit.train.programs.weights import TOTAL_WEIGHT
@@ -36,8 +35,8 @@ class Placement(DividedModel):
     """An Exchange of ranks that each compute the nodes of their groups, and send values within a step."""
 
     def __init__(self, spec: StepSpec, division: Division):
-        self._weigher = Weigher(spec.graph)
-        spec = replace(spec, graph=self._weigher.graph)
+        self._weights = BatchWeights(spec.graph)
+        spec = replace(spec, graph=self._weights.graph)
         partition.check(spec.graph, division.groups, division.store.num_workers)
         placement = place(spec.graph, division.groups)
         owners = {spec.graph.name_of(v): rank for v, rank in placement.owners.items()}
@@ -53,7 +52,7 @@ class Placement(DividedModel):
         self._runs = 0
 
     def _own_part(self, whole: Graph) -> Part:
-        """The nodes of forward and backward that this rank computes.
+        """Return the nodes of the forward and backward pass that this rank computes.
 
         A gradient is sent to the rank of its parameter, and the loss to all ranks.
         """
@@ -61,8 +60,8 @@ class Placement(DividedModel):
         gradients = {f"{name}/{steps.GRADIENT}": self.owners[name] for name in self.trained}
         found = dict(zip(whole.output_names, whole.outputs, strict=True))
         pinned = {found[name]: rank for name, rank in gradients.items()}
-        everyone = range(self._ranks.num_workers)
-        where = {self._loss: everyone, steps.FINITE: everyone, self.spec.output: (self.output_rank,)}
+        all_ranks = range(self._ranks.num_workers)
+        where = {self._loss: all_ranks, steps.FINITE: all_ranks, self.spec.output: (self.output_rank,)}
         ranks: list[Sequence[int]] = [where[n] if n in where else (gradients[n],) for n in whole.output_names]
         placement = place(whole, self.division.groups, self.owners, pinned)
         return distribute(placement, ranks, self._ranks.num_workers)[self._ranks.rank]
@@ -75,11 +74,11 @@ class Placement(DividedModel):
         self._ranks.transport.meet("step of placed groups", list(arrays.values()))
         with self._failing_together():
             results = self._run_program({**arrays, steps.LEARNING_RATE: np.float32(rate)})
-        weight = self._weigher.weight(arrays)
+        weight = self._weights.weight(arrays)
         return results if weight is None else {**results, TOTAL_WEIGHT: weight}
 
     def _run_program(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the step. When it ends, also with NotFinite, all that it sent has been received."""
+        """Run the step. It returns, or raises NotFinite, when the other ranks have received all sent values."""
         self._runs += 1
         try:
             results = self.executors[0].run({**feeds, self._part.start: np.int64(self._runs)})
@@ -102,7 +101,7 @@ class Placement(DividedModel):
 
 
 class PlacedInference:
-    """The inference graph over the ranks of a Placement."""
+    """Runs the inference graph on the ranks of a Placement."""
 
     def __init__(self, graph: Graph, placement: Placement):
         spec, self._ranks = placement.spec, placement.division.store

@@ -1,7 +1,7 @@
-"""Residuals of gradient compression in checkpoints: stored by rank, and given back to ranks.
+"""Residuals of gradient compression in checkpoints: gather them from ranks, and divide them among ranks.
 
-The ranks that compress need not be the same ones, or equally many. A residual is the difference between the sum of all
-gradients and the sum that has arrived. Only the total matters, not which rank sends it later.
+A residual is the part of the gradients that compression has not sent yet. When training resumes, other ranks, or
+another number of them, may compress. Only the sum of all residuals matters, not which rank sends it later.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import numpy as np
 
 from graphkit.errors import InvalidModel
 
-# By rank, vectors by the name of a parameter.
+# For each rank: residuals (float32 vectors) by the name of the parameter.
 ByRank = Sequence[Mapping[str, np.ndarray]]
 NONE: ByRank = ()
 
 
-def of_ranks(
+def gather_residuals(
     names: Sequence[str],
     mine: Mapping[str, np.ndarray],
     gather: Callable[[dict[str, np.ndarray]], ByRank],
     keep: bool,
 ) -> list[dict[str, np.ndarray]]:
-    """What all ranks have of these parameters, by rank; nothing where not `keep`.
+    """Gather the residuals of all ranks, one parameter after the other. Collective.
 
-    One parameter after the other goes through `gather`, which every process calls.
+    Args:
+        names: Names of the parameters.
+        mine: The residuals of this rank.
+        gather: Function that returns the arrays of all ranks, by rank.
+        keep: Whether this rank needs the result. If not, it returns nothing.
     """
     found: list[dict[str, np.ndarray]] = []
     for name in names:
@@ -37,8 +41,12 @@ def of_ranks(
     return found
 
 
-def of_rank(saved: ByRank, rank: int, compressing: Sequence[int]) -> dict[str, np.ndarray]:
-    """What a rank takes over of a checkpoint: its own, if the same ranks compress; else they share the sum alike."""
+def residuals_of_rank(saved: ByRank, rank: int, compressing: Sequence[int]) -> dict[str, np.ndarray]:
+    """Return the residuals that a rank restores from a checkpoint.
+
+    If the same ranks compress as before, each restores its own. Otherwise, the sum is divided equally among the ranks
+    that compress now (`compressing`).
+    """
     before = [other for other, part in enumerate(saved) if part]
     if rank not in compressing:
         return {}
@@ -52,7 +60,10 @@ def of_rank(saved: ByRank, rank: int, compressing: Sequence[int]) -> dict[str, n
 
 
 def check(saved: ByRank, sizes: Mapping[str, int], where: str) -> None:
-    """Raise InvalidModel, which begins with `where`, for other than float32 vectors of these parameters' sizes."""
+    """Raise InvalidModel unless residuals are float32, and have the sizes of their parameters.
+
+    sizes: number of elements by name of the parameter. where: the beginning of the message.
+    """
     for part in saved:
         for name, array in part.items():
             if sizes.get(name) != array.size or array.dtype != np.float32:

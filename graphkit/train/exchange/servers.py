@@ -1,4 +1,4 @@
-"""Steps of workers whose parameters are on servers: each worker pulls parameters and pushes gradients by itself."""
+"""Parameter servers: each worker pulls parameters and pushes gradients, independently of the other workers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from graphkit.train.exchange.local import NoExchange
 from graphkit.train.programs import server_gradients
 from graphkit.train.programs import step as steps
 from graphkit.train.programs.weights import TOTAL_WEIGHT
-from graphkit.train.states import names, precise
+from graphkit.train.states import names, state_type
 from graphkit.train.updater import KeyedOptimizer
 
 
 class WorkerExchange(NoExchange):
-    """Base of the Exchanges of workers, which step by themselves and have servers in common."""
+    """Base of the Exchanges of workers, which take steps independently and share servers."""
 
-    # Workers save and stop at the same numbers of updates.
+    # All workers save and stop after the same number of updates.
     counts_every_step = True
 
     def __init__(self, spec: StepSpec, store: RemoteStore, shard: bool):
@@ -50,12 +50,12 @@ class WorkerExchange(NoExchange):
         self._params = spec.params
 
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
-        if size == 0:  # there are fewer samples than workers
+        if size == 0:  # the last batch of an epoch may have fewer samples than there are workers
             return {}
         return super().run(feeds, size, rate, waiting)
 
     def update(self, total: float, rate: float) -> None:
-        if total:  # else this worker had no samples
+        if total:  # otherwise this worker had no samples
             self._update(total, rate)
 
     def _update(self, total: float, rate: float) -> None:
@@ -75,10 +75,10 @@ class WorkerExchange(NoExchange):
         self._remote.barrier()
 
     def _pull_all(self) -> None:
-        """Pull everything that all workers then have in common. They wait for each other before and after."""
-        self._fetch(self.trained)
+        """Pull everything that is on the servers. The caller makes the workers wait for each other before and after."""
+        self._pull_parameters(self.trained)
 
-    def _fetch(self, names: Sequence[str]) -> None:
+    def _pull_parameters(self, names: Sequence[str]) -> None:
         for name, array in zip(names, self._remote.pull(names), strict=True):
             self._params.commit(name, array)
 
@@ -93,12 +93,14 @@ class WorkerExchange(NoExchange):
 
 
 class Servers(WorkerExchange):
-    """An Exchange that pulls the parameters of each step, and pushes gradients, by which the servers update them.
+    """An Exchange whose servers update parameters by the gradients that workers push.
 
-    Of lazy tables only the rows that the batch reads are pulled, and their gradients pushed. With `accumulate`, each
-    group of batches pulls once, and pushes the mean. Optimizer, learning rate and moving averages are the servers',
-    where each push counts as an update of its key. Gradients are clipped by the norm of the worker's own gradient.
-    Running statistics are each worker's.
+    A step pulls parameters, computes gradients and pushes them. For lazy tables, it pulls only the rows that the batch
+    reads, and pushes only their gradients. With `accumulate`, a worker pulls once for each group of batches, and pushes
+    the mean gradient.
+
+    Servers apply the optimizer, the learning rate and the moving averages. Each push counts as an update of its key.
+    Workers clip their own gradients, by their own norm, and have their own running statistics.
     """
 
     sets_rates = False
@@ -107,22 +109,26 @@ class Servers(WorkerExchange):
         graph, trained, rule = self.spec.graph, self.spec.trained, self.spec.rule
         self._dense = [t.name for t in trained if not t.lazy]
         self._tables = [t.name for t in trained if t.lazy]
-        # Computes which rows of the tables a batch reads, and its executor.
-        self._reads = server_gradients.reads(graph, trained)
-        self._reading: Executor | None = None
+        # The program that computes which rows of the tables a batch reads, and its executor.
+        self._row_reads = server_gradients.row_reads(graph, trained)
+        self._row_reader: Executor | None = None
         self._remote.steps_per_push = self.spec.accumulate
         if self.spec.accumulate > 1:
             return list(server_gradients.split_gradients(graph, trained, rule))
         return [server_gradients.gradient_step(graph, trained, rule)]
 
     def _slot_types(self) -> dict[str, TensorType]:
-        """With the states of the servers, which are pulled for a checkpoint."""
+        """Return the types of all states, including those of the servers, which are pulled for a checkpoint."""
         params = self.spec.params
-        kept = {f"{name}/{slot}": precise(params.type_of(name)) for name in self.trained for slot in self._kept(name)}
-        return super()._slot_types() | kept | {steps.STEP: TensorType(DType.INT64, ())}
+        on_servers = {
+            f"{name}/{slot}": state_type(params.type_of(name))
+            for name in self.trained
+            for slot in self._slots_on_servers(name)
+        }
+        return super()._slot_types() | on_servers | {steps.STEP: TensorType(DType.INT64, ())}
 
-    def _kept(self, name: str) -> list[str]:
-        """The names of the states that servers store for a parameter."""
+    def _slots_on_servers(self, name: str) -> list[str]:
+        """Return the names of the states that servers store for a parameter."""
         rule = self.spec.rule
         return [*names(rule.optimizer, self.spec.params.type_of(name).dtype), *([] if rule.ema is None else [AVERAGE])]
 
@@ -137,9 +143,13 @@ class Servers(WorkerExchange):
         self._remote.set_optimizer(KeyedOptimizer(rule.optimizer, rates, decays, rule.ema))
 
     def _server_states(self) -> dict[str, np.ndarray]:
-        """The states of the servers, by the servers' names."""
-        found = {f"s:{name}/updates": self.slots[steps.STEP] for name in self.trained}
-        return found | {f"s:{name}/{s}": self.slots[f"{name}/{s}"] for name in self.trained for s in self._kept(name)}
+        """Return the states of the servers, by the names that servers use: `s:` marks a key that is a string."""
+        counts = {f"s:{name}/updates": self.slots[steps.STEP] for name in self.trained}
+        return counts | {
+            f"s:{name}/{slot}": self.slots[f"{name}/{slot}"]
+            for name in self.trained
+            for slot in self._slots_on_servers(name)
+        }
 
     # --- one batch -------------------------------------------------------------------------------
 
@@ -152,20 +162,20 @@ class Servers(WorkerExchange):
         return results
 
     def _feed(self, feeds: dict[str, Any], size: int | None, rate: float) -> None:
-        if self.spec.accumulate > 1:  # the servers have the learning rate
+        if self.spec.accumulate > 1:  # otherwise there is nothing to add: the servers apply the learning rate
             super()._feed(feeds, size, rate)
 
     def _pull(self, feeds: Mapping[str, Any]) -> None:
-        """Pull what a batch reads. Tables come second, because which rows it reads may depend on other parameters."""
+        """Pull the parameters that a batch reads: first dense ones, because the indices of rows may depend on them."""
         if self._dense:
-            self._fetch(self._dense)
-        if self._reads is None:
+            self._pull_parameters(self._dense)
+        if self._row_reads is None:
             return
-        if self._reading is None:
-            self._reading = Executor(self._reads, self.store, **self._options)
-        self._reading.rng = self.executors[0].rng  # the step will draw the same random numbers
-        data = [self._reads.name_of(v) for v in self._reads.inputs if v.role == "data"]
-        found = self._reading.run({name: feeds[name] for name in data if name in feeds})
+        if self._row_reader is None:
+            self._row_reader = Executor(self._row_reads, self.store, **self._options)
+        self._row_reader.rng = self.executors[0].rng  # the step will draw the same random numbers
+        data = [self._row_reads.name_of(v) for v in self._row_reads.inputs if v.role == "data"]
+        found = self._row_reader.run({name: feeds[name] for name in data if name in feeds})
         wanted = [found[f"{name}/{steps.ROWS}"] for name in self._tables]
         for name, rows in zip(self._tables, self._remote.row_sparse_pull(self._tables, wanted), strict=True):
             _write(self._params, name, rows)
@@ -192,11 +202,12 @@ class Servers(WorkerExchange):
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Gathered | None]:
-        first, left = self._remote.rank == 0, residuals.NONE
+        first, by_rank = self._remote.rank == 0, residuals.NONE
         self._remote.barrier()
         self._pull_all()
         if self.compressing:
-            left = residuals.of_ranks(self.trained, self.residuals(), partial(gather, self._remote), first)
+            gather_arrays = partial(gather, self._remote)
+            by_rank = residuals.gather_residuals(self.trained, self.residuals(), gather_arrays, first)
         for name, array in (self._remote.optimizer_states() if first else {}).items():
             key = name.partition(":")[2]
             start, _, last = key.rpartition("/")
@@ -205,24 +216,25 @@ class Servers(WorkerExchange):
             else:
                 self.slots[f"{start}/{last}"] = array
         self._remote.barrier()
-        yield Gathered(self.slots, left) if first else None
+        yield Gathered(self.slots, by_rank) if first else None
 
     @property
     def compressing(self) -> Sequence[int]:
         return self._remote.transport.compressing if self._remote.transport.compresses else ()
 
     def residuals(self) -> dict[str, np.ndarray]:
-        return {name: left for name, left in self._remote.transport.residuals().items() if name in self.trained}
+        return {name: array for name, array in self._remote.transport.residuals().items() if name in self.trained}
 
     def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
         self._remote.transport.restore_residuals(dict(residuals.items()))
 
 
 class ElasticAveraging(WorkerExchange):
-    """An Exchange of workers that train by themselves, and sometimes exchange with the centre variable on servers.
+    """An Exchange for elastic averaging: workers train independently, and sometimes approach a centre variable.
 
-    Evaluation and files use the centre. At the end of an epoch all workers continue from the centre, and from the mean
-    of their moving averages. Slots are each worker's own; a checkpoint contains those of rank 0.
+    The centre variable is on servers. Evaluation and files use it. At the end of an epoch, all workers continue from
+    it, and from the mean of their moving averages. Each worker has its own slots. A checkpoint contains those of rank
+    0.
     """
 
     def after_step(self, updates: int) -> None:
@@ -247,7 +259,7 @@ class ElasticAveraging(WorkerExchange):
 
 
 def _write(params: ParamStore, name: str, rows: RowSparse) -> None:
-    """Replace some rows of a parameter, in place if nothing else refers to its array."""
+    """Overwrite some rows of a parameter, in place if nothing else refers to its array."""
     array = params.donate(name)
     if array is None:
         array = params[name].copy()

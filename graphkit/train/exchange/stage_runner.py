@@ -1,4 +1,4 @@
-"""Run the passes of one pipeline stage on micro-batches, with the messages before and after them."""
+"""Run forward and backward passes of one pipeline stage on micro-batches, and exchange values with other stages."""
 
 from __future__ import annotations
 
@@ -10,39 +10,42 @@ import numpy as np
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.wire.messages import Arrival, Kind
 from graphkit.executor.run.session import Executor
+from graphkit.train.exchange.divided import BACKWARD, FORWARD
 from graphkit.train.programs.partition import Partition
 from graphkit.train.programs.stages import LOSS_GRADIENT, Port, Stage
 from graphkit.train.programs.weights import BATCH_WEIGHT
 
-# Lanes of messages.
-_FORWARD, _BACKWARD = 0, 1
-
 
 class StageRunner:
-    """Runs the passes of one stage on micro-batches, and sends what others need."""
+    """Runs forward and backward passes of one stage on micro-batches.
+
+    Attributes:
+        saved_bytes: Bytes of the values that are stored between forward and backward passes.
+        peak_saved_bytes: The largest value of `saved_bytes` so far.
+        peak_in_flight: The largest number of micro-batches with stored values so far.
+    """
 
     def __init__(self, stage: Stage, part: Partition, store: KVStore, forward: Executor, backward: Executor | None):
         self.stage, self.part, self.messages = stage, part, store.transport.messages
         self._forward, self._backward = forward, backward
-        self._coming: dict[tuple[int, int, int], Arrival] = {}
+        # Messages that are expected, by (stage, lane, micro-batch), and saved values by micro-batch.
+        self._arrivals: dict[tuple[int, int, int], Arrival] = {}
         self._saved: dict[int, dict[str, Any]] = {}
         self.saved_bytes = self.peak_saved_bytes = self.peak_in_flight = 0
 
     def expect(self, direction: str, batch: int) -> None:
-        """Be ready for what a pass reads of others."""
-        lane, ports = (
-            (_FORWARD, self.stage.received) if direction == "forward" else (_BACKWARD, self.stage.gradients_in)
-        )
+        """Prepare to receive the values that a pass reads from other stages, before they arrive."""
+        lane, ports = (FORWARD, self.stage.received) if direction == "forward" else (BACKWARD, self.stage.gradients_in)
         for port in ports:
-            if (port.stage, lane, batch) not in self._coming:
+            if (port.stage, lane, batch) not in self._arrivals:
                 source = self.part.ranks[port.stage]
-                self._coming[port.stage, lane, batch] = self.messages.expect(source, _kinds(port), lane)
+                self._arrivals[port.stage, lane, batch] = self.messages.expect(source, _kinds(port), lane)
 
     def _received(self, ports: Sequence[Port], lane: int, batch: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        what = "the gradients" if lane == _BACKWARD else "the values"
+        what = "the gradients" if lane == BACKWARD else "the values"
         for port in ports:
-            arrival = self._coming.pop((port.stage, lane, batch))
+            arrival = self._arrivals.pop((port.stage, lane, batch))
             arrays = self.messages.receive(arrival, f"{what} of micro-batch {batch}")
             found.update(zip(port.names, arrays, strict=True))
         return found
@@ -52,11 +55,11 @@ class StageRunner:
             self.messages.send(self.part.ranks[port.stage], [results[name] for name in port.names], lane)
 
     def forward(self, batch: int, feeds: Mapping[str, Any], rng: tuple[int, int]) -> dict[str, Any]:
-        """One forward pass; the results that are made here."""
-        received = self._received(self.stage.received, _FORWARD, batch)
+        """Run a forward pass. Return the results that this stage computes."""
+        received = self._received(self.stage.received, FORWARD, batch)
         self._forward.rng = rng
         results = self._forward.run({**feeds, **received})
-        self._send(self.stage.sent, _FORWARD, results)
+        self._send(self.stage.sent, FORWARD, results)
         if self._backward is not None:
             kept = {name: results[output] for name, output in self.stage.saved.items()}
             kept |= {name: received[name] for name in self.stage.kept}
@@ -67,24 +70,21 @@ class StageRunner:
         return {name: results[name] for name in self.stage.results}
 
     def backward(self, batch: int, feeds: Mapping[str, Any], rng: tuple[int, int], weight: float) -> None:
-        received = self._received(self.stage.gradients_in, _BACKWARD, batch)
+        """Run a backward pass, which adds weight * gradient to the accumulators."""
+        received = self._received(self.stage.gradients_in, BACKWARD, batch)
         if self._backward is None:
             return
         kept = self._saved.pop(batch)
         given = {**feeds, **kept, **received, BATCH_WEIGHT: np.float32(weight)}
-        if self.stage.makes_loss:
-            given[LOSS_GRADIENT] = self._ones
+        if self.stage.computes_loss:
+            given[LOSS_GRADIENT] = np.ones((), self.part.graph.outputs[0].dtype.numpy)
         self._backward.rng = rng
         results = self._backward.run(given)
         self.saved_bytes -= _bytes(kept)
-        self._send(self.stage.gradients_out, _BACKWARD, results)
+        self._send(self.stage.gradients_out, BACKWARD, results)
 
-    @property
-    def _ones(self) -> np.ndarray:
-        kind = self.part.graph.outputs[0].tensor
-        return np.ones((), kind.dtype.numpy)
-
-    def forget(self) -> None:
+    def discard_saved(self) -> None:
+        """Discard the stored values of a failed step."""
         self._saved.clear()
         self.saved_bytes = 0
 

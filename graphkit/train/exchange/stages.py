@@ -1,4 +1,4 @@
-"""Steps of a pipeline: each rank runs forward and backward of micro-batches through its stage, then one update.
+"""Pipelines: each rank runs the forward and backward passes of all micro-batches through its stage, then one update.
 
 The result is that of one process that accumulates the gradients of the same micro-batches.
 """
@@ -19,49 +19,47 @@ from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
-from graphkit.ir.types import TensorType
-from graphkit.train.exchange.divided import DividedModel, kind_of, output_of
+from graphkit.train.exchange.divided import COPIES, COPY_GRADIENTS, BatchWeights, DividedModel, kind_of, output_of
 from graphkit.train.exchange.division import Division
 from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.exchange.stage_runner import StageRunner
-from graphkit.train.exchange.weigher import Weigher
 from graphkit.train.programs import stages as stage_graphs
 from graphkit.train.programs import step as steps
 from graphkit.train.programs.partition import Partition
 from graphkit.train.programs.weights import TOTAL_WEIGHT
-from graphkit.train.states import precise
-
-# Lanes of messages. Those of passes have 0 and 1, a gather 2.
-_COPIES, _SUMS = 3, 4
+from graphkit.train.states import state_type
 
 
 class Stages(DividedModel):
     """An Exchange of ranks that are the stages of a pipeline."""
 
     def __init__(self, spec: StepSpec, division: Division):
-        self._weigher = Weigher(spec.graph)
-        spec = replace(spec, graph=self._weigher.graph)
+        self._weights = BatchWeights(spec.graph)
+        spec = replace(spec, graph=self._weights.graph)
         graph, trained, rule = spec.graph, spec.trained, spec.rule
-        self.part = part = division.parted(graph)
+        self.part = part = division.stages(graph)
         self.index = part.ranks.index(division.store.rank)
         owners = {graph.name_of(v): part.ranks[stage] for v, stage in part.owner_of.items()}
         output = output_of(graph, spec.output)
-        super().__init__(spec, division, owners, part.ranks[part.home(output) or 0])
+        super().__init__(spec, division, owners, part.ranks[part.stage_of_value(output) or 0])
         self.stage = stage_graphs.training_stage(
             part, self.index, {self._loss: graph.outputs[0], spec.output: output}, trained
         )
-        self._loss_rank = part.ranks[part.home(graph.outputs[0]) or 0]
-        # Number of the first micro-batch of the last step whose loss was not finite, and of all.
+        self._loss_rank = part.ranks[part.stage_of_value(graph.outputs[0]) or 0]
+        # For the last step that failed: the first micro-batch whose loss was not finite, and the number of all.
         self._nonfinite = (0, 0)
         self._draws = any(v.role == "rng" for v in graph.inputs)
-        differentiated = stage_graphs.differentiated(part, trained)
-        # For each parameter that several stages read: the other stages that have gradients of it.
-        self._learners = {t.name: found for t in trained if (found := stage_graphs.learners(part, t, differentiated))}
-        updates = steps.staged_update(f"{graph.name}_{self.index}", self._own, rule) if self._own else ()
+        differentiated = stage_graphs.differentiated_crossings(part, trained)
+        # For each parameter that several stages read: the stages besides its owner that compute gradients of it.
+        stages = {t.name: stage_graphs.gradient_stages(part, t, differentiated) for t in trained}
+        self._gradient_stages = {name: found for name, found in stages.items() if found}
+        updates = steps.stage_update(f"{graph.name}_{self.index}", self._own, rule) if self._own else ()
         self.programs = [g for g in (self.stage.forward, self.stage.backward, *updates) if g is not None]
-        summed = [t for t in trained if t in self._own or self.index in self._learners.get(t.name, ())]
-        kinds = {f"{t.name}/{steps.GRADIENT_SUM}": precise(t.value.tensor) for t in summed}
-        self._sums = ParamStore(kinds, {name: _zeros(kind) for name, kind in kinds.items()})
+        summed = [t for t in trained if t in self._own or self.index in self._gradient_stages.get(t.name, ())]
+        kinds = {f"{t.name}/{steps.GRADIENT_SUM}": state_type(t.value.tensor) for t in summed}
+        zeros = {name: np.zeros(kind.static_shape, kind.dtype.numpy) for name, kind in kinds.items()}
+        # The accumulated gradients.
+        self._sums = ParamStore(kinds, zeros)
         self.store = JointStore([spec.params, self.slots, self._sums])
         self.executors = [Executor(program, self.store, **spec.options) for program in self.programs]
         backward = None if self.stage.backward is None else self.executors[1]
@@ -83,29 +81,29 @@ class Stages(DividedModel):
         self._ranks.transport.meet("step of a pipeline", list(arrays.values()))
         statistics = {self.stage.forward.name_of(v): v for v, _ in self.stage.forward.updates}
         before = {name: self.store[name] for name in statistics}
-        found = map(self._weigher.weight, batches)
+        found = map(self._weights.weight, batches)
         sizes = [part.stop - part.start for part in parts]
         weights = [float(size) if weight is None else weight for weight, size in zip(found, sizes, strict=True)]
         with self._failing_together():
             losses, outputs = self._run_passes(batches, weights)
             try:
-                loss = self._use_gradients(losses, weights, rate)
+                loss = self._update(losses, weights, rate)
             except NotFinite:
-                self._undo(before)
+                self._restore(before)
                 raise
         return {self._loss: loss, TOTAL_WEIGHT: sum(weights), **({self.spec.output: outputs} if outputs else {})}
 
-    def _abandon(self) -> None:
-        self._runner.forget()
+    def _discard_step(self) -> None:
+        self._runner.discard_saved()
 
     def _run_passes(
         self, batches: Sequence[Mapping[str, Any]], weights: Sequence[float]
     ) -> tuple[list[Any], list[Any]]:
-        """Run all passes. Return the losses and the outputs of micro-batches that this stage computes."""
+        """Run all passes. Return the losses and outputs of the micro-batches, if this stage computes them."""
         runner, (seed, step) = self._runner, self.executors[0].rng
         order = pipeline.one_forward_one_backward(len(self.part.ranks), self.index, len(batches))
         losses, outputs = [], []
-        self.lend(self.part)
+        self.send_copies(self.part)
         for current, following in zip(order, [*order[1:], None], strict=True):
             runner.expect(*current)
             if following is not None:
@@ -120,45 +118,48 @@ class Stages(DividedModel):
         self.executors[0].rng = (seed, step + len(batches) if self._draws else step)
         self._sum_gradients()
         self._ranks.transport.messages.settle()
-        self.take_back(self.part)
+        self.release_copies(self.part)
         return losses, outputs
 
-    def lend(self, part: Partition) -> None:
-        """Send the parameters and states that several stages read to all of them."""
+    def send_copies(self, part: Partition) -> None:
+        """Send copies of the parameters and states that several stages read, and receive those of other stages."""
         messages, graph = self._ranks.transport.messages, part.graph
         for value, stages in part.copies.items():
             name, owner = graph.name_of(value), part.owner_of[value]
             if self.index == owner:
                 for stage in stages:
-                    messages.send(part.ranks[stage], [self._params[name]], _COPIES)
+                    messages.send(part.ranks[stage], [self._params[name]], COPIES)
             elif self.index in stages:
-                arrival = messages.expect(part.ranks[owner], [kind_of(self._params, name)], _COPIES)
+                arrival = messages.expect(part.ranks[owner], [kind_of(self._params, name)], COPIES)
                 self._params.commit(name, messages.receive(arrival, f"the values of {name!r}")[0])
 
-    def take_back(self, part: Partition) -> None:
-        """Release the copies of parameters and states that other stages own and may change."""
+    def release_copies(self, part: Partition) -> None:
+        """Release the copies of parameters and states of other stages, which will update them."""
         for value, stages in part.copies.items():
             if self.index in stages:
                 name = part.graph.name_of(value)
                 self._params.release(name, self._owner_clause(name))
 
     def _sum_gradients(self) -> None:
-        """Sum the gradients of a parameter that several stages read, on its owner, in the order of the stages."""
+        """Add up the gradients of parameters that several stages read, on their owners, in the order of the stages."""
         messages = self._ranks.transport.messages
-        for name, stages in self._learners.items():
+        for name, stages in self._gradient_stages.items():
             key, owner = f"{name}/{steps.GRADIENT_SUM}", self.owners[name]
             if self.index in stages:
-                messages.send(owner, [self._sums[key]], _SUMS)
+                messages.send(owner, [self._sums[key]], COPY_GRADIENTS)
                 messages.settle()
                 self._sums[key] = np.zeros_like(self._sums[key])
             elif self._ranks.rank == owner:
                 for stage in stages:
-                    arrival = messages.expect(self.part.ranks[stage], [kind_of(self._sums, key)], _SUMS)
+                    arrival = messages.expect(self.part.ranks[stage], [kind_of(self._sums, key)], COPY_GRADIENTS)
                     (part,) = messages.receive(arrival, f"the gradient of {name!r}")
                     self._sums.commit(key, np.asarray(self._sums[key] + part))
 
-    def _use_gradients(self, losses: Sequence[np.ndarray], weights: Sequence[float], rate: float) -> np.ndarray:
-        """Update, and return the mean loss. All ranks raise NotFinite, and do not update, if one of them would."""
+    def _update(self, losses: Sequence[np.ndarray], weights: Sequence[float], rate: float) -> np.ndarray:
+        """Update by the accumulated gradients, and return the mean loss.
+
+        If a loss or gradient on one rank is not finite, all ranks raise NotFinite, and none updates.
+        """
         how, total = self._rule.on_nonfinite, np.float32(sum(weights))
         squares, finite = 0.0, 0.0
         if self._own and (self._rule.clip_norm is not None or how == "skip"):
@@ -189,15 +190,15 @@ class Stages(DividedModel):
         number, count = self._nonfinite
         return f"the loss of micro-batch {number} of {count} is not finite", f"on rank {self._loss_rank}"
 
-    def _undo(self, statistics: Mapping[str, np.ndarray]) -> None:
-        """Restore the statistics from before the batch, and drop its gradients."""
+    def _restore(self, statistics: Mapping[str, np.ndarray]) -> None:
+        """Restore the running statistics from before the batch, and discard its gradients."""
         for name, array in statistics.items():
             self.store.commit(name, array.copy())
         for name in self._sums:
             self._sums[name] = np.zeros_like(self._sums[name])
-        self._runner.forget()
+        self._runner.discard_saved()
 
-    # --- what is measured ------------------------------------------------------------------------
+    # --- metrics and inference -------------------------------------------------------------------
 
     def compared(
         self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
@@ -223,16 +224,12 @@ class Stages(DividedModel):
         return self._runner.peak_saved_bytes
 
 
-def _zeros(kind: TensorType) -> np.ndarray:
-    return np.zeros(kind.static_shape, kind.dtype.numpy)
-
-
 class PipelineInference:
-    """The inference graph over the stages of a pipeline. Batches follow each other through the stages."""
+    """Runs the inference graph on the stages of a pipeline. Several batches can be in the pipeline at a time."""
 
     def __init__(self, graph: Graph, stages: Stages):
         spec, division = stages.spec, stages.division
-        self._stages, self._part = stages, division.parted(graph, stages.part)
+        self._stages, self._part = stages, division.stages(graph, stages.part)
         part, self._ranks = self._part, division.store
         stage = stage_graphs.inference_stage(
             part, part.ranks.index(self._ranks.rank), {spec.output: output_of(graph, spec.output)}
@@ -245,12 +242,12 @@ class PipelineInference:
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         self._ranks.transport.meet("evaluation in a pipeline")
-        self._stages.lend(self._part)
+        self._stages.send_copies(self._part)
         self._ranks.transport.messages.settle()
         try:
             yield
         finally:
-            self._stages.take_back(self._part)
+            self._stages.release_copies(self._part)
         self._ranks.transport.messages.settle()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,43 +14,50 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F
+from graphkit.train.programs.expressions import sum_of
 
 CHOICES = ("raise", "skip", "ignore")
 
 _ELSEWHERE = "from another process"
 
 
-def choice(on_nonfinite: str) -> str:
-    """`on_nonfinite` itself; raises UsageError for what is none of CHOICES."""
+def check_choice(on_nonfinite: str) -> None:
+    """Raise UsageError if the setting is not one of CHOICES."""
     if on_nonfinite not in CHOICES:
         raise UsageError(
             f"Trainer: there is no on_nonfinite={on_nonfinite!r}{did_you_mean(str(on_nonfinite), CHOICES)}"
         )
-    return on_nonfinite
 
 
 def zero_if_finite(values: Sequence[Value]) -> Value:
-    """A float32 scalar: 0 when all elements of all tensors are finite, else NaN."""
+    """Return a float32 scalar: 0 if all elements of all tensors are finite, else NaN."""
     # 0 * inf is NaN, and unlike a norm it never overflows.
     sums = [F.reduce_sum(F.mul(v, np.zeros((), v.dtype.numpy)), keepdims=False) for v in values]
     sums = [s if s.dtype is DType.FLOAT32 else F.cast(s, to="float32") for s in sums]
-    total: Value = sums[0] if len(sums) == 1 else F.sum(*sums)
-    return total
+    return sum_of(sums)
 
 
-def guarded(value: Value, token: Value | None) -> Value:
-    """Return the value, which is computed only if the token is finite."""
-    result: Value = value if token is None else F.finite_guard(value, token)
+def guarded(value: Value, guard: Value | None) -> Value:
+    """Return `value`. In a run in which `guard` (a float scalar) is not finite, NotFinite is raised instead.
+
+    A run that fails writes no states, so a guard on the updates of a step keeps all of them from being written. None:
+    no guard.
+    """
+    result: Value = value if guard is None else F.finite_guard(value, guard)
     return result
 
 
 def origin(
     program: Graph, store: ParamStore, feeds: Mapping[str, Any], rng: tuple[int, int], others: bool = False
 ) -> str:
-    """Return what made the first output of a program, its loss, NaN or infinite, as a clause for an error.
+    """Return a clause for an error: which node made the first output of a program (the loss) NaN or infinite.
 
-    feeds and store: what the program ran on. rng: (seed, step) of that run. others: whether the loss is the mean over
-    processes.
+    Args:
+        program: The program that failed.
+        store: The parameters and states that it read.
+        feeds: The inputs that it got.
+        rng: (seed, step) of that run.
+        others: Whether the loss is the mean over several processes.
     """
     if others and not len(next(iter(feeds.values()), ())):
         return _ELSEWHERE

@@ -15,50 +15,48 @@ from graphkit.ir import context
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
-from graphkit.train.programs.all_reduce import cast_like
+from graphkit.train.programs.expressions import cast_like, pair, unpair
 
 NAME = "loss_scale"
 INTERVAL = 2000
 
-_FIRST, _LEAST, _MOST = 2.0**16, 1.0, 2.0**24
+_INITIAL, _MINIMUM, _MAXIMUM = 2.0**16, 1.0, 2.0**24
 
 
 def state() -> Value:
-    """Return the initial state, float32 [2]: the scale, and the number of updates since it changed."""
+    """Return the state, a graph input float32 [2]: the scale, and the number of updates since it changed."""
     return Value(TensorType(DType.FLOAT32, (2,)), NAME, role="state")
 
 
 def start() -> np.ndarray:
-    return np.array([_FIRST, 0], np.float32)
+    """Return the value of the state before the first update."""
+    return np.array([_INITIAL, 0], np.float32)
 
 
 def lower(array: np.ndarray) -> np.ndarray | None:
     """Return the state after an update whose gradients were not finite; None if the scale is at its minimum."""
-    return np.array([array[0] / 2, 0], np.float32) if array[0] > _LEAST else None
+    return np.array([array[0] / 2, 0], np.float32) if array[0] > _MINIMUM else None
 
 
 def gradients(loss: Value, wanted: Sequence[Value], scale: Value | None) -> list[Value]:
-    """The gradients of a loss, by way of one that is multiplied where there is a scale. Nodes say what they are of."""
+    """Return the gradients of a loss with respect to `wanted`.
+
+    With a scale (the state), the loss is multiplied by it before the backward pass, and the gradients are divided by
+    it afterwards. The metadata of the new nodes mark them as a backward pass.
+    """
     meta = {context.GRADIENT: "true"}
     if scale is None:
         return gradient([loss], wanted, meta=meta)
-    factor, _ = _parts(scale)
+    factor, _ = unpair(scale)
     found = gradient([F.mul(loss, cast_like(factor, loss))], wanted, meta=meta)
-    back = F.reciprocal(factor)
-    return [F.mul(g, cast_like(back, g)) for g in found]
+    inverse = F.reciprocal(factor)
+    return [F.mul(g, cast_like(inverse, g)) for g in found]
 
 
 def next_state(scale: Value) -> Value:
-    """Behind an update."""
-    factor, since = _parts(scale)
+    """Return the state after an update with finite gradients."""
+    factor, since = unpair(scale)
     since = F.add(since, np.float32(1))
     is_due = F.greater_or_equal(since, np.float32(INTERVAL))
-    larger = F.min(F.mul(factor, np.float32(2)), F.constant(value=np.float32(_MOST)))
-    parts = F.where(is_due, larger, factor), F.where(is_due, np.float32(0), since)
-    made: Value = F.concat(*(F.reshape(part, [1]) for part in parts), axis=0)
-    return made
-
-
-def _parts(scale: Value) -> tuple[Value, Value]:
-    factor, since = (F.squeeze(part, [0]) for part in F.split(scale, num_outputs=2))
-    return factor, since
+    larger = F.min(F.mul(factor, np.float32(2)), F.constant(value=np.float32(_MAXIMUM)))
+    return pair(F.where(is_due, larger, factor), F.where(is_due, np.float32(0), since))

@@ -1,7 +1,8 @@
-"""Which process computes which node: groups of `gk.attr_scope(ctx_group=...)`, placed on ranks as a pipeline.
+"""Divide a graph into the stages of a pipeline, by the groups of `gk.attr_scope(ctx_group=...)` and their ranks.
 
-A stage is what one rank computes. Stages are ordered so that each needs only values of earlier ones. A node without a
-group is computed where the last of its operands is, or, if it has none, at the first stage that reads it.
+A stage contains the nodes that one rank computes. Each stage needs only values of earlier stages. A node without a
+group belongs to the latest stage among those of its operands. If its operands have no stage, it belongs to the first
+stage that reads it.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from graphkit.passes.core.sweep import all_nodes, is_control
 
 
 class NotAPipeline(UsageError):
-    """Ranks need each other, or control flow has parts on several of them."""
+    """The groups do not form a pipeline: ranks need each other's values, or control flow is on several ranks."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The stages of a graph. ranks: in the order of the pipeline, of which the other fields give positions.
+    """The stages of a graph. A stage is a number: its position in the pipeline.
 
-    stage_of: of nodes with operands; what has none is computed wherever it is read. owner_of: of parameters and states;
-    copies: the other stages that read one. crossings: of each value that later stages than its own need, these, in the
-    order of the graph.
+    Attributes:
+        graph: The graph.
+        ranks: The rank of each stage.
+        stage_of: The stage of each node with operands. Every stage that reads a node without operands computes it.
+        owner_of: The stage that stores each parameter and state.
+        copies: For parameters and states that other stages read, too: these stages.
+        crossings: For values that later stages read: these stages. In the order of the graph.
     """
 
     graph: Graph
@@ -37,28 +42,35 @@ class Partition:
     copies: Mapping[Value, tuple[int, ...]]
     crossings: Mapping[Value, tuple[int, ...]]
 
-    def home(self, value: Value) -> int | None:
-        """Where a value is made; None: wherever it is read."""
+    def stage_of_value(self, value: Value) -> int | None:
+        """Return the stage that computes or stores a value; None if every stage that reads it computes it."""
         if value.node is None:
             return self.owner_of.get(value)
         return self.stage_of.get(value.node)
 
     def received(self, stage: int) -> list[Value]:
-        """What a stage reads of earlier ones."""
+        """Return the values that a stage reads from earlier stages."""
         return [value for value, stages in self.crossings.items() if stage in stages]
 
     def sent(self, stage: int) -> list[Value]:
-        """What a stage makes that later ones read."""
-        return [value for value in self.crossings if self.home(value) == stage]
+        """Return the values of a stage that later stages read."""
+        return [value for value in self.crossings if self.stage_of_value(value) == stage]
 
 
 def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partition | None = None) -> Partition:
-    """The stages of `graph` for groups on ranks.
+    """Divide a graph into stages.
 
-    like: those of another graph of the same model, of which the stages have the same parameters and states, by name.
-    Raises NotAPipeline where two ranks need each other, or a subgraph has nodes of another rank than its node's, naming
-    the nodes; UsageError where groups and ranks do not belong together, and for values between stages that cannot be
-    sent.
+    Args:
+        graph: The graph.
+        groups: The rank of each group.
+        ranks: Number of ranks.
+        like: The partition of another graph of the same model. The result has the same order of ranks, and the same
+            owners of parameters and states, by name.
+
+    Raises:
+        NotAPipeline: Two ranks need each other's values, or a subgraph has nodes of another rank than its control-flow
+            node. The message names the nodes.
+        UsageError: Groups and ranks do not match, or a value between stages cannot be sent.
     """
     if like is None:
         check(graph, groups, ranks)
@@ -74,11 +86,11 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
         if node not in stage_of:
             continue
         for value in node.operands:
-            home = owner_of.get(value) if value.node is None else stage_of.get(value.node)
-            if home is not None and home != stage_of[node]:
+            source = owner_of.get(value) if value.node is None else stage_of.get(value.node)
+            if source is not None and source != stage_of[node]:
                 crossings.setdefault(value, set()).add(stage_of[node])
-    places = {value: index for index, value in enumerate(graph.values)}
-    ordered = {v: tuple(sorted(crossings[v])) for v in sorted(crossings, key=places.__getitem__)}
+    order_of = {value: index for index, value in enumerate(graph.values)}
+    ordered = {v: tuple(sorted(crossings[v])) for v in sorted(crossings, key=order_of.__getitem__)}
     copies = {v: stages for v, stages in ordered.items() if v.node is None}
     crossing = {v: stages for v, stages in ordered.items() if v.node is not None}
     made = Partition(graph, tuple(order), stage_of, owner_of, copies, crossing)
@@ -88,7 +100,7 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
 
 
 def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
-    """Raise UsageError for groups that the graph, or ranks that the job lacks, and for those without a part."""
+    """Raise UsageError if groups or ranks do not exist, a group has no rank, or a rank has no group."""
     known = {group for node in all_nodes(graph) if node.operands and (group := node.meta.get(GROUP)) is not None}
     if not known:
         raise UsageError(f"groups: no node of the graph is in a group; build nodes under gk.attr_scope({GROUP}=...)")
@@ -106,47 +118,51 @@ def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
 
 
 def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
-    """The ranks, each after those of which it needs values."""
-    before: dict[Node, int] = {}
-    # By (rank, rank that it needs): a node of the first that does, and one of the second that it needs.
+    """Return the ranks in topological order: each after those whose values it needs."""
+    # For each node: the ranks that it depends on, as bits.
+    dependencies: dict[Node, int] = {}
+    # By (rank, other rank): a node of the first that depends on the second.
     needs: dict[tuple[int, int], Node] = {}
     for node in graph.nodes:
         mask = 0
         for value in node.operands:
-            mask |= before[value.node] if value.node is not None else 0
-        # What has no operands is computed wherever it is read.
+            mask |= dependencies[value.node] if value.node is not None else 0
+        # Every rank that reads a node without operands computes it.
         if node.operands and (group := _group_of(node, groups)) is not None:
             rank = groups[group]
             for other in _bits(mask & ~(1 << rank)):
                 needs.setdefault((rank, other), node)
             mask |= 1 << rank
-        before[node] = mask
-    left = sorted(set(groups.values()))
+        dependencies[node] = mask
+    remaining = sorted(set(groups.values()))
     order: list[int] = []
-    while left:
-        ready = [rank for rank in left if all((rank, other) not in needs for other in left)]
+    while remaining:
+        ready = [rank for rank in remaining if all((rank, other) not in needs for other in remaining)]
         if not ready:
-            raise NotAPipeline(_cycle(left, needs, groups))
+            raise NotAPipeline(_describe_cycle(remaining, needs, groups))
         order.append(ready[0])
-        left.remove(ready[0])
+        remaining.remove(ready[0])
     return order
 
 
-def _cycle(left: list[int], needs: Mapping[tuple[int, int], Node], groups: Mapping[str, int]) -> str:
-    """Why none of these ranks can be first."""
-    path = [left[0]]
+def _describe_cycle(ranks: list[int], needs: Mapping[tuple[int, int], Node], groups: Mapping[str, int]) -> str:
+    """Return the message of an error: which of these ranks depend on each other, and through which nodes."""
+    path = [ranks[0]]
     while path.count(path[-1]) == 1:
-        path.append(next(other for other in left if (path[-1], other) in needs))
+        path.append(next(other for other in ranks if (path[-1], other) in needs))
     path = path[path.index(path[-1]) :]
-    told = []
+    steps = []
     for rank, other in itertools.pairwise(path):
         node = needs[rank, other]
-        told.append(f"rank {rank} ({_group_of(node, groups)}: {node.describe()}) reads what depends on rank {other}")
-    return f"groups: the ranks depend on each other, so they cannot form a pipeline: {'; '.join(told)}"
+        steps.append(f"rank {rank} ({_group_of(node, groups)}: {node.describe()}) reads what depends on rank {other}")
+    return f"groups: the ranks depend on each other, so they cannot form a pipeline: {'; '.join(steps)}"
 
 
 def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
-    """The group of a node; of control flow that has none, that of the nodes inside, where all are in one place."""
+    """Return the group of a node.
+
+    A control-flow node without a group has the group of the nodes in its subgraphs, if these are all in one place.
+    """
     if (group := node.meta.get(GROUP)) is not None or not is_control(node):
         return group
     inside = dict.fromkeys(
@@ -157,7 +173,7 @@ def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
 
 
 def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
-    """The stage of each node with operands."""
+    """Return the stage of each node with operands."""
     stage_of: dict[Node, int] = {}
     for node in graph.nodes:
         if not node.operands:
@@ -168,7 +184,7 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
         known = [stage_of[v.node] for v in node.operands if v.node in stage_of]
         if known:
             stage_of[node] = max(known)
-    # What is computed from inputs alone: nodes in reverse order have their readers before them.
+    # The remaining nodes depend only on inputs. In reverse order, the readers of a node come before it.
     first: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         if node.operands and node not in stage_of:
@@ -181,7 +197,7 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
 
 
 def _check_inside(stage_of: Mapping[Node, int], placed: Mapping[str, int]) -> None:
-    """Raise NotAPipeline for control flow with nodes of another stage inside."""
+    """Raise NotAPipeline if a subgraph contains nodes of another stage than its control-flow node."""
     for node, stage in stage_of.items():
         for subgraph in node.op.subgraphs().values() if is_control(node) else ():
             for inner in all_nodes(subgraph):
@@ -194,7 +210,7 @@ def _check_inside(stage_of: Mapping[Node, int], placed: Mapping[str, int]) -> No
 
 
 def _owners(graph: Graph, stage_of: Mapping[Node, int], owners: Mapping[str, int]) -> dict[Value, int]:
-    """The stage that has each parameter and state: the first that reads it."""
+    """Return the stage that stores each parameter and state: the one in `owners`, or the first that reads it."""
     stored = {v: owners[graph.name_of(v)] for v in graph.inputs if _is_stored(v) and graph.name_of(v) in owners}
     first: dict[Value, int] = {}
     for node in graph.nodes:
@@ -202,9 +218,9 @@ def _owners(graph: Graph, stage_of: Mapping[Node, int], owners: Mapping[str, int
             for value in node.operands:
                 first[value] = min(first.get(value, stage_of[node]), stage_of[node])
     for state, new in graph.updates:
-        home = stage_of.get(new.node, 0) if new.node is not None else 0
-        if first.setdefault(state, home) != home or stored.get(state, home) != home:
-            reader = next(n for n in graph.nodes if state in n.operands and stage_of.get(n) != home)
+        source = stage_of.get(new.node, 0) if new.node is not None else 0
+        if first.setdefault(state, source) != source or stored.get(state, source) != source:
+            reader = next(n for n in graph.nodes if state in n.operands and stage_of.get(n) != source)
             raise NotAPipeline(
                 f"groups: {state} is updated by another rank than that of {reader.describe()}, which reads it"
             )
@@ -215,12 +231,14 @@ def _is_stored(value: Value) -> bool:
     return value.role in ("parameter", "state")
 
 
-def _check_crossing(made: Partition, value: Value) -> None:
-    home = made.home(value)
-    first = made.crossings[value][0]
-    reader = next(n for n in made.graph.nodes if made.stage_of.get(n) == first and value in n.operands)
-    if home is not None and first < home:
-        raise NotAPipeline(f"groups: {reader.describe()} reads {value}, which is on a later rank ({made.ranks[home]})")
+def _check_crossing(stages: Partition, value: Value) -> None:
+    """Raise an error if a value comes from a later stage than its reader, or if it cannot be sent."""
+    source = stages.stage_of_value(value)
+    first = stages.crossings[value][0]
+    reader = next(n for n in stages.graph.nodes if stages.stage_of.get(n) == first and value in n.operands)
+    if source is not None and first < source:
+        rank = stages.ranks[source]
+        raise NotAPipeline(f"groups: {reader.describe()} reads {value}, which is on a later rank ({rank})")
     kind = value.type
     if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.rank is None:
         raise UsageError(f"groups: {value} must be sent to another rank, for {reader.describe()}: only tensors of "
@@ -228,6 +246,7 @@ def _check_crossing(made: Partition, value: Value) -> None:
 
 
 def _bits(mask: int) -> Iterator[int]:
+    """Yield the positions of the bits of a mask that are 1."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

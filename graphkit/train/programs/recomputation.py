@@ -1,4 +1,4 @@
-"""How much of the forward pass of a training step is computed again, for a given amount of memory."""
+"""Recomputation: choose which activations the backward pass computes again, for a given amount of memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Recompute = Literal["sqrt"] | int
 
 
 def check(recompute: Recompute | None) -> None:
-    """Raises UsageError for what is neither None, "sqrt", nor a number of bytes."""
+    """Raise UsageError unless the setting is None, "sqrt" or a number of bytes."""
     if recompute is None or recompute == "sqrt":
         return
     if isinstance(recompute, bool) or not isinstance(recompute, int) or recompute < 1:
@@ -31,24 +31,33 @@ def check(recompute: Recompute | None) -> None:
 
 
 def marked(program: Graph, device: AnyDevice = "cpu") -> Graph:
-    """The training program with its nodes of `gk.attr_scope(recompute=True)` recomputed."""
+    """Return the training program with recomputation of the nodes built in `gk.attr_scope(recompute=True)`."""
     if all(MARK not in node.meta for node in program.nodes):
         return program
     return recompute_marked(prepared(program, device))
 
 
-def within(
+def limit_memory(
     program: Graph,
     recompute: Recompute,
     shapes: Mapping[str, Sequence[int]],
     arena_bytes: Callable[[Graph], int],
     device: AnyDevice = "cpu",
 ) -> Graph:
-    """The training program for inputs of the given shapes with as much recomputation as is asked for.
+    """Return the training program with the recomputation that the setting asks for.
 
-    "sqrt" recomputes every segment (see `recompute_sqrt`). With a number of bytes, which `arena_bytes` of a program
-    must not exceed, as few segments as that takes are recomputed, first those that save most for their arithmetic.
-    Raises UsageError, with the least that is possible, when the memory is not enough.
+    "sqrt" recomputes every segment (see `recompute_sqrt`). A number of bytes is a limit on the arena: as few segments
+    as possible are recomputed, first those that save most memory for their arithmetic.
+
+    Args:
+        program: The training program without recomputation.
+        recompute: "sqrt" or a number of bytes.
+        shapes: Shapes of the inputs, by name.
+        arena_bytes: Function that returns the bytes of the arena of a program.
+        device: The device, or the devices by group.
+
+    Raises:
+        UsageError: The limit cannot be met. The message contains the smallest possible number of bytes.
     """
     segments = _segments(prepared(program, device), shapes)
     if recompute == "sqrt":
@@ -80,8 +89,10 @@ def _segments(program: Graph, shapes: Mapping[str, Sequence[int]]) -> Segments:
 
 
 def prepared(program: Graph, device: AnyDevice = "cpu") -> Graph:
-    """The program as recomputation needs it: random nodes have their streams, so that a copy draws alike, and what
-    forward and backward part both compute is one node. Composites that the device has no kernels for are expanded.
+    """Return the program in the form that recomputation needs.
+
+    Random nodes have fixed streams, so a copy of a node draws the same numbers. Common subexpressions of the forward
+    and backward pass are one node. Composite operators are expanded if the device has no kernel for them.
     """
     kinds = kinds_of(device)
     for kind in kinds:

@@ -1,8 +1,8 @@
-"""Sharded optimizer states: each process stores a part, updates its slice of each bucket, and receives the other
-slices.
+"""Sharded optimizer states: each rank stores the states of its slice of each bucket, and updates only that slice.
 
-Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020, section 5.1. The
-parameters of a bucket lie one after another, so a slice can contain parts of some of them.
+Gradients are reduce-scattered, and the new parameters all-gathered. Rajbhandari et al., "ZeRO: Memory Optimizations
+Toward Training Trillion Parameter Models", SC 2020, section 5.1. The parameters of a bucket lie one after another, so
+a slice can begin or end within a parameter.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.train.optim import Optimizer
 from graphkit.train.programs import finite
-from graphkit.train.programs.all_reduce import Buckets, bucket_key, cast_like
+from graphkit.train.programs.all_reduce import Buckets, bucket_key
+from graphkit.train.programs.expressions import after, as_sequence, cast_like, pair, sum_of, unpair
 from graphkit.train.programs.weights import divisor
 
-# Of the squares of all gradients' norms, and what is NaN if one is not finite.
+# The key of the all-reduce of the squared gradient norm.
 _NORM = "norm"
+_IS_SHARDED = "only sharded buckets have a place"
 
 
-class Piece(NamedTuple):
-    """Elements [begin, end) of the parameter at a position: what they are, and their mean gradient, vectors."""
+class ParameterSlice(NamedTuple):
+    """Elements [begin, end) of the flattened parameter at a position, and their mean gradient. Both are vectors."""
 
     position: int
     begin: int
@@ -37,7 +39,7 @@ class Piece(NamedTuple):
 
 
 def check_elementwise(optimizer: Optimizer) -> None:
-    """Raise UsageError for an optimizer that needs whole parameters, whose states cannot be sharded."""
+    """Raise UsageError if the optimizer needs norms of whole parameters: then its states cannot be sharded."""
     if not optimizer.elementwise:
         raise UsageError(
             f"shard_optimizer: {optimizer.kind} needs norms of whole parameters, but each process updates only parts "
@@ -45,8 +47,8 @@ def check_elementwise(optimizer: Optimizer) -> None:
         )
 
 
-def parts_of(values: Sequence[Value], buckets: Buckets, rank: int) -> Iterator[tuple[int, int, int]]:
-    """Parameters of which a rank's slices have something: position, begin and end."""
+def slices_of_rank(values: Sequence[Value], buckets: Buckets, rank: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (position, begin, end) for each parameter that lies in the slices of a rank, completely or in part."""
     for group, slices in zip(buckets.groups, _slices(values, buckets), strict=True):
         for place, index in enumerate(group):
             begin, end = slices.part(place, rank)
@@ -55,8 +57,8 @@ def parts_of(values: Sequence[Value], buckets: Buckets, rank: int) -> Iterator[t
 
 
 def _slices(values: Sequence[Value], buckets: Buckets) -> list[Slices]:
-    """Of each bucket."""
-    assert buckets.place is not None, "it is sharded"
+    """Return how each bucket is divided into slices."""
+    assert buckets.place is not None, _IS_SHARDED
     return [
         Slices.of([_size(values[i]) for i in group], values[group[0]].dtype.itemsize, buckets.place[1])
         for group in buckets.groups
@@ -67,98 +69,111 @@ def _size(value: Value) -> int:
     return int(np.prod(value.tensor.static_shape, dtype=np.int64))
 
 
-def scattered(
-    values: Sequence[Value], parts: Sequence[Value], total: Value, buckets: Buckets
-) -> tuple[list[Piece], list[Value]]:
-    """This process's pieces of parameters with their gradients, `parts` summed and divided by `total`; and what is
-    there once each sum is. All sums are begun before the first is awaited.
+def reduce_scatter(
+    values: Sequence[Value], gradients: Sequence[Value], total: Value, buckets: Buckets
+) -> tuple[list[ParameterSlice], list[Value]]:
+    """Reduce-scatter gradients, and divide them by the weight of all ranks.
+
+    Args:
+        values: All parameters.
+        gradients: The weighted gradients of this rank.
+        total: The weight of all ranks.
+        buckets: The buckets, sharded.
+
+    Returns:
+        The slices of this rank with their mean gradients, and one value for each reduce-scatter that is available when
+        it is complete.
     """
-    assert buckets.place is not None, "it is sharded"
+    assert buckets.place is not None, _IS_SHARDED
     total = divisor(total)
     if buckets.means:
-        parts = [F.div(part, cast_like(total, part)) for part in parts]
-    begun = [
-        _several(F.reduce_scatter_start(*(parts[i] for i in group), key=bucket_key(number)))
+        gradients = [F.div(gradient, cast_like(total, gradient)) for gradient in gradients]
+    started = [
+        as_sequence(F.reduce_scatter_start(*(gradients[i] for i in group), key=bucket_key(number)))
         for number, group in enumerate(buckets.groups)
     ]
-    all_begun = F.all_reduce_wait(*(sums[0] for sums in begun), keys=())
+    # Every wait depends on this value, so every reduce-scatter starts before the first wait.
+    all_started = F.all_reduce_wait(*(sums[0] for sums in started), keys=())
     done = [
-        F.reduce_scatter_wait(F.control_dependency(sums[0], all_begun), *sums[1:], key=bucket_key(number))
-        for number, sums in enumerate(begun)
+        F.reduce_scatter_wait(F.control_dependency(sums[0], all_started), *sums[1:], key=bucket_key(number))
+        for number, sums in enumerate(started)
     ]
     where = {i: (number, place) for number, group in enumerate(buckets.groups) for place, i in enumerate(group)}
     found = []
-    for index, begin, end in parts_of(values, buckets, buckets.place[0]):
+    for index, begin, end in slices_of_rank(values, buckets, buckets.place[0]):
         number, place = where[index]
-        gradient = _cut(F.control_dependency(begun[number][place], done[number]), begin, end)
+        gradient = _slice(F.control_dependency(started[number][place], done[number]), begin, end)
         if not buckets.means:
             gradient = F.div(gradient, cast_like(total, gradient))
-        found.append(Piece(index, begin, end, _cut(values[index], begin, end), gradient))
+        found.append(ParameterSlice(index, begin, end, _slice(values[index], begin, end), gradient))
     return found, done
 
 
-def gathered(
+def all_gather(
     values: Sequence[Value],
-    own: Sequence[Piece],
+    own: Sequence[ParameterSlice],
     new: Sequence[Value],
-    token: Value | None,
+    guard: Value | None,
     before: Sequence[Value],
     buckets: Buckets,
 ) -> list[Value]:
-    """All parameters from the new values of the pieces that each process has.
+    """All-gather the new values of the slices of all ranks. Return the new values of all parameters.
 
-    token: what has to be finite before; before: all other sums, which nobody may wait behind.
+    Args:
+        values: All parameters.
+        own: The slices of this rank.
+        new: Their new values.
+        guard: See `finite.guarded`.
+        before: Values that are available when earlier collectives are complete. A rank must not fail before: the others
+            would wait for it.
+        buckets: The buckets, sharded.
     """
     by_index = {piece.position: (piece, result) for piece, result in zip(own, new, strict=True)}
-    begun: dict[int, Value] = {}
+    started: dict[int, Value] = {}
     for number, (group, slices) in enumerate(zip(buckets.groups, _slices(values, buckets), strict=True)):
         mine = [(place, *by_index[i]) for place, i in enumerate(group) if i in by_index]
-        pieces = [result for _, _, result in mine]
-        if not mine:  # a slice of nothing, behind what everybody looks at
-            pieces = [_behind(finite.guarded(_cut(values[group[0]], 0, 0), token), before)]
+        sent = [result for _, _, result in mine]
+        if not mine:  # an empty slice, with the same guard as the slices of other ranks
+            sent = [after(finite.guarded(_slice(values[group[0]], 0, 0), guard), before)]
         wholes = F.all_gather_start(
-            *pieces, key=_gather_key(number), sizes=slices.sizes, of=[place for place, _, _ in mine] or [0],
+            *sent, key=_gather_key(number), sizes=slices.sizes, of=[place for place, _, _ in mine] or [0],
             begins=[piece.begin for _, piece, _ in mine] or [0], ends=[piece.end for _, piece, _ in mine] or [0],
         )  # fmt: skip
-        begun.update(zip(group, _several(wholes), strict=True))
-    firsts = [begun[group[0]] for group in buckets.groups]
+        started.update(zip(group, as_sequence(wholes), strict=True))
+    starts = [started[group[0]] for group in buckets.groups]
     found: dict[int, Value] = {}
     for number, group in enumerate(buckets.groups):
-        done = F.all_reduce_wait(*firsts, keys=(_gather_key(number),))
+        done = F.all_reduce_wait(*starts, keys=(_gather_key(number),))
         for i in group:
-            found[i] = F.reshape(F.control_dependency(begun[i], done), list(values[i].tensor.static_shape))
+            found[i] = F.reshape(F.control_dependency(started[i], done), list(values[i].tensor.static_shape))
     return [found[i] for i in range(len(values))]
 
 
-def of_all(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Value, Value, Value]:
-    """Over the pieces of all processes: the sum of squares (float32), a 0 that is NaN where one is not finite, and what
-    is there once they are. before: all sums so far, which nobody may wait behind.
+def square_norm(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Value, Value, Value]:
+    """All-reduce the squared norm of the gradients, and whether they are finite, over the slices of all ranks.
+
+    Args:
+        gradients: Those of the slices of this rank.
+        before: Values that are available when earlier collectives are complete.
+
+    Returns:
+        The sum of squares (float32); a float32 0, or NaN if a gradient is not finite; and a value that is available
+        when the all-reduce is complete.
     """
-    none = np.zeros((), np.float32)
+    none = F.constant(value=np.zeros((), np.float32))
     squares = [F.cast(F.reduce_sum_square(g, keepdims=False), to="float32") for g in gradients]
-    total = F.constant(value=none) if not squares else squares[0] if len(squares) == 1 else F.sum(*squares)
-    zero = finite.zero_if_finite(gradients) if gradients else F.constant(value=none)
-    both = F.concat(F.reshape(total, [1]), F.reshape(zero, [1]), axis=0)
-    (begun,) = _several(F.all_reduce_start(_behind(both, before), key=_NORM))
-    done = F.all_reduce_wait(begun, keys=(_NORM,))
-    first, second = (F.squeeze(part, [0]) for part in F.split(F.control_dependency(begun, done), num_outputs=2))
-    return first, second, done
+    both = pair(
+        sum_of(squares) if squares else none,
+        finite.zero_if_finite(gradients) if gradients else none,
+    )
+    (started,) = as_sequence(F.all_reduce_start(after(both, before), key=_NORM))
+    done = F.all_reduce_wait(started, keys=(_NORM,))
+    return *unpair(F.control_dependency(started, done)), done
 
 
-def _behind(value: Value, before: Sequence[Value]) -> Value:
-    """The value, once these are there."""
-    for other in before:
-        value = F.control_dependency(value, other)
-    return value
-
-
-def _cut(value: Value, begin: int, end: int) -> Value:
-    """Elements of it, as a vector."""
+def _slice(value: Value, begin: int, end: int) -> Value:
+    """Return elements of the flattened value."""
     return F.slice(F.reshape(value, [-1]), np.array([begin]), np.array([end]))
-
-
-def _several(found: Value | Sequence[Value]) -> Sequence[Value]:
-    return [found] if isinstance(found, Value) else found
 
 
 def _gather_key(number: int) -> str:
@@ -174,10 +189,13 @@ def whole_slots(
     gather: Callable[[dict[str, np.ndarray]], Sequence[Mapping[str, np.ndarray]]],
     keep: bool,
 ) -> dict[str, np.ndarray]:
-    """Slots of all parameters, by name, of the parts that processes have, as rank 0 writes them.
+    """Gather the slots of all parameters, by name, one parameter after the other. Collective.
 
-    trained: the types of the whole slots of each parameter. One parameter after the other goes through `gather`, which
-    every process calls; nothing is kept where not `keep`.
+    Args:
+        trained: The types of the whole slots of each parameter.
+        mine: The slices of slots that this rank stores.
+        gather: Function that returns the arrays of all ranks, by rank.
+        keep: Whether this rank needs the result. If not, it returns nothing.
     """
     found: dict[str, np.ndarray] = {}
     for name, slots in trained.items():
@@ -195,13 +213,20 @@ def own_slots(
     buckets: Buckets,
     arrays: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """The arrays with this process's parts in place of whole slots. slots: those of each parameter."""
-    assert buckets.place is not None, "it is sharded"
+    """Return the arrays of a checkpoint, with the slices of this rank instead of whole slots.
+
+    Args:
+        trained: The trained parameters by name.
+        slots: The types of the slots of each parameter.
+        buckets: The buckets, sharded.
+        arrays: The arrays of the checkpoint.
+    """
+    assert buckets.place is not None, _IS_SHARDED
     keys = {name: {f"{name}/{slot}" for slot in kinds} for name, kinds in slots.items()}
     divided = set().union(*keys.values())
     found = {key: array for key, array in arrays.items() if key not in divided}
     names = list(trained)
-    for index, begin, end in parts_of(list(trained.values()), buckets, buckets.place[0]):
+    for index, begin, end in slices_of_rank(list(trained.values()), buckets, buckets.place[0]):
         for key in keys[names[index]] & arrays.keys():
             found[key] = arrays[key].reshape(-1)[begin:end]
     return found

@@ -1,12 +1,12 @@
 """Row-sparse updates: a step changes only those rows of a table that it read.
 
 A table is a parameter that the model reads only by Gather along axis 0, such as the table of an embedding. The gradient
-of a step then has one row per index, and the optimizer runs only on these rows, in the memory of the table and of its
-slots. Of the remaining work, only one number per row grows with the table.
+of a step then has one row per index, and the optimizer updates only these rows of the table and its slots, in place.
+Except for one integer per row, the cost of a step does not depend on the size of the table.
 
 This is a lazy update: rows that a step does not read stay unchanged, and so do their slots. A dense update would change
-them by momentum, or decay their averages or weights. A row that several indices name gets the sum of their gradients,
-once. Bias corrections count all steps, as in torch.optim.SparseAdam.
+them by momentum, or decay their averages or weights. If several indices refer to one row, it is updated once, by the
+sum of their gradients. Bias corrections count all steps, as in torch.optim.SparseAdam.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Lookups:
 
     @property
     def indices(self) -> Value:
-        """The rows that the step reads, int64 [K], one behind the other as `nodes` read them, with repetitions."""
+        """The indices of the rows that the step reads, int64 [K], in the order of `nodes`, with repetitions."""
         flat = [F.reshape(F.cast(n.operands[1], to="int64"), np.array([-1])) for n in self.nodes]
         indices = flat[0] if len(flat) == 1 else F.concat(*flat, axis=0)
         count = np.array(self.table.tensor.static_shape[0])
@@ -44,13 +44,13 @@ class Lookups:
         return found
 
     def rows(self, gradients: Sequence[Value]) -> Rows:
-        """The rows that the step reads, and their gradients from those of `outputs`."""
+        """Return the rows that the step reads with their gradients. gradients: those of `outputs`."""
         tail = self.table.tensor.static_shape[1:]
         wide = np.array([-1, *tail])
         parts = [F.reshape(g, wide) if math.prod(tail) else g for g in gradients]
         indices = self.indices
         grads = parts[0] if len(parts) == 1 else F.concat(*parts, axis=0)
-        # Of the positions that name one row the last is its owner, where the gradients are summed.
+        # If several positions read the same row, the last one is its owner: it gets the sum of their gradients.
         places = F.range(np.array(0), F.reshape(F.shape(indices), np.array([], np.int64)), np.array(1))
         none = F.constant(value=np.full(self.table.tensor.static_shape[0], -1, np.int64))
         owners = F.gather(F.scatter_elements(none, indices, places, axis=0, reduction="max"), indices, axis=0)
@@ -59,10 +59,16 @@ class Lookups:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a table by index (with repetitions), and a gradient for them.
+    """A row-sparse gradient: indices of rows of a table, with repetitions, and one gradient row for each position.
 
-    `gradient` has at the place of a row's owner the sum over all places that name the row, and zeros at the others:
-    its norm is that of the dense gradient. owners: None where each row comes once.
+    The last position with an index is the owner of that row. Its gradient row is the sum over all positions with this
+    index; the other positions have zeros. So the norm of `gradient` is that of the dense gradient.
+
+    Attributes:
+        table: The parameter.
+        indices: int64 [K].
+        owners: int64 [K], the position of each row's owner; None if no index is repeated.
+        gradient: [K, ...].
     """
 
     table: Value
@@ -71,17 +77,17 @@ class Rows:
     gradient: Value
 
     def take(self, state: Value) -> Value:
-        """The rows of a state that has the table's shape."""
+        """Return the rows of a state that has the table's shape."""
         rows: Value = F.gather(state, self.indices, axis=0)
         return rows
 
-    def per_place(self, gradient: Value) -> Value:
-        """The gradient of its row at every place; `gradient` is this one, or a multiple of it."""
-        spread: Value = gradient if self.owners is None else F.gather(gradient, self.owners, axis=0)
-        return spread
+    def at_every_position(self, gradient: Value) -> Value:
+        """Return the gradient of the row at every position. gradient: `self.gradient`, possibly scaled."""
+        repeated: Value = gradient if self.owners is None else F.gather(gradient, self.owners, axis=0)
+        return repeated
 
     def compact(self) -> tuple[Value, Value]:
-        """The same with each row once: its index, and its gradient."""
+        """Return the indices without repetitions, and the gradients of these rows."""
         if self.owners is None:
             return self.indices, self.gradient
         places = F.range(np.array(0), F.reshape(F.shape(self.indices), np.array([], np.int64)), np.array(1))
@@ -89,14 +95,14 @@ class Rows:
         return F.compress(self.indices, own, axis=0), F.compress(self.gradient, own, axis=0)
 
     def put(self, state: Value, rows: Value) -> Value:
-        """The state with the rows replaced; places that name the same row hold the same bits."""
+        """Return the state with new rows. Positions with the same index must have identical rows."""
         column = F.unsqueeze(self.indices, np.array([1]))
         new: Value = F.scatter_nd(state, column, rows)
         return new
 
 
 def lookups(graph: Graph, table: Value, name: str) -> Lookups:
-    """The nodes that read `table`; raises UsageError when something else than Gather along axis 0 reads it."""
+    """Return the nodes that read `table`. Raises UsageError unless all of them are Gather along axis 0."""
     readers = [node for node in graph.nodes if table in node.inputs]
     for node in readers:
         op = node.op

@@ -1,4 +1,4 @@
-"""Statistics of BatchNormalization over all processes, including processes without samples in a step."""
+"""Statistics of BatchNormalization over the samples of all ranks, including ranks without samples in a step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from graphkit.ops import F
 from graphkit.ops.internal.moments import AllReduce, AllReduceMoments
 from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.training.sync_batch_norm import synchronise
+from graphkit.train.programs.expressions import after
 
 
 def over_processes(graph: Graph, kvstore: KVStore | None) -> Graph:
-    """The training graph with such statistics over the processes of a store, where there are several.
+    """Return the training graph with statistics over the samples of all processes of a store.
 
-    Raises UsageError for a store whose processes do not take the same steps.
+    Raises UsageError if the processes of the store do not take the same steps.
     """
     if kvstore is None or kvstore.num_workers == 1:
         return graph
@@ -31,11 +32,17 @@ def over_processes(graph: Graph, kvstore: KVStore | None) -> Graph:
 
 
 @dataclass(frozen=True)
-class Absence:
-    """A part in the statistics of a step without samples.
+class IdleStatistics:
+    """The collectives of BatchNormalization in a rank that has no samples in a step.
 
-    inputs: what is fed, zeros. updates: of the running statistics, from those of the others. last: what comes after all
-    AllReduceMoments, None where there are none. sums: the operands of every AllReduce of the step, in their order.
+    It takes part in each of them with zeros, and updates its running statistics from those of the other ranks.
+
+    Attributes:
+        inputs: Graph inputs that must be fed with zeros.
+        updates: The updates of running statistics.
+        states: The states that these updates read or write.
+        last: Output of the last AllReduceMoments, or None without any.
+        sums: For each AllReduce of the step, in order: the operator and its operands.
     """
 
     inputs: tuple[Value, ...]
@@ -44,13 +51,12 @@ class Absence:
     last: Value | None
     sums: tuple[tuple[AllReduce, tuple[Value, ...]], ...]
 
-    def before(self, value: Value) -> Value:
-        """The value, after all AllReduceMoments."""
-        found: Value = value if self.last is None else F.control_dependency(value, self.last)
-        return found
+    def after_moments(self, value: Value) -> Value:
+        """Return the value, which becomes available after all AllReduceMoments."""
+        return after(value, () if self.last is None else [self.last])
 
     def after_sums(self, values: Sequence[Value], first: Value) -> list[Value]:
-        """The values, after every AllReduce of the step, and these after `first`."""
+        """Return the values, which become available after every AllReduce of the step. These run after `first`."""
         if not self.sums:
             return list(values)
         for op, (head, *others) in self.sums:
@@ -58,8 +64,8 @@ class Absence:
         return [F.control_dependency(v, first) for v in values]
 
 
-def absence(graph: Graph, step: Graph) -> Absence:
-    """That of `step`, the training program whose forward part is `graph`."""
+def idle_statistics(graph: Graph, step: Graph) -> IdleStatistics:
+    """Return the collectives of a rank without samples in `step`, the training program with the forward `graph`."""
     fed: list[Value] = []
     last: Value | None = None
 
@@ -67,24 +73,23 @@ def absence(graph: Graph, step: Graph) -> Absence:
         nonlocal last
         if not isinstance(node.op, AllReduceMoments):
             return None
-        nothing = _zeros(node, node.op.key)
-        fed.extend(nothing)
-        count, mean, deviations = nothing
+        count, mean, deviations = zeros = _inputs_like(node, node.op.key)
+        fed.extend(zeros)
         outputs = Node(node.op, [count, mean if last is None else F.control_dependency(mean, last), deviations]).outputs
         last = outputs[0]
         return outputs
 
     without = rewrite(graph, rule, extra_inputs=fed)
-    updates = [(state, new) for state, new in without.updates if _is_known(new, fed)]
-    sums = [(n.op, _zeros(n, n.op.key)) for n in step.nodes if isinstance(n.op, AllReduce)]
+    updates = [(state, new) for state, new in without.updates if _needs_no_samples(new, fed)]
+    sums = [(n.op, _inputs_like(n, n.op.key)) for n in step.nodes if isinstance(n.op, AllReduce)]
     read = {v for node in topological([new for _, new in updates]) for v in node.operands if v.node is None}
     states = [v for v in graph.inputs if v in read or v in {state for state, _ in updates}]
     fed += [v for _, values in sums for v in values]
-    return Absence(tuple(fed), tuple(updates), tuple(states), last, tuple(sums))
+    return IdleStatistics(tuple(fed), tuple(updates), tuple(states), last, tuple(sums))
 
 
-def _zeros(node: Node, key: str) -> tuple[Value, ...]:
-    """Inputs of the types of a node's operands."""
+def _inputs_like(node: Node, key: str) -> tuple[Value, ...]:
+    """Return new graph inputs with the types of a node's operands."""
     kinds = [v.tensor for v in node.operands]
     for kind in kinds:
         if not kind.is_static:
@@ -92,7 +97,7 @@ def _zeros(node: Node, key: str) -> tuple[Value, ...]:
     return tuple(Value(TensorType(k.dtype, k.known_shape), f"{key}/{number}") for number, k in enumerate(kinds))
 
 
-def _is_known(value: Value, fed: Sequence[Value]) -> bool:
-    """Whether it depends on states, parameters and what is fed alone."""
+def _needs_no_samples(value: Value, fed: Sequence[Value]) -> bool:
+    """Whether a value depends only on states, parameters and the inputs `fed`."""
     inputs = {v for node in topological([value]) for v in node.operands if v.node is None}
     return all(v in fed or v.role in ("state", "parameter") for v in inputs)

@@ -1,8 +1,11 @@
 """The training step as graphs: forward, loss, backward, clipping and the optimizer's updates.
 
-`fused_step` is the whole step in one program, `shared_step` that of one of several processes. `split_step` is two
-programs around the gradients of several batches: the first adds gradient * weight into accumulators, the second
-divides by the total weight and updates.
+- `fused_step`: the whole step as one program.
+- `shared_step`: the same for one of several ranks, with all-reduces.
+- `split_step`: two programs that accumulate gradients over several batches. The first adds weight * gradient to
+  accumulators. The second divides them by the total weight, and updates.
+- `stage_update`: the update of one stage of a pipeline.
+- `whole_gradients`, `placed_step`: forward pass, backward pass and update, with the nodes divided among ranks.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from graphkit.train import states
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
 from graphkit.train.programs import all_reduce, finite, loss_scale, sharded
-from graphkit.train.programs.all_reduce import Buckets, cast_like
+from graphkit.train.programs.all_reduce import Buckets
+from graphkit.train.programs.expressions import after, cast_like, sum_of
 from graphkit.train.programs.sparse import Rows, lookups
-from graphkit.train.programs.statistics import Absence, absence
+from graphkit.train.programs.statistics import IdleStatistics, idle_statistics
 from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT, divisor, weight_of
 from graphkit.train.selection import TrainedParameter
 
@@ -39,32 +43,40 @@ ROWS = "rows"
 LOSS_SUM = "loss_sum"
 SCALE = "gradient_scale"
 FINITE = "finite"
-# What inputs, states and outputs of the programs are called that no parameter is part of the name of.
-NAMES = frozenset({LEARNING_RATE, BATCH_WEIGHT, TOTAL_WEIGHT, STEP, SCALE, FINITE})
+# Names of inputs, states and outputs of the programs that do not contain the name of a parameter. A model cannot use
+# them.
+RESERVED_NAMES = frozenset({LEARNING_RATE, BATCH_WEIGHT, TOTAL_WEIGHT, STEP, SCALE, FINITE})
 
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How gradients become updates: the optimizer, the limit on their global norm, the average that is kept."""
+    """How gradients become updates.
+
+    Attributes:
+        optimizer: The optimizer.
+        clip_norm: Upper limit of the global gradient norm.
+        ema: The moving average of the parameters, if any.
+        on_nonfinite: "raise": the program raises NotFinite if the loss is not finite. "skip": also if a gradient is not
+            finite. "ignore": it never does.
+        scale: The state that contains the loss scale, if any (see `loss_scale`).
+    """
 
     optimizer: Optimizer
     clip_norm: float | None = None
     ema: EMA | None = None
-    # "raise": nothing is written when the loss is not finite; "skip": nor when a gradient is not; "ignore".
     on_nonfinite: str = "ignore"
-    # What losses are multiplied by before the backward pass, see `loss_scale`.
     scale: Value | None = None
 
     @property
-    def looks_at_gradients(self) -> bool:
-        """Whether nothing is written when a gradient is not finite."""
+    def checks_gradients(self) -> bool:
+        """Whether the program raises NotFinite if a gradient is not finite."""
         return self.on_nonfinite == "skip" or self.scale is not None
 
 
 def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Value]:
-    """Scale all gradients by min(1, max_norm / norm), norm the 2-norm of all together (Pascanu et al., 2013)."""
+    """Scale gradients by min(1, max_norm / norm), where norm is the 2-norm of all together (Pascanu et al., 2013)."""
     squares = [F.reduce_sum_square(g, keepdims=False) for g in gradients]
-    return _clipped(gradients, F.sqrt(squares[0] if len(squares) == 1 else F.sum(*squares)), max_norm)
+    return _clipped(gradients, F.sqrt(sum_of(squares)), max_norm)
 
 
 def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[Value]:
@@ -75,11 +87,11 @@ def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[V
 
 
 def _updates(
-    trained: Sequence[TrainedParameter], gradients: Sequence[Value | Rows], rule: UpdateRule, token: Value | None
+    trained: Sequence[TrainedParameter], gradients: Sequence[Value | Rows], rule: UpdateRule, guard: Value | None
 ) -> tuple[list[Value], list[tuple[Value, Value]]]:
-    """New state inputs (slots, averages and step count) plus the learning rate, and the updates of everything.
+    """Return the graph inputs to add (learning rate, step count, slots, averages), and the updates of all states.
 
-    token: what has to be finite before anything is written, if there is such a thing.
+    guard: see `finite.guarded`.
     """
     dense = [states.widened(g) for g in dense_of(gradients)]
     if rule.clip_norm is not None:
@@ -87,60 +99,69 @@ def _updates(
     optimizer = rule.optimizer
     fed = Value(TensorType(DType.FLOAT32, ()), LEARNING_RATE)
     count = Value(TensorType(DType.INT64, ()), STEP, role="state")
-    # Every update reads the rate or the step.
-    rate = finite.guarded(fed, token)
-    step = F.add(finite.guarded(count, token), F.constant(value=np.asarray(1, np.int64)))
+    # Every update reads the rate or the step, so a guard on these two is a guard on all updates.
+    rate = finite.guarded(fed, guard)
+    step = F.add(finite.guarded(count, guard), F.constant(value=np.asarray(1, np.int64)))
     inputs, updates = [fed, count], [(count, step)]
     for parameter, found, grad in zip(trained, gradients, dense, strict=True):
         weight = parameter.value
-        kinds = states.kinds(optimizer, weight.tensor)
-        slots = [Value(kind, f"{parameter.name}/{slot}", role="state") for slot, kind in kinds.items()]
+        slots = states.inputs(optimizer, parameter.name, weight.tensor)
         lr = rate if parameter.lr_mult == 1.0 else F.mul(rate, scalar_like(parameter.lr_mult, rate))
         kept = [weight, *slots]
         with context.made_by(f"{optimizer.kind}'s update of {parameter.name!r}"):
             if isinstance(found, Rows):
                 rows = [found.take(s) for s in kept]
                 made = states.update(
-                    optimizer, rows[0], found.per_place(grad), rows[1:], lr, step, parameter.decay_mult
+                    optimizer, rows[0], found.at_every_position(grad), rows[1:], lr, step, parameter.decay_mult
                 )
                 new = [found.put(s, r) for s, r in zip(kept, (made.weight, *made.states), strict=True)]
-                precise = states.widened(new[0])
+                unrounded = states.widened(new[0])
             else:
                 made = states.update(optimizer, weight, grad, slots, lr, step, parameter.decay_mult)
-                new, precise = [made.weight, *made.states], made.precise
+                new, unrounded = [made.weight, *made.states], made.unrounded
         inputs += slots
         updates += list(zip(kept, new, strict=True))
         if rule.ema is not None:
-            average = Value(states.precise(weight.tensor), f"{parameter.name}/{AVERAGE}", role="state")
-            inputs.append(average)
-            updates.append((average, rule.ema.update(average, precise, step)))
+            state, update = _average_update(parameter, unrounded, rule.ema, step)
+            inputs.append(state)
+            updates.append((state, update))
     if rule.scale is not None:
         inputs.append(rule.scale)
-        updates.append((rule.scale, finite.guarded(loss_scale.next_state(rule.scale), token)))
+        updates.append((rule.scale, finite.guarded(loss_scale.next_state(rule.scale), guard)))
     return inputs, updates
 
 
+def _average_update(parameter: TrainedParameter, new: Value, ema: EMA, step: Value) -> tuple[Value, Value]:
+    """Return the state that contains the moving average of a parameter, and its new value."""
+    average = Value(states.state_type(parameter.value.tensor), f"{parameter.name}/{AVERAGE}", role="state")
+    return average, ema.update(average, new, step)
+
+
 def dense_of(gradients: Sequence[Value | Rows]) -> list[Value]:
+    """Return gradients as tensors; for a row-sparse gradient, the tensor of its rows."""
     return [g.gradient if isinstance(g, Rows) else g for g in gradients]
 
 
-def token_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
-    """What has to be finite before anything is written; None: nothing has to."""
-    if not rule.looks_at_gradients:
+def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
+    """Return the guard of a step: finite if the loss, and the gradients if the rule checks them, are finite.
+
+    None if the rule checks nothing. See `finite.guarded`.
+    """
+    if not rule.checks_gradients:
         return loss if rule.on_nonfinite == "raise" else None
     zero = finite.zero_if_finite(dense_of(gradients))
     return zero if loss is None else F.add(cast_like(loss, zero), zero)
 
 
-def guarded_updates(graph: Graph, token: Value | None) -> list[tuple[Value, Value]]:
-    """The graph's own updates, of running statistics, once `token` is known to be finite."""
-    return [(state, finite.guarded(new, token)) for state, new in graph.updates]
+def guarded_updates(updates: Sequence[tuple[Value, Value]], guard: Value | None) -> list[tuple[Value, Value]]:
+    """Return updates with a guard, such as those of running statistics."""
+    return [(state, finite.guarded(new, guard)) for state, new in updates]
 
 
 def gradients_of(
     graph: Graph, loss: Value, trained: Sequence[TrainedParameter], rule: UpdateRule
 ) -> list[Value | Rows]:
-    """The gradients of a loss that is made of the values of `graph`; those of tables by rows."""
+    """Return the gradients of a loss that is computed from values of `graph`; row-sparse for lazy tables."""
     tables = {t.name: lookups(graph, t.value, t.name) for t in trained if t.lazy}
     if tables and not rule.optimizer.elementwise:
         raise UsageError(
@@ -154,70 +175,81 @@ def gradients_of(
 
 
 def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
-    """`graph` (first output: the loss) plus backward and the update of parameters and slots, in one program."""
+    """Return one program: `graph` (first output: the loss), the backward pass, and all updates."""
     gradients = gradients_of(graph, graph.outputs[0], trained, rule)
-    token = token_of(graph.outputs[0], gradients, rule)
-    inputs, updates = _updates(trained, gradients, rule, token)
-    statistics = guarded_updates(graph, token)
+    guard = guard_of(graph.outputs[0], gradients, rule)
+    inputs, updates = _updates(trained, gradients, rule, guard)
+    statistics = guarded_updates(graph.updates, guard)
     return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*statistics, *updates])
 
 
 def whole_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
-    """`graph` plus backward, to be divided among ranks: behind its outputs come `<parameter>/gradient` of each of
-    `trained`, clipped as the rule says, and FINITE where something has to be. Raises UsageError for row-sparse updates.
+    """Return `graph` with the backward pass, to be divided among ranks.
+
+    Added outputs: `<parameter>/gradient` for each of `trained`, clipped if the rule says so; and FINITE, the guard of
+    the step, if it has one. Raises UsageError for row-sparse updates.
     """
     _refuse_lazy(trained)
     gradients = gradient([graph.outputs[0]], [t.value for t in trained])
-    token = token_of(graph.outputs[0], gradients, rule)
+    guard = guard_of(graph.outputs[0], gradients, rule)
     if rule.clip_norm is not None:
         gradients = clip_by_global_norm(gradients, rule.clip_norm)
     further = {f"{t.name}/{GRADIENT}": g for t, g in zip(trained, gradients, strict=True)}
-    further |= {} if token is None else {FINITE: token}
+    further |= {} if guard is None else {FINITE: guard}
     return graph.replace(outputs=[*graph.outputs, *further.values()], output_names=[*graph.output_names, *further])
 
 
 def placed_step(part: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, last: Value) -> Graph:
-    """A rank's part of `whole_gradients` with the update of `trained`, parameters that are there, by its outputs of
-    these names in place of them. Nothing is written, and NotFinite not raised, before `last` is computed.
+    """Return the program of one rank: its part of `whole_gradients`, and the updates of its parameters.
+
+    Args:
+        part: The nodes of `whole_gradients` that this rank computes. The gradients among its outputs are used for the
+            updates, and are no outputs of the result.
+        trained: The trained parameters of this rank.
+        rule: How gradients become updates.
+        last: A value that is available when the rank has exchanged all values. NotFinite is not raised before.
     """
-    found = dict(zip(part.output_names, part.outputs, strict=True))
+    outputs = dict(zip(part.output_names, part.outputs, strict=True))
     stored = {part.name_of(v): v for v in part.inputs}
-    gradients = [found.pop(f"{t.name}/{GRADIENT}") for t in trained]
-    token = found.pop(FINITE, None)
-    if token is not None:
-        token = F.control_dependency(token, last)
+    gradients = [outputs.pop(f"{t.name}/{GRADIENT}") for t in trained]
+    guard = outputs.pop(FINITE, None)
+    if guard is not None:
+        guard = after(guard, [last])
     own = [replace(t, value=stored[t.name]) for t in trained]
-    inputs, updates = _updates(own, gradients, replace(rule, clip_norm=None), token)
+    inputs, updates = _updates(own, gradients, replace(rule, clip_norm=None), guard)
     return part.replace(
-        inputs=[*part.inputs, *inputs], outputs=found.values(), output_names=found,
-        updates=[*guarded_updates(part, token), *updates],
+        inputs=[*part.inputs, *inputs], outputs=outputs.values(), output_names=outputs,
+        updates=[*guarded_updates(part.updates, guard), *updates],
     )  # fmt: skip
 
 
 def split_step(
     graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets | None = None
 ) -> tuple[Graph, Graph]:
-    """The accumulating program and the updating one; they share the states `<parameter>/gradient_sum`.
+    """Return two programs: one adds the gradients of a batch to accumulators, the other updates and resets these.
 
-    Inputs beside the data: `batch_weight` (float32 scalar, the number of samples) of the first, unless the graph has an
-    output of this name; `total_weight`, the sum of the weights, and `learning_rate` of the second, which resets the
-    sums. buckets: of the processes that the second sums over; the first has the mean loss over them, and the last of
-    its outputs is the weight of them all.
-    Raises UsageError for row-sparse updates: the sums are dense.
+    They share the states `<parameter>/gradient_sum`. The inputs of the first, besides the data, are `batch_weight`
+    (float32 scalar, the number of samples), unless the graph has an output of this name. Those of the second are
+    `total_weight` (float32 scalar, the sum of the weights) and `learning_rate`.
+
+    With `buckets`, the second program all-reduces the gradients. The loss of the first is then the mean over all ranks,
+    and its last output is the weight of all ranks.
+
+    Raises UsageError for row-sparse updates, because the accumulators are dense.
     """
     _refuse_lazy(trained)
     weight, fed = weight_of(graph)
     sums = [gradient_sum(t) for t in trained]
-    outputs, names, known = list(graph.outputs), list(graph.output_names), graph.outputs[0]
+    outputs, names, loss = list(graph.outputs), list(graph.output_names), graph.outputs[0]
     if buckets is not None:
-        known, total = all_reduce.mean_loss(graph.outputs[0], weight)
-        outputs, names = [known, *outputs[1:], total], [*names, TOTAL_WEIGHT]
-    token = None if rule.on_nonfinite == "ignore" else known
-    if token is None and buckets is not None:
-        token = all_reduce.zero_after(total)
+        loss, total = all_reduce.mean_loss(graph.outputs[0], weight)
+        outputs, names = [loss, *outputs[1:], total], [*names, TOTAL_WEIGHT]
+    guard = None if rule.on_nonfinite == "ignore" else loss
+    if guard is None and buckets is not None:
+        guard = all_reduce.zero_after(total)
     wanted = [t.value for t in trained]
-    added, token = _added(graph.outputs[0], wanted, sums, weight, token, rule.scale, shared=buckets is not None)
-    updates = [*guarded_updates(graph, token), *added]
+    added, guard = _accumulated(graph.outputs[0], wanted, sums, weight, guard, rule.scale, shared=buckets is not None)
+    updates = [*guarded_updates(graph.updates, guard), *added]
     accumulate = graph.replace(
         inputs=[*graph.inputs, *fed, *sums, *([] if rule.scale is None else [rule.scale])], outputs=outputs,
         output_names=names, updates=updates,
@@ -228,77 +260,86 @@ def split_step(
 
 
 def gradient_sum(parameter: TrainedParameter) -> Value:
-    """The state in which gradients of a parameter wait."""
-    return Value(states.precise(parameter.value.tensor), f"{parameter.name}/{GRADIENT_SUM}", role="state")
+    """Return the state in which the gradients of a parameter are accumulated."""
+    return Value(states.state_type(parameter.value.tensor), f"{parameter.name}/{GRADIENT_SUM}", role="state")
 
 
-def _added(
+def mean_of_sums(sums: Sequence[Value], total: Value) -> list[Value]:
+    """Return accumulated gradients divided by the total weight of their batches."""
+    weight = divisor(total)
+    return [F.div(s, cast_like(weight, s)) for s in sums]
+
+
+def resets(sums: Sequence[Value]) -> list[tuple[Value, Value]]:
+    """Return updates that set accumulators to 0."""
+    return [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
+
+
+def _accumulated(
     loss: Value,
     wanted: Sequence[Value],
     sums: Sequence[Value],
     weight: Value,
-    token: Value | None,
+    guard: Value | None,
     scale: Value | None,
     *,
     shared: bool,
 ) -> tuple[list[tuple[Value, Value]], Value | None]:
-    """The updates of `sums` by gradient * weight, and what has to be finite. shared: the loss may be one of several
-    processes whose gradients go through statistics of all, so that their weights come first.
+    """Return the updates of the accumulators `sums` by weight * gradient, and the guard of the step.
+
+    shared: whether there are several ranks. If BatchNormalization then uses the statistics of all of them, gradients of
+    one rank's loss also flow through other ranks. So the loss is multiplied by the weight, not the gradients.
     """
     if not shared or not any(isinstance(node.op, AllReduceMoments) for node in topological([loss])):
-        factor = finite.guarded(weight, token)
+        factor = finite.guarded(weight, guard)
         gradients = loss_scale.gradients(loss, wanted, scale)
         wide = map(states.widened, gradients)
-        return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, wide, strict=True)], token
+        return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, wide, strict=True)], guard
     gradients = loss_scale.gradients(F.mul(loss, cast_like(weight, loss)), wanted, scale)
-    if token is not None:
-        for found in gradients:  # nobody may stop while another one waits for a sum
-            token = F.control_dependency(token, found)
+    if guard is not None:
+        guard = after(guard, gradients)  # a rank must not fail while another one waits for it in an all-reduce
     wide = map(states.widened, gradients)
-    return [(s, F.add(finite.guarded(s, token), g)) for s, g in zip(sums, wide, strict=True)], token
+    return [(s, F.add(finite.guarded(s, guard), g)) for s, g in zip(sums, wide, strict=True)], guard
 
 
 def _update(
     name: str, trained: Sequence[TrainedParameter], rule: UpdateRule, sums: Sequence[Value], buckets: Buckets | None
 ) -> Graph:
-    """The program that updates by the gradients that wait, and resets their sums."""
+    """Return the program that updates by the accumulated gradients, and resets the accumulators `sums`."""
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     if buckets is None:
-        weight = divisor(total)
-        means: Sequence[Value | Rows] = [F.div(s, cast_like(weight, s)) for s in sums]
-        inputs, updates = _updates(trained, means, rule, token_of(None, means, rule))
+        means = mean_of_sums(sums, total)
+        inputs, updates = _updates(trained, means, rule, guard_of(None, means, rule))
     else:
         inputs, updates, _ = _shared_updates(trained, rule, sums, None, total, buckets)
-    reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
     return Graph(
-        [total, *inputs, *(t.value for t in trained), *sums], [inputs[1]], [*updates, *reset], f"{name}_update",
-        output_names=["previous_step"],
+        [total, *inputs, *(t.value for t in trained), *sums], [inputs[1]], [*updates, *resets(sums)],
+        f"{name}_update", output_names=["previous_step"],
     )  # fmt: skip
 
 
-def staged_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
-    """The update of the parameters of one of several stages, around what all stages have to tell each other.
+def stage_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
+    """Return two programs that update the parameters of one stage by accumulated gradients.
 
-    Both read the gradients that wait, and `total_weight`. The first has the outputs `squares`, the sum of squares of
-    the mean gradients, and `finite`, which is 0 when they are; the second updates, and resets the sums. Where the rule
-    clips gradients, they are multiplied by its input `gradient_scale`.
+    The first measures the mean gradients: its outputs are `squares`, the sum of their squares, and `finite`, 0 if they
+    are finite and NaN otherwise. The ranks add these numbers up, and decide together whether they update. The second
+    program updates, and resets the accumulators. If the rule clips gradients, it multiplies them by its input
+    `gradient_scale`. Both programs have the input `total_weight`.
     """
     _refuse_lazy(trained)
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     scale = Value(TensorType(DType.FLOAT32, ()), SCALE)
     sums = [gradient_sum(t) for t in trained]
-    weight = divisor(total)
-    means = [F.div(s, cast_like(weight, s)) for s in sums]
+    means = mean_of_sums(sums, total)
     squares = [F.cast(F.reduce_sum_square(m, keepdims=False), to="float32") for m in means]
-    told = [squares[0] if len(squares) == 1 else F.sum(*squares), finite.zero_if_finite(means)]
-    measure = Graph([total, *sums], told, (), f"{name}_measure", output_names=["squares", "finite"])
+    outputs = {"squares": sum_of(squares), "finite": finite.zero_if_finite(means)}
+    measure = Graph([total, *sums], outputs.values(), (), f"{name}_measure", output_names=outputs)
     clips = rule.clip_norm is not None
     scaled = [F.mul(m, cast_like(scale, m)) for m in means] if clips else means
     inputs, updates = _updates(trained, scaled, replace(rule, clip_norm=None), None)
-    reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
     update = Graph(
         [total, *([scale] if clips else ()), *inputs, *(t.value for t in trained), *sums], [inputs[1]],
-        [*updates, *reset], f"{name}_update", output_names=["previous_step"],
+        [*updates, *resets(sums)], f"{name}_update", output_names=["previous_step"],
     )  # fmt: skip
     return measure, update
 
@@ -306,63 +347,69 @@ def staged_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRu
 def shared_step(
     graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets
 ) -> tuple[Graph, Graph]:
-    """The whole step of one of several processes, whose gradients are summed while the backward pass goes on; and that
-    of a process without samples, which gives zeros and takes part in the sums and the update.
+    """Return two programs of one of several ranks: the whole step, and the step of a rank without samples.
 
-    `batch_weight` is fed as for `split_step`; of the second, `<parameter>/gradient_sum` and `loss_sum` are, and of a
-    table, which has no rows then, `<parameter>/rows` too. The last output of both is the weight of all processes.
+    Gradients are all-reduced while the backward pass runs. A rank without samples takes part in all all-reduces with
+    zeros, and updates like the others. The last output of both programs is the weight of all ranks.
+
+    The first program has the input `batch_weight` as in `split_step`. Those of the second must be fed with zeros:
+    `loss_sum`, `<parameter>/gradient_sum`, and for lazy tables `<parameter>/rows` (without elements).
     """
     weight, fed = weight_of(graph)
     loss, total = all_reduce.mean_loss(graph.outputs[0], weight)
     weighted = F.mul(graph.outputs[0], cast_like(weight, graph.outputs[0]))
-    parts = gradients_of(graph, weighted, trained, rule)
-    inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
+    gradients = gradients_of(graph, weighted, trained, rule)
+    inputs, updates, guard = _shared_updates(trained, rule, gradients, loss, total, buckets)
     step = graph.replace(
         inputs=[*graph.inputs, *fed, *inputs], outputs=[loss, *graph.outputs[1:], total],
-        output_names=[*graph.output_names, TOTAL_WEIGHT], updates=[*guarded_updates(graph, token), *updates],
+        output_names=[*graph.output_names, TOTAL_WEIGHT], updates=[*guarded_updates(graph.updates, guard), *updates],
     )  # fmt: skip
     step = chained(step, total)
-    return step, _idle(graph, trained, rule, buckets, absence(graph, step))
+    return step, _idle_step(graph, trained, rule, buckets, idle_statistics(graph, step))
 
 
-def _idle(
-    graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets, absent: Absence
+def _idle_step(
+    graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets, idle: IdleStatistics
 ) -> Graph:
-    """The step of a process without samples."""
-    pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
-    loss, total = all_reduce.mean_of(absent.before(pair), graph.outputs[0].dtype)
-    fed = _nothing(trained)
-    parts = _parts(trained, absent.after_sums(fed, total))
-    inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
-    statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
+    """Return the step of a rank without samples."""
+    loss_sum = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
+    loss, total = all_reduce.mean_of_pair(idle.after_moments(loss_sum), graph.outputs[0].dtype)
+    fed = _zero_gradients(trained)
+    gradients = _as_gradients(trained, idle.after_sums(fed, total))
+    inputs, updates, guard = _shared_updates(trained, rule, gradients, loss, total, buckets)
     updated = [t.value for t in trained]
-    states = [v for v in absent.states if v not in set(updated)]
+    others = [v for v in idle.states if v not in set(updated)]
     return Graph(
-        [pair, *fed, *absent.inputs, *inputs, *updated, *states], [loss, total], [*statistics, *updates],
-        f"{graph.name}_idle", output_names=[graph.output_names[0], TOTAL_WEIGHT],
-    )  # fmt: skip
-
-
-def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule, alone: bool = False) -> Graph | None:
-    """What a process without samples does in the place of `accumulate`, the first program of a `split_step` of `graph`;
-    None where that is to take part in the sum of losses alone, unless `alone`.
-    """
-    absent = absence(graph, accumulate)
-    if absent.last is None and not alone:
-        return None
-    pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
-    loss, total = all_reduce.mean_of(absent.before(pair), graph.outputs[0].dtype)
-    (total,) = absent.after_sums([total], total)
-    token = all_reduce.zero_after(total) if rule.on_nonfinite == "ignore" else F.control_dependency(loss, total)
-    statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
-    return Graph(
-        [pair, *absent.inputs, *absent.states], [loss, total], statistics, f"{graph.name}_idle",
+        [loss_sum, *fed, *idle.inputs, *inputs, *updated, *others], [loss, total],
+        [*guarded_updates(idle.updates, guard), *updates], f"{graph.name}_idle",
         output_names=[graph.output_names[0], TOTAL_WEIGHT],
     )  # fmt: skip
 
 
-def _nothing(trained: Sequence[TrainedParameter]) -> list[Value]:
-    """Inputs of a process without samples, zeros: the gradients, and of tables no rows."""
+def split_idle_step(graph: Graph, accumulate: Graph, rule: UpdateRule, always: bool = False) -> Graph | None:
+    """Return the program that a rank without samples runs instead of `accumulate`.
+
+    Args:
+        graph: The training graph.
+        accumulate: The first program of its `split_step`.
+        rule: How gradients become updates.
+        always: Return a program also if it would only all-reduce the loss. If False, return None in this case.
+    """
+    idle = idle_statistics(graph, accumulate)
+    if idle.last is None and not always:
+        return None
+    loss_sum = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
+    loss, total = all_reduce.mean_of_pair(idle.after_moments(loss_sum), graph.outputs[0].dtype)
+    (total,) = idle.after_sums([total], total)
+    guard = all_reduce.zero_after(total) if rule.on_nonfinite == "ignore" else after(loss, [total])
+    return Graph(
+        [loss_sum, *idle.inputs, *idle.states], [loss, total], guarded_updates(idle.updates, guard),
+        f"{graph.name}_idle", output_names=[graph.output_names[0], TOTAL_WEIGHT],
+    )  # fmt: skip
+
+
+def _zero_gradients(trained: Sequence[TrainedParameter]) -> list[Value]:
+    """Return the inputs for the gradients of a rank without samples. A lazy table has two, both without rows."""
     fed: list[Value] = []
     for t in trained:
         kind = t.value.tensor
@@ -373,8 +420,8 @@ def _nothing(trained: Sequence[TrainedParameter]) -> list[Value]:
     return fed
 
 
-def _parts(trained: Sequence[TrainedParameter], fed: Sequence[Value]) -> list[Value | Rows]:
-    """The gradients made of such inputs."""
+def _as_gradients(trained: Sequence[TrainedParameter], fed: Sequence[Value]) -> list[Value | Rows]:
+    """Return gradients from the inputs that `_zero_gradients` returns."""
     values = iter(fed)
     return [Rows(t.value, next(values), None, next(values)) if t.lazy else next(values) for t in trained]
 
@@ -382,62 +429,64 @@ def _parts(trained: Sequence[TrainedParameter], fed: Sequence[Value]) -> list[Va
 def _shared_updates(
     trained: Sequence[TrainedParameter],
     rule: UpdateRule,
-    parts: Sequence[Value | Rows],
+    gradients: Sequence[Value | Rows],
     loss: Value | None,
     total: Value,
     buckets: Buckets,
 ) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
-    """New inputs and updates from this process's parts of the gradients; what has to be finite, behind all sums."""
+    """All-reduce the weighted gradients of this rank, and update.
+
+    Returns:
+        The graph inputs to add, the updates of all states, and the guard of the step.
+    """
     if buckets.place is not None:
-        return _sharded_updates(trained, rule, parts, loss, total, buckets)
-    means, done = all_reduce.means(parts, total, buckets)
-    token = token_of(loss, means, rule)
-    if token is None and loss is not None:
-        token = all_reduce.zero_after(total)
-    if token is not None:
-        for sums in done:  # nobody may stop while another one waits for a sum
-            token = F.control_dependency(token, sums)
-    inputs, updates = _updates(trained, means, rule, token)
-    return inputs, updates, token
+        return _sharded_updates(trained, rule, gradients, loss, total, buckets)
+    means, done = all_reduce.mean_gradients(gradients, total, buckets)
+    guard = guard_of(loss, means, rule)
+    if guard is None and loss is not None:
+        guard = all_reduce.zero_after(total)
+    if guard is not None:
+        guard = after(guard, done)  # a rank must not fail while another one waits for it in an all-reduce
+    inputs, updates = _updates(trained, means, rule, guard)
+    return inputs, updates, guard
 
 
 def _sharded_updates(
     trained: Sequence[TrainedParameter],
     rule: UpdateRule,
-    parts: Sequence[Value | Rows],
+    gradients: Sequence[Value | Rows],
     loss: Value | None,
     total: Value,
     buckets: Buckets,
 ) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
-    """The same where this process updates its slices of the buckets, and gets those of the others."""
+    """The same as `_shared_updates` for sharded optimizer states: update the slices of this rank, gather the others."""
     values = [t.value for t in trained]
-    own, done = sharded.scattered(values, dense_of(parts), total, buckets)
-    gradients, token = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None
-    if rule.clip_norm is not None or rule.looks_at_gradients:
-        squares, zero, after = sharded.of_all(gradients, done)
-        done.append(after)
-        if rule.looks_at_gradients:
-            token = zero if loss is None else F.add(cast_like(loss, zero), zero)
+    own, done = sharded.reduce_scatter(values, dense_of(gradients), total, buckets)
+    means, guard = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None
+    if rule.clip_norm is not None or rule.checks_gradients:
+        squares, zero, complete = sharded.square_norm(means, done)
+        done.append(complete)
+        if rule.checks_gradients:
+            guard = zero if loss is None else F.add(cast_like(loss, zero), zero)
         if rule.clip_norm is not None:
-            gradients = _clipped(gradients, F.sqrt(squares), rule.clip_norm)
-    if token is None and loss is not None:
-        token = all_reduce.zero_after(total)
-    if token is not None:
-        for sums in done:  # nobody may stop while another one waits for a sum
-            token = F.control_dependency(token, sums)
-    pieces = [replace(trained[piece.position], value=piece.weight) for piece in own]
-    inputs, found = _updates(pieces, gradients, replace(rule, clip_norm=None, ema=None), token)
+            means = _clipped(means, F.sqrt(squares), rule.clip_norm)
+    if guard is None and loss is not None:
+        guard = all_reduce.zero_after(total)
+    if guard is not None:
+        guard = after(guard, done)  # a rank must not fail while another one waits for it in an all-reduce
+    slices = [replace(trained[piece.position], value=piece.weight) for piece in own]
+    inputs, found = _updates(slices, means, replace(rule, clip_norm=None, ema=None), guard)
     weights = {piece.weight for piece in own}
     new = [result for state, result in found if state in weights]
     updates = [(state, result) for state, result in found if state not in weights]
     step = updates[0][1]
-    for parameter, whole in zip(trained, sharded.gathered(values, own, new, token, done, buckets), strict=True):
+    for parameter, whole in zip(trained, sharded.all_gather(values, own, new, guard, done, buckets), strict=True):
         updates.append((parameter.value, whole))
         if rule.ema is not None:
-            average = Value(states.precise(parameter.value.tensor), f"{parameter.name}/{AVERAGE}", role="state")
+            average, update = _average_update(parameter, states.widened(whole), rule.ema, step)
             inputs.append(average)
-            updates.append((average, rule.ema.update(average, states.widened(whole), step)))
-    return inputs, updates, token
+            updates.append((average, update))
+    return inputs, updates, guard
 
 
 def _refuse_lazy(trained: Sequence[TrainedParameter]) -> None:
@@ -447,14 +496,23 @@ def _refuse_lazy(trained: Sequence[TrainedParameter]) -> None:
         )
 
 
-def fit_sums(
+def adapt_gradient_sums(
     arrays: dict[str, np.ndarray], trained: Sequence[str], states: Mapping[str, np.ndarray], waiting: int, rank: int
 ) -> None:
-    """Make the gradient sums of a checkpoint those of a trainer with these states, which may have been saved by another
-    number of processes or another `accumulate`.
+    """Change the accumulated gradients of a checkpoint to those that a rank restores.
 
-    waiting: of how many batches they are; without any they are 0, and nothing is lost. A process adds what it has to
-    the sums of the others, so that rank 0 alone takes those that wait. Raises UsageError where they have no place.
+    The checkpoint may come from another number of processes, or another `accumulate`. Ranks add their accumulated
+    gradients up, so only rank 0 restores those of the checkpoint, and the others start at 0.
+
+    Args:
+        arrays: The arrays of the checkpoint. Changed in place.
+        trained: Names of the trained parameters.
+        states: The states of the trainer.
+        waiting: Number of accumulated batches in the checkpoint.
+        rank: This rank.
+
+    Raises:
+        UsageError: There are accumulated gradients, but this trainer does not accumulate.
     """
     for key in (f"{name}/{GRADIENT_SUM}" for name in trained):
         if key in states and (rank > 0 or not waiting):

@@ -18,16 +18,16 @@ from graphkit.ops.pointwise import scalar_like
 
 # The input (a float32 scalar) or output of training programs with the weight of a batch.
 BATCH_WEIGHT = "batch_weight"
-# The input or output with the sum of weights, over batches or processes.
+# The input or output with the sum of weights, over batches or ranks.
 TOTAL_WEIGHT = "total_weight"
-# Below any weight that makes sense, and above 0.
+# Smaller than any real weight. It prevents a division by 0.
 _TINY = 1e-30
 
 
 class Term(NamedTuple):
-    """A loss over a batch: a scalar, and the float32 scalar that its sum was divided by.
+    """A loss of a batch: the mean, and the float32 scalar that its sum was divided by.
 
-    weight: None stands for the number of samples.
+    If `weight` is None, the weight is the number of samples.
     """
 
     mean: Value
@@ -35,7 +35,7 @@ class Term(NamedTuple):
 
 
 def quotient(total: Value, weight: Value) -> Term:
-    """The term of a sum and its weight. The mean is 0 where the weight is. No gradient flows through the weight."""
+    """Return the mean `total / weight` as a Term. It is 0 if the weight is 0. No gradient flows through the weight."""
     weight = F.stop_gradient(F.cast(weight, to="float32"))
     wide = F.cast(total, to="float32")
     mean = F.div(wide, F.max(weight, scalar_like(_TINY, weight)))
@@ -43,13 +43,16 @@ def quotient(total: Value, weight: Value) -> Term:
 
 
 def divisor(total: Value) -> Value:
-    """Return a sum of weights, or 1 if it is 0. All sums over samples are 0 then, and their means should be, too."""
+    """Return a sum of weights, or 1 if it is 0. Then all sums over samples are 0, so their means are 0 as well."""
     result: Value = F.where(F.equal(total, scalar_like(0.0, total)), scalar_like(1.0, total), total)
     return result
 
 
 def counted(graph: Graph, target: Value) -> Value | None:
-    """The number of targets in a batch, in units of a sample where samples have a fixed number; None: one each."""
+    """Return the number of targets in a batch as a float32 scalar.
+
+    Axes of fixed size are not counted. The result is None if only the number of samples remains.
+    """
     shape = target.tensor.shape
     if shape is None:
         return F.cast(F.size(target), to="float32")
@@ -61,7 +64,7 @@ def counted(graph: Graph, target: Value) -> Value | None:
 
 
 def _samples(graph: Graph) -> object:
-    """The dimension that counts the samples of a batch: the first of the first input of data."""
+    """Return the dimension that counts the samples of a batch: the first one of the first data input."""
     first = next((v.type for v in graph.inputs if v.role == "data"), None)
     if not isinstance(first, TensorType) or not first.shape:
         return None
@@ -69,7 +72,7 @@ def _samples(graph: Graph) -> object:
 
 
 def mixed(first: Term, second: Term, share: Value) -> Term:
-    """The loss of samples whose targets are `first` by a share, and `second` by the rest (Zhang et al., 2018)."""
+    """Return share * first + (1 - share) * second: the loss of mixed samples (Zhang et al., 2018)."""
     rest = F.sub(scalar_like(1.0, share), share)
 
     def sum_of(a: Value, b: Value) -> Value:
@@ -86,17 +89,18 @@ def mixed(first: Term, second: Term, share: Value) -> Term:
 
 
 def weight_in(results: Mapping[str, Any], samples: float) -> float:
-    """The weight of the loss among the outputs of a step or of an evaluated batch, over all processes.
+    """Return the weight of a loss over all ranks, from the outputs of a step or of an evaluated batch.
 
-    samples: how many there were in all, which is the weight where there is none among the outputs.
+    samples: number of samples of all ranks, the weight if no output contains one.
     """
     return float(results.get(TOTAL_WEIGHT, results.get(BATCH_WEIGHT, samples)))
 
 
 def weight_of(graph: Graph) -> tuple[Value, list[Value]]:
-    """The weight of a batch of a training graph, and the inputs that it needs beside those of the graph.
+    """Return the weight of a batch of a training graph, and the graph inputs to add for it.
 
-    It is the output BATCH_WEIGHT of the graph, or else an input that is fed with the number of samples.
+    The weight is the output BATCH_WEIGHT of the graph. Without this output, it is a new input BATCH_WEIGHT, which must
+    be fed with the number of samples.
     """
     if BATCH_WEIGHT in graph.output_names:
         return graph.outputs[graph.output_names.index(BATCH_WEIGHT)], []

@@ -19,7 +19,7 @@ from graphkit.executor.devices import cuda
 from graphkit.executor.devices.groups import AnyDevice, GroupDevices
 from graphkit.executor.run.session import Executor
 from graphkit.ir.types import DType
-from graphkit.train.devices import chosen
+from graphkit.train.settings import choose_device
 
 X = np.random.default_rng(0).standard_normal((16, 12)).astype(np.float32)
 LABELS = np.arange(16) % 3
@@ -525,10 +525,10 @@ def test_one_of_several_processes_has_one_device(cards: list[Card]) -> None:
     for workers, is_remote in ((2, False), (1, True)):
         store: Any = SimpleNamespace(num_workers=workers, is_remote=is_remote, local_rank=0)
         with pytest.raises(UsageError, match="with several processes, each runs on one device"):
-            chosen(CARDS, graph, store)
-        assert chosen({"first": "cuda:1", "second": "cuda:1"}, graph, store) == "cuda:1"
+            choose_device(CARDS, graph, store)
+        assert choose_device({"first": "cuda:1", "second": "cuda:1"}, graph, store) == "cuda:1"
     alone: Any = SimpleNamespace(num_workers=1, is_remote=False)
-    assert isinstance(chosen(CARDS, graph, alone), GroupDevices)
+    assert isinstance(choose_device(CARDS, graph, alone), GroupDevices)
     net = layers()
     with pytest.raises(UsageError, match="with several processes, each runs on one device"):
         Executor(net.graph, net.params, device=CARDS, channels=SimpleNamespace())  # type: ignore[arg-type]

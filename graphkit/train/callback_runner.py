@@ -1,4 +1,4 @@
-"""How `fit` calls callbacks: with states from checkpoints, errors with their place, and a common decision to stop."""
+"""Calls the callbacks of a `fit`: restores and stores their states, and stops all ranks if one callback asks for it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
 
 
-class Calls:
-    """The callbacks of one `fit`. `steps`, `epochs`: whether any rank has some, so that all ranks agree after
-    calling them.
+class CallbackRunner:
+    """Calls the callbacks of one `fit`.
+
+    Attributes:
+        callbacks: The callbacks of this rank.
+        steps: Whether a callback of any rank is called after steps. Then all ranks decide after each step whether to
+            stop.
+        epochs: Whether any rank has callbacks.
     """
 
     def __init__(self, trainer: BaseTrainer, callbacks: Sequence[Callback]):
@@ -36,20 +41,21 @@ class Calls:
         self._trainer = trainer
         self.callbacks = tuple(callbacks)
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
-        self._begun: list[Callback] = []
-        # Before the end of an epoch that is not over: whoever goes on calls it again.
+        # The callbacks whose `on_fit_begin` was called.
+        self._started: list[Callback] = []
+        # While `on_epoch_end` runs: the states from before it. If it fails, a resumed run calls it again.
         self._states: States | None = None
         store = trainer.kvstore
         self._store: KVStore | None = None if store is None or store.num_workers == 1 else store
         self.steps, self.epochs = bool(self._at_steps), bool(callbacks)
         if self._store is not None:
             steps, epochs = self._store.pushpull("callbacks", np.array([self.steps, self.epochs], np.int64))
-            # Workers with servers take steps by themselves, and are at different ones.
+            # Workers with servers take steps independently, so they cannot decide together after a step.
             self.steps, self.epochs = bool(steps) and not self._store.is_remote, bool(epochs)
 
     @property
-    def adds_scores(self) -> bool:
-        """Whether a callback that is not graphkit's own sees the numbers of an epoch, to which it may add some."""
+    def may_add_scores(self) -> bool:
+        """Whether a callback of the user defines `on_epoch_end`, which may add numbers to the record of an epoch."""
         own = f"{__name__.partition('.')[0]}."
         return any(
             type(c).on_epoch_end is not Callback.on_epoch_end and not type(c).__module__.startswith(own)
@@ -57,25 +63,27 @@ class Calls:
         )
 
     def begin(self, numbers: Numbers, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore or reset the callbacks, then call `on_fit_begin`. states: those of a checkpoint, by name."""
         for callback in self.callbacks:
             if callback.name in states:
                 self._call(callback, "restore", states[callback.name])
             else:
                 self._call(callback, "reset")
         for callback in self.callbacks:
-            self._begun.append(callback)
+            self._started.append(callback)
             self._call(callback, "on_fit_begin", self._trainer, numbers)
-        self.agree(self.epochs)
+        self._agree_to_stop(self.epochs)
 
     def step(self, numbers: Callable[[], Numbers]) -> None:
-        """Call the callbacks after a step. numbers: computed only if a callback needs them."""
+        """Call `on_step_end`. numbers: a function, which is called only if a callback needs the numbers."""
         if self._at_steps:
             given = numbers()
             for callback in self._at_steps:
                 self._call(callback, "on_step_end", self._trainer, given)
-        self.agree(self.steps)
+        self._agree_to_stop(self.steps)
 
     def epoch(self, numbers: Numbers) -> None:
+        """Call `on_epoch_end` with the numbers of rank 0."""
         if not self.epochs:
             return
         if self._store is not None:
@@ -85,12 +93,12 @@ class Calls:
         self._states = self.states()
         for callback in self.callbacks:
             self._call(callback, "on_epoch_end", self._trainer, numbers)
-        self.agree(True)
+        self._agree_to_stop(True)
         self._states = None
 
     def end(self, numbers: Numbers, error: BaseException | None) -> None:
-        """Call the callbacks at the end. error: the exception that ends `fit`; it takes precedence over later ones."""
-        for callback in self._begun:
+        """Call `on_fit_end`. error: the exception that ends `fit`; errors of callbacks are then added as notes."""
+        for callback in self._started:
             try:
                 self._call(callback, "on_fit_end", self._trainer, numbers)
             except Exception as further:
@@ -99,7 +107,7 @@ class Calls:
                 error.add_note(f"then {type(further).__name__} in {callback.name}.on_fit_end: {further}")
 
     def states(self) -> States:
-        """Return the states for a checkpoint. During or after a failed end of an epoch, they are those from before it.
+        """Return the states for a checkpoint. While `on_epoch_end` runs, or if it failed, those from before it.
 
         Raises UsageError if a state cannot be written as JSON.
         """
@@ -108,7 +116,7 @@ class Calls:
         found = {}
         for callback in self.callbacks:
             state = self._call(callback, "state")
-            with self._noted(callback, "state"):
+            with self._locating_errors(callback, "state"):
                 try:
                     found[callback.name] = json.loads(json.dumps(state))
                 except (TypeError, ValueError) as error:
@@ -119,8 +127,8 @@ class Calls:
                     raise UsageError(f"the state of callback {callback.name!r} must be a dict, not {state!r}")
         return {name: state for name, state in found.items() if state}
 
-    def agree(self, together: bool) -> None:
-        """Stop if a rank wants to. together: whether all ranks call this, as they do if some rank has callbacks."""
+    def _agree_to_stop(self, together: bool) -> None:
+        """Stop training if a callback of any rank has called `stop`. together: whether all ranks make this call."""
         trainer = self._trainer
         reason = trainer.stop_reason
         if self._store is not None and together:
@@ -133,16 +141,17 @@ class Calls:
             parts = gather(self._store, {"reason": packed})
             reason = parts[int(np.argmax(wanted))]["reason"].tobytes().decode()
         elif self._store is not None:
-            return  # asked for at a step: all come together at the end of the epoch
+            return  # the ranks decide together at the end of the epoch
         if reason is not None:
             trainer.position.stopped = reason
 
     def _call(self, callback: Callback, method: str, *arguments: Any) -> Any:
-        with self._trainer._running(f"callback {callback.name}.{method}"), self._noted(callback, method):
+        with self._trainer._running(f"callback {callback.name}.{method}"), self._locating_errors(callback, method):
             return getattr(callback, method)(*arguments)
 
     @contextlib.contextmanager
-    def _noted(self, callback: Callback, method: str) -> Any:
+    def _locating_errors(self, callback: Callback, method: str) -> Any:
+        """Context that adds a note to exceptions: the callback, its method and the position of training."""
         try:
             yield
         except Exception as error:

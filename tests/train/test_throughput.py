@@ -1,4 +1,4 @@
-"""Samples and waiting of several processes, as the log and the progress line say them."""
+"""Samples per second and time spent waiting, in the log and in the progress bar."""
 
 import json
 import time
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.train.pace import Pace
+from graphkit.train.epoch_stats import Throughput
 
 
-def test_a_pace_counts_from_where_it_begins():
+def test_throughput_counts_from_its_creation():
     waited = [7.0]
-    pace = Pace(lambda: waited[0])
+    pace = Throughput(lambda: waited[0])
     pace.add(30)
     pace.add(12)
     time.sleep(0.05)
@@ -24,7 +24,7 @@ def test_a_pace_counts_from_where_it_begins():
     assert "samples/s, waiting " in str(pace)
 
 
-def test_the_log_of_several_processes_says_how_fast_they_are_and_how_long_they_wait(on_ranks, tmp_path):
+def test_log_has_throughput_and_waiting_of_ranks(on_ranks, tmp_path):
     x, y = np.ones((48, 3), np.float32), np.zeros((48, 2), np.float32)
 
     def work(store):
@@ -38,12 +38,12 @@ def test_the_log_of_several_processes_says_how_fast_they_are_and_how_long_they_w
     histories = on_ranks(work)
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     for line in lines:
-        assert 0 < line["samples_per_second"] < 48 / (4 * 0.03)  # six batches, the first of which may be begun
-        assert 0.2 < line["waiting"] < 0.8  # one of two waits nearly always
+        assert 0 < line["samples_per_second"] < 48 / (4 * 0.03)  # six batches; the first may have started earlier
+        assert 0.2 < line["waiting"] < 0.8  # one of the two ranks waits most of the time
     assert all("waiting" not in record for history in histories for record in history)
 
 
-def test_one_process_waits_for_nobody(tmp_path):
+def test_one_process_logs_no_waiting(tmp_path):
     net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
     trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), threads=1)
     trainer.fit((np.ones((8, 3), np.float32), np.zeros((8, 2), np.float32)), folder=tmp_path / "run", progress=False)
