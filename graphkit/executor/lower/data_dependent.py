@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from graphkit.executor.devices.kernel import DataDependentKernel
-from graphkit.executor.devices.registry import make_data_dependent
+from graphkit.executor.devices.registry import rule_of
 from graphkit.executor.lower.lowering import ABSENT, NO_BUFFER, Emission, Location, Lowering, Site
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
 from graphkit.ir.declared import Declarations
@@ -63,7 +63,8 @@ def data_dependent(site: Site) -> DataDependent | None:
     values = (*node.operands, *node.outputs)
     if not isinstance(node.op, Op) or not all(has_fixed_size(v) or has_run_time_size(v) for v in values):
         return None
-    kernel = make_data_dependent(site.settings.device, node, site.without_constants)
+    make = rule_of(site.settings.device, node.op).data_dependent
+    kernel = None if make is None else make(node, site.without_constants)
     if kernel is None:
         return None
     return DataDependent(node, kernel, len(node.op.formals), site.settings.declared)

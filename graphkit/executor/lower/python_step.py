@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from graphkit.executor.devices.interpreted import copied, interpreted_kernel
 from graphkit.executor.devices.kernel import Kernel, LaunchedKernel
-from graphkit.executor.devices.registry import make_launched, make_string_function
+from graphkit.executor.devices.registry import make_launched, rule_of
 from graphkit.executor.lower.lowering import Emission, KernelKind, Lowering, Site
 from graphkit.ir import limits
 from graphkit.ir.graph import Node, Value
@@ -98,7 +98,8 @@ def string_function(site: Site) -> Lowering | None:
     node = site.node
     if site.inner or not any(_holds_strings(value) for value in (*node.operands, *node.outputs)):
         return None
-    function = make_string_function(site.settings.device, node)
+    make = rule_of(site.settings.device, node.op).string_function
+    function = None if make is None else make(node)
     if function is None:
         return None
 

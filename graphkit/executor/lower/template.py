@@ -17,7 +17,7 @@ import numpy as np
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices.kernel import Kernel, KernelContext, NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.loading import native_module
-from graphkit.executor.devices.registry import make_kernel, prepare_kernel
+from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
 from graphkit.executor.lower.refusals import failing_steps
 from graphkit.executor.lower.registry import kernel_context
@@ -105,8 +105,11 @@ class _Step:
         self.symbolic_inference = symbolic_inference  # inference need not be asked again
         self.mentioned = mentioned  # positions of symbols
         self.context = known  # None: no kernel is needed
-        # What makes the kernels, where they need no node of their own; inference would say nothing new then.
-        self.make = prepare_kernel("cpu", node, known) if known is not None and symbolic_inference else None
+        # Makes the kernels if they need no node of their own; inference would say nothing new then.
+        self.make: SizedFactory | None = None
+        prepare = rule_of("cpu", node.op).prepare
+        if prepare is not None and known is not None and symbolic_inference:
+            self.make = prepare(node, known)
         # Positions of the sizes of operands and results.
         self.inputs = [None if v is None else shape_of(v) for v in node.inputs]
         self.outputs = [shape_of(v) for v in node.outputs]

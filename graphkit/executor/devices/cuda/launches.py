@@ -8,7 +8,7 @@ processor, on any machine.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -16,12 +16,25 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit.errors import RuntimeFailure
+from graphkit.executor.devices.registry import KernelRule, LaunchedFactory, register
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
 from graphkit.ops.nn.conv import Geometry
 
 # Of every block.
 THREADS = 256
+
+
+def launched(
+    name: str, domain: str = "", *, covers: Callable[[Node], bool] | None = None, fusable: bool = False
+) -> Callable[[LaunchedFactory], LaunchedFactory]:
+    """Decorator: register the factory of an operator's kernels on a GPU. `KernelRule` explains the options."""
+
+    def install(factory: LaunchedFactory) -> LaunchedFactory:
+        register("cuda", domain, name, KernelRule(launched=factory, covers=covers, fusable=fusable))
+        return factory
+
+    return install
 
 
 @dataclass(frozen=True, eq=False)

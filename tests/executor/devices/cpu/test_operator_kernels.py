@@ -7,7 +7,7 @@ import pytest
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.registry import has_factory, register
+from graphkit.executor.devices.registry import KernelRule, register, rule_of
 from graphkit.ops import registry
 
 GUARD = ("ai.graphkit", "FiniteGuard")
@@ -17,8 +17,9 @@ X, TOKEN, Y = ("x", (2, 3), "float32"), ("token", (), "float64"), ("y", (2, 3), 
 def test_every_one_is_an_operator_with_a_factory() -> None:
     assert GUARD in native.operators()
     for domain, name in native.operators():
-        assert registry.find(domain, name) is not None, f"GRAPHKIT_KERNEL({domain}, {name}) names no operator"
-        assert has_factory("cpu", domain, name)
+        found = registry.find(domain, name)
+        assert found is not None, f"GRAPHKIT_KERNEL({domain}, {name}) names no operator"
+        assert rule_of("cpu", found).has_kernels
 
 
 def test_a_kernel_by_its_node() -> None:
@@ -56,4 +57,4 @@ def test_what_a_kernel_declares_is_what_its_node_has() -> None:
 
 def test_two_kernels_for_one_operator() -> None:
     with pytest.raises(UsageError, match=r"device 'cpu' has two kernels for ai.graphkit.FiniteGuard"):
-        register("cpu", *GUARD)(lambda node, context: None)
+        register("cpu", *GUARD, KernelRule(lambda node, context: None))
