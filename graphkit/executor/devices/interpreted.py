@@ -23,6 +23,29 @@ def check_result(node: Node, position: int, result: np.ndarray, shape: Sequence[
         )
 
 
+def owned_results(operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Return `results` with copies instead of those that share memory with an operand.
+
+    References may return views, as Reshape's does. The memory of an operand may be written again while a result lives.
+    An operand that is a sequence or an optional owns its arrays already: results may share them.
+    """
+    borrowed = {id(_owner(x)) for x in operands if x is not None and not isinstance(x, (list, tuple))}
+
+    def own(item: Any) -> Any:
+        if item is None or isinstance(item, (list, tuple)):
+            return item and [own(x) for x in item]
+        return item.copy() if id(_owner(item)) in borrowed else item
+
+    return [own(result) for result in results]
+
+
+def _owner(array: Any) -> Any:
+    """The object that the memory belongs to."""
+    while (base := getattr(array, "base", None)) is not None:
+        array = base
+    return array
+
+
 class Interpreted:
     """What `interpreted_kernel` makes, as the kernel of a device with arrays of its own."""
 

@@ -64,29 +64,6 @@ class PythonFunction(PythonStep):
         self.owned = owned
 
 
-def kept(operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """Return `results` with copies in place of those that share memory with an operand.
-
-    References may return views, as Reshape's does. The memory of an operand may be written again while a result lives.
-    An operand that is a sequence or an optional owns its arrays already: results may share them.
-    """
-    lent = {id(_owner(x)) for x in operands if x is not None and not isinstance(x, (list, tuple))}
-
-    def own(item: Any) -> Any:
-        if item is None or isinstance(item, (list, tuple)):
-            return item and [own(x) for x in item]
-        return item.copy() if id(_owner(item)) in lent else item
-
-    return [own(result) for result in results]
-
-
-def _owner(array: Any) -> Any:
-    """What the memory belongs to."""
-    while (base := getattr(array, "base", None)) is not None:
-        array = base
-    return array
-
-
 def launched(site: Site) -> Lowering | None:
     """The kernel that a device with arrays of its own has for a node of known sizes."""
     kernel = make_launched(site.settings.device, site.node, site.context) if site.static else None

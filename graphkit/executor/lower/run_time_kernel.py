@@ -17,11 +17,10 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import BAD_VALUE, GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
-from graphkit.executor.devices.interpreted import check_result
+from graphkit.executor.devices.interpreted import check_result, owned_results
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, NO_BUFFER, Emission, Location, Lowering, Site
-from graphkit.executor.lower.python_step import kept
 from graphkit.executor.lower.stand_ins import assumed_sizes, deciding_operands, stand_ins
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
 from graphkit.ir.declared import Declarations
@@ -253,7 +252,7 @@ def _interpreted(
             None if kind is None else np.ndarray(kind.static_shape, kind.dtype.numpy, data)
             for kind, data in zip(types, memory, strict=False)
         ]
-        results = kept(operands, run_node(node, operands))
+        results = owned_results(operands, run_node(node, operands))
         for position, (value, result) in enumerate(zip(node.outputs, results, strict=True)):
             if has_fixed_size(value):
                 check_result(node, position, result, value.tensor.static_shape, value.dtype.numpy)

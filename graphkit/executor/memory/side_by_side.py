@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from graphkit.executor.devices.capabilities import pinned_memory_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.memory.planner import ALIGNMENT
 from graphkit.ir.graph import Value
@@ -31,4 +32,4 @@ def arrays_in(memory: np.ndarray, values: Sequence[Value]) -> list[np.ndarray]:
 
 def host_arrays(device: Device, values: Sequence[Value]) -> list[np.ndarray]:
     """Such arrays in memory of the host from which the device copies at its best."""
-    return arrays_in(device.host_memory(side_by_side(values)[-1]), values)
+    return arrays_in(pinned_memory_of(device).host_memory(side_by_side(values)[-1]), values)

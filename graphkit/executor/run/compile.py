@@ -12,7 +12,7 @@ from typing import Any
 from graphkit import config
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.devices.loading import with_arrays
+from graphkit.executor.devices.loading import find_device
 from graphkit.executor.lower.arrays.swapped_stacks import stacks_on_host
 from graphkit.executor.lower.batch import Batch, batch_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Settings
@@ -120,5 +120,5 @@ def refuse_fallbacks(program: Executable) -> None:
 
 
 def _program(lowered: LoweredGraph, pools: Pools, handed: Collection[Value]) -> DeviceProgram:
-    device = with_arrays(lowered.settings.device, lowered.settings.number)
+    device = find_device(lowered.settings.device, lowered.settings.number)
     return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools, handed)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from graphkit.errors import UnsupportedError, UsageError
-from graphkit.executor.devices.loading import DeviceName, native_module, with_arrays
+from graphkit.executor.devices.capabilities import ReducedPrecision
+from graphkit.executor.devices.loading import DeviceName, find_device, native_module
 
 PRECISIONS = ("f32", "bf16", "f16", "tf32", "fp8")
-
-# The compute capability of the first cards with products of 8 bits.
-_FLOAT8 = (8, 9)
 
 
 def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
@@ -19,23 +17,17 @@ def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
         raise UsageError(f"precision {precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
     if device.kind == "cpu" and precision in ("f16", "tf32", "fp8"):
         raise UnsupportedError(f"precision {precision!r} needs a GPU (device='cuda'); use 'f32' or 'bf16'")
-    if precision in ("f32", "tf32"):
+    if precision == "f32":
         return
-    if not optimize:
+    if not optimize and precision != "tf32":
         raise UsageError(f"precision {precision!r} rewrites the graph and cannot be used with optimize=False")
-    card = with_arrays(*device)
-    if card is not None:
-        if precision == "fp8" and card.capability < _FLOAT8:
-            raise UnsupportedError(
-                f"precision 'fp8': {card.name!r} has compute capability {_dotted(card.capability)}, but 8-bit "
-                f"matrix products need {_dotted(_FLOAT8)} or later; use 'bf16'"
-            )
+    found = find_device(*device)
+    if isinstance(found, ReducedPrecision):
+        found.check_precision(precision)
         return
+    if found is not None:
+        raise UnsupportedError(f"device {found.name!r} does not support precision {precision!r}; use 'f32'")
     native = native_module()
     if native is None or not native.has_bfloat16():
         who = "this processor" if native is None or native.has_onednn() else "an engine without oneDNN"
         raise UnsupportedError(f"precision 'bf16': {who} does not multiply matrices of bfloat16; use 'f32'")
-
-
-def _dotted(numbers: tuple[int, int]) -> str:
-    return ".".join(map(str, numbers))

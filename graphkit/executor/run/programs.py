@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from graphkit import config
 from graphkit.errors import TypeMismatch
 from graphkit.executor.devices.device import Device
-from graphkit.executor.devices.loading import with_arrays
+from graphkit.executor.devices.loading import find_device
 from graphkit.executor.lower.batch import Batch
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.template import Template
@@ -45,7 +45,7 @@ class Programs:
         self._log = program_log.of(settings)
         self._settings = settings
         self._pools = pools
-        device = with_arrays(settings.device, settings.number)
+        device = find_device(settings.device, settings.number)
         self._devices = () if device is None else (device,)
         self._kept: OrderedDict[Key, DeviceProgram] = OrderedDict()
         self._bytes = 0

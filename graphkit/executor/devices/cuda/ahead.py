@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graphkit.executor.devices.device import SMALL_BYTES, address_of
+from graphkit.executor.devices.capabilities import SMALL_BYTES, PinnedMemory, Streams
+from graphkit.executor.devices.device import Device, address_of
 
 # Arrays that are on their way, or wait to be read. Of more the oldest are forgotten.
 MOST_SENT = 16
@@ -23,27 +23,8 @@ class Event(Protocol):
         ...
 
 
-class Copies(Protocol):
-    """What a device is asked for; all work is queued on the current stream. See `device.Device`."""
-
-    def stream(self) -> Any: ...
-    def on(self, stream: Any) -> AbstractContextManager[Any]: ...
-    def host_memory(self, nbytes: int) -> np.ndarray: ...
-    def alloc(self, nbytes: int) -> Any: ...
-    def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any: ...
-    def copy_in(self, array: np.ndarray, target: Any = None) -> Any: ...
-
-    def copy_across(self, source: Any, target: Any) -> None:
-        """Copy the bytes of an array of the device's to the beginning of another."""
-        ...
-
-    def event(self) -> Event:
-        """The place behind all that is queued."""
-        ...
-
-    def wait_for(self, event: Event) -> None:
-        """Have what is queued from now on wait for an event of another stream."""
-        ...
+class Copies(Device, Streams, PinnedMemory, Protocol):
+    """A device that copies while it computes."""
 
 
 class _Slot:

@@ -37,9 +37,10 @@ from graphkit.executor.devices.cuda.libraries import attention, convolutions, cu
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
 from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
 from graphkit.executor.devices.cuda.libraries.way import NoWay
-from graphkit.executor.devices.interpreted import Interpreted
+from graphkit.executor.devices.interpreted import Interpreted, owned_results
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
+from graphkit.ops.evaluate import run_node
 from graphkit.ops.xp import cupy_xp
 
 # What arrays hold of elements that kernels alone know.
@@ -52,6 +53,9 @@ _BITS: dict[DType, np.dtype] = {
 # cudaErrorMemoryAllocation, cudaErrorNotReady.
 _NO_MEMORY, _NOT_READY = 2, 600
 
+# The first compute capability with 8-bit matrix products.
+_FLOAT8 = (8, 9)
+
 # cudaHostAllocPortable: pinned for all cards.
 _PORTABLE = 1
 
@@ -60,7 +64,7 @@ _FROM_HOST, _TO_HOST = 1, 2
 
 
 class CudaDevice:
-    """A card, as `graphkit.executor.devices.device.Device` wants it."""
+    """A GPU: a Device with all capabilities. `group`, `place` and `current_stream` are for all-reduces between GPUs."""
 
     def __init__(self, cupy: Any, number: int):
         self._cupy = cupy
@@ -70,13 +74,17 @@ class CudaDevice:
         self._ahead = SentAhead(self)
         self.xp = cupy_xp()
 
-    def supports(self, dtype: DType) -> bool:
-        """Numbers and booleans of numpy itself: CuPy has no ml_dtypes, no strings."""
-        return dtype.numpy.isbuiltin == 1 and dtype.numpy.kind in "biufc"
-
     def stored(self, dtype: DType) -> np.dtype | None:
-        bits = _BITS.get(dtype)
-        return bits if bits is not None or not self.supports(dtype) else dtype.numpy
+        # CuPy has the numbers and booleans of numpy itself: no ml_dtypes, no strings.
+        has_arrays = dtype.numpy.isbuiltin == 1 and dtype.numpy.kind in "biufc"
+        return dtype.numpy if has_arrays else _BITS.get(dtype)
+
+    def check_precision(self, precision: str) -> None:
+        if precision == "fp8" and self.capability < _FLOAT8:
+            raise UnsupportedError(
+                f"precision 'fp8': {self.name!r} has compute capability {_dotted(self.capability)}, but 8-bit "
+                f"matrix products need {_dotted(_FLOAT8)} or later; use 'bf16'"
+            )
 
     def stream(self) -> Any:
         with self._cupy.cuda.Device(self.number):
@@ -104,9 +112,8 @@ class CudaDevice:
         number: int = self._cupy.cuda.get_current_stream().ptr
         return number
 
-    @property
-    def has_conditions(self) -> bool:
-        """Whether recordings may have conditional nodes: the first one who asks has one made and looked at."""
+    def supports_conditions(self) -> bool:
+        # The first call makes a recording with conditional nodes, and compares its results.
         return not self.conditions_refused
 
     @cached_property
@@ -143,6 +150,9 @@ class CudaDevice:
 
     def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> ArrayKernel:
         return Interpreted(node, self.xp) if made is None else _Launched(self, node, made, fault)
+
+    def compute(self, node: Node, operands: Sequence[Any]) -> Sequence[Any]:
+        return owned_results(operands, run_node(node, operands, self.xp))
 
     @property
     def place(self) -> str:
@@ -222,7 +232,10 @@ class CudaDevice:
         self._ahead.send(array)
 
     def copy_across(self, source: Any, target: Any) -> None:
-        # From card to card where they reach each other, else by way of the host: CuPy finds out.
+        if not source.flags.c_contiguous:
+            self.xp.copyto(self.view(target, 0, source.shape, source.dtype), source)
+            return
+        # CuPy copies directly between GPUs that reach each other, otherwise through host memory.
         target.data.copy_from_device_async(source.data, source.nbytes)
 
     def copy_to_host(self, source: Any, host: np.ndarray) -> None:
@@ -248,6 +261,10 @@ class CudaDevice:
         with self._cupy.cuda.Device(self.number):
             result: np.ndarray = self._cupy.ascontiguousarray(array).reshape(array.shape).get(out=out)
         return result
+
+
+def _dotted(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def _release(number: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep, Conditional
+from graphkit.executor.devices.capabilities import Recorder
 from graphkit.executor.devices.device import Copied, Device
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, PythonStep
@@ -33,7 +34,7 @@ class Common:
     def conditions(self) -> bool:
         """Whether recordings may have conditions."""
         # NCCL's recordings wait for events that are not recorded, which none with conditions may do.
-        return self._alone and self._device.has_conditions
+        return self._alone and isinstance(self._device, Recorder) and self._device.supports_conditions()
 
     def word(self) -> Any:
         """The next kernel's."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from graphkit.errors import NotFinite
 from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep
+from graphkit.executor.devices.capabilities import streams_of
 from graphkit.executor.devices.device import Device, address_of
 from graphkit.executor.lower.lowering import DeviceSums
 from graphkit.executor.lower.python_step import PythonStep
@@ -60,8 +61,8 @@ class SumQueue:
     def __init__(
         self, device: Device, stream: Any, sums: DeviceSums, nodes: Sequence[Node], steps: Sequence[tuple[Any, Any]]
     ):
-        self._device, self._stream, self._sums = device, stream, sums
-        self._beside = device.stream()
+        self._streams, self._stream, self._sums = streams_of(device), stream, sums
+        self._beside = self._streams.stream()
         self._order = _order([_key(node) for node in nodes], steps)
         of = {_key(node): node for node in nodes}
         self._name = _named([of[key] for key in self._order])
@@ -110,11 +111,11 @@ class SumQueue:
         """What a sum needs is there, once the program's stream has come here: launch it behind those before it."""
         self._ready[key] = launch
         while self._launched < len(self._order) and (key := self._order[self._launched]) in self._ready:
-            here = self._device.event()
-            with self._device.on(self._beside):
-                self._device.wait_for(here)
+            here = self._streams.event()
+            with self._streams.on(self._beside):
+                self._streams.wait_for(here)
                 self._ready.pop(key)()
-                self._points[key] = self._device.event()
+                self._points[key] = self._streams.event()
             self._launched += 1
 
     def follow(self, keys: Sequence[str]) -> None:
@@ -126,7 +127,7 @@ class SumQueue:
         known = [key for key in keys if key in self._points]
         if known:
             # What is beside the stream is in order: the last one is behind all of them.
-            self._device.wait_for(self._points[max(known, key=self._place.__getitem__)])
+            self._streams.wait_for(self._points[max(known, key=self._place.__getitem__)])
         for key in known:
             del self._points[key]
         if known and not self._is_recorded:
@@ -143,12 +144,12 @@ class SumQueue:
 
     def settle(self) -> None:
         """Wait until the program's stream has done all; see DeviceSums.wait for what it raises."""
-        self._sums.wait(partial(self._device.done, self._stream))
+        self._sums.wait(partial(self._streams.done, self._stream))
 
     def settled(self) -> bool:
         """The same; whether it has, which it need not where other processes were given up."""
         self.settle()
-        return self._device.done(self._stream)
+        return self._streams.done(self._stream)
 
     @property
     def is_broken(self) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep
+from graphkit.executor.devices.capabilities import pinned_memory_of, streams_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.python_step import PythonStep
 from graphkit.ir.graph import Node
@@ -37,19 +38,19 @@ class SwapQueue:
     """
 
     def __init__(self, device: Device):
-        self._device = device
-        self._beside = device.stream()
+        self._streams, self._memory = streams_of(device), pinned_memory_of(device)
+        self._beside = self._streams.stream()
         # Behind each copy that the program's stream does not follow yet, in their order.
         self._points: dict[Hashable, Any] = {}
 
     def begin(self, value: Hashable, copy: Callable[[], None]) -> None:
         """Queue a copy behind what the program's stream has come to."""
-        here = self._device.event()
+        here = self._streams.event()
         assert value not in self._points, "a copy of this name is under way"
-        with self._device.on(self._beside):
-            self._device.wait_for(here)
+        with self._streams.on(self._beside):
+            self._streams.wait_for(here)
             copy()
-            self._points[value] = self._device.event()
+            self._points[value] = self._streams.event()
 
     def follow(self, values: Iterable[Hashable]) -> None:
         """What comes next on the program's stream comes behind the copies of these."""
@@ -58,7 +59,7 @@ class SwapQueue:
             return
         begun = [*self._points]
         last = max(place for place, value in enumerate(begun) if value in wanted)
-        self._device.wait_for(self._points[begun[last]])
+        self._streams.wait_for(self._points[begun[last]])
         for value in begun[: last + 1]:
             del self._points[value]
 
@@ -68,7 +69,7 @@ class SwapQueue:
 
     def beginning(self, value: Hashable, *, to_host: bool) -> ArrayKernel:
         """What begins a copy from its operand to its result, of which one is in the host's memory."""
-        return _Begins(self, value, self._device.copy_to_host if to_host else self._device.copy_from_host)
+        return _Begins(self, value, self._memory.copy_to_host if to_host else self._memory.copy_from_host)
 
     def begins(self, value: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
         """The step that begins a copy."""
@@ -89,7 +90,7 @@ class SwapQueue:
 
     def settle(self) -> None:
         """Wait for all copies that were begun."""
-        self._device.synchronize(self._beside)
+        self._streams.synchronize(self._beside)
 
 
 class _Follows:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.executor.devices.capabilities import pinned_memory_of, streams_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.arrays.body import Common, faulty
 from graphkit.executor.lower.lowering import LoweredGraph
@@ -29,15 +30,18 @@ class Faults:
     """The words of one instance of a program, on the current stream, `stream`; 0: nothing was met."""
 
     def __init__(self, lowered: LoweredGraph, device: Device, stream: Any):
-        self._device, self._stream = device, stream
+        self._device, self._streams, self._stream = device, streams_of(device), stream
         place = {index: position for position, index in enumerate(lowered.memory.order)}
         # By the number of its word: the position of the step, and what may set it.
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
         self._repeats = repeated(lowered.placement, lowered.lowerings)
-        self._words = device.xp.zeros((len(self._of) + 1,), np.uint32)
-        self._found = device.host_memory(self._words.nbytes).view(np.uint32)
-        self._allowed = _ANY
-        self._most = device.xp.full((), self._allowed, np.int64)
+        self._pinned, self._allowed = pinned_memory_of(device), _ANY
+        self._words: Any = ()
+        self._most: Any = None
+        if self._of:
+            self._words = device.copy_in(np.zeros(len(self._of) + 1, np.uint32))
+            self._found = self._pinned.host_memory(self._words.nbytes).view(np.uint32)
+            self._most = device.copy_in(np.full((), self._allowed, np.int64))
 
     def common(self, *, alone: bool) -> Common:
         """For the kernels of the instance."""
@@ -57,16 +61,16 @@ class Faults:
         """
         began = time.monotonic()
         try:
-            while not self._device.done(self._stream):
+            while not self._streams.done(self._stream):
                 limits.check_time()
                 time.sleep(min(_LONGEST_PAUSE, _PART * (time.monotonic() - began)))
         except BaseException:
             with uninterrupted:
-                beside = self._device.stream()
-                with self._device.on(beside):
+                beside = self._streams.stream()
+                with self._streams.on(beside):
                     self._device.copy_in(np.ones(1, np.uint32), self._words[-1:])
-                    self._device.synchronize(beside)
-                self._device.synchronize(self._stream)
+                    self._streams.synchronize(beside)
+                self._streams.synchronize(self._stream)
                 self._device.copy_in(np.zeros(1, np.uint32), self._words[-1:])
             raise
 
@@ -88,8 +92,8 @@ class Faults:
         if not self._of:
             return
         settle()
-        self._device.copy_to_host(self._words, self._found)
-        self._device.synchronize(self._stream)
+        self._pinned.copy_to_host(self._words, self._found)
+        self._streams.synchronize(self._stream)
         if not self._found.any():
             return
         words = self._found[: len(self._of)].copy()

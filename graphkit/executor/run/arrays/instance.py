@@ -15,6 +15,7 @@ import numpy as np
 
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep, Choice, NotRecorded, Recorded
+from graphkit.executor.devices.capabilities import Recorder, streams_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.lower.arrays.body import ArrayMaker, Common, flattened, looks_at_values, prepare
@@ -23,7 +24,6 @@ from graphkit.executor.lower.arrays.loop import ArrayLoop
 from graphkit.executor.lower.arrays.staged import Landing, StagedStep
 from graphkit.executor.lower.arrays.swapped import SwapQueue, SwapStep
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
-from graphkit.executor.lower.python_step import kept
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.arrays.faults import Faults
@@ -31,7 +31,6 @@ from graphkit.executor.run.arrays.segments import Segment, committed, divided, i
 from graphkit.executor.run.arrays.storages import Storages
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops.evaluate import run_node
 
 
 class ArrayInstance:
@@ -43,17 +42,19 @@ class ArrayInstance:
     def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools, handed: Collection[Value] = ()):
         self._lowered, self._device = lowered, device
         self._placement = lowered.placement
-        self._stream = device.stream()
+        self._recorder = device if isinstance(device, Recorder) else None
+        self._streams = streams_of(device)
+        self._stream = self._streams.stream()
         self._landing: Landing = {}
         self._queue = _sum_queue(lowered, device, self._stream)
         swaps = "host" in lowered.placement.place.values()
         self._swaps = SwapQueue(device) if swaps else None
-        with device.on(self._stream):
+        with self._streams.on(self._stream):
             self._faults = Faults(lowered, device, self._stream)
             common = self._faults.common(alone=self._queue is None)
             self._kernels = [self._prepared(*step, common) for step in lowered.steps]
             self._storages = Storages(lowered, device, self._stream, pools, handed)
-            device.synchronize(self._stream)
+            self._streams.synchronize(self._stream)
         # What was handed on, by the result's position, with the array that it is a view of.
         self._views: dict[int, tuple[Any, Any]] = {}
         self._ready: Any = None  # behind the steps
@@ -67,7 +68,8 @@ class ArrayInstance:
         self._looks_last = not has_commit or self._faults.come_from(self._commit)
         # Whether the latest run has left the look before the commit to the device.
         self._left_the_look = False
-        self._segments = [*divided(lowered, self._kernels, self._storages.staying, self._commit)]
+        stays, records = self._storages.staying, self._recorder is not None
+        self._segments = [*divided(lowered, self._kernels, stays, self._commit, records=records)]
         self._whole = self._as_one_recording()
         if self._queue is not None:
             self._queue.describe(sums_of(segment, lowered, self._commit) for segment in self._segments)
@@ -92,7 +94,7 @@ class ArrayInstance:
         """See ArrayProgram.run."""
         self.is_writing = False
         taking_part = nullcontext() if self._queue is None else self._queue.taking_part()
-        with self._device.on(self._stream), taking_part:
+        with self._streams.on(self._stream), taking_part:
             try:
                 self._storages.begin(inputs)
                 self._run_steps_of_all()
@@ -132,7 +134,7 @@ class ArrayInstance:
         if self._swaps is not None:
             self._swaps.forget()
         if self._queue is None or self._queue.settled():
-            self._device.synchronize(self._stream)
+            self._streams.synchronize(self._stream)
             if self._swaps is not None:
                 self._swaps.settle()
         self._storages.end()
@@ -142,8 +144,9 @@ class ArrayInstance:
     def _as_one_recording(self) -> Segment | None:
         """All steps, where the device can look by itself whether states may be written over."""
         alone = self._queue is None and self._swaps is None and not self._fails_last
-        can_look = not self._faults.come_from(0) or self._device.has_conditions
-        if not (alone and is_one_recording(self._segments, self._commit) and can_look):
+        if self._recorder is None or not (alone and is_one_recording(self._segments, self._commit)):
+            return None
+        if self._faults.come_from(0) and not self._recorder.supports_conditions():
             return None
         return Segment([p for segment in self._segments for p in segment.positions], is_recorded=True, repeats=False)
 
@@ -200,14 +203,15 @@ class ArrayInstance:
             warnings.warn(f"{error}; the host {instead}", RuntimeWarning, stacklevel=2)
 
     def _record(self, segment: Segment) -> None:
+        assert self._recorder is not None, "no other device has segments that are recorded"
         steps = [*(self._bound_steps_of_all() if segment is self._whole else self._bound_steps(segment))]
         if self._swaps is not None:
             steps.append(self._swaps.joined)
         if self._queue is None:
-            segment.replay = self._device.record(self._stream, steps)
+            segment.replay = self._recorder.record(self._stream, steps)
             return
         with self._queue.recording():
-            segment.replay = self._device.record(self._stream, [*steps, self._queue.joined])
+            segment.replay = self._recorder.record(self._stream, [*steps, self._queue.joined])
         segment.progress = self._queue.progress
 
     def _bound_steps(self, segment: Segment) -> Iterator[BoundStep]:
@@ -263,7 +267,7 @@ class ArrayInstance:
         elif kernel is not None:
             kernel(operands, outputs, self._storages.scratch(index))
         else:
-            self._place(node, kept(operands, run_node(node, operands, self._device.xp)))
+            self._place(node, self._device.compute(node, operands))
 
     def _place(self, node: Node, results: Sequence[Any]) -> None:
         """Have arrays that a step has made be its outputs."""
@@ -274,7 +278,7 @@ class ArrayInstance:
                 # Recorded steps read it where it was planned.
                 planned = self._storages[value]
                 check_result(node, position, result, planned.shape, planned.dtype)
-                self._device.xp.copyto(planned, result)
+                self._device.copy_across(result, planned)
             else:
                 self._storages.put(value, result)
 
@@ -282,15 +286,15 @@ class ArrayInstance:
 
     def begin(self, inputs: Sequence[Any]) -> None:
         """Take the inputs of a run, as `run` does, or Handed ones; `end` has to follow, whatever happens."""
-        with self._device.on(self._stream):
+        with self._streams.on(self._stream):
             self._storages.begin(inputs)
 
     def launch(self) -> None:
         """Have the steps done, without a wait for those that are kernels."""
         self.is_writing = False
-        with self._device.on(self._stream):
+        with self._streams.on(self._stream):
             self._run_segments()
-            self._ready = self._device.event()
+            self._ready = self._streams.event()
 
     def handed(self, position: int) -> Handed:
         """A result, for programs of this kind of device; it is there, as long as no run follows, and may be a list."""
@@ -303,9 +307,9 @@ class ArrayInstance:
             # What others have may be written over behind them, and be something else in the next run.
             if isinstance(value.type, TensorType) and (root in self._storages.handed or not array.flags.c_contiguous):
                 source = None
-                with self._device.on(self._stream):
+                with self._streams.on(self._stream):
                     array = self._storages.copied(array)
-                    self._ready = self._device.event()
+                    self._ready = self._streams.event()
             held = self._views[position] = source, array
         return Handed(self._device, held[1], self._ready)
 
@@ -315,28 +319,28 @@ class ArrayInstance:
 
     def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
         """A result on the host, once it is there."""
-        with self._device.on(self._stream):
+        with self._streams.on(self._stream):
             return self._storages.output(position, out)
 
     def check(self) -> None:
         """Wait for all steps; raises RuntimeFailure as `run` does."""
-        with self._device.on(self._stream):
+        with self._streams.on(self._stream):
             self._check_last_faults()
-            self._device.synchronize(self._stream)
+            self._streams.synchronize(self._stream)
 
     def first_fault(self) -> None:
         """Raise RuntimeFailure where a step that was begun has met what no kernel can compute."""
-        with self._device.on(self._stream):
+        with self._streams.on(self._stream):
             self._check_faults()
 
     def new_states(self) -> list[Resident | None]:
         """The new values of states, in the memory of the old ones."""
-        with self._device.on(self._stream):
+        with self._streams.on(self._stream):
             return self._storages.new_states()
 
     def end(self) -> None:
         """The run is over, or given up."""
-        with self._device.on(self._stream):
+        with self._streams.on(self._stream):
             self._end()
 
 

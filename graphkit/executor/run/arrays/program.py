@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import UnsupportedError
-from graphkit.executor.devices.device import Device
+from graphkit.executor.devices.device import Device, interprets
 from graphkit.executor.lower.arrays.body import SubgraphStep
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum
 from graphkit.executor.lower.arrays.staged import StagedStep
@@ -227,7 +227,7 @@ def _check_types(
             continue
         dtype = _element(value.type)
         held = isinstance(value.type, TensorType) and steps is not None and value not in read
-        if not device.supports(dtype) and not (held and device.stored(dtype) is not None):
+        if not interprets(device, dtype) and not (held and device.stored(dtype) is not None):
             found.setdefault(dtype.value, []).append(graph.name_of(value))
     for body in (body for node in interpreted for body in _subgraphs(node)):
         _check_types(body, device)

@@ -45,10 +45,15 @@ def committed(lowered: LoweredGraph) -> int:
 
 
 def divided(
-    lowered: LoweredGraph, kernels: Sequence[ArrayKernel | None], stays: Collection[Value], commit: int
+    lowered: LoweredGraph,
+    kernels: Sequence[ArrayKernel | None],
+    stays: Collection[Value],
+    commit: int,
+    *,
+    records: bool,
 ) -> Iterator[Segment]:
     """A segment begins at `commit`. stays: storages that are the same memory in every run; kernels: of the steps, None
-    for a step whose results are arrays that it makes.
+    for a step whose results are arrays that it makes; records: whether the device records.
     """
     order, placement = lowered.memory.order, lowered.placement
 
@@ -61,7 +66,7 @@ def divided(
         for recorded, positions in groupby(range(first, last), can_be_recorded):
             steps = list(positions)
             inside = [kernels[order[position]] for position in steps]
-            recorded = recorded and sum(map(launches_of, inside)) >= LEAST_RECORDED
+            recorded = recorded and records and sum(map(launches_of, inside)) >= LEAST_RECORDED
             yield Segment(steps, recorded, recorded and any(map(repeats, inside)))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep
+from graphkit.executor.devices.capabilities import streams_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.devices.registry import make_launched
@@ -35,7 +36,8 @@ class Storages:
     def __init__(
         self, lowered: LoweredGraph, device: Device, stream: Any, pools: Pools, handed: Collection[Value]
     ) -> None:
-        self._lowered, self._device, self._stream, self._pools = lowered, device, stream, pools
+        self._lowered, self._device, self._pools = lowered, device, pools
+        self._streams, self._stream = streams_of(device), stream
         self._root, self._used = lowered.placement.root, lowered.placement.used
         memory = lowered.memory
         # Of the fixed operands that were read, and of all that a store has, then.
@@ -131,7 +133,7 @@ class Storages:
     def copied(self, array: Any) -> Any:
         """The same elements in memory of their own."""
         made = self._device.view(self._device.alloc(array.nbytes), 0, array.shape, array.dtype)
-        self._device.xp.copyto(made, array)
+        self._device.copy_across(array, made)
         return made
 
     def send_outputs(self, positions: Iterable[int]) -> None:
@@ -205,7 +207,7 @@ class Storages:
     def _take_over(self, value: Value, given: Handed) -> None:
         """Read what another instance has where it is, or, from another device, in a copy."""
         if given.ready is not None:
-            self._device.wait_for(given.ready)
+            self._streams.wait_for(given.ready)
         if given.device is self._device and value in self.handed:
             self.moved |= self._arrays.get(value) is not given.array
             self._arrays[value] = given.array
@@ -262,7 +264,7 @@ class Storages:
         for state, array in new.items():
             held = self._arrays[state]
             if (held.shape, held.dtype) == (array.shape, array.dtype):
-                self._device.xp.copyto(held, array)
+                self._device.copy_across(array, held)
             else:
                 self._bind(state, self._resident(state, self.copied(array)))
         return [*self._residents.values()]
@@ -298,7 +300,7 @@ class Storages:
             return resident.array
         array = source.array
         array = self._device.copy_in(as_stored(array, self._device.stored(dtype_of(array.dtype)) or array.dtype))
-        self._device.synchronize(self._stream)  # other streams read it as well
+        self._streams.synchronize(self._stream)  # other streams read it as well
         return array
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.device import SMALL_BYTES, Device
+from graphkit.executor.devices.capabilities import SMALL_BYTES, pinned_memory_of, streams_of
+from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.arrays.body import laid
 from graphkit.executor.memory.side_by_side import arrays_in, host_arrays, side_by_side
 from graphkit.ir.graph import Value
@@ -22,10 +23,10 @@ class SmallInputs:
     """Inputs side by side in memory of the device, and in the same places of the host's. `arrays`: the device's."""
 
     def __init__(self, device: Device, values: Iterable[Value]):
-        self._device = device
+        self._pinned = pinned_memory_of(device)
         chosen = [*_small(values)]
         *begins, nbytes = side_by_side(chosen)
-        self._host = device.host_memory(nbytes)
+        self._host = self._pinned.host_memory(nbytes)
         self._given = dict(zip(chosen, arrays_in(self._host, chosen), strict=True))
         memory = device.alloc(nbytes)
         self._memory = device.view(memory, 0, (nbytes,), np.dtype(np.uint8))
@@ -41,7 +42,7 @@ class SmallInputs:
     def send(self) -> None:
         """Queue the copy of all that was put; those that were not are what they were before."""
         if self._is_new:
-            self._device.copy_from_host(self._host, self._memory)
+            self._pinned.copy_from_host(self._host, self._memory)
             self._is_new = False
 
 
@@ -49,7 +50,7 @@ class SmallResults:
     """Values that are copied to the host's memory together, and waited for once. They lie in planned memory."""
 
     def __init__(self, device: Device, stream: Any, values: Iterable[Value]):
-        self._device, self._stream = device, stream
+        self._pinned, self._streams, self._stream = pinned_memory_of(device), streams_of(device), stream
         chosen = [*_small(dict.fromkeys(values))]
         self._arrived = dict(zip(chosen, host_arrays(device, chosen), strict=True))
         self._sent: set[Value] = set()
@@ -65,14 +66,14 @@ class SmallResults:
     def send(self, value: Value, array: Any) -> None:
         """Queue the copy of a value, once in a run."""
         if value not in self._sent:
-            self._device.copy_to_host(array, self._arrived[value])
+            self._pinned.copy_to_host(array, self._arrived[value])
             self._sent.add(value)
             self._waits = True
 
     def array(self, value: Value, out: np.ndarray | None) -> np.ndarray:
         """A value that was sent, in `out` or on its own."""
         if self._waits:
-            self._device.synchronize(self._stream)
+            self._streams.synchronize(self._stream)
             self._waits = False
         arrived = self._arrived[value]
         if out is None:

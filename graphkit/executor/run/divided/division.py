@@ -11,7 +11,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.groups import GroupDevices
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.devices.loading import with_arrays
+from graphkit.executor.devices.loading import find_device
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import prepack
 from graphkit.executor.report.joined import Move
@@ -142,7 +142,7 @@ class Division:
     def home(self, state: Value) -> Device | None:
         """The device that a state is on; None for the host."""
         settings = self._sites[self._homes[state]].settings
-        return with_arrays(settings.device, settings.number)
+        return find_device(settings.device, settings.number)
 
     def readers(self, name: str) -> list[Device]:
         """The devices that a fed input is copied to, by its name."""
@@ -151,7 +151,7 @@ class Division:
             for value, spec in zip(part.inputs, part.selection.inputs, strict=False):
                 if value.node is None and spec.name == name and not spec.stored:
                     sites[part.site.name] = part.site.settings
-        found = [with_arrays(settings.device, settings.number) for settings in sites.values()]
+        found = [find_device(settings.device, settings.number) for settings in sites.values()]
         return [device for device in found if device is not None]
 
     def program(self, part: Part, shapes: Sequence[tuple[int, ...] | None], fed: Collection[Value]) -> DeviceProgram:

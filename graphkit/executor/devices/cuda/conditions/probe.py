@@ -9,6 +9,7 @@ import numpy as np
 
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices.bound_steps import BoundStep, Choice, Recorded, Repetition
+from graphkit.executor.devices.capabilities import streams_of
 from graphkit.executor.devices.cuda.conditions.nodes import checked, runtime
 from graphkit.executor.devices.device import Copied, Device
 
@@ -32,8 +33,9 @@ def refusal(device: Device, record: Record) -> str:
                 return (
                     f"the {what} is of CUDA {version // 1000}.{version % 1000 // 10}, but conditional nodes need 12.4"
                 )
-        stream = device.stream()
-        with device.on(stream):
+        streams = streams_of(device)
+        stream = streams.stream()
+        with streams.on(stream):
             found = _computed(device, record, stream)
     except (GraphkitError, AttributeError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         return " ".join(str(error).split()) or type(error).__name__
