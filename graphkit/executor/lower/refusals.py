@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 
 from graphkit.executor.lower.arrays.body import SubgraphStep
 from graphkit.executor.lower.data_dependent import DataDependent
-from graphkit.executor.lower.loop import NativeLoop
 from graphkit.executor.lower.lowering import Lowering
 from graphkit.executor.lower.python_step import LaunchedStep, PythonFunction, PythonKernel
 from graphkit.executor.lower.run_time_kernel import AtRunTime
@@ -67,7 +66,5 @@ def _may_fail(node: Node, lowering: Lowering | None, placement: Placement, repea
 
 
 def _may_go_on(lowering: Lowering) -> bool:
-    """Whether values tell how often a loop runs, of which there is a limit."""
-    if isinstance(lowering, SubgraphStep):
-        return lowering.failure is not None
-    return isinstance(lowering, NativeLoop) and not lowering.ends
+    """Whether a run may reach the limit of iterations."""
+    return isinstance(lowering, SubgraphStep) and lowering.unlimited

@@ -8,8 +8,6 @@ from typing import TypeAlias
 from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.lower.arrays.body import SubgraphStep
-from graphkit.executor.lower.arrays.branch import array_branch
-from graphkit.executor.lower.arrays.loop import array_loop
 from graphkit.executor.lower.arrays.swapped import SwapStep
 from graphkit.executor.lower.branch import branch
 from graphkit.executor.lower.channel import channel, check_channels
@@ -47,7 +45,7 @@ _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
     run_time_kernel,
     interpreted_inside,
 )
-_ELSEWHERE: tuple[Way, ...] = (collective, native_kernel, launched, array_branch, array_loop)
+_ELSEWHERE: tuple[Way, ...] = (collective, native_kernel, launched, branch, loop)
 
 
 def lower_graph(

@@ -13,10 +13,10 @@ from graphkit import config
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import find_device
-from graphkit.executor.lower.arrays.swapped_stacks import stacks_on_host
 from graphkit.executor.lower.batch import Batch, batch_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Settings
 from graphkit.executor.lower.registry import lower_graph
+from graphkit.executor.lower.swapped_stacks import stacks_on_host
 from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools

@@ -13,17 +13,20 @@ from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep, Condit
 from graphkit.executor.devices.capabilities import Recorder
 from graphkit.executor.devices.device import Copied, Device
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
-from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, PythonStep
+from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops._op import value_check
 
 
-class Common:
-    """What the kernels of one instance of a program have in common.
+class InstanceContext:
+    """What the kernels of one instance of a program share.
 
-    faults: words, uint32, one for each that is `faulty`, in that order. most: iterations that a loop may have, int64 of
-    one element. alone: no recording takes part in what other processes do.
+    Args:
+        device: The device.
+        faults: Words of uint32, one for each `Faulty` kernel, in their order.
+        most: The largest number of iterations of a loop: an int64 of one element.
+        alone: Whether recordings contain no all-reduce with other processes.
     """
 
     def __init__(self, device: Device, faults: Any, most: Any, *, alone: bool):
@@ -32,46 +35,45 @@ class Common:
 
     @property
     def conditions(self) -> bool:
-        """Whether recordings may have conditions."""
-        # NCCL's recordings wait for events that are not recorded, which none with conditions may do.
+        """Whether recordings may contain conditions."""
+        # Recordings with NCCL wait for events that are not recorded, which those with conditions cannot do.
         return self._alone and isinstance(self._device, Recorder) and self._device.supports_conditions()
 
     def word(self) -> Any:
-        """The next kernel's."""
+        """Return the word of the next kernel."""
         return next(self._words)
 
 
-class SubgraphStep(PythonStep):
-    """A node whose subgraphs are run by steps of the device's.
+class SubgraphStep(Lowering):
+    """A node that runs subgraphs: in a native program, or by steps on the arrays of a device.
 
-    failure: what to raise for the node where the step itself has set a fault; None where it sets none. Its word comes
-    behind those of its subgraphs.
+    failure: Makes the error of the node if the step itself sets its fault, whose word comes after those of its
+    subgraphs. None: it sets none. unlimited: whether only `max_iterations` bounds its iterations.
     """
 
     failure: Callable[[Node, int], RuntimeFailure] | None = None
-
-    def __init__(self) -> None:
-        super().__init__("native")
+    unlimited: bool = False
 
     @abstractmethod
-    def prepared(self, device: Device, common: Common) -> SubgraphKernel: ...
+    def prepared(self, device: Device, context: InstanceContext) -> SubgraphKernel:
+        """Return the kernel for one instance of a program on a device."""
 
     @property
-    def looks_because(self) -> str:
-        """Where values tell what there is to run, why no device's recording may take them, so that the host looks;
-        empty where one may, or nothing depends on values.
+    def host_reason(self) -> str:
+        """Why no recording can contain the steps, so that the host reads values in each run to choose them. Empty if
+        one can, or if the steps do not depend on values.
         """
         return next(filter(None, map(_never_recorded, self.subgraphs.values())), "")
 
 
 def _never_recorded(graph: LoweredGraph) -> str:
-    """Why no recording may have a subgraph's steps; empty where one may."""
+    """Return why no recording can contain the steps of a subgraph; empty if one can."""
     for node, lowering in graph.steps:
         name = f"{graph.graph.node_name(node)} ({node.op.name})"
         if lowering.kind == "interpreted":
             return f"{name} inside is interpreted"
         if isinstance(lowering, SubgraphStep):
-            reasons = (lowering.looks_because, *map(_never_recorded, lowering.subgraphs.values()))
+            reasons = (lowering.host_reason, *map(_never_recorded, lowering.subgraphs.values()))
             if why := next(filter(None, reasons), ""):
                 return f"{name} inside: {why}"
     return ""
@@ -139,12 +141,12 @@ def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
             yield Faulty(node, lowering.failure, refuses=True)
 
 
-def prepare(device: Device, node: Node, lowering: Lowering, common: Common) -> ArrayKernel | None:
+def prepare(device: Device, node: Node, lowering: Lowering, context: InstanceContext) -> ArrayKernel | None:
     """What computes a node; None for a step whose results are arrays that it makes."""
     if isinstance(lowering, LaunchedStep):
-        return device.prepare(node, lowering.kernel, common.word() if lowering.kernel.fault else None)
+        return device.prepare(node, lowering.kernel, context.word() if lowering.kernel.fault else None)
     if isinstance(lowering, SubgraphStep):
-        return lowering.prepared(device, common)
+        return lowering.prepared(device, context)
     return device.prepare(node, None, None) if isinstance(lowering, PythonKernel) else None
 
 
@@ -168,10 +170,10 @@ def as_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 class ArrayBody:
     """A subgraph all of whose values have known sizes, prepared on a device; any memory may be its arena."""
 
-    def __init__(self, device: Device, lowered: LoweredGraph, common: Common):
+    def __init__(self, device: Device, lowered: LoweredGraph, context: InstanceContext):
         self._device, self._lowered = device, lowered
         self._copied = Copied(device)
-        kernels = [prepare(device, node, lowering, common) for node, lowering in lowered.steps]
+        kernels = [prepare(device, node, lowering, context) for node, lowering in lowered.steps]
         self._kernels = [kernel for kernel in kernels if kernel is not None]
         assert len(self._kernels) == len(kernels), "the results of every step have planned memory"
         self.can_be_recorded = all(kernel.can_be_recorded for kernel in self._kernels)

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphkit.executor.devices.capabilities import pinned_memory_of, streams_of
 from graphkit.executor.devices.device import Device
-from graphkit.executor.lower.arrays.body import Common, faulty
+from graphkit.executor.lower.arrays.body import InstanceContext, faulty
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.refusals import repeated
 from graphkit.executor.run.interruption import uninterrupted
@@ -43,9 +43,9 @@ class Faults:
             self._found = self._pinned.host_memory(self._words.nbytes).view(np.uint32)
             self._most = device.copy_in(np.full((), self._allowed, np.int64))
 
-    def common(self, *, alone: bool) -> Common:
+    def context(self, *, alone: bool) -> InstanceContext:
         """For the kernels of the instance."""
-        return Common(self._device, self._words, self._most, alone=alone)
+        return InstanceContext(self._device, self._words, self._most, alone=alone)
 
     def allow_iterations(self) -> None:
         """Loops in recordings end at the present limit, from here on in the current stream."""

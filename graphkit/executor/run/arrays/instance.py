@@ -18,11 +18,11 @@ from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep, Choice
 from graphkit.executor.devices.capabilities import Recorder, streams_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.interpreted import check_result
-from graphkit.executor.lower.arrays.body import ArrayMaker, Common, flattened, looks_at_values, prepare
+from graphkit.executor.lower.arrays.body import ArrayMaker, InstanceContext, flattened, looks_at_values, prepare
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum, Start, SumQueue
-from graphkit.executor.lower.arrays.loop import ArrayLoop
 from graphkit.executor.lower.arrays.staged import Landing, StagedStep
 from graphkit.executor.lower.arrays.swapped import SwapQueue, SwapStep
+from graphkit.executor.lower.loop import Loop
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.memory.resident import Handed, Resident
@@ -51,8 +51,8 @@ class ArrayInstance:
         self._swaps = SwapQueue(device) if swaps else None
         with self._streams.on(self._stream):
             self._faults = Faults(lowered, device, self._stream)
-            common = self._faults.common(alone=self._queue is None)
-            self._kernels = [self._prepared(*step, common) for step in lowered.steps]
+            context = self._faults.context(alone=self._queue is None)
+            self._kernels = [self._prepared(*step, context) for step in lowered.steps]
             self._storages = Storages(lowered, device, self._stream, pools, handed)
             self._streams.synchronize(self._stream)
         # What was handed on, by the result's position, with the array that it is a view of.
@@ -74,7 +74,7 @@ class ArrayInstance:
         if self._queue is not None:
             self._queue.describe(sums_of(segment, lowered, self._commit) for segment in self._segments)
 
-    def _prepared(self, node: Node, lowering: Lowering, common: Common) -> ArrayKernel | None:
+    def _prepared(self, node: Node, lowering: Lowering, context: InstanceContext) -> ArrayKernel | None:
         """None for a step whose results are arrays that it makes."""
         if isinstance(lowering, StagedStep):
             return lowering.prepared(self._device, self._landing)
@@ -84,9 +84,9 @@ class ArrayInstance:
         if isinstance(lowering, SwapStep):
             assert self._swaps is not None, "the program has copies"
             return lowering.prepared(self._device, self._swaps)
-        if isinstance(lowering, ArrayLoop) and lowering.hosted:
-            return lowering.prepared(self._device, common, self._swaps)
-        return prepare(self._device, node, lowering, common)
+        if isinstance(lowering, Loop) and lowering.layout.hosted:
+            return lowering.prepared(self._device, context, self._swaps)
+        return prepare(self._device, node, lowering, context)
 
     # --- a run --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkit.executor.lower.arrays.loop import ArrayLoop
+from graphkit.executor.lower.loop import Loop
 from graphkit.executor.lower.loop_layout import LoopLayout
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.memory import swapping
@@ -26,7 +26,7 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
     found = {
         node.outputs[stack.output]
         for node, lowering in lowered.steps
-        if isinstance(lowering, ArrayLoop) and is_swapped(node) and (lowering.trips or 0) >= LEAST_ROWS
+        if isinstance(lowering, Loop) and is_swapped(node) and (lowering.layout.known_trips or 0) >= LEAST_ROWS
         for stack in lowering.layout.stacked
         if ROW_PARTS * stack.row.tensor.nbytes >= swapping.LEAST_BYTES and _is_alone(stack.row, lowering.layout)
     }
@@ -46,7 +46,7 @@ def _is_alone(row: Value, layout: LoopLayout) -> bool:
 
 def _scanned(node: Node, lowering: Lowering) -> frozenset[Value]:
     """What a step reads row by row, and not otherwise."""
-    if not isinstance(lowering, ArrayLoop) or lowering.trips is None:
+    if not isinstance(lowering, Loop) or lowering.layout.known_trips is None:
         return frozenset()
     rows = {scan.operand for scan in lowering.layout.scanned}
     whole = {v for position, v in enumerate(node.inputs) if position not in rows}
