@@ -78,7 +78,7 @@ class PreparedBranch(SubgraphKernel):
     """The kernel of a Branch: the host reads the condition."""
 
     can_be_recorded = repeats = False
-    looks = True
+    host_reads = True
     launches = 1
 
     def __init__(self, device: Device, branch: Branch, bodies: Mapping[str, ArrayBody]):

@@ -19,7 +19,7 @@ from graphkit.executor.lower.native_kernel import native_kernel
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, interpreted, launched, string_function
 from graphkit.executor.lower.refusals import failing_steps
 from graphkit.executor.lower.run_time_kernel import interpreted_inside, run_time_kernel
-from graphkit.executor.lower.run_time_shape import row_of, sizes_of
+from graphkit.executor.lower.run_time_shape import row_step, shape_step
 from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
@@ -40,8 +40,8 @@ _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
     branch,
     loop,
     data_dependent,
-    sizes_of,
-    row_of,
+    shape_step,
+    row_step,
     run_time_kernel,
     interpreted_inside,
 )

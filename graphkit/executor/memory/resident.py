@@ -35,9 +35,10 @@ class Resident:
         return self.device.copy_out(self.array, None).view(self.dtype)
 
 
-class Handed(NamedTuple):
-    """What a program of a device has made, or read, for others of the same run. ready: an event of the device; None
-    where the array is there.
+class DeviceValue(NamedTuple):
+    """A value on a device, for other programs of the same run.
+
+    `ready` is an event behind the work that computes it; None if that work is done.
     """
 
     device: Device

@@ -302,13 +302,13 @@ class HostRun:
     def launch(self) -> None:
         self._results = self._program.run(self._inputs, self._buffers)
 
-    def handed(self, position: int) -> Any:
+    def device_result(self, position: int) -> Any:
         return self._results[position]
 
-    def received(self, position: int) -> Any:
+    def device_input(self, position: int) -> Any:
         return self._inputs[position]
 
-    def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
+    def fetch(self, position: int, out: np.ndarray | None = None) -> Any:
         return self._results[position]
 
     def check(self) -> None:

@@ -42,12 +42,13 @@ def compile_graph(
     fixed: Mapping[int, VersionedArray],
     settings: Settings,
     pools: Pools,
-    handed: Collection[int] = (),
+    borrowed: Collection[int] = (),
 ) -> DeviceProgram:
     """The program of `graph` for inputs of these `shapes`, by name; others have theirs already.
 
-    `fixed` gives operands that only change with a version, by position of the input; `handed` are positions of those
-    that other programs of the device have made. See Program for the rest. Raises what `bind` raises, OutOfMemory.
+    `fixed` gives operands that only change with a version, by position of the input. `borrowed` are the positions of
+    inputs that other programs of the device have computed. See Program for the rest. Raises OutOfMemory, and what
+    `bind` raises.
     """
     bound = bind(graph, shapes)
     if settings.optimize:
@@ -60,7 +61,7 @@ def compile_graph(
         lowered = lower_graph(specialised, arrays, settings, misfits)
         if settings.device != "cpu":
             lowered = _with_swaps(lowered, arrays, misfits)
-        return _program(lowered, pools, [specialised.inputs[position] for position in handed])
+        return _program(lowered, pools, [specialised.inputs[position] for position in borrowed])
 
 
 def _with_swaps(lowered: LoweredGraph, fixed: Mapping[Value, VersionedArray], misfits: Misfits) -> LoweredGraph:
@@ -119,6 +120,6 @@ def refuse_fallbacks(program: Executable) -> None:
         raise UnsupportedError(f"GRAPHKIT_STRICT=1, but these nodes have no native kernel: {listed}")
 
 
-def _program(lowered: LoweredGraph, pools: Pools, handed: Collection[Value]) -> DeviceProgram:
+def _program(lowered: LoweredGraph, pools: Pools, borrowed: Collection[Value]) -> DeviceProgram:
     device = find_device(lowered.settings.device, lowered.settings.number)
-    return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools, handed)
+    return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools, borrowed)

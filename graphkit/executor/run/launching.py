@@ -28,13 +28,13 @@ class Run(Protocol):
     def launch(self) -> None:
         """Start the steps. On the CPU they are done when it returns; on other devices they may still run."""
 
-    def handed(self, position: int) -> Any:
+    def device_result(self, position: int) -> Any:
         """Return a result for a program of the same kind of device, where it is."""
 
-    def received(self, position: int) -> Any:
+    def device_input(self, position: int) -> Any:
         """Return an input for other programs of the same device, where it is."""
 
-    def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
+    def fetch(self, position: int, out: np.ndarray | None = None) -> Any:
         """Return a result in host memory, in `out` if it is given. Waits for it."""
 
     def check(self) -> None:

@@ -118,7 +118,7 @@ class Programs:
         program = self._from_template(key, selection) if light and key.group in self._compiled else None
         if program is None:
             shapes, fixed = selection.shapes(key), selection.unfed(key)
-            program = compile_graph(selection.graph, shapes, fixed, self._settings, self._pools, selection.handed)
+            program = compile_graph(selection.graph, shapes, fixed, self._settings, self._pools, selection.borrowed)
             self._compiled.add(key.group)
         return program
 

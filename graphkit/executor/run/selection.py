@@ -40,7 +40,8 @@ class RunInput:
 class Selection:
     """The graph of some of the outputs, and all updates, with the names that runs need.
 
-    `fixed` are the arrays of stored inputs; `handed` are positions of inputs that other programs of a device have made.
+    `fixed` are the arrays of stored inputs. `borrowed` are the positions of inputs that other programs of the same
+    device have computed.
     """
 
     graph: Graph
@@ -48,7 +49,7 @@ class Selection:
     inputs: tuple[RunInput, ...]
     outputs: tuple[str, ...]
     states: tuple[str, ...]
-    handed: tuple[int, ...] = ()
+    borrowed: tuple[int, ...] = ()
 
     @cached_property
     def feedable(self) -> dict[str, int]:

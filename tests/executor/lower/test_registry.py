@@ -52,8 +52,8 @@ def test_dynamic_shapes() -> None:
     first = F.gather(rows, np.array(0), axis=0)
     graph = lowered([x], [F.neg(found), F.shape(rows), first], ONES)
     assert ways(graph) == {
-        "NonZero": "DataDependent", "Neg": "RunTimeKernel", "Reshape": "RunTimeKernel", "Shape": "SizesOf",
-        "Gather": "RowOf",
+        "NonZero": "DataDependent", "Neg": "RunTimeKernel", "Reshape": "RunTimeKernel", "Shape": "ShapeStep",
+        "Gather": "RowStep",
     }  # fmt: skip
 
 

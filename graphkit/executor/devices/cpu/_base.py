@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.extension import import_extension
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
@@ -22,6 +24,7 @@ from graphkit.executor.devices.registry import (
 )
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType, TensorType
+from graphkit.ops.image.resampling import Taps
 from graphkit.ops.internal.fused import Epilogue
 
 T = TypeVar("T")
@@ -118,6 +121,16 @@ def library_dtype(node: Node) -> str | None:
     if kinds == {DType.FLOAT32}:
         return "float32"
     return "bfloat16" if kinds == {DType.BFLOAT16} and native.has_bfloat16() else None
+
+
+def axis_taps(axis: int, taps: Taps, outside: np.ndarray | None = None) -> tuple[Any, ...]:
+    """Return the weights along an axis for the native Resample, as (axis, starts, sources, weights, outside).
+
+    The arrays are bytes of int64, int32, float64 and bool. `outside` marks output elements that are the fill value.
+    """
+    sources = taps.sources.astype(np.int32)
+    mask = np.zeros(0, bool) if outside is None else outside
+    return axis, taps.starts.astype(np.int64).tobytes(), sources.tobytes(), taps.weights.tobytes(), mask.tobytes()
 
 
 # The native names of the activations of fused operators. A fixed pair replaces the operator's alpha and beta.

@@ -36,7 +36,7 @@ class _Slot:
         self.sent: Event | None = None
         self.read: Event | None = None
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until nothing is copied there: the pools give memory that is let go to others at once."""
         for event in (self.sent, self.read):
             if event is not None:
@@ -95,7 +95,7 @@ class SentAhead:
             # Sizes that do not come back make room.
             left, self._free = self._free, []
         for slot in left:
-            slot.settle()
+            slot.wait()
         if self._stream is None:
             self._stream = self._device.stream()
         with self._device.on(self._stream):

@@ -36,7 +36,7 @@ from graphkit.executor.devices.cuda.launches import (
 from graphkit.executor.devices.cuda.libraries import attention, convolutions, cudnn
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
 from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
-from graphkit.executor.devices.cuda.libraries.way import NoWay
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary
 from graphkit.executor.devices.interpreted import Interpreted, owned_results
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
@@ -291,7 +291,7 @@ class _Launched(OwnLaunches):
     def __init__(self, card: CudaDevice, node: Node, kernel: CardKernel, fault: Any):
         self._card, self._node = card, node
         try:
-            chosen, self._calls = self._first_of(list(kernel.ways))
+            chosen, self._calls = self._first_supported(list(kernel.alternatives))
         except (MissingDependency, RuntimeFailure) as error:
             raise type(error)(f"{node.describe()}: {error}") from error
         super().__init__(chosen, fault, {table: card.copy_in(table.array) for table in chosen.tables})
@@ -299,21 +299,21 @@ class _Launched(OwnLaunches):
     def beside(self, kernel: CardKernel) -> _Launched:
         return _Launched(self._card, self._node, kernel, None)
 
-    def _first_of(self, ways: Sequence[CardKernel]) -> tuple[CardKernel, list[Any]]:
-        """The first one that the libraries have a way for, and what computes its launches."""
-        refusal: NoWay | None = None
-        for way in ways[:-1]:
+    def _first_supported(self, kernels: Sequence[CardKernel]) -> tuple[CardKernel, list[Any]]:
+        """Return the first kernel that the libraries support, with the functions that do its work."""
+        refusal: NotInLibrary | None = None
+        for kernel in kernels[:-1]:
             try:
-                return way, self._prepared(way)
-            except NoWay as error:
+                return kernel, self._prepared(kernel)
+            except NotInLibrary as error:
                 refusal = error
         if refusal is not None:
             text = f"{self._node.describe()}: {refusal}; graphkit's own kernel computes it"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return ways[-1], self._prepared(ways[-1])
+        return kernels[-1], self._prepared(kernels[-1])
 
     def _prepared(self, kernel: CardKernel) -> list[Any]:
-        # Libraries first: what they have no way for needs no code of this kernel's.
+        # Libraries first: if they do not support the work, this kernel needs no code.
         libraries: dict[int, PreparedProduct | cudnn.Prepared] = {}
         for launch in kernel.launches:
             if not isinstance(launch, Launch) and id(launch) not in libraries:

@@ -293,11 +293,15 @@ Work: TypeAlias = Product | Convolution | Attention
 
 
 class CardKernel(NamedTuple):
-    """The launches, and what libraries compute between them, for a node of static types.
+    """The kernel of a node of static types: launches, and work of libraries between them.
 
-    launches: an object that stands there several times is prepared once. inplace: positions (input, output) that may be
-    the same memory. fault: what is wrong where the fault is set; empty where no launch has one. otherwise: what
-    computes the node where a library has no way to, in the same scratch memory; it has no fault.
+    Args:
+        launches: The work, in order. An object that occurs several times is prepared once.
+        scratch_bytes: Bytes of working memory.
+        inplace: Positions (input, output) that may share memory.
+        fault: What is wrong if the fault is set; empty if no launch sets one.
+        otherwise: The kernel to use if a library does not support the work. It has the same working memory, and no
+            fault.
     """
 
     launches: tuple[Launch | Work, ...]
@@ -307,16 +311,16 @@ class CardKernel(NamedTuple):
     otherwise: CardKernel | None = None
 
     @property
-    def ways(self) -> Iterator[CardKernel]:
-        """This one, and what is tried after it."""
-        way: CardKernel | None = self
-        while way is not None:
-            yield way
-            way = way.otherwise
+    def alternatives(self) -> Iterator[CardKernel]:
+        """This kernel, and those to try after it."""
+        kernel: CardKernel | None = self
+        while kernel is not None:
+            yield kernel
+            kernel = kernel.otherwise
 
     @property
     def tables(self) -> set[Table]:
-        """What launches read that is the same in every run."""
+        """The tables that launches read, which are the same in every run."""
         launches = (launch for launch in self.launches if isinstance(launch, Launch))
         return {argument for launch in launches for argument in launch.arguments if isinstance(argument, Table)}
 
@@ -325,5 +329,5 @@ class CardKernel(NamedTuple):
         return tuple(launch.source for launch in self.launches if isinstance(launch, Launch))
 
     def failure(self, node: Node, word: int) -> RuntimeFailure:
-        """What to raise where the launches for a node have set the fault to `word`."""
+        """Return the error of a node whose launches have set the fault to `word`."""
         return RuntimeFailure(f"{node.describe()}: {self.fault}")

@@ -88,7 +88,7 @@ class SubgraphKernel(ABC):
 
     can_be_recorded: bool
     launches: int
-    looks: bool
+    host_reads: bool
     repeats: bool
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
@@ -178,7 +178,7 @@ class ArrayBody:
         assert len(self._kernels) == len(kernels), "the results of every step have planned memory"
         self.can_be_recorded = all(kernel.can_be_recorded for kernel in self._kernels)
         self.launches = sum(map(launches_of, self._kernels))
-        self.looks, self.repeats = any(map(looks_at_values, self._kernels)), any(map(repeats, self._kernels))
+        self.host_reads, self.repeats = any(map(host_reads_values, self._kernels)), any(map(repeats, self._kernels))
         inputs = {*lowered.graph.inputs}
         self._constants = {
             value: device.copy_in(as_stored(source.array, stored(device, value.tensor)))
@@ -218,9 +218,9 @@ class ArrayBody:
                 yield self._copied.step(source, target)
 
 
-def looks_at_values(kernel: ArrayKernel | None) -> bool:
+def host_reads_values(kernel: ArrayKernel | None) -> bool:
     """Whether the host asks for values in a call of a kernel, to know what there is to run."""
-    return isinstance(kernel, SubgraphKernel) and kernel.looks
+    return isinstance(kernel, SubgraphKernel) and kernel.host_reads
 
 
 def repeats(kernel: ArrayKernel | None) -> bool:

@@ -131,7 +131,7 @@ class SumQueue:
         for key in known:
             del self._points[key]
         if known and not self._is_recorded:
-            self.settle()
+            self.wait()
 
     def join(self) -> None:
         """The same of all sums that were launched: points of a recording are for no other."""
@@ -142,13 +142,13 @@ class SumQueue:
         """The last step of a recording."""
         return BoundStep(_Joins(self), (), (), None)
 
-    def settle(self) -> None:
-        """Wait until the program's stream has done all; see DeviceSums.wait for what it raises."""
+    def wait(self) -> None:
+        """Wait for all work of the program's stream. Raises as `DeviceSums.wait` does."""
         self._sums.wait(partial(self._streams.done, self._stream))
 
-    def settled(self) -> bool:
-        """The same; whether it has, which it need not where other processes were given up."""
-        self.settle()
+    def has_ended(self) -> bool:
+        """Wait, and return whether all work is done: it may not be if other processes were given up."""
+        self.wait()
         return self._streams.done(self._stream)
 
     @property

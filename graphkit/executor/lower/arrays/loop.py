@@ -87,7 +87,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self.launches = (self._body.launches + 2 * len(layout.hosted)) * (self._trips or 1)
         known = self._trips is not None and not layout.grown and self.launches <= MOST_RECORDED
         self.can_be_recorded = known and self._body.can_be_recorded
-        self.looks = self._trips is None or self._body.looks
+        self.host_reads = self._trips is None or self._body.host_reads
         self.repeats = self.can_be_recorded and self._body.repeats
         head = layout.body.graph.inputs[:2] if layout.is_loop else ()
         self._head = [v.tensor for v in head]

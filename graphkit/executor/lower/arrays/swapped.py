@@ -84,11 +84,11 @@ class SwapQueue:
         """The last step of a recording."""
         return BoundStep(_Follows(self.join), (), (), None)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """The run is over, or given up, wherever it was."""
         self._points.clear()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for all copies that were begun."""
         self._streams.synchronize(self._beside)
 

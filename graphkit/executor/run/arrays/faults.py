@@ -1,6 +1,6 @@
-"""What kernels have met that they cannot compute: a word of the device's for each kernel that may.
+"""Errors of kernels on a device: each kernel that can fail has a word, which it sets if it cannot compute its operands.
 
-A word more has loops in recordings end, which go on as long as no word is set.
+Loops in recordings end once a word is set. One more word lets the host end them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from graphkit.executor.lower.refusals import repeated
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir import limits
 
-# Iterations of a loop where nothing bounds them.
+# The largest number of iterations of a loop without a limit.
 _ANY = np.iinfo(np.int64).max
 
-# Between two looks at whether such loops have ended, in seconds, and how much of the time that they have taken.
+# Seconds between two checks whether such loops have ended; at most this part of the time that they have taken.
 _LONGEST_PAUSE, _PART = 1e-3, 0.125
 
 
 class Faults:
-    """The words of one instance of a program, on the current stream, `stream`; 0: nothing was met."""
+    """The words of one instance of a program, on the current stream, `stream`. A word of 0 is no error."""
 
     def __init__(self, lowered: LoweredGraph, device: Device, stream: Any):
         self._device, self._streams, self._stream = device, streams_of(device), stream
         place = {index: position for position, index in enumerate(lowered.memory.order)}
-        # By the number of its word: the position of the step, and what may set it.
+        # By the number of the word: the position of the step, and the kernel that sets it.
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
         self._repeats = repeated(lowered.placement, lowered.lowerings)
         self._pinned, self._allowed = pinned_memory_of(device), _ANY
@@ -44,11 +44,11 @@ class Faults:
             self._most = device.copy_in(np.full((), self._allowed, np.int64))
 
     def context(self, *, alone: bool) -> InstanceContext:
-        """For the kernels of the instance."""
+        """Return the context of the instance's kernels."""
         return InstanceContext(self._device, self._words, self._most, alone=alone)
 
     def allow_iterations(self) -> None:
-        """Loops in recordings end at the present limit, from here on in the current stream."""
+        """Let loops in recordings end at the current limit of iterations, from here on in the current stream."""
         most = limits.current().iterations
         allowed = _ANY if most is None else min(most, _ANY)
         if allowed != self._allowed:
@@ -56,9 +56,7 @@ class Faults:
             self._allowed = allowed
 
     def watch(self) -> None:
-        """Wait for what is replayed. An interrupt, and the end of the time that a run may take (LimitReached), end its
-        loops.
-        """
+        """Wait for a replayed recording. An interrupt, or the time limit of the run (LimitReached), ends its loops."""
         began = time.monotonic()
         try:
             while not self._streams.done(self._stream):
@@ -76,22 +74,22 @@ class Faults:
 
     @property
     def words(self) -> Any:
-        """On the device; an element that is not zero says that something was met, or that loops have to end."""
+        """The words on the device: if one is not zero, a kernel has failed, or loops have to end."""
         return self._words
 
-    def come_from(self, position: int) -> bool:
-        """Whether a step at this position of the order, or behind it, sets any."""
+    def can_come_from(self, position: int) -> bool:
+        """Return whether a step at this position of the order, or a later one, can fail."""
         return any(place >= position for place, _ in self._of)
 
-    def begin_from(self, position: int) -> bool:
-        """Whether such a step may set the first one: not one that refuses what another has refused before."""
+    def can_begin_at(self, position: int) -> bool:
+        """Return whether such a step can be the first one to fail: an earlier step may reject the same operands."""
         return any(place >= position and one.refuses and one.node not in self._repeats for place, one in self._of)
 
-    def check(self, settle: Callable[[], None]) -> None:
-        """Raise RuntimeFailure for the first step that has met something. Waits for all steps, by `settle` first."""
+    def check(self, wait: Callable[[], None]) -> None:
+        """Raise RuntimeFailure for the first step that has failed. Waits for all steps: `wait` is called first."""
         if not self._of:
             return
-        settle()
+        wait()
         self._pinned.copy_to_host(self._words, self._found)
         self._streams.synchronize(self._stream)
         if not self._found.any():

@@ -1,4 +1,4 @@
-"""The order of an instance's steps, in runs of those that can be recorded and of others."""
+"""The steps of an instance in order, divided into segments that are recorded and segments that are not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from graphkit.executor.lower.arrays.launched_sum import Progress, Start
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.ir.graph import Value
 
-# Steps below which a recording saves no calls.
+# With fewer steps than this, a recording saves no calls.
 LEAST_RECORDED = 3
 
 
 class Segment:
-    """Steps by their position in the order; `replay` runs all of them, once it was made. repeats: it has steps that
-    values repeat, while which nobody looks at the time.
+    """Consecutive steps, by their positions in the order.
+
+    Args:
+        positions: The positions.
+        is_recorded: Whether the steps are recorded.
+        repeats: Whether the recording contains loops whose number of iterations depends on values.
+
+    Attributes:
+        replay: Runs all steps; None before they are recorded.
+        progress: The state of a run's all-reduces after the replay.
     """
 
     def __init__(self, positions: Sequence[int], is_recorded: bool, repeats: bool):
@@ -25,20 +33,17 @@ class Segment:
         self.is_recorded = is_recorded
         self.repeats = repeats
         self.replay: Callable[[], None] | None = None
-        # How far a run has come in its sums behind the replay.
         self.progress = Progress(0, {})
 
 
 def is_one_recording(segments: Sequence[Segment], commit: int) -> bool:
-    """Whether all can be recorded, and what begins at `commit` too, with nothing that the host has to look at between
-    them but faults.
-    """
+    """Return whether all steps can be recorded together: between the two segments, the host would only check faults."""
     begins = [segment.positions[0] for segment in segments]
     return len(begins) == 2 and begins[1] == commit and all(s.is_recorded and not s.repeats for s in segments)
 
 
 def committed(lowered: LoweredGraph) -> int:
-    """The first position whose step writes over a state; behind all where none does."""
+    """Return the first position whose step overwrites a state; the number of steps if none does."""
     order = {lowered.placement.steps[index]: position for position, index in enumerate(lowered.memory.order)}
     writers = (order[target.node] for target in lowered.memory.donated.values() if target.node is not None)
     return min(writers, default=len(order))
@@ -52,8 +57,14 @@ def divided(
     *,
     records: bool,
 ) -> Iterator[Segment]:
-    """A segment begins at `commit`. stays: storages that are the same memory in every run; kernels: of the steps, None
-    for a step whose results are arrays that it makes; records: whether the device records.
+    """Yield the segments of a program. One begins at `commit`.
+
+    Args:
+        lowered: The program.
+        kernels: The kernels of the steps; None for a step that allocates its results.
+        stays: Storages whose memory is the same in every run.
+        commit: The position of the first step that overwrites a state.
+        records: Whether the device records.
     """
     order, placement = lowered.memory.order, lowered.placement
 
@@ -71,7 +82,7 @@ def divided(
 
 
 def sums_of(segment: Segment, lowered: LoweredGraph, commit: int) -> list[str]:
-    """The keys of sums that it launches when it is recorded, and whether it comes behind what may fail."""
+    """Return the keys of all-reduces in a recorded segment, and whether it comes after all steps that can fail."""
     order, steps = lowered.memory.order, lowered.placement.steps
     nodes = (steps[order[position]] for position in segment.positions) if segment.is_recorded else ()
     begun = [node.op.key for node in nodes if isinstance(node.op, Start)]

@@ -123,9 +123,9 @@ class Division:
         states = tuple(piece.inputs[i] for i, _ in _states(piece.graph))
         received = {} if site.is_host else self._received(index, piece, inputs)
         here = {i for i, v in enumerate(piece.inputs) if not site.is_host and self._at.get(v) == piece.place}
-        handed = sorted({*here, *received} - {i for i, v in enumerate(piece.inputs) if v in states})
+        borrowed = sorted({*here, *received} - {i for i, v in enumerate(piece.inputs) if v in states})
         names = tuple(specs[state].name for state in states)
-        made = Selection(graph, fixed, tuple(inputs), graph.output_names, names, tuple(handed))
+        made = Selection(graph, fixed, tuple(inputs), graph.output_names, names, tuple(borrowed))
         return Part(site, made, piece.inputs, piece.outputs, states, received, piece.late)
 
     def _received(self, index: int, piece: Piece, inputs: Sequence[RunInput]) -> dict[int, tuple[int, int]]:

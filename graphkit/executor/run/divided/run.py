@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import GraphkitError
-from graphkit.executor.memory.resident import Handed, Resident
+from graphkit.executor.memory.resident import DeviceValue, Resident
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.divided.division import Division, Part
 from graphkit.executor.run.launching import Run
@@ -72,19 +72,19 @@ class DividedRun:
         """What a part is given for an input."""
         if position in part.received:
             index, at = part.received[position]
-            return self._runs[index].received(at)
+            return self._runs[index].device_input(at)
         value = part.inputs[position]
         if value.node is not None:
             index, at = self._division.makers[value]
             site = self._division.parts[index].site
             # From one kind of device to another, and for what is no array, by way of the host.
             near = site is part.site or (isinstance(value.type, TensorType) and site.kind == part.site.kind)
-            return self._runs[index].handed(at) if near else self._made(value)
+            return self._runs[index].device_result(at) if near else self._made(value)
         given = self._given[value]
         if not isinstance(given, Resident) or value in part.states:
             return given
         if not part.site.is_host:
-            return Handed(given.device, given.array, None)
+            return DeviceValue(given.device, given.array, None)
         if value not in self._states:
             self._states[value] = given.fetch()
         return self._states[value]
@@ -93,7 +93,7 @@ class DividedRun:
         """What a part has made of a value, or of an input that is an output, on the host."""
         if value not in self._from_parts:
             index, position = self._division.makers[value]
-            self._from_parts[value] = self._runs[index].fetched(position)
+            self._from_parts[value] = self._runs[index].fetch(position)
         return self._from_parts[value]
 
     def write(self) -> list[Any]:

@@ -82,5 +82,5 @@ def cases_of(cls: type[Op], types: slice = slice(None)) -> Iterator[CardCase]:
                 kernel = make_launched("cuda", node, KernelContext())
                 if kernel is not None:
                     assert isinstance(kernel, CardKernel)
-                    for way in kernel.ways:
+                    for way in kernel.alternatives:
                         yield CardCase(case.name, node, arrays, way._replace(otherwise=None))

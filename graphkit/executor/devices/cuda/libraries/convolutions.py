@@ -8,7 +8,7 @@ from typing import Any
 
 from graphkit.executor.devices.cuda.launches import Convolution
 from graphkit.executor.devices.cuda.libraries import cudnn
-from graphkit.executor.devices.cuda.libraries.way import NoWay
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary
 from graphkit.executor.devices.operands import channel_strides, row_major
 from graphkit.ir.types import DType
 
@@ -90,6 +90,6 @@ def _end(convolution: Convolution) -> list[int]:
         least = max((positions - 1) * stride + span - size - begin, 0)
         fitting = [e for e in (end, least) if e >= 0 and (size + begin + e - span) // stride + 1 == positions]
         if not fitting:
-            raise NoWay("cuDNN counts other positions")
+            raise NotInLibrary("cuDNN counts other positions")
         found.append(fitting[0])
     return found

@@ -16,8 +16,7 @@ import numpy as np
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Matrix, Product
-from graphkit.executor.devices.cuda.libraries.way import NoWay
-from graphkit.executor.devices.cuda.libraries.workspace import beginning, room
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary, aligned_address, usable_bytes
 from graphkit.ir.types import DType
 
 # cudaDataType_t; and of products of such elements cublasComputeType_t and the type of alpha and beta.
@@ -53,15 +52,15 @@ class _Pointers(NamedTuple):
 class PreparedProduct:
     """A product of which the library has chosen how it computes it. For one thread at a time.
 
-    Raises MissingDependency without the bindings, NoWay where the library cannot compute it, RuntimeFailure for what
-    else it refuses.
+    Raises MissingDependency without the bindings, NotInLibrary if the library cannot compute it, and RuntimeFailure for
+    other errors of the library.
     """
 
     def __init__(self, product: Product, card: int):
         """card: its number; it is the current one."""
         lt = _bindings()
         wide = product.kind is DType.FLOAT64
-        self._product, self._workspace = product, room(product.workspace)
+        self._product, self._workspace = product, usable_bytes(product.workspace)
         self._handle = _handle(card)
         computed = _DOUBLE if wide else _TF32 if product.tf32 else _FLOAT
         self._description = self._owned(lt.matmul_desc_create(computed, int(wide)), lt.matmul_desc_destroy)
@@ -141,7 +140,7 @@ class PreparedProduct:
             d, terms = self._product.d, self._product.a.rows if self._product.transposed[0] else self._product.a.columns
             sizes = f"[{d.columns}, {terms}] by [{terms}, {d.rows}]"
             kinds = " and ".join(dict.fromkeys(kind.value for kind in reversed(self._product.factors)))
-            raise NoWay(f"cuBLASLt {version()} cannot multiply {sizes} of {kinds}")
+            raise NotInLibrary(f"cuBLASLt {version()} cannot multiply {sizes} of {kinds}")
         algorithm: np.ndarray = found["algo"].copy()
         return algorithm
 
@@ -152,7 +151,7 @@ class PreparedProduct:
         at = _Pointers(*addresses)
         self._point(at)
         a, b, c, d = self._layouts
-        lt, workspace = _bindings(), beginning(at.workspace) if self._workspace else 0
+        lt, workspace = _bindings(), aligned_address(at.workspace) if self._workspace else 0
         try:
             lt.matmul(
                 self._handle, self._description, self._alpha.ctypes.data, at.a, a, at.b, b, self._beta.ctypes.data,

@@ -14,8 +14,7 @@ from typing import Any
 
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
-from graphkit.executor.devices.cuda.libraries.way import NoWay
-from graphkit.executor.devices.cuda.libraries.workspace import beginning, room
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary, aligned_address, usable_bytes
 from graphkit.ir.types import DType
 
 # Names of the frontend's data types.
@@ -28,7 +27,7 @@ _REFUSALS = (RuntimeError, ValueError)
 class Prepared:
     """A graph for which the library has chosen how it computes it. For one thread at a time.
 
-    Raises MissingDependency without the frontend, NoWay where the library cannot compute it.
+    Raises MissingDependency without the frontend, NotInLibrary where the library cannot compute it.
     """
 
     def __init__(self, plan: Callable[..., Any], card: int):
@@ -46,7 +45,7 @@ class Prepared:
         handle = _handle(self._card)
         try:
             frontend().set_stream(handle=handle, stream=stream)
-            self._graph.execute(at, beginning(workspace), handle=handle)
+            self._graph.execute(at, aligned_address(workspace), handle=handle)
         except _REFUSALS as error:
             raise RuntimeFailure(f"cuDNN {version()}: {error}") from error
 
@@ -72,11 +71,11 @@ def planned(
         notes = dnn.numerical_note
         always = [notes.NONDETERMINISTIC, notes.REDUCED_PRECISION_REDUCTION, notes.WINOGRAD, notes.FFT]
         graph.deselect_numeric_notes([*always, *unwanted(dnn)])
-        graph.deselect_workspace_greater_than(room(workspace))
+        graph.deselect_workspace_greater_than(usable_bytes(workspace))
         graph.check_support()
         graph.build_plans()
     except dnn.cudnnGraphNotSupportedError as error:
-        raise NoWay(f"cuDNN {version()}: {error}") from error
+        raise NotInLibrary(f"cuDNN {version()}: {error}") from error
     except _REFUSALS as error:
         raise RuntimeFailure(f"cuDNN {version()}: {error}") from error
     return graph

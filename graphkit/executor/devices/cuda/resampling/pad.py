@@ -11,9 +11,9 @@ from graphkit.executor.devices.cuda.movement.copies import unit_of
 from graphkit.executor.devices.cuda.resampling.axis import Axis
 from graphkit.executor.devices.cuda.resampling.gathers import Along, Places, gathered
 from graphkit.executor.devices.cuda.resampling.weighted import Resampled, resampled
+from graphkit.executor.devices.geometry import known_widths, pad_maps
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, shape
-from graphkit.executor.devices.padding import known_widths, pad_maps
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.image.resampling import Taps

@@ -9,9 +9,9 @@ from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
 from graphkit.executor.devices.cuda.resampling.axis import Axis
 from graphkit.executor.devices.cuda.resampling.gathers import Along, Places, gathered
 from graphkit.executor.devices.cuda.resampling.weighted import Resampled, resampled
+from graphkit.executor.devices.geometry import resized_axes
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
-from graphkit.executor.devices.resizing import resized_axes
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.image.resize import Axis as ResizedAxis

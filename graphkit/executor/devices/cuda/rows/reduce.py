@@ -9,8 +9,8 @@ from typing import NamedTuple
 from graphkit.executor.devices.cuda.launches import CardKernel, Input, Output, launched
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
+from graphkit.executor.devices.geometry import reduced_axes, repeated_axes
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.reductions import reduced_axes, repeated_axes
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType
 from graphkit.ops._base import DOMAIN
