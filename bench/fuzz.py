@@ -67,7 +67,7 @@ def trial(number: int, choice: Choice = EVERYTHING) -> Finding | None:
     rng = random.Random(number)
     (kind,) = rng.choices(choice.kinds, [KINDS[kind][1] for kind in choice.kinds])
     seed = rng.choice(seeds(kind, choice.only))
-    (chosen,) = rng.choices(choice.alternatives, [WAYS[way].often for way in choice.alternatives])
+    (chosen,) = rng.choices(choice.ways, [WAYS[way].often for way in choice.ways])
     way, name = WAYS[chosen], f"{chosen} {seed.name}"
     try:
         with warnings.catch_warnings():
@@ -157,7 +157,7 @@ def main() -> int:
     parser.add_argument("--trial", type=int, help="this one again")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    kinds, ways, only = (tuple(filter(None, text.split(","))) for text in (given.seeds, given.alternatives, given.only))
+    kinds, ways, only = (tuple(filter(None, text.split(","))) for text in (given.seeds, given.ways, given.only))
     for text, names, known in (("--seeds", kinds, KINDS), ("--ways", ways, WAYS)):
         if not names or not set(names) <= set(known):
             parser.error(f"{text}: known are {', '.join(known)}")
