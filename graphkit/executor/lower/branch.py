@@ -124,8 +124,8 @@ def branch(site: Site) -> Branch | None:
     refused: dict[str, str] = {}
     for part in PARTS:
         attribute = f"{part}_branch"
-        if (misfit := site.misfits.get((node, attribute))) is not None:
-            refused[part] = misfit
+        if (why := site.unspecialised.get((node, attribute))) is not None:
+            refused[part] = why
             continue
         subgraph: Graph = getattr(node.op, attribute)
         made = site.lower(subgraph.replace(outputs=[subgraph.outputs[i] for i in returned]), arrays)

@@ -187,8 +187,8 @@ def layout_of(site: Site) -> LoopLayout:
         raise NotNative("only tensors of numbers are carried, scanned and captured")
     view = LoopView.of(node)
     _check_axes(view)
-    if misfit := site.misfits.get((node, "body")):
-        raise NotNative(misfit)
+    if why := site.unspecialised.get((node, "body")):
+        raise NotNative(why)
     lead, count = view.flag, view.state_count
     stacked = [i for i in range(count, len(node.outputs)) if site.context.used_outputs[i]]
     rows = [view.body.outputs[lead + i] for i in stacked]

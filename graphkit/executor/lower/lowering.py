@@ -1,7 +1,7 @@
-"""The protocol of lowerings, one for each way in which a node can run, and the lowered graph that they make up.
+"""The base class of lowerings, and the lowered graph.
 
-A lowering says what its node needs of memory, and writes the node into a native program. The ways themselves lie
-beside this file, and `graphkit.executor.lower.registry` tries them in turn.
+A lowering states the memory that its node needs, and writes the node into a native program. Each module beside this one
+defines one or more lowerings; `graphkit.executor.lower.registry` tries them in turn.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from graphkit.executor.memory.plan_graph import MemoryPlan
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
-from graphkit.passes.control.specialise import Misfits
+from graphkit.passes.control.specialise import Unspecialised
 from graphkit.text import human
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# How a node is computed, for people. Views and constants are no steps of a program; copies, from one device to another,
-# are no nodes. "swap" is a copy to the host's memory or back, beside the steps. A sum over processes is one of a
-# device's own ("nccl") or goes by way of the host ("staged") where programs are a device's.
+# How a node is computed, for reports. Views and constants are not steps. "copy": between devices. "swap": to host
+# memory or back, beside other steps. On a device, an all-reduce is done by NCCL ("nccl") or in host memory ("staged").
 KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl", "staged", "swap"]
 
-# Where a value lies: (external memory, offset in bytes); the arena and "no operand" have numbers of their own. A buffer
-# is external memory that belongs to the run, together with the shape that its value has there.
+# Where a value is: (external memory, offset in bytes). The arena and absent operands have their own numbers. A buffer
+# is external memory of the run, with the shape of the value in it.
 Location: TypeAlias = tuple[int, int]
 
 ARENA = -1
@@ -177,23 +176,23 @@ class Settings(NamedTuple):
 
 
 class NotNative(Exception):
-    """A way does not do for a node; the message says why, for the plan."""
+    """A lowering does not apply to a node. The message says why, for the plan."""
 
 
 class Writer(Protocol):
-    """What lowerings see of the emitter, which numbers the external memory of one program."""
+    """The emitter, as lowerings use it. It numbers the external memory of one program."""
 
     def new_external(self) -> int:
-        """The number of external memory that steps set themselves."""
+        """Return the number of external memory that steps set themselves."""
         ...
 
     def new_buffer(self) -> Location: ...
     def new_call(self, index: int) -> int:
-        """The number by which the program calls step `index` of the outermost graph."""
+        """Return the number by which the program calls step `index` of the outermost graph."""
         ...
 
     def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
-        """Copy a value; a buffer gets its shape as well."""
+        """Copy a value. A buffer also gets its shape."""
         ...
 
     def graph(
@@ -211,9 +210,16 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """Where a lowering writes its step: step `index` of its graph, called `name`, into the native `builder`.
+    """Where a lowering writes its step.
 
-    Operands and results lie as given (a result that nobody reads is ABSENT), the working memory at `scratch`.
+    Args:
+        writer: The emitter.
+        builder: The native builder.
+        name: Name of the step.
+        index: Index of the step in its graph.
+        inputs: Where the operands are.
+        outputs: Where the results are; ABSENT for unused ones.
+        scratch: Where the working memory is.
     """
 
     writer: Writer
@@ -226,12 +232,17 @@ class Emission:
 
 
 class Lowering(ABC):
-    """One way to run one node.
+    """How one node runs.
 
-    `inplace` are the positions (input, output) that may be the same memory, `scratch_bytes` the working memory that it
-    needs in the arena; `packing` is the kernel that wants constant operands in layouts of its own. `subgraphs` are what
-    it runs inside, by the part of a step's name that tells which one a step is in. `unread` are the positions of the
-    operands whose memory the step does not name. `reason` says why a better way did not do.
+    Attributes:
+        kind: How the node is computed, for reports.
+        reason: Why no better lowering applies.
+        scratch_bytes: Bytes of working memory in the arena.
+        inplace: Positions (input, output) that may share memory.
+        packing: The kernel that reads constant operands in its own layout.
+        unread: Positions of operands that the step does not read.
+        subgraphs: The graphs that the node runs, by the part of a step's name that says which one a step is in.
+        in_python: Whether the step is a call of Python.
     """
 
     kind: KernelKind = "native"
@@ -250,11 +261,10 @@ class Lowering(ABC):
 
 @dataclass(frozen=True)
 class LoweredGraph:
-    """A graph of which every node has its lowering, with the order of its steps and its memory.
+    """A graph with the lowering of each node, the order of its steps and its memory.
 
-    The body of a program is one; so is each branch of an If and each body of a loop that runs natively, whose arena is
-    working memory of the step that runs it. `lowerings` are those of `placement.steps`; `fixed` gives the operands that
-    only change with a version.
+    It is the body of a program, a branch or the body of a loop. The arena of a subgraph is working memory of the step
+    that runs it. `lowerings` are those of `placement.steps`. `fixed` contains operands that only change with a version.
     """
 
     graph: Graph
@@ -266,12 +276,12 @@ class LoweredGraph:
 
     @property
     def steps(self) -> Iterator[tuple[Node, Lowering]]:
-        """Every node that computes something, with its lowering, in the graph's order."""
+        """The nodes that are steps, with their lowerings, in the order of the graph."""
         return zip(self.placement.steps, self.lowerings, strict=True)
 
     @property
     def inputs_read(self) -> Set[int]:
-        """The positions of the inputs whose memory a step, or a result, names."""
+        """The positions of the inputs that are results or that a step reads."""
         root = self.placement.root
         read = {root[result.value] for result in self.placement.results}
         for node, lowering in self.steps:
@@ -286,7 +296,7 @@ class LoweredGraph:
         return f"{steps_text(len(self.lowerings))} ({listed}), arena {human(self.memory.layout.arena_bytes)}"
 
     def interpreted(self, prefix: str = "") -> Iterator[tuple[str, Node, str]]:
-        """Name, node and reason of every step that is interpreted, also inside subgraphs."""
+        """Yield name, node and reason of each interpreted step, also in subgraphs."""
         for node, lowering in self.steps:
             if lowering.kind == "interpreted":
                 yield prefix + self.graph.node_name(node), node, lowering.reason
@@ -305,10 +315,17 @@ LowerSubgraph: TypeAlias = Callable[[Graph, Mapping[int, VersionedArray]], Lower
 
 @dataclass(frozen=True)
 class Site:
-    """What is known of a node where a way for it is chosen.
+    """A node whose lowering is to be chosen.
 
-    `inner`: it lies in a subgraph. `dynamic`: the memory of a result in use is not planned. `misfits` say which
-    subgraphs could not be specialised. `hosted`: stacks that lie in the host's memory, of a device's program.
+    Args:
+        node: The node.
+        settings: How programs are made.
+        context: The context of its kernel.
+        inner: Whether the node is in a subgraph.
+        dynamic: Whether the memory of a used result is not planned.
+        unspecialised: The subgraphs that could not be specialised, and why.
+        lower: Lowers a subgraph.
+        hosted: Outputs of loops that are stacked in host memory.
     """
 
     node: Node
@@ -316,16 +333,16 @@ class Site:
     context: KernelContext
     inner: bool
     dynamic: bool
-    misfits: Misfits
+    unspecialised: Unspecialised
     lower: LowerSubgraph
     hosted: Set[Value] = frozenset()
 
     @property
     def static(self) -> bool:
-        """Whether every operand and result has a known size."""
+        """Whether the sizes of all operands and results are known."""
         return all(has_fixed_size(v) for v in (*self.node.inputs, *self.node.outputs) if v is not None)
 
     @property
     def without_constants(self) -> KernelContext:
-        """The context of a kernel that cannot keep operands packed."""
+        """The context for a kernel that does not pack operands."""
         return replace(self.context, constant_inputs={})

@@ -1,7 +1,7 @@
-"""Steps that are calls of Python: kernels that are Python functions, and nodes that are interpreted.
+"""Steps that are calls of Python: kernels that are Python functions, and interpreted nodes.
 
-They run at the outermost level only, where a program comes back to Python for them; interpreted nodes of subgraphs are
-made in `graphkit.executor.lower.run_time_kernel`.
+They are in the outermost graph of a program. For interpreted nodes of subgraphs, see
+`graphkit.executor.lower.run_time_kernel`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.evaluate import failure_of, run_node
 
-# From arrays (None: absent operand) to new arrays.
+# Computes new arrays from operands (None: absent).
 ArrayFunction: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class PythonStep(Lowering):
-    """A step that the program calls back for."""
+    """A step for which the program calls Python."""
 
     in_python = True
 
@@ -46,7 +46,7 @@ class PythonKernel(PythonStep):
 
 
 class LaunchedStep(PythonStep):
-    """A kernel of a device with arrays of its own."""
+    """A kernel of a device with its own memory."""
 
     def __init__(self, kernel: LaunchedKernel):
         super().__init__("native")
@@ -56,7 +56,7 @@ class LaunchedStep(PythonStep):
 
 
 class PythonFunction(PythonStep):
-    """A function whose results are arrays that it makes. If `owned`, none shares memory with an operand."""
+    """A function that returns new arrays. owned: none of them shares memory with an operand."""
 
     def __init__(self, kind: KernelKind, function: ArrayFunction, reason: str = "", owned: bool = False):
         super().__init__(kind, reason)
@@ -65,13 +65,13 @@ class PythonFunction(PythonStep):
 
 
 def launched(site: Site) -> Lowering | None:
-    """The kernel that a device with arrays of its own has for a node of known sizes."""
+    """The kernel of a device with its own memory, for a node of known sizes."""
     kernel = make_launched(site.settings.device, site.node, site.context) if site.static else None
     return None if kernel is None else LaunchedStep(kernel)
 
 
 def string_function(site: Site) -> Lowering | None:
-    """The function that the device has for a node with tensors of strings, whose elements are Python objects."""
+    """The function for a node with tensors of strings, whose elements are Python objects."""
     node = site.node
     if site.inner or not any(_holds_strings(value) for value in (*node.operands, *node.outputs)):
         return None
@@ -97,7 +97,7 @@ def _holds_strings(value: Value) -> bool:
 
 
 def interpreted(site: Site, reason: str) -> Lowering:
-    """The way that every node has: its operator's reference."""
+    """The reference of the node's operator. It applies to every node."""
     if site.dynamic:
         return PythonFunction("interpreted", partial(run_node, site.node), reason)
     return PythonKernel("interpreted", site.node, interpreted_kernel(site.node), reason)

@@ -1,4 +1,4 @@
-"""Steps on values of dynamic shape that read no more than the shape, or one row: they need no kernel."""
+"""Steps without a kernel that read only the shape, or one row, of a value with a data-dependent shape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkit.ops.tensor.shape import Shape
 
 
 class ShapeStep(Lowering):
-    """Writes the sizes of the axes from `first` to before `last`."""
+    """Writes the sizes of the axes `first` to `last - 1`."""
 
     def __init__(self, first: int, last: int):
         self._first = first
@@ -23,7 +23,7 @@ class ShapeStep(Lowering):
 
 
 class RowStep(Lowering):
-    """Copies the row of `x` that `place` tells, from the end when it is negative."""
+    """Copies row `place` of `x`. A negative index counts from the end."""
 
     def __init__(self, x: Value, place: Value):
         self._x = x

@@ -29,7 +29,7 @@ from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Value
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.prune import prune_control
-from graphkit.passes.control.specialise import Misfits, specialise_subgraphs
+from graphkit.passes.control.specialise import Unspecialised, specialise_subgraphs
 from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import ARRAYS_BOUND, BOUND
@@ -56,22 +56,24 @@ def compile_graph(
         more = BOUND if settings.native else ARRAYS_BOUND if settings.device != "cpu" else ()
         bound = run_passes(bound, (*CLEANUP, *more)) if changed else prune_control(bound)
     with out_of_memory(bound, "planning the run"):
-        specialised, misfits = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
+        specialised, unspecialised = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
         arrays = {specialised.inputs[position]: array for position, array in fixed.items()}
-        lowered = lower_graph(specialised, arrays, settings, misfits)
+        lowered = lower_graph(specialised, arrays, settings, unspecialised)
         if settings.device != "cpu":
-            lowered = _with_swaps(lowered, arrays, misfits)
+            lowered = _with_swaps(lowered, arrays, unspecialised)
         return _program(lowered, pools, [specialised.inputs[position] for position in borrowed])
 
 
-def _with_swaps(lowered: LoweredGraph, fixed: Mapping[Value, VersionedArray], misfits: Misfits) -> LoweredGraph:
+def _with_swaps(
+    lowered: LoweredGraph, fixed: Mapping[Value, VersionedArray], unspecialised: Unspecialised
+) -> LoweredGraph:
     """The graph with values in the host's memory where its nodes are marked so; itself where none are worth it."""
     stacks = stacks_on_host(lowered)
     swapped = swap_marked(lowered.graph, lowered.placement, lowered.memory.order, stacks)
     if swapped is None:
         return lowered
     became = swapped.became
-    moved = {(became.get(node, node), attribute): why for (node, attribute), why in misfits.items()}
+    moved = {(became.get(node, node), attribute): why for (node, attribute), why in unspecialised.items()}
     return lower_graph(
         swapped.graph, fixed, lowered.settings, moved, order=swapped.order, hosted=frozenset(swapped.stacks)
     )

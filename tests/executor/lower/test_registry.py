@@ -108,7 +108,7 @@ def test_interpreted_inside_a_loop() -> None:
         graph = lowered([m, x], [outcome], 2, ONES)
         assert ways(graph) == {"Loop": "Loop"}
         (lowering,) = graph.lowerings
-        assert ways(lowering.subgraphs["body"]) == {"Unknown": "InterpretedInside"}
+        assert ways(lowering.subgraphs["body"]) == {"Unknown": "InterpretedInSubgraph"}
         assert [(name.split("/")[1], node.op.name) for name, node, _ in graph.interpreted()] == [("body", "Unknown")]
 
 

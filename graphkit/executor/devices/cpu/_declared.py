@@ -1,4 +1,4 @@
-"""Factories of operators whose kernels say themselves what they are made from: see runtime/operator_kernels.h."""
+"""The kernels that C++ registers itself, by GRAPHKIT_KERNEL: see runtime/operator_kernels.h."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
+from graphkit.ops._base import Op, operator
+from graphkit.ops.kept import kept
 
 Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float]
 
@@ -17,21 +19,26 @@ def _made(node: Node, context: KernelContext) -> Kernel | None:
     return native.make_kernel(
         node.op.domain,
         node.op.name,
-        [None if v is None else (*_named(v, f"input {i}"), v.tensor.constants) for i, v in enumerate(node.inputs)],
-        [_named(v, f"output {i}") for i, v in enumerate(node.outputs)],
-        _attributes(node),
+        [None if v is None else _input(f"input {i}", v) for i, v in enumerate(node.inputs)],
+        [(f"output {i}", v.tensor.static_shape, v.tensor.dtype.value) for i, v in enumerate(node.outputs)],
+        _attributes(operator(node, Op)),
         context.threads,
     )
 
 
-def _named(value: Value, name: str) -> tuple[str, tuple[int, ...], str]:
-    return name, value.tensor.static_shape, value.dtype.value
+def _input(name: str, value: Value) -> tuple[str, tuple[int, ...], str, tuple[int, ...] | None]:
+    kind = value.tensor
+    return name, kind.static_shape, kind.dtype.value, kind.constants
 
 
-def _attributes(node: Node) -> dict[str, Attribute | None]:
-    """Numbers, texts and lists of numbers; a type by its name, a switch as 0 or 1; None for what is neither."""
-    found: dict[str, Attribute | None] = dict.fromkeys(node.op.__dict__)
-    for key, value in node.op.attributes().items():
+@kept
+def _attributes(op: Op) -> dict[str, Attribute | None]:
+    """Return attributes as numbers, strings and lists of numbers: a type is its name, a boolean 0 or 1.
+
+    Other attributes are None.
+    """
+    found: dict[str, Attribute | None] = dict.fromkeys(op.__dict__)
+    for key, value in op.attributes().items():
         if isinstance(value, DType):
             found[key] = value.value
         elif isinstance(value, bool):
