@@ -1,4 +1,4 @@
-"""What a loop stacks for its gradient, row by row in the host's memory: a card holds two rows of it at a time."""
+"""Outputs that loops stack in host memory for their gradients: the device holds two slices of each at a time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from graphkit.ir.graph import Node, Value
 from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training.swap import is_swapped
 
-# A loop that writes rows holds two of them, and so does one that reads them.
+# The smallest number of slices. A loop that writes slices holds two of them, and so does one that reads them.
 LEAST_ROWS = 5
 
-# Of what is worth a copy, a row is such a part at least: one copy for each iteration takes its time too.
+# A slice is at least this part of the smallest array that is swapped: each iteration makes one copy.
 ROW_PARTS = 16
 
 
 def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
-    """Stacks of marked loops (`is_swapped`) that loops alone scan, where it is known how often all of these run.
+    """Return outputs that marked loops (`is_swapped`) stack and only loops scan, if their iterations are known. Linear.
 
-    lowered: a graph as it would run without. Linear.
+    lowered: the graph as it would run without swapping.
     """
     placement = lowered.placement
     found = {
@@ -40,12 +40,12 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
 
 
 def _is_alone(row: Value, layout: LoopLayout) -> bool:
-    """Whether a slice goes to one stack, and comes from none."""
+    """Return whether a slice is stacked to one output and scanned from none."""
     return [*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)].count(row) == 1
 
 
 def _scanned(node: Node, lowering: Lowering) -> frozenset[Value]:
-    """What a step reads row by row, and not otherwise."""
+    """Return the values that a step only reads in slices."""
     if not isinstance(lowering, Loop) or lowering.layout.known_trips is None:
         return frozenset()
     rows = {scan.operand for scan in lowering.layout.scanned}

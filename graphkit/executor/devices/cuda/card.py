@@ -1,6 +1,6 @@
-"""The card: CuPy's arrays and streams under the planner that all devices share, and kernels of its own.
+"""The GPU as a device: CuPy's arrays and streams, and the launches of kernels.
 
-Only this module, `libraries.nccl` and `graphkit.ops.xp` know CuPy, and they import it when the device is asked for.
+Only this module, `libraries.nccl` and `graphkit.ops.xp` use CuPy. They import it when the device is first used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from graphkit.ir.types import DType
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.xp import cupy_xp
 
-# What arrays hold of elements that kernels alone know.
+# The types of arrays that hold elements as bits, which only kernels compute with.
 _BITS: dict[DType, np.dtype] = {
     DType.BFLOAT16: np.dtype(np.uint16),
     DType.FLOAT8E4M3FN: np.dtype(np.uint8),
@@ -100,7 +100,7 @@ class CudaDevice:
 
     def done(self, stream: Any) -> bool:
         runtime = self._cupy.cuda.runtime
-        # CuPy's own word for it is the same for work that goes on and for work that a card has given up.
+        # `Stream.done` of CuPy does not distinguish pending work from an error.
         status = runtime.streamQuery(stream.ptr)
         if status != _NOT_READY:
             runtime.check_status(status)
@@ -108,7 +108,7 @@ class CudaDevice:
 
     @property
     def current_stream(self) -> int:
-        """As CUDA's libraries know it."""
+        """The address of the current stream, for CUDA's libraries."""
         number: int = self._cupy.cuda.get_current_stream().ptr
         return number
 
@@ -118,20 +118,18 @@ class CudaDevice:
 
     @cached_property
     def conditions_refused(self) -> str:
-        """Why they may not; empty where they may."""
+        """Why recordings cannot contain conditional nodes; empty if they can."""
         return refusal(self, self.record)
 
     def record(self, stream: Any, steps: Sequence[Recorded]) -> Callable[[], None]:
-        """As one CUDA graph, in which steps that do not wait for each other share launches. Raises NotRecorded for
-        what CUDA refuses of it.
-        """
+        """Record steps as one CUDA graph, in which independent steps share launches. Raises NotRecorded."""
         cudnn.be_ready(self.number)
         merged = expanded(steps)
         if has_conditions(merged):
             self.functions(SETTING)  # compiled and loaded before the capture
         try:
             recording = self._captured(stream, merged)
-            # CuPy may leave what CUDA refuses to the first use.
+            # Otherwise some errors of CUDA would come with the first launch.
             recording.upload()
         except (RuntimeFailure, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             raise NotRecorded(f"device {self.name!r} cannot record: {error}") from error
@@ -142,7 +140,7 @@ class CudaDevice:
         try:
             ConditionalNodes(self).queue(steps)
         except BaseException:
-            # CUDA may say of what was begun beside the stream that nothing joins it.
+            # CUDA may report that work on another stream was not joined.
             with contextlib.suppress(self._cupy.cuda.runtime.CUDARuntimeError):
                 stream.end_capture()
             raise
@@ -156,27 +154,27 @@ class CudaDevice:
 
     @property
     def place(self) -> str:
-        """Where the card is on its machine: parts of one card are at one place."""
+        """The PCI bus id of the GPU: parts of one GPU have the same."""
         return str(self._cupy.cuda.runtime.deviceGetPCIBusId(self.number))
 
     def group(self, unique: bytes, rank: int, size: int) -> CardGroup:
-        """The cards of several processes, this one's among them; see CardGroup, also for what it raises."""
+        """Return the group of the GPUs of several processes. Raises as `CardGroup` does."""
         with self._cupy.cuda.Device(self.number):
             return CardGroup(unique, rank, size)
 
     @property
     def capability(self) -> tuple[int, int]:
-        """What NVIDIA calls so: which generation of cards it is of."""
+        """The compute capability, as (9, 0)."""
         digits = str(self._cupy.cuda.Device(self.number).compute_capability)
         return int(digits[:-1]), int(digits[-1])
 
     @property
     def architecture(self) -> str:
-        """What code is compiled for."""
+        """The architecture that code is compiled for, as "sm_90"."""
         return "sm_{}{}".format(*self.capability)
 
     def facts(self) -> dict[str, str]:
-        """What people ask of a card: its name, architecture, memory, and the versions around it."""
+        """Return facts for reports: name, architecture, memory and versions."""
         runtime = self._cupy.cuda.runtime
         properties = runtime.getDeviceProperties(self.number)
         with self._cupy.cuda.Device(self.number):
@@ -192,7 +190,7 @@ class CudaDevice:
         }
 
     def functions(self, sources: Sequence[Source]) -> list[Any]:
-        """What launches these sources on the card."""
+        """Return the functions that launch these sources."""
         new = [source for source in dict.fromkeys(sources) if source.entry not in self._functions]
         if new:
             module = self._cupy.cuda.function.Module()
@@ -209,7 +207,7 @@ class CudaDevice:
         return self._cupy.ndarray(shape, dtype, memptr=memory.data + offset)
 
     def host_memory(self, nbytes: int) -> np.ndarray:
-        # Pinned: the system does not move it. CuPy's pool would keep what is let go, of every size that there ever was.
+        # Pinned, without CuPy's pool, which would keep freed memory of all sizes.
         cuda = self._cupy.cuda
         with cuda.Device(self.number):
             try:
@@ -245,12 +243,12 @@ class CudaDevice:
         self._copy(target.data.ptr, host.ctypes.data, target.nbytes, _FROM_HOST)
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
-        # CuPy's own functions refuse what recordings may have: copies from and to pinned memory.
+        # CuPy's own functions reject copies from and to pinned memory in recordings.
         self._cupy.cuda.runtime.memcpyAsync(target, source, nbytes, kind, self.current_stream)
 
     def event(self) -> Any:
         made = self._cupy.cuda.Event(disable_timing=True)
-        # By itself an event is one of the null stream.
+        # By default, an event is recorded on the null stream.
         made.record(self._cupy.cuda.get_current_stream())
         return made
 
@@ -273,7 +271,7 @@ def _release(number: int) -> str:
 
 
 class _Recording:
-    """A CUDA graph. steps: what it launches, whose tables it reads."""
+    """A CUDA graph. It keeps its steps, whose tables it reads."""
 
     def __init__(self, graph: Any, stream: Any, steps: Sequence[Recorded]):
         self._graph, self._stream, self._steps = graph, stream, steps
@@ -286,7 +284,7 @@ class _Recording:
 
 
 class _Launched(OwnLaunches):
-    """A kernel of the card's own on its arrays."""
+    """A kernel on the GPU's arrays."""
 
     def __init__(self, card: CudaDevice, node: Node, kernel: CardKernel, fault: Any):
         self._card, self._node = card, node
@@ -342,12 +340,12 @@ class _Launched(OwnLaunches):
 
 
 def load(number: int = 0) -> None:
-    """Raises MissingDependency where CuPy is not installed, UnsupportedError where it does not find the card."""
+    """Raise MissingDependency if CuPy is not installed, and UnsupportedError if there is no such GPU."""
     device(number)
 
 
 def device(number: int = 0) -> CudaDevice:
-    """The GPU of a number: one object for each in a process. See `load` for what it raises."""
+    """Return the GPU of a number, always the same object. Raises as `load` does."""
     return _device(number)  # a cache takes device() and device(0) for two calls
 
 
@@ -360,7 +358,7 @@ def _device(number: int) -> CudaDevice:
 
 
 def cards() -> int:
-    """How many there are, one at least. Raises MissingDependency without CuPy, UnsupportedError where there is none."""
+    """Return the number of GPUs. Raises MissingDependency without CuPy, and UnsupportedError if there is none."""
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:

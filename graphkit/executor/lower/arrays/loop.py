@@ -99,7 +99,6 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
             self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
 
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
-        """See ArrayMaker."""
         stacks = {s.output: _Stack(self._device, s.row.tensor) for s in self._layout.grown}
         targets = [stacks.get(position, output) for position, output in enumerate(outputs)]
         for step in self.steps(inputs, targets, scratch):
@@ -107,7 +106,6 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         return {position: stack.whole() for position, stack in stacks.items()}
 
     def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
-        """See SubgraphKernel."""
         memory = _Memory(self._device, self._layout, inputs, outputs, scratch)
         arena = memory.bytes_at(self._layout.arena, self._layout.body.memory.layout.arena_bytes)
         most = self._limit(inputs)
@@ -184,7 +182,7 @@ class RecordedLoop(PreparedLoop, Conditional):
 
 
 class _Stack:
-    """Rows of one type, as many as there come."""
+    """Slices of one type in memory that grows."""
 
     def __init__(self, device: Device, kind: TensorType):
         self._device, self._kind = device, kind
@@ -192,7 +190,7 @@ class _Stack:
         self._memory = device.alloc(kind.nbytes)
 
     def row(self, number: int) -> Any:
-        """The memory of a row: one that is there, or the next one."""
+        """Return the memory of a slice: an existing one, or the next one."""
         if number == self._room:
             self._room *= 2
             memory = self._device.alloc(self._room * self._kind.nbytes)
@@ -297,17 +295,17 @@ class _Memory:
                 yield stack.row, self._written_row(stack, trip), self._stacked_row(stack, trip)
 
     def first(self) -> Iterator[tuple[Any, Any]]:
-        """The states that a loop begins with, and where the second iteration reads them."""
+        """Yield the first values of states, and where the second iteration reads them."""
         for state in self._layout.states:
             yield self._inputs[state.operand], self._after(state, 0)
 
     def carried(self) -> Iterator[tuple[Any, Any]]:
-        """The states behind the second iteration, and where it reads them."""
+        """Yield the states after the second iteration, and where it reads them."""
         for state in self._layout.states:
             yield self._after(state, 1), self._after(state, 0)
 
     def finals(self, trips: int) -> Iterator[tuple[Any, Any]]:
-        """The states after all iterations, and where the node returns them."""
+        """Yield the states after all iterations, and where the node returns them."""
         for operand, output in self._layout.unchanged:
             if self._outputs[output] is not None:
                 yield self._inputs[operand], self._outputs[output]
@@ -317,16 +315,14 @@ class _Memory:
 
 
 class SwappedRows:
-    """Slices that come from the host's memory, or go there, beside the iterations of a loop: each has memory for two,
-    which take turns.
-    """
+    """Copies of slices from and to host memory while iterations run. Each slice has two buffers, which take turns."""
 
     def __init__(self, copies: SwapQueue, hosted: Set[Value]):
         self._copies, self._hosted = copies, hosted
 
     def before(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
-        """What comes before an iteration: its slices are there, the next ones are on their way, and the memory that it
-        writes has been copied.
+        """Yield the steps before an iteration: wait for its slices, start copying the next ones, and wait until the
+        memory that it writes has been copied.
         """
         for row, source, target in memory.from_host(trip) if trip == 0 else ():
             yield self._copies.begins((row, 0), source, target, to_host=False)
@@ -335,11 +331,11 @@ class SwappedRows:
             yield self._copies.begins((row, (trip + 1) % 2), source, target, to_host=False)
 
     def behind(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
-        """What comes behind it."""
+        """Yield the steps after an iteration."""
         for row, source, target in memory.to_host(trip):
             yield self._copies.begins((row, trip % 2), source, target, to_host=True)
 
     @property
     def joined(self) -> BoundStep:
-        """What comes behind all iterations: others may have their memory."""
+        """The step after all iterations: it waits for all copies."""
         return self._copies.awaits([(row, turn) for row in self._hosted for turn in range(2)])

@@ -1,7 +1,7 @@
-"""Copies to the host's memory and back in programs of devices with memory of their own, on a queue beside the steps.
+"""Copies to host memory and back, in programs of devices with their own memory, on a stream of their own.
 
-All of a program are in one order, that of its steps, so that what comes back has arrived there before. See
-`graphkit.executor.memory.swapping` for which values are copied, and when a step waits for a copy.
+The copies of a program are in the order of its steps, so a value has arrived on the host before it is copied back.
+`graphkit.executor.memory.swapping` decides which values are copied, and when a step waits for a copy.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from graphkit.ops.internal.swap import SwapOut
 
 
 class SwapStep(PythonStep):
-    """A step that begins a copy to the host's memory, or back. `prepared` makes its kernel for one instance of a
-    program, whose steps share a SwapQueue.
+    """A step that starts a copy to host memory or back.
+
+    `prepared` makes its kernel for one instance of a program, whose steps share a SwapQueue.
     """
 
     def __init__(self, node: Node):
@@ -32,28 +33,28 @@ class SwapStep(PythonStep):
 
 
 class SwapQueue:
-    """The copies of one instance of a program. Runs of it follow each other.
+    """The copies of one instance of a program, which has one run at a time.
 
-    A copy is known by the value that it makes, or by what else its user calls it, which is one copy at a time.
+    A copy is identified by the value that it writes, or by any other key. There is one copy of a key at a time.
     """
 
     def __init__(self, device: Device):
         self._streams, self._memory = streams_of(device), pinned_memory_of(device)
         self._beside = self._streams.stream()
-        # Behind each copy that the program's stream does not follow yet, in their order.
+        # An event behind each copy that the program's stream has not waited for, in order.
         self._points: dict[Hashable, Any] = {}
 
     def begin(self, value: Hashable, copy: Callable[[], None]) -> None:
-        """Queue a copy behind what the program's stream has come to."""
+        """Queue a copy behind the work of the program's stream so far."""
         here = self._streams.event()
-        assert value not in self._points, "a copy of this name is under way"
+        assert value not in self._points, "a copy of this key is pending"
         with self._streams.on(self._beside):
             self._streams.wait_for(here)
             copy()
             self._points[value] = self._streams.event()
 
     def follow(self, values: Iterable[Hashable]) -> None:
-        """What comes next on the program's stream comes behind the copies of these."""
+        """Let later work of the program's stream wait for copies."""
         wanted = {value for value in values if value in self._points}
         if not wanted:
             return
@@ -64,19 +65,19 @@ class SwapQueue:
             del self._points[value]
 
     def join(self) -> None:
-        """The same of all copies: points of a recording are for no other."""
+        """Wait for all copies in the same way: events of a recording are not valid in another."""
         self.follow([*self._points])
 
     def beginning(self, value: Hashable, *, to_host: bool) -> ArrayKernel:
-        """What begins a copy from its operand to its result, of which one is in the host's memory."""
+        """Return the kernel that starts a copy of its operand to its result. One of them is in host memory."""
         return _Begins(self, value, self._memory.copy_to_host if to_host else self._memory.copy_from_host)
 
     def begins(self, value: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
-        """The step that begins a copy."""
+        """Return the step that starts a copy."""
         return BoundStep(self.beginning(value, to_host=to_host), [source], [target], None)
 
     def awaits(self, values: Sequence[Hashable]) -> BoundStep:
-        """The step that follows these."""
+        """Return the step that waits for copies."""
         return BoundStep(_Follows(partial(self.follow, values)), (), (), None)
 
     @property
@@ -85,16 +86,16 @@ class SwapQueue:
         return BoundStep(_Follows(self.join), (), (), None)
 
     def clear(self) -> None:
-        """The run is over, or given up, wherever it was."""
+        """End the run, also after an error."""
         self._points.clear()
 
     def wait(self) -> None:
-        """Wait for all copies that were begun."""
+        """Wait for all copies."""
         self._streams.synchronize(self._beside)
 
 
 class _Follows:
-    """Has the program's stream follow copies."""
+    """Lets the program's stream wait for copies."""
 
     can_be_recorded = True
 
@@ -106,7 +107,7 @@ class _Follows:
 
 
 class _Begins:
-    """Begins a copy from a value's memory to another."""
+    """Starts a copy."""
 
     can_be_recorded = True
 

@@ -1,4 +1,4 @@
-"""Whether a card's recordings may have conditions: one is made, replayed, and looked at."""
+"""Tests whether a GPU's recordings can contain conditions: one is recorded, replayed and checked."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ OLDEST = 12040
 _TRIPS = 3
 
 
-# What records steps for a stream.
+# Records steps for a stream.
 Record: TypeAlias = Callable[[Any, Sequence[Recorded]], Callable[[], None]]
 
 
 def refusal(device: Device, record: Record) -> str:
-    """Why recordings of a device have no conditions; empty where they have."""
+    """Return why recordings of a device cannot contain conditions; empty if they can."""
     try:
         cuda = runtime()
         for what, name in (("driver", "cudaDriverGetVersion"), ("runtime", "cudaRuntimeGetVersion")):
@@ -44,7 +44,7 @@ def refusal(device: Device, record: Record) -> str:
 
 
 def _computed(device: Device, record: Record, stream: Any) -> list[dict[str, int]]:
-    """What two replays of a recording with conditions have come to."""
+    """Return the results of two replays of a recording with conditions."""
 
     def number(value: int, dtype: str = "int64") -> Any:
         return device.copy_in(np.full(1, value, dtype))
