@@ -41,9 +41,12 @@ NO_BUFFER = -1
 
 
 class Meeting(NamedTuple):
-    """What all processes know of each other before a run. known: all may replay what was recorded, or record it.
+    """The agreement of all processes before a run.
 
-    recording: the one that all have, 0 where they have none in common; fresh: what a new one is called.
+    Args:
+        known: Whether all can replay their recordings, or record.
+        recording: The number of the recording that all have; 0 if there is none.
+        fresh: The number of a new recording.
     """
 
     known: bool
@@ -52,112 +55,129 @@ class Meeting(NamedTuple):
 
 
 class DeviceSums(Protocol):
-    """Carries sums over processes of arrays of devices, one device of each process, without the host.
+    """All-reduces and similar collectives of arrays of devices, one device per process, without the host.
 
-    All processes launch the same in one order, which they compare before each run. Work goes to the current stream of
-    the device; where that is recorded, it is. broken: another process was given up, and what was launched was ended.
+    All processes launch the same collectives in one order, which they compare before each run. The work is queued on
+    the current stream of the device, and recorded if that is recorded. `broken` is set once another process was given
+    up; what was launched has then been ended.
     """
 
     broken: bool
 
     def carries(self, dtype: DType) -> bool:
-        """Whether there are sums of such elements."""
+        """Return whether such elements can be summed."""
         ...
 
     def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
-        """Come to a run with sums of so many bytes, in an order of this name. Raises RuntimeFailure where another
-        process comes to anything else, or does not come.
+        """Agree with all processes on a run. Raises RuntimeFailure if another one is at a different run, or missing.
 
-        known, recording: what this process could do, as in a Meeting; structure: which sums are recorded together, a
-        number below 2**20.
+        Args:
+            order: Name of the order of the all-reduces.
+            nbytes: Their total size.
+            known: Whether this process can replay or record.
+            recording: The recording that this process has; 0 if it has none.
+            structure: Number, below 2**20, of the groups of all-reduces that are recorded together.
         """
         ...
 
     def all_reduce(self, arrays: Sequence[Any], dtype: DType) -> None:
-        """Launch the sum of each array over the processes, in its place."""
+        """Launch the all-reduce of each array, in place."""
         ...
 
     def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
-        """The same; of what lies one behind the other, only this process's slice gets the sum."""
+        """Launch a reduce-scatter: of the contiguous arrays, only this process's slice gets the sum."""
         ...
 
     def all_gather(self, wholes: Sequence[Any], dtype: DType) -> None:
-        """Launch the exchange of vectors of which each process has its slice."""
+        """Launch an all-gather of vectors, of which each process has its slice."""
         ...
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Return when it is done. Raises RuntimeFailure when another process is given up, and ends what was launched;
-        returns within a while, whatever is done, when that has been said already.
+        """Return when `done()` is true. If another process is given up, end what was launched and raise RuntimeFailure.
+
+        If that was raised before, it returns after a while in any case.
         """
         ...
 
     def fail(self, error: BaseException) -> None:
-        """This process leaves a run in whose sums the others take part: nothing is done together any more."""
+        """Leave a run in whose collectives other processes take part. No collective is possible afterwards."""
         ...
 
 
 class Collectives(Protocol):
-    """What carries sums over processes that a program begins and waits for.
+    """The collectives that a program starts and waits for.
 
-    on_device: what carries those of a device's arrays; None where they go by way of the host, and `staged` says why.
+    `on_device` does those of a device's arrays. If it is None, they are copied through host memory; `staged` says why.
     """
 
     on_device: DeviceSums | None
     staged: str
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Begin to sum the arrays in place, as others do under the same key. They lie one behind the other if that was
-        planned; `copied` bytes had to be moved for it.
+        """Start the all-reduce `key` of arrays, in place. They are contiguous in memory if that was planned.
+
+        copied: the bytes that were copied for this.
         """
         ...
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
-        """The arrays of all processes under this key, of one type, by rank along a new first axis."""
+        """Return the arrays of all processes with this key, stacked by rank along a new first axis."""
         ...
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
-        """Begin to sum rows by index, as others do under the same key; the arrays are read in this call alone."""
+        """Start to sum rows by index with all processes. The arrays are read only during the call."""
         ...
 
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of all by ascending index, and their sums, in new arrays; raises as `wait` does."""
+        """Return the indices of all rows in ascending order, and the sums, in new arrays. Raises as `wait` does."""
         ...
 
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """The same; of what lies one behind the other, only this process's slice is summed."""
+        """Start a reduce-scatter: of the contiguous arrays, only this process's slice is summed."""
         ...
 
     def start_gather(
         self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
     ) -> None:
-        """Begin to fill vectors by what each process has of them: of which one, from where on, and what."""
+        """Start an all-gather. pieces: (index of the vector, begin, elements) of this process."""
         ...
 
     def wait(self, keys: Sequence[str]) -> None:
-        """Return when these sums are there. Raises RuntimeFailure when other processes do not take part."""
+        """Wait for all-reduces. Raises RuntimeFailure if other processes do not take part."""
         ...
 
 
 class Channels(Protocol):
-    """What carries single values between this process and others, of which each knows what comes from whom, when."""
+    """Sends single values between processes. Sender and receiver use the same numbers in the same order."""
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
-        """Send an array, which is copied, to a rank, which receives it under the same number; `key` is its name."""
+        """Send a copy of an array to a rank, which receives it with the same number. `key` is its name."""
         ...
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], rank: int) -> np.ndarray:
-        """The array that a rank sends, of so many axes. Raises RuntimeFailure where it does not come, or another one
-        does.
+        """Return the array that a rank sends, with `rank` axes. Raises RuntimeFailure if it does not come, or if it is
+        another array.
         """
         ...
 
 
 class Settings(NamedTuple):
-    """How programs are made: the device, which of its kind it is (`number`), and the switches of the executor.
+    """How programs are made.
 
-    `native` tells whether the device's programs are native ones; `declared` are shapes that what a run makes is held
-    against; `sizes_vary` and `tf32` are for kernels (see KernelContext); `collectives` carry sums over processes,
-    `channels` single values.
+    Args:
+        device: The kind of device.
+        native: Whether its programs are native ones.
+        threads: Number of threads.
+        deterministic: Whether results must not depend on the number of threads.
+        inplace: Whether a result may overwrite an operand.
+        share: Whether values may share memory.
+        optimize: Whether the graph is rewritten.
+        declared: Shapes that the results of a run are compared with.
+        sizes_vary: See KernelContext.
+        collectives: All-reduces with other processes.
+        channels: Single values from and to other processes.
+        tf32: See KernelContext.
+        number: The number of the device among those of its kind.
     """
 
     device: str

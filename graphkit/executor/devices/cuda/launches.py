@@ -1,8 +1,7 @@
-"""What a kernel of the card is before there is a card: CUDA C++ and how it is launched, and what libraries compute.
+"""Descriptions of kernels of a GPU: CUDA C++ sources, how they are launched, and the work of libraries.
 
-A factory makes a `CardKernel` of a node; the device compiles its sources and launches them on arrays, and has its
-libraries compute products and convolutions. Nothing here needs CUDA, so that every kernel can be compiled, and run by a
-processor, on any machine.
+A factory makes a `CardKernel` for a node. The device compiles its sources and launches them, and lets libraries compute
+products and convolutions. Nothing here needs CUDA, so tests can run each kernel on the CPU of any machine.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
 from graphkit.ops.nn.conv import Geometry
 
-# Of every block.
+# The number of threads of each block.
 THREADS = 256
 
 
@@ -39,11 +38,13 @@ def launched(
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A function in CUDA C++, to stand behind the prelude. Its lines know the number of their block as `gk_block`, and
-    nothing of how many there are.
+    """A function in CUDA C++, to be compiled after the prelude. `gk_block` is the number of its block.
 
-    declared: the parameters, as C declares them. lines: of the body. beside: blocks that shall fit on a multiprocessor,
-    which bounds the registers; 0 leaves that to the compiler.
+    Args:
+        name: Beginning of the function's name.
+        declared: The parameters, as C declares them.
+        lines: The body.
+        beside: Number of blocks that must fit on a multiprocessor, which limits the registers; 0: any.
     """
 
     name: str
@@ -58,13 +59,13 @@ class Source:
 
     @cached_property
     def _rest(self) -> str:
-        """What stands behind the function's name."""
+        """The text after the function's name."""
         inner = "\n".join("    " + line for line in ("const gk_u32 gk_block = blockIdx.x;", *self.lines))
         return f"({', '.join(self.declared)}) {{\n{inner}\n}}\n"
 
     @cached_property
     def entry(self) -> str:
-        """The function's name, of which no other source has the same."""
+        """The function's name, which is unique."""
         return f"gk_{self.name.lower()}_{hashlib.sha256(self._rest.encode()).hexdigest()[:16]}"
 
     @property
