@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import DType
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import Op, operator
 from graphkit.ops.kept import kept
 
@@ -16,26 +16,27 @@ Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float]
 
 
 def _made(node: Node, context: KernelContext) -> Kernel | None:
-    return native.make_kernel(
-        node.op.domain,
-        node.op.name,
-        [None if v is None else _input(f"input {i}", v) for i, v in enumerate(node.inputs)],
-        [(f"output {i}", v.tensor.static_shape, v.tensor.dtype.value) for i, v in enumerate(node.outputs)],
-        _attributes(operator(node, Op)),
+    return _described(operator(node, Op)).make(
+        [None if v is None else _input(f"input {i}", v.tensor) for i, v in enumerate(node.inputs)],
+        [_output(f"output {i}", v.tensor) for i, v in enumerate(node.outputs)],
         context.threads,
     )
 
 
-def _input(name: str, value: Value) -> tuple[str, tuple[int, ...], str, tuple[int, ...] | None]:
-    kind = value.tensor
-    return name, kind.static_shape, kind.dtype.value, kind.constants
+# Types are static: `static_shape`, which checks that, would take a good part of the time to make a kernel.
+def _input(name: str, kind: TensorType) -> Any:
+    return name, kind.shape, kind.dtype.value, kind.constants
+
+
+def _output(name: str, kind: TensorType) -> Any:
+    return name, kind.shape, kind.dtype.value
 
 
 @kept
-def _attributes(op: Op) -> dict[str, Attribute | None]:
-    """Return attributes as numbers, strings and lists of numbers: a type is its name, a boolean 0 or 1.
+def _described(op: Op) -> native.DescribedOperator:
+    """Return an operator with attributes that are numbers, strings and lists of numbers. Others are None.
 
-    Other attributes are None.
+    A type is its name, and a boolean is 0 or 1.
     """
     found: dict[str, Attribute | None] = dict.fromkeys(op.__dict__)
     for key, value in op.attributes().items():
@@ -47,7 +48,7 @@ def _attributes(op: Op) -> dict[str, Attribute | None]:
             isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value)
         ):
             found[key] = value
-    return found
+    return native.DescribedOperator(op.domain, op.name, found)
 
 
 for _domain, _name in native.operators():

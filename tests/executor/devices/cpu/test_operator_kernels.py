@@ -23,7 +23,7 @@ def test_every_one_is_an_operator_with_a_factory() -> None:
 
 
 def test_a_kernel_by_its_node() -> None:
-    kernel = native.make_kernel(*GUARD, [(*X, None), (*TOKEN, None)], [Y], {}, 1)
+    kernel = native.DescribedOperator(*GUARD, {}).make([(*X, None), (*TOKEN, None)], [Y], 1)
     assert isinstance(kernel, native.Kernel)
     x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((2, 3), np.float32)
     kernel([x, np.array(2.0)], [y])
@@ -34,13 +34,13 @@ def test_a_kernel_by_its_node() -> None:
 
 def test_what_there_is_no_kernel_for() -> None:
     with pytest.raises(native.Unsupported, match="no kernel for Nothing"):
-        native.make_kernel("", "Nothing", [], [], {}, 1)
+        native.DescribedOperator("", "Nothing", {})
     with pytest.raises(native.Unsupported, match="an operand is absent"):
-        native.make_kernel(*GUARD, [(*X, None), None], [Y], {}, 1)
+        native.DescribedOperator(*GUARD, {}).make([(*X, None), None], [Y], 1)
     with pytest.raises(native.Unsupported, match="float128"):
-        native.make_kernel(*GUARD, [("x", (2, 3), "float128", None), (*TOKEN, None)], [Y], {}, 1)
+        native.DescribedOperator(*GUARD, {}).make([("x", (2, 3), "float128", None), (*TOKEN, None)], [Y], 1)
     with pytest.raises(native.Error, match="one element"):
-        native.make_kernel(*GUARD, [(*X, None), ("token", (2,), "float64", None)], [Y], {}, 1)
+        native.DescribedOperator(*GUARD, {}).make([(*X, None), ("token", (2,), "float64", None)], [Y], 1)
 
 
 def test_what_a_kernel_declares_is_what_its_node_has() -> None:
@@ -52,7 +52,7 @@ def test_what_a_kernel_declares_is_what_its_node_has() -> None:
         ([("y", (2, 3), "float64")], "output 'y' is declared as"),
     ):
         with pytest.raises(native.Error, match=message):
-            native.make_kernel(*GUARD, inputs, outputs, {}, 1)
+            native.DescribedOperator(*GUARD, {}).make(inputs, outputs, 1)
 
 
 def test_two_kernels_for_one_operator() -> None:
