@@ -13,7 +13,7 @@ from graphkit.cli._options import json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.devices.loading import load_device
-from graphkit.executor.devices.registry import has_factory, has_string_function
+from graphkit.executor.devices.registry import rule_of
 from graphkit.onnx_io.outline import Outline, outline
 from graphkit.ops import registry
 from graphkit.text import quantity
@@ -130,11 +130,12 @@ def _row(domain: str, name: str) -> dict[str, Any]:
     differentiable = "yes" if cls.grad is not None else "by expansion" if cls.expand is not None else "no"
     if not domain and name in _CONTROL_FLOW:
         return {"operator": text, "runs": "native", "gradient": "yes"}
+    rule = rule_of("cpu", cls)
     runs = next((how for holds, how in (
-        (has_factory("cpu", domain, name), "native"),
+        (rule.has_kernels, "native"),
         (cls.composite, "by expansion"),
         (cls.views, "view"),
-        (has_string_function("cpu", domain, name), "native"),
+        (rule.string_function is not None, "native"),
         (bool(cls.formals) and all(f.name in cls.shape_only for f in cls.formals), "shape"),
         (name == "Constant", "constant"),
     ) if holds), "reference")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Steps of a device with arrays of its own: kernels with their arrays, and steps that a value chooses or repeats."""
+"""Steps of a device with its own memory: kernels with their arrays, and steps that values choose or repeat."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from graphkit.errors import RuntimeFailure
 
 
 class ArrayKernel(Protocol):
-    """Computes one node from and to arrays of a device; `scratch` is working memory, None for who asked for none.
+    """Computes one node on arrays of a device.
 
-    can_be_recorded: whether a call does nothing but queue work, the same for the same arrays.
+    `can_be_recorded` is true if a call only queues work, and always the same work for the same arrays. The argument
+    `scratch` is working memory, or None if the kernel needs none.
     """
 
     can_be_recorded: bool
@@ -21,7 +22,7 @@ class ArrayKernel(Protocol):
 
 
 class BoundStep(NamedTuple):
-    """A kernel with what it is called with, memory that stays."""
+    """A kernel and the arrays that it is called with, whose memory is kept."""
 
     kernel: ArrayKernel
     inputs: Sequence[Any]
@@ -33,12 +34,13 @@ class BoundStep(NamedTuple):
 
 
 class NotRecorded(RuntimeFailure):
-    """A device refuses a recording; the message says why."""
+    """The device cannot record these steps; the message says why."""
 
 
 class Choice(NamedTuple):
-    """Steps of which a run takes the first where an element of `condition` is not zero, bool or integers, and else the
-    second.
+    """Runs `then` if any element of `condition` is not zero, otherwise `otherwise`.
+
+    `condition` is an array of bool or integers.
     """
 
     condition: Any
@@ -47,12 +49,17 @@ class Choice(NamedTuple):
 
 
 class Repetition(NamedTuple):
-    """Steps that a run takes again and again: as long as `flag` holds behind them, and fewer than `limit` times.
+    """Repeats steps while `flag` is true after them. All arrays but `faults` have one element.
 
-    They are not taken at all where `going` does not hold, and once an element of `faults` is set, uint32, not again.
-    trips: how often they were taken before, which is written here; most: where they would be taken more often than
-    that, they are not, and `fault` is 1, uint32 of one element. going and flag are bool, limit, trips and most int64,
-    of one element each; where None is given, nothing bounds the steps in that way.
+    Args:
+        steps: The steps.
+        trips: int64. Before each repetition, the number of earlier ones is written here.
+        going: bool. If it is false, the steps do not run at all. None: they do.
+        limit: int64. The largest number of repetitions. None: any.
+        flag: bool, written by the steps. None: it stays true.
+        most: int64. If there would be more repetitions, the steps stop and set `fault`. None: any number.
+        fault: uint32. Set to 1 if `most` was reached.
+        faults: uint32. The steps are not repeated once one of these is set.
     """
 
     steps: Sequence[Recorded]
@@ -69,9 +76,7 @@ Recorded: TypeAlias = BoundStep | Choice | Repetition
 
 
 class Conditional(ABC):
-    """A kernel of which a device's recording has other steps than its calls: when it is called, the host looks at
-    values.
-    """
+    """A kernel that a recording contains as other steps: if it is called instead, the host reads values to choose."""
 
     can_be_recorded: bool
 
@@ -80,4 +85,4 @@ class Conditional(ABC):
 
     @abstractmethod
     def recorded(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[Recorded]:
-        """What a recording has for a call. Steps on arrays of one device, that copy nothing from the host or to it."""
+        """Return the steps of a recording for a call. They copy nothing from the host or to it."""

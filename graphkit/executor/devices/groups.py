@@ -12,10 +12,15 @@ from graphkit.text import short_repr
 
 
 class GroupDevices:
-    """Several devices, and which of them runs each group; for graphs of one model, whose states stay where they are.
+    """Several devices, and which of them runs each group of nodes.
 
-    devices: each once; `groups` gives positions among them, and so does `default`, of what is in no group. homes: where
-    parameters and states were found to be, by name.
+    Args:
+        devices: The devices, each once.
+        groups: For each group, the position of its device.
+        default: The position of the device for nodes without a group.
+
+    Attributes:
+        homes: For each parameter and state, the position of the device that holds it, for all graphs of one model.
     """
 
     def __init__(self, devices: Sequence[DeviceName], groups: Mapping[str, int], default: int | None):

@@ -1,4 +1,4 @@
-"""The kernel that every operator has on every device: its reference, copied to where the plan wants the results."""
+"""Interpreted nodes: the operator's reference runs, and its results are copied to their planned memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkit.ops.xp import Namespace, numpy_xp
 
 
 def check_result(node: Node, position: int, result: np.ndarray, shape: Sequence[int], dtype: np.dtype) -> None:
-    """Raise RuntimeFailure, naming the node, when a result is not of the shape and dtype that were inferred."""
+    """Raise RuntimeFailure, which names the node, if a result has another shape or dtype than inferred."""
     if result.shape != tuple(shape) or result.dtype != dtype:
         raise RuntimeFailure(
             f"{node.describe()}: result {position} is {result.dtype}{list(result.shape)};"
@@ -23,8 +23,31 @@ def check_result(node: Node, position: int, result: np.ndarray, shape: Sequence[
         )
 
 
+def owned_results(operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Return `results` with copies instead of those that share memory with an operand.
+
+    References may return views, as Reshape's does. The memory of an operand may be written again while a result lives.
+    An operand that is a sequence or an optional owns its arrays already: results may share them.
+    """
+    borrowed = {id(_owner(x)) for x in operands if x is not None and not isinstance(x, (list, tuple))}
+
+    def own(item: Any) -> Any:
+        if item is None or isinstance(item, (list, tuple)):
+            return item and [own(x) for x in item]
+        return item.copy() if id(_owner(item)) in borrowed else item
+
+    return [own(result) for result in results]
+
+
+def _owner(array: Any) -> Any:
+    """The object that the memory belongs to."""
+    while (base := getattr(array, "base", None)) is not None:
+        array = base
+    return array
+
+
 class Interpreted:
-    """What `interpreted_kernel` makes, as the kernel of a device with arrays of its own."""
+    """An interpreted node as a kernel of a device with its own memory."""
 
     can_be_recorded = False  # it makes arrays
 
@@ -36,17 +59,17 @@ class Interpreted:
 
 
 def interpreted_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
-    """A kernel that interprets `node`: its operator's reference on arrays of `xp`.
+    """Return a kernel that runs the reference of a node's operator on arrays of `xp`.
 
-    It raises RuntimeFailure, naming the node, when a result has another shape than was inferred.
+    The kernel raises RuntimeFailure, which names the node, if a result has another shape than inferred.
     """
     return copied(node, lambda inputs: run_node(node, inputs, xp), xp)
 
 
 def copied(node: Node, compute: Callable[[Sequence[Any]], tuple[Any, ...]], xp: Namespace = numpy_xp) -> Kernel:
-    """A kernel that copies what `compute` returns for the node's operands to where the plan wants the results.
+    """Return a kernel that copies the results of `compute(operands)` to their planned memory.
 
-    It raises RuntimeFailure, naming the node, when a result has another shape than was inferred.
+    The kernel raises RuntimeFailure, which names the node, if a result has another shape than inferred.
     """
 
     def run(inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:

@@ -1,4 +1,4 @@
-"""What the executor knows of a kernel: its protocol, what it is made from, and the arrays that it may keep packed."""
+"""The protocols of kernels, and the context that a factory gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.ir.graph import Node
 
 
 class VersionedArray(Protocol):
-    """A parameter or a constant: an array that changes only together with its version."""
+    """A parameter or a constant. If the array changes, so does its version."""
 
     @property
     def array(self) -> np.ndarray: ...
@@ -22,12 +22,12 @@ class VersionedArray(Protocol):
 
 
 class Kernel(Protocol):
-    """Computes one node: reads `inputs` (None: absent), writes `outputs` (None: nobody reads it).
+    """Computes one node: reads `inputs` (None: absent), and writes `outputs` (None: not used).
 
-    All arrays are C-contiguous, of the node's dtypes and shapes. A kernel is an object of the native extension, which
-    programs run without Python, or any function like this one. An output may be the memory of an input when `inplace`
-    lists the pair; a function without that attribute has the operator's. Several threads may call one kernel at the
-    same time.
+    All arrays are C-contiguous and have the node's dtypes and shapes. A kernel is an object of the native extension,
+    which programs run without Python, or any such function. An output may share memory with an input if `inplace`
+    contains the pair; a function without that attribute uses the operator's. Several threads may call one kernel at
+    the same time.
     """
 
     def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None: ...
@@ -38,7 +38,7 @@ class NativeKernel(Kernel, Protocol):
 
     @property
     def scratch_bytes(self) -> int:
-        """The working memory that a call needs."""
+        """Bytes of working memory that a call needs."""
         ...
 
     @property
@@ -53,16 +53,16 @@ class NativeKernel(Kernel, Protocol):
 
     @property
     def implementation(self) -> str:
-        """The name that a profile shows; empty when there is only one."""
+        """The name in a profile; empty if there is only one implementation."""
         ...
 
     @property
     def packed_inputs(self) -> Sequence[int]:
-        """Positions of the inputs that it wants in a layout of its own."""
+        """Positions of the inputs that it reads in its own layout."""
         ...
 
     def packed_layout(self, position: int) -> str:
-        """The layout's name: equal names are equal bytes for an equal array."""
+        """The name of the layout. If names are equal, equal arrays are packed to equal bytes."""
         ...
 
     def packed_bytes(self, position: int) -> int: ...
@@ -70,7 +70,7 @@ class NativeKernel(Kernel, Protocol):
 
 
 class LaunchedKernel(Protocol):
-    """What the factory of a device with arrays of its own makes; `Device.prepare` takes it. Sizes are bytes."""
+    """A kernel made by the factory of a device with its own memory, for `Device.prepare`. Sizes are bytes."""
 
     @property
     def scratch_bytes(self) -> int: ...
@@ -82,27 +82,31 @@ class LaunchedKernel(Protocol):
 
     @property
     def fault(self) -> str:
-        """What is wrong where a run sets the fault that it was prepared with; empty where it has none."""
+        """What is wrong if a run sets the kernel's fault; empty if the kernel cannot fail."""
         ...
 
     def failure(self, node: Node, word: int) -> RuntimeFailure:
-        """What to raise for a node whose run has set the fault to `word`."""
+        """Return the error of a node whose run has set the fault to `word`."""
         ...
 
 
 def is_native(kernel: Kernel) -> TypeGuard[NativeKernel]:
-    """Whether a program runs the kernel without Python."""
+    """Return whether a program runs the kernel without Python."""
     return hasattr(kernel, "scratch_bytes")
 
 
 @dataclass(frozen=True)
 class KernelContext:
-    """What a factory knows beside the node.
+    """What a factory knows in addition to the node.
 
-    `constant_inputs` maps the position of an operand to the parameter or constant that it always is: a native kernel
-    may ask for it in packed form. A parameter that the caller feeds is an ordinary operand. `sizes_vary` says that
-    kernels for other sizes will follow, so that what it takes to make one counts; `tf32` that a card may multiply
-    float32 matrices by their leading bits.
+    Args:
+        threads: Number of threads of the kernel.
+        deterministic: Whether results must not depend on the number of threads.
+        constant_inputs: Operands that are parameters or constants, by position: a native kernel may request them
+            packed. A parameter that the caller feeds is not among them.
+        used_outputs: Which outputs are used.
+        sizes_vary: Whether kernels for other sizes will follow, so that the time to make a kernel matters.
+        tf32: Whether a GPU may round float32 operands of matrix products to TF32.
     """
 
     threads: int = 1
@@ -114,8 +118,8 @@ class KernelContext:
 
 
 class DataDependentKernel(Protocol):
-    """A kernel of the native extension for results whose sizes depend on values, made for operands of any shapes."""
+    """A kernel of the native extension whose results have data-dependent shapes. Its operands have any shapes."""
 
     def __call__(self, inputs: list[np.ndarray | None], used: Sequence[bool] = ()) -> list[np.ndarray | None]:
-        """The results, None for those that are not `used` (all of them, by default)."""
+        """Return the results; None for those that are not `used`. By default, all are."""
         ...

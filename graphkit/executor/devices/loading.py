@@ -1,24 +1,68 @@
-"""Loading a device's kernels, and the native extension that those of the CPU come from."""
+"""The kinds of devices, their names, and how they and the native extension are loaded.
+
+`register_device` adds a kind of device with its own memory.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.distribution import how_to_install, is_installed
-from graphkit.errors import MissingDependency, UnsupportedError, did_you_mean
+from graphkit.errors import MissingDependency, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor.devices.extension import import_extension
 
 if TYPE_CHECKING:  # for annotations: importing it is the CPU's business
     from graphkit import _native as _native
     from graphkit.executor.devices.device import Device
 
-DEVICES = ("cpu", "cuda")
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """A kind of device with its own memory.
+
+    Args:
+        open: Returns the device of a number, always the same object, and registers its kernels. Raises UnsupportedError
+            if the machine does not have it.
+        count: Returns the number of such devices on this machine.
+    """
+
+    open: Callable[[int], Device]
+    count: Callable[[], int] = lambda: 1
+
+
+def _cuda() -> Any:
+    return importlib.import_module("graphkit.executor.devices.cuda")
+
+
+# The CPU is no such kind: its programs are native, and use the memory of the host.
+_kinds = {"cuda": DeviceKind(lambda number: _cuda().device(number), lambda: _cuda().cards())}
+
+
+def register_device(name: str, kind: DeviceKind) -> None:
+    """Add a kind of device. Its name is then accepted wherever a device is chosen, as in `device="cuda"`.
+
+    The module of the device registers its kernels in the table of `devices.registry`. An operator without a kernel is
+    interpreted.
+
+    Raises:
+        UsageError: The name is taken.
+    """
+    if name == "cpu" or name in _kinds:
+        raise UsageError(f"there is a device {name!r} already")
+    _kinds[name] = kind
+
+
+def unregister_device(name: str) -> None:
+    """Remove a kind of device that was added."""
+    del _kinds[name]
 
 
 class DeviceName(NamedTuple):
-    """What the name of a device says: "cpu", "cuda", "cuda:1"."""
+    """A parsed name of a device: "cpu", "cuda", "cuda:1"."""
 
     kind: str
     number: int
@@ -27,8 +71,9 @@ class DeviceName(NamedTuple):
     def of(device: str) -> DeviceName:
         """Raises UnsupportedError for a device that graphkit does not know."""
         kind, colon, number = device.partition(":")
-        if kind not in DEVICES:
-            raise UnsupportedError(f"no device {device!r}{did_you_mean(kind, DEVICES)}")
+        known = ("cpu", *_kinds)
+        if kind not in known:
+            raise UnsupportedError(f"no device {device!r}{did_you_mean(kind, known)}")
         if colon and (kind == "cpu" or not (number.isascii() and number.isdigit() and len(number) < 5)):
             raise UnsupportedError(f"no device {device!r}: use 'cpu', or 'cuda:0', 'cuda:1', ... for GPUs")
         return DeviceName(kind, int(number or 0))
@@ -38,21 +83,17 @@ class DeviceName(NamedTuple):
 
 
 def of_process(device: str, number: int) -> str:
-    """The device of one of a machine's processes, by its number: "cuda" is a card for each, as far as there are cards.
+    """Return the device of a process by its number on the machine: "cuda" means another GPU for each process.
 
-    Raises as `load_device` does.
+    If there are more processes than GPUs, several share one. Raises as `load_device` does.
     """
-    if device != "cuda":
-        return device
-    return f"cuda:{number % importlib.import_module('graphkit.executor.devices.cuda').cards()}"
+    kind = _kinds.get(device)
+    return device if kind is None else f"{device}:{number % kind.count()}"
 
 
-def with_arrays(device: str, number: int) -> Device | None:
-    """The device of a kind and number that has arrays of its own, once it was loaded; None for the host."""
-    if device == "cpu":
-        return None
-    found: Device = importlib.import_module(f"graphkit.executor.devices.{device}").device(number)
-    return found
+def find_device(kind: str, number: int) -> Device | None:
+    """Return the device of a kind and number; None for the CPU, which has no memory of its own."""
+    return None if kind == "cpu" else _kinds[kind].open(number)
 
 
 def load_device(device: str) -> bool:
@@ -63,8 +104,8 @@ def load_device(device: str) -> bool:
     that this machine does not have.
     """
     kind, number = DeviceName.of(device)
-    if kind == "cuda":
-        importlib.import_module("graphkit.executor.devices.cuda").load(number)
+    if kind != "cpu":
+        find_device(kind, number)
         return True
     if load_native() is None:
         return False

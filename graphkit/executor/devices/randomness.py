@@ -1,4 +1,4 @@
-"""Where random nodes draw from, for every device."""
+"""The random streams of nodes, for the kernels of every device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.ops.xp import numpy_xp
 
 
 class Draw(NamedTuple):
-    """A node's stream, from (seed, step); has_operand: it is the operand `rng` that says these two."""
+    """The random stream of a node. has_operand: seed and step are those of the operand `rng`."""
 
     seed: int
     step: int
@@ -21,7 +21,7 @@ class Draw(NamedTuple):
 
 
 def draw(node: Node) -> Draw | None:
-    """Where a node of a RandomOp draws: from its operand `rng`, or at its beginning; None for a seed of its own."""
+    """Return the stream of a RandomOp, from its operand `rng` or from the beginning; None if it has its own seed."""
     op = operator(node, RandomOp)
     if op.own_seed is not None:
         return None
@@ -32,19 +32,19 @@ def draw(node: Node) -> Draw | None:
 
 
 def dropout_draw(node: Node) -> Draw | None:
-    """That of Dropout, which draws nothing where it never trains."""
+    """Return the stream of a Dropout. A node that never trains draws nothing."""
     source = draw(node)
     return Draw(0, 0, 0, False) if source is None and never_trains(node) else source
 
 
 def never_trains(node: Node) -> bool:
-    """Whether a node of Dropout is known to be the identity."""
+    """Return whether a Dropout is known to be the identity."""
     mode = operand(node, 2)
     return mode is None or mode.tensor.constants == (0,)
 
 
 def linear(node: Node) -> tuple[float, float]:
-    """What a node's standard numbers are multiplied by, behind what is added: (mean, scale), or (low, high - low)."""
+    """Return offset and factor of a node's standard numbers: (mean, scale) or (low, high - low)."""
     op = operator(node, RandomOp)
     if isinstance(op, Normal):
         return op.mean, op.scale

@@ -1,190 +1,141 @@
-"""Which function makes the kernels of which operator, on each device.
+"""The kernel table: for each device and operator, one rule that says which kernels there are.
 
-A device's modules register one factory per operator. A factory sees a node whose types are static and returns a kernel
-prepared for exactly these shapes, or None when it does not cover the case; the executor then interprets the node and
-says so in the plan.
+The modules of a device register a rule for each operator. A factory of a rule gets a node and returns a kernel, or None
+if it does not support this case. The executor then interprets the node, and the plan says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeAlias
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext, LaunchedKernel
 from graphkit.ir.graph import Node, Value
 
+# Makes a kernel of the host for a node of static types.
 Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]
 
 # Shapes of operands or results, None for one that is absent.
 Shapes: TypeAlias = Sequence[tuple[int, ...] | None]
 
-# Makes a kernel for certain shapes of the operands and of the results.
+# Makes a kernel for given shapes of the operands and of the results.
 SizedFactory: TypeAlias = Callable[[Shapes, Shapes], Kernel | None]
 
-# What a kernel has whatever the sizes, of a node whose sizes need not be known; None where no size has a kernel.
+# Does the work that does not depend on sizes (types, attributes, which operands are present), once for all sizes.
+# Returns None if no size has a kernel.
 Preparation: TypeAlias = Callable[[Node, KernelContext], SizedFactory | None]
 
+# Makes a kernel whose results have data-dependent shapes. The node's shapes need not be known.
 DataDependentFactory: TypeAlias = Callable[[Node, KernelContext], DataDependentKernel | None]
 
 # Makes a function from a node's operands to its only result: a new array, of the inferred dtype. The function calls
-# `limits.require_memory` if the result may be much larger than the operands.
+# `limits.require_memory` if the result may be much larger than the operands. The node's shapes need not be known.
 StringFunctionFactory: TypeAlias = Callable[[Node], Callable[..., Any] | None]
 
+# Makes the kernel of a device with its own memory, for a node of static types.
 LaunchedFactory: TypeAlias = Callable[[Node, KernelContext], LaunchedKernel | None]
 
-_data_dependent: dict[tuple[str, str, str], DataDependentFactory] = {}
-_factories: dict[tuple[str, str, str], Factory] = {}
-_launched: dict[tuple[str, str, str], LaunchedFactory] = {}
-_preparations: dict[tuple[str, str, str], Preparation] = {}
-_fusable: dict[str, Container[str]] = {}
-_string_functions: dict[tuple[str, str, str], StringFunctionFactory] = {}
-_whole: dict[tuple[str, str, str], Callable[[Node], bool]] = {}
+
+class Named(Protocol):
+    """An operator, or its class."""
+
+    @property
+    def domain(self) -> str: ...
+    @property
+    def name(self) -> str: ...
 
 
-def register(
-    device: str, domain: str, name: str, whole: Callable[[Node], bool] | None = None
-) -> Callable[[Factory], Factory]:
-    """Decorator: `factory` makes the kernels of operator `domain`.`name` on `device`.
+@dataclass(frozen=True)
+class KernelRule:
+    """How one device computes one operator. A field is None if the device has no such kernel.
 
-    `whole` says of a node of a composite operator, whose shapes need not be known, that there is a kernel for it.
+    Args:
+        make: Makes kernels of the host, for known sizes.
+        prepare: Makes the same kernels in two steps, for operators whose kernels share work between sizes.
+        launched: Makes kernels of a device with its own memory, for known sizes.
+        data_dependent: Makes kernels whose results have data-dependent shapes.
+        string_function: Makes functions for nodes that read or return tensors of strings.
+        covers: Whether a node of a composite operator has a kernel, and so is not expanded. The node's shapes need not
+            be known.
+        fusable: Whether kernels of fused elementwise regions may contain the operator.
     """
 
-    def install(factory: Factory) -> Factory:
-        _refuse_second(_factories, device, domain, name)
-        _factories[device, domain, name] = factory
-        if whole is not None:
-            _whole[device, domain, name] = whole
-        return factory
+    make: Factory | None = None
+    prepare: Preparation | None = None
+    launched: LaunchedFactory | None = None
+    data_dependent: DataDependentFactory | None = None
+    string_function: StringFunctionFactory | None = None
+    covers: Callable[[Node], bool] | None = None
+    fusable: bool = False
 
-    return install
+    @property
+    def has_kernels(self) -> bool:
+        """Whether there are kernels for tensors of numbers, at least for some types."""
+        return any(made is not None for made in (self.make, self.prepare, self.launched, self.data_dependent))
 
+    def kernel(self, node: Node, context: KernelContext) -> Kernel | None:
+        """Return the host's kernel for a node of static types, or None if there is none for this case."""
+        if self.prepare is None:
+            return None if self.make is None else self.make(node, context)
+        sized = self.prepare(node, context)
+        return None if sized is None else sized(_static_shapes(node.inputs), _static_shapes(node.outputs))
 
-def register_preparation(device: str, domain: str, name: str) -> Callable[[Preparation], Preparation]:
-    """Decorator: `prepare` makes the factories of an operator's kernels, each for all sizes that a node may have.
-
-    Of the node it looks at what does not depend on sizes: element types, attributes, which operands are there.
-    """
-
-    def install(prepare: Preparation) -> Preparation:
-        def factory(node: Node, context: KernelContext) -> Kernel | None:
-            make = prepare(node, context)
-            return None if make is None else make(_static_shapes(node.inputs), _static_shapes(node.outputs))
-
-        register(device, domain, name)(factory)
-        _preparations[device, domain, name] = prepare
-        return prepare
-
-    return install
+    def joined(self, other: KernelRule) -> KernelRule:
+        """Return a rule with the fields of both. Raises ValueError if both set a field."""
+        mine, others = _given(self), _given(other)
+        if mine.keys() & others.keys():
+            raise ValueError("two kernels")
+        return KernelRule(**mine, **others)
 
 
 def _static_shapes(values: Sequence[Value | None]) -> Shapes:
     return [None if v is None else v.tensor.static_shape for v in values]
 
 
-def register_launched(
-    device: str, domain: str, name: str, whole: Callable[[Node], bool] | None = None
-) -> Callable[[LaunchedFactory], LaunchedFactory]:
-    """Decorator: `factory` makes what a device with arrays of its own launches for an operator; `whole` as above."""
-
-    def install(factory: LaunchedFactory) -> LaunchedFactory:
-        _refuse_second(_launched, device, domain, name)
-        _launched[device, domain, name] = factory
-        if whole is not None:
-            _whole[device, domain, name] = whole
-        return factory
-
-    return install
+def _given(rule: KernelRule) -> dict[str, Any]:
+    """The fields that differ from their default."""
+    found = ((field.name, getattr(rule, field.name)) for field in fields(rule))
+    return {name: value for name, value in found if value}
 
 
-def register_data_dependent(
-    device: str, domain: str, name: str
-) -> Callable[[DataDependentFactory], DataDependentFactory]:
-    """Decorator: `factory` makes the kernels of an operator whose results have sizes that depend on values.
+_NO_KERNELS = KernelRule()
+_rules: dict[tuple[str, str, str], KernelRule] = {}
 
-    It sees a node whose shapes need not be known. An operator may have kernels for known shapes besides.
+
+def register(device: str, domain: str, name: str, rule: KernelRule) -> None:
+    """Add the rule of operator `domain`.`name` on `device`.
+
+    Two modules may register different fields, for example the kernels for numbers and the functions for strings.
+
+    Raises:
+        UsageError: A field was already registered.
     """
-
-    def install(factory: DataDependentFactory) -> DataDependentFactory:
-        _refuse_second(_data_dependent, device, domain, name)
-        _data_dependent[device, domain, name] = factory
-        return factory
-
-    return install
+    key = device, domain, name
+    try:
+        _rules[key] = _rules.get(key, _NO_KERNELS).joined(rule)
+    except ValueError as error:
+        raise UsageError(f"device {device!r} has {error} for {domain or 'ai.onnx'}.{name}") from None
 
 
-def register_string_function(
-    device: str, domain: str, name: str
-) -> Callable[[StringFunctionFactory], StringFunctionFactory]:
-    """Decorator: `factory` makes the functions for nodes of an operator that take or return tensors of strings.
-
-    It sees a node whose shapes need not be known. An operator may have kernels for tensors of numbers besides.
-    """
-
-    def install(factory: StringFunctionFactory) -> StringFunctionFactory:
-        _refuse_second(_string_functions, device, domain, name)
-        _string_functions[device, domain, name] = factory
-        return factory
-
-    return install
-
-
-def _refuse_second(known: Container[tuple[str, str, str]], device: str, domain: str, name: str) -> None:
-    if (device, domain, name) in known:
-        raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
-
-
-def make_data_dependent(device: str, node: Node, context: KernelContext) -> DataDependentKernel | None:
-    """The device's kernel for a node whose results have sizes that depend on values; None when it has none."""
-    factory = _data_dependent.get((device, node.op.domain, node.op.name))
-    return None if factory is None else factory(node, context)
-
-
-def make_string_function(device: str, node: Node) -> Callable[..., Any] | None:
-    """The device's function for a node with tensors of strings; None when it has none."""
-    factory = _string_functions.get((device, node.op.domain, node.op.name))
-    return None if factory is None else factory(node)
+def rule_of(device: str, operator: Named) -> KernelRule:
+    """Return the rule of an operator on a device; one without kernels if none is registered."""
+    return _rules.get((device, operator.domain, operator.name), _NO_KERNELS)
 
 
 def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | None:
-    """The device's own kernel for a node of static types; None when it has none for this case."""
-    factory = _factories.get((device, node.op.domain, node.op.name))
-    return None if factory is None else factory(node, context)
+    """Return the host's kernel for a node of static types, or None if there is none for this case."""
+    return rule_of(device, node.op).kernel(node, context)
 
 
 def make_launched(device: str, node: Node, context: KernelContext) -> LaunchedKernel | None:
-    """What a device with arrays of its own launches for a node of static types; None where it has nothing."""
-    factory = _launched.get((device, node.op.domain, node.op.name))
-    return None if factory is None else factory(node, context)
-
-
-def prepare_kernel(device: str, node: Node, context: KernelContext) -> SizedFactory | None:
-    """What makes the kernels of a node for all of its sizes; None where each size needs a node of its own."""
-    prepare = _preparations.get((device, node.op.domain, node.op.name))
-    return None if prepare is None else prepare(node, context)
+    """Return the device's kernel for a node of static types, or None if there is none for this case."""
+    launched = rule_of(device, node.op).launched
+    return None if launched is None else launched(node, context)
 
 
 def runs_whole(device: str, node: Node) -> bool:
-    """Whether the device has a kernel for a node of a composite operator, which then is not expanded."""
-    whole = _whole.get((device, node.op.domain, node.op.name))
-    return whole is not None and whole(node)
-
-
-def register_fusable(device: str, names: Container[str]) -> None:
-    """Say which operators a kernel of a fused region may consist of, by name."""
-    _fusable[device] = names
-
-
-def is_fusable(device: str, node: Node) -> bool:
-    """Whether a fused region with the node's operator in it has a kernel; one with another operator is interpreted."""
-    return node.op.name in _fusable.get(device, ())
-
-
-def has_factory(device: str, domain: str, name: str) -> bool:
-    """Whether the device has kernels for an operator, at least for some types."""
-    return any((device, domain, name) in known for known in (_factories, _launched, _data_dependent))
-
-
-def has_string_function(device: str, domain: str, name: str) -> bool:
-    """Whether the device has functions for an operator on tensors of strings."""
-    return (device, domain, name) in _string_functions
+    """Return whether the device has a kernel for a node of a composite operator, which then is not expanded."""
+    covers = rule_of(device, node.op).covers
+    return covers is not None and covers(node)

@@ -1,4 +1,4 @@
-"""Operators whose result is a regular view of their first operand: its elements at known strides."""
+"""Operators whose result is a strided view of their first operand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkit.ops.tensor.slicing import slice_index
 
 
 class View(NamedTuple):
-    """The elements, in row-major order, at `offset` and at sums of steps of `strides` from there on, in elements."""
+    """A strided view of an array: sizes, strides and offset, in elements."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -23,9 +23,9 @@ class View(NamedTuple):
 
 
 def window(node: Node, first: int, sizes: Sequence[int]) -> View | None:
-    """What a slice of an array of `sizes` takes. first: the position of the operand `starts`.
+    """Return the view that a slice of an array of `sizes` is; None if an operand is not known.
 
-    None when an operand is not known.
+    first: the position of the operand `starts`.
     """
     bounds = [operand(node, first + i) for i in range(4)]
     known = [constants(v) for v in bounds]
@@ -63,7 +63,7 @@ def _tile(node: Node) -> View | None:
 
 
 def _ordered(split: Sequence[int], order: Sequence[int]) -> View:
-    """x reshaped to `split` and transposed to `order`."""
+    """Return the view of x reshaped to `split` and transposed to `order`."""
     strides = row_major(split)
     return View(tuple(split[axis] for axis in order), tuple(strides[axis] for axis in order))
 
@@ -83,7 +83,7 @@ def _space_to_depth(node: Node) -> View:
     return _ordered((n, c, h // b, b, w // b, b), order)
 
 
-# By the name of an operator of ai.onnx: the view of a node of static types, None where a run tells it.
+# By the name of an operator of ai.onnx: returns the view of a node of static types; None if it is known only in a run.
 VIEWS: dict[str, Callable[[Node], View | None]] = {
     "Slice": _slice,
     "Transpose": _transpose,

@@ -1,7 +1,7 @@
-"""Batches whose examples stay apart: such a graph computes a large batch in parts, one after the other.
+"""Graphs whose examples are independent: they compute a large batch in parts, one after the other.
 
-What lies between the layers of a part fits a cache, where that of the whole batch goes through memory; it takes less
-memory, too, and batches of all sizes share the programs of a few parts.
+The activations of a part fit into the caches and take less memory than those of the whole batch. Batches of all sizes
+share the programs of a few parts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIZED = (Reshape, Resize)
 
 
 class Batch:
-    """The examples that lie along the first axis of the `inputs` (positions) and of every output of a graph."""
+    """A graph with examples along the first axis of its `inputs` (positions) and of all outputs."""
 
     def __init__(self, graph: Graph, symbol: str, examples: Collection[Value]):
         self.symbol = symbol
@@ -42,17 +42,17 @@ class Batch:
             for v, kind in zip(examples, kinds, strict=True)
         }
         self._steps = [[v for v in (*node.inputs, *node.outputs) if v in self._kinds] for node in graph.nodes]
-        # What steps hand on to each other.
+        # The values between steps.
         self._between = self._kinds.keys() - set(graph.inputs) - set(graph.outputs)
         operands = {v for node in graph.nodes for v in node.operands}
         fixed = {v for v in operands if v.node is None or isinstance(v.node.op, Constant)}
-        # What every part reads again.
+        # The bytes that each part reads again.
         self._fixed_bytes = sum(v.tensor.nbytes for v in fixed - set(self._kinds) if v.tensor.is_static)
 
     def part(self, shapes: Mapping[str, Any]) -> tuple[int, int]:
-        """(examples of the batch, examples to compute at a time) for inputs of these shapes, by name.
+        """Return (examples of the batch, examples of a part) for inputs of these shapes, by name.
 
-        Raises InputError for shapes that contradict each other or the graph.
+        Raises InputError if the shapes contradict each other or the graph.
         """
         bound = match_shapes([(name, kind, TensorType(kind.dtype, shapes[name])) for name, kind in self._given])
         sizes = {name: size for name, size in bound.items() if isinstance(size, int)}
@@ -64,7 +64,7 @@ class Batch:
         largest = max((sum(one[v] for v in step) for step in self._steps), default=0)
         if largest * whole <= _CACHED:
             return whole, whole
-        # Reading the weights again is to weigh less than writing and reading what lies between.
+        # Reading the weights again must cost less than writing and reading the values between steps.
         between = 2 * sum(one[v] for v in self._between)
         if between == 0:
             return whole, whole
@@ -78,9 +78,9 @@ def _bytes(itemsize: int, dims: Iterable[int]) -> int:
 
 
 def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
-    """The batch of a graph all of whose inputs but the `fixed` ones, by position, are examples; None where it has none.
+    """Return the Batch of a graph whose inputs, except the `fixed` ones (positions), are examples; None if it has none.
 
-    What depends on sizes alone may tell an operator how many examples there are, and nothing else. Linear.
+    Values computed only from shapes may be operands that say how many examples there are, and nothing else. Linear.
     """
     used = {v for node in graph.nodes for v in node.operands} | set(graph.outputs)
     fed = [v for i, v in enumerate(graph.inputs) if i not in fixed and v in used]
@@ -107,7 +107,7 @@ def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
 
 
 def _symbol(fed: Collection[Value]) -> str | None:
-    """The name that the first dimension of all these has; None where there is no such name."""
+    """Return the symbol that is the first dimension of all these values; None if there is none."""
     shapes = [v.type.shape if isinstance(v.type, TensorType) else None for v in fed]
     first = {shape[0] if shape else None for shape in shapes}
     dim = first.pop() if len(first) == 1 else None
@@ -118,7 +118,7 @@ def _symbol(fed: Collection[Value]) -> str | None:
 
 
 def _has_examples(value: Value, symbol: str) -> bool:
-    """Whether the first dimension, and no other one, is the batch."""
+    """Return whether the first dimension, and no other one, is the batch."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     if not shape or shape[0] != named(symbol):
         return False
@@ -126,13 +126,13 @@ def _has_examples(value: Value, symbol: str) -> bool:
 
 
 def _mentions(value: Value, symbol: str) -> bool:
-    """Whether the shape depends on the batch, or is not known."""
+    """Return whether the shape depends on the batch, or is not known."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape is None or any(isinstance(d, DimExpr) and symbol in d.symbols for d in shape)
 
 
 def _reads_shapes_alone(node: Node, examples: Collection[Value]) -> bool:
-    """Whether nothing of the examples comes into the results but their shapes."""
+    """Return whether the results depend only on the shapes of the examples."""
     shape_only = node.op.shape_only if isinstance(node.op, Op) else ()
     if not isinstance(node.op, Op) or node.op.subgraphs():
         return False

@@ -1,77 +1,131 @@
-"""An If as two graphs of the native program, of which a run takes one."""
+"""An If: as two graphs of the native program, or as kernels on the arrays of a device.
+
+On a device, the host reads the condition and runs the steps of one branch. A recording contains both branches if the
+device supports conditions in recordings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from graphkit.executor.lower.lowering import Emission, LoweredGraph, Lowering, NotNative, Site
-from graphkit.ir.graph import Graph
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.devices.bound_steps import BoundStep, Choice, Conditional, Recorded
+from graphkit.executor.devices.device import Device
+from graphkit.executor.lower.arrays.body import ArrayBody, InstanceContext, SubgraphKernel, SubgraphStep
+from graphkit.executor.lower.lowering import Emission, LoweredGraph, NotNative, Site
+from graphkit.executor.memory.placement import has_fixed_size
+from graphkit.ir.graph import Graph, Node
 from graphkit.passes.core.sweep import is_control
 
-# The branch that runs where the condition holds, and the other one.
+# The branch that runs if the condition holds, and the other one.
 PARTS = ("then", "else")
 
 
-class Branches(NamedTuple):
-    """The branches of an If by their part, and of one that types rule out, which fails when it is taken, why they do.
+class Branch(SubgraphStep):
+    """The branches of an If.
 
-    They return what somebody reads: the node's outputs at the positions `returned`.
+    Args:
+        node: The If.
+        lowered: The branches by their part.
+        refused: The branches that cannot be computed, and why: a run that takes one fails.
+        returned: Positions of the node's outputs that are used. The branches return only these.
+        native: Whether the branches run in a native program.
     """
 
-    lowered: Mapping[str, LoweredGraph]
-    refused: Mapping[str, str]
-    returned: tuple[int, ...]
-
-    @property
-    def arena_bytes(self) -> int:
-        """Only one of them runs, so that their arenas share the working memory."""
-        return max((graph.memory.layout.arena_bytes for graph in self.lowered.values()), default=0)
-
-    def unread(self, captures: int) -> Set[int]:
-        """The positions of the operands that none of the branches that can run reads."""
-        read = {i + 1 for lowered in self.lowered.values() for i in lowered.inputs_read}
-        return {i + 1 for i in range(captures)} - read
-
-
-class Branch(Lowering):
-    """The branches of an If in a native program."""
-
-    def __init__(self, branches: Branches, captures: int):
-        self._branches = branches
-        self.unread = branches.unread(captures)
-        self.subgraphs = branches.lowered
-        self.scratch_bytes = branches.arena_bytes
+    def __init__(
+        self,
+        node: Node,
+        lowered: Mapping[str, LoweredGraph],
+        refused: Mapping[str, str],
+        returned: Sequence[int],
+        *,
+        native: bool,
+    ):
+        self.node, self.refused, self.returned = node, refused, returned
+        self.subgraphs = lowered
+        # Only one of them runs, so their arenas share the working memory.
+        self.scratch_bytes = max((graph.memory.layout.arena_bytes for graph in lowered.values()), default=0)
+        if native:
+            read = {i + 1 for graph in lowered.values() for i in graph.inputs_read}
+            self.unread = set(range(1, len(node.inputs))) - read
 
     def emit(self, step: Emission) -> None:
         _, base = step.scratch
-        targets = [step.outputs[i] for i in self._branches.returned]
+        targets = [step.outputs[i] for i in self.returned]
         for part, builder in zip(PARTS, step.builder.branch(step.name, step.inputs[0]), strict=True):
-            graph = self._branches.lowered.get(part)
+            graph = self.subgraphs.get(part)
             if graph is None:
-                builder.fail(f"{step.name}/{part}: {self._branches.refused[part]}")
+                builder.fail(f"{step.name}/{part}: {self.refused[part]}")
             else:
                 step.writer.graph(builder, graph, base, step.inputs[1:], targets, prefix=f"{step.name}/{part}/")
 
+    def prepared(self, device: Device, context: InstanceContext) -> PreparedBranch:
+        bodies = {part: ArrayBody(device, graph, context) for part, graph in self.subgraphs.items()}
+        # `conditions` comes last: the device may take some time for its first answer.
+        can_be_recorded = not self.refused and all(body.can_be_recorded for body in bodies.values())
+        if can_be_recorded and context.conditions:
+            return RecordedBranch(device, self, bodies)
+        return PreparedBranch(device, self, bodies)
+
+    @property
+    def host_reason(self) -> str:
+        refused = (f"its {part} branch fails: {why}" for part, why in self.refused.items())
+        return next(refused, super().host_reason)
+
+
+class PreparedBranch(SubgraphKernel):
+    """The kernel of a Branch: the host reads the condition."""
+
+    can_be_recorded = repeats = False
+    host_reads = True
+    launches = 1
+
+    def __init__(self, device: Device, branch: Branch, bodies: Mapping[str, ArrayBody]):
+        self._device, self._branch, self._bodies = device, branch, bodies
+
+    def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
+        part = PARTS[0 if self._device.copy_out(inputs[0], None).any() else 1]
+        if (why := self._branch.refused.get(part)) is not None:
+            raise RuntimeFailure(f"{self._branch.node.describe()}: its {part} branch cannot be computed: {why}")
+        return self._steps_of(part, inputs, outputs, scratch)
+
+    def _steps_of(self, part: str, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
+        results = [outputs[i] for i in self._branch.returned]
+        return self._bodies[part].steps(scratch, inputs[1:], results)
+
+
+class RecordedBranch(PreparedBranch, Conditional):
+    """The same, with the steps of both branches in recordings."""
+
+    can_be_recorded = True
+
+    def __init__(self, device: Device, branch: Branch, bodies: Mapping[str, ArrayBody]):
+        super().__init__(device, branch, bodies)
+        # A launch that sets the conditions, and a node for each branch.
+        self.launches = 3 + sum(body.launches for body in bodies.values())
+        self.repeats = any(body.repeats for body in bodies.values())
+
+    def recorded(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[Recorded]:
+        then, otherwise = ([*self._steps_of(part, inputs, outputs, scratch)] for part in PARTS)
+        yield Choice(inputs[0], then, otherwise)
+
 
 def branch(site: Site) -> Branch | None:
-    """An If whose branches run without Python."""
-    if not is_control(site.node) or site.node.op.name != "If":
+    """An If whose branches run without Python, or on a device with known sizes. Raises NotNative."""
+    node, native = site.node, site.settings.native
+    if not is_control(node) or node.op.name != "If":
         return None
-    return Branch(branches_of(site), len(site.node.inputs) - 1)
-
-
-def branches_of(site: Site) -> Branches:
-    """The branches of an If. Raises NotNative."""
-    node = site.node
+    if not native and not all(has_fixed_size(v) for v in (*node.operands, *node.outputs)):
+        raise NotNative("data-dependent shapes")
     returned = tuple(i for i, needed in enumerate(site.context.used_outputs) if needed)
     arrays = {i - 1: array for i, array in site.context.constant_inputs.items() if i > 0}
     lowered: dict[str, LoweredGraph] = {}
     refused: dict[str, str] = {}
     for part in PARTS:
         attribute = f"{part}_branch"
-        if (misfit := site.misfits.get((node, attribute))) is not None:
-            refused[part] = misfit
+        if (why := site.unspecialised.get((node, attribute))) is not None:
+            refused[part] = why
             continue
         subgraph: Graph = getattr(node.op, attribute)
         made = site.lower(subgraph.replace(outputs=[subgraph.outputs[i] for i in returned]), arrays)
@@ -79,4 +133,4 @@ def branches_of(site: Site) -> Branches:
             if declared.tensor.is_static and result.type != declared.type:
                 raise NotNative(f"a branch returns {result.type}, but {declared.type} was inferred")
         lowered[part] = made
-    return Branches(lowered, refused, returned)
+    return Branch(node, lowered, refused, returned, native=native)

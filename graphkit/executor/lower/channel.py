@@ -1,6 +1,6 @@
-"""Values that a program sends to other processes, and receives of them, at any depth: calls of Python.
+"""Values that a program sends to other processes and receives from them, in any subgraph: calls of Python.
 
-In a native program such a call costs about what the message does; it is no fallback.
+In a native program, such a call costs about as much as the message. It does not count as interpreted.
 """
 
 from __future__ import annotations

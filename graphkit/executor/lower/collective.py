@@ -1,4 +1,4 @@
-"""Sums over processes inside of a program: a step that begins them, and one that waits."""
+"""All-reduces in a program: one step starts them, and another one waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPERATORS = (
 
 
 def collective(site: Site) -> Lowering | None:
-    """A step of an operator that begins a sum or waits for it, where the executor knows of other processes."""
+    """A step that starts an all-reduce or waits for it, if the executor has collectives."""
     node, carrier = site.node, site.settings.collectives
     if carrier is None or not isinstance(node.op, _OPERATORS):
         return None
@@ -44,7 +44,7 @@ def collective(site: Site) -> Lowering | None:
 
 
 def _kernel(node: Node, carrier: Collectives) -> Kernel:
-    """Of all of them but one, on arrays of the host."""
+    """Return the kernel on arrays of the host, for all operators but one."""
     match node.op:
         case AllReduceStart(key=key):
             return _Start(carrier.start, key, len(node.inputs))
@@ -66,7 +66,7 @@ def _kernel(node: Node, carrier: Collectives) -> Kernel:
 
 
 def _staged(node: Node, carrier: Collectives) -> Lowering:
-    """The same with arrays of a device."""
+    """Return the lowering on a device, through host memory."""
     match node.op:
         case AllReduceStart(key=key) | ReduceScatterStart(key=key):
             return StagedStep(partial(Begins, node=node, run=_kernel(node, carrier), key=key, inplace=True))
@@ -86,7 +86,7 @@ def _staged(node: Node, carrier: Collectives) -> Lowering:
 
 
 def _launched(node: Node, sums: DeviceSums) -> Lowering:
-    """Of a device that launches sums itself."""
+    """Return the lowering on a device that launches all-reduces itself."""
     if isinstance(node.op, (AllReduceStart, ReduceScatterStart, AllGatherStart)):
         dtype = node.outputs[0].dtype
         if not sums.carries(dtype):
@@ -110,7 +110,7 @@ def _launched(node: Node, sums: DeviceSums) -> Lowering:
 
 
 class _Start:
-    """Hands arrays over; those that do not lie where their sums will are copied."""
+    """Starts an all-reduce. Operands outside the memory of the results are copied."""
 
     def __init__(self, begin: Callable[[str, Sequence[np.ndarray], int], None], key: str, count: int):
         self._begin, self._key = begin, key
@@ -130,7 +130,7 @@ class _Start:
 
 
 class _StartGather:
-    """Hands over pieces, and the arrays that they are of; all of these are read later."""
+    """Starts to gather arrays from pieces. The arrays are read later."""
 
     def __init__(self, carrier: Collectives, op: AllGatherStart):
         self._carrier, self._op = carrier, op
@@ -143,7 +143,7 @@ class _StartGather:
 
 
 class _Wait:
-    """Waits, and says so by a 0."""
+    """Waits for all-reduces. Its result is 0."""
 
     def __init__(self, carrier: Collectives, keys: tuple[str, ...]):
         self._carrier, self._keys = carrier, keys
@@ -156,7 +156,7 @@ class _Wait:
 
 
 class _StartRows:
-    """Hands rows over, and says so by a 0."""
+    """Starts an all-reduce of rows. Its result is 0."""
 
     def __init__(self, carrier: Collectives, key: str):
         self._carrier, self._key = carrier, key

@@ -1,11 +1,11 @@
-"""Nodes whose results have sizes that their data decides: their kernels tell the sizes in the run."""
+"""Nodes whose results have data-dependent shapes: their kernels compute the shapes in the run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from graphkit.executor.devices.kernel import DataDependentKernel
-from graphkit.executor.devices.registry import make_data_dependent
+from graphkit.executor.devices.registry import rule_of
 from graphkit.executor.lower.lowering import ABSENT, NO_BUFFER, Emission, Location, Lowering, Site
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
 from graphkit.ir.declared import Declarations
@@ -38,14 +38,14 @@ class DataDependent(Lowering):
 
 
 def _input(value: Value | None, location: Location) -> tuple[int, tuple[int, ...]]:
-    """The buffer of an operand, or the shape that it always has."""
+    """Return the buffer of an operand, or its fixed shape."""
     if value is None:
         return NO_BUFFER, ()
     return (location[0], ()) if has_run_time_size(value) else (NO_BUFFER, value.tensor.static_shape)
 
 
 def _output(value: Value, location: Location) -> tuple[int, int]:
-    """The buffer of a result, or the number of elements that it always has."""
+    """Return the buffer of a result, or its fixed number of elements."""
     if location == ABSENT:
         return NO_BUFFER, 0
     if has_run_time_size(value):
@@ -58,12 +58,13 @@ def _found(node: Node, declared: Declarations) -> Callable[[Sequence[Sequence[in
 
 
 def data_dependent(site: Site) -> DataDependent | None:
-    """The device's kernel for results whose sizes depend on values."""
+    """The device's kernel for results with data-dependent shapes."""
     node = site.node
     values = (*node.operands, *node.outputs)
     if not isinstance(node.op, Op) or not all(has_fixed_size(v) or has_run_time_size(v) for v in values):
         return None
-    kernel = make_data_dependent(site.settings.device, node, site.without_constants)
+    make = rule_of(site.settings.device, node.op).data_dependent
+    kernel = None if make is None else make(node, site.without_constants)
     if kernel is None:
         return None
     return DataDependent(node, kernel, len(node.op.formals), site.settings.declared)

@@ -1,4 +1,4 @@
-"""Writing lowered graphs into a native program: every operand becomes a place in the arena or in external memory."""
+"""Writes lowered graphs into a native program: each operand becomes a place in the arena or in external memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 
 class Emitter:
-    """Numbers the external memory of one program, and remembers what it needs from outside.
+    """Numbers the external memory of one program.
 
-    `sources` are the parameters and constants that kernels read: (external memory, array, kernel that packs it or
-    None, the position of its operand). `calls` are the steps of the outermost graph that run in Python; `buffers` are
-    the buffers of values of the outermost graph.
+    Attributes:
+        sources: The parameters and constants that kernels read, as (external memory, array, kernel that packs it or
+            None, position of the operand).
+        calls: The steps of the outermost graph that run in Python.
+        buffers: The buffers of values of the outermost graph.
     """
 
     def __init__(self, externals: int):
@@ -46,7 +48,7 @@ class Emitter:
         return location[0] in self._buffers
 
     def fixed(self, array: VersionedArray, kernel: NativeKernel | None = None, position: int = -1) -> Location:
-        """The memory of a parameter or constant, or of its packed form as `kernel` wants it at `position`."""
+        """Return the memory of a parameter or constant, packed by `kernel` for `position` if it is given."""
         key = (id(array), "" if kernel is None else kernel.packed_layout(position))
         if key not in self._known:
             self._known[key] = self.new_external()
@@ -62,10 +64,18 @@ class Emitter:
         results: Sequence[Location],
         prefix: str = "",
     ) -> None:
-        """Write a graph's steps. `base` is its arena's offset; inputs and results (updates, outputs) lie as given.
+        """Write the steps of a graph.
 
-        Values of dynamic shape have buffers: inputs and results of such types are given as buffers. A result whose own
-        type has a size may go to a buffer as well.
+        Values with run-time sizes have buffers: inputs and results of such types are given as buffers. A result of
+        known size may have a buffer, too.
+
+        Args:
+            builder: The native builder.
+            lowered: The graph.
+            base: Offset of its arena.
+            inputs: Where its inputs are.
+            results: Where its results are: updates, then outputs.
+            prefix: Beginning of the steps' names; empty for the outermost graph.
         """
         locations = _Locations(self, lowered, base, inputs, results)
         if not prefix:
@@ -99,14 +109,14 @@ class Emitter:
     ) -> None:
         node, lowering = lowered.placement.steps[index], lowered.lowerings[index]
         name = prefix + lowered.graph.node_name(node)
-        # Whoever calls Python finds the operands there, and no buffer may be made for what Python steps pass on.
+        # Steps in Python find their operands themselves, and must not get buffers for values that they return.
         inputs = [] if lowering.in_python else locations.inputs(node, lowering)
         outputs = [] if lowering.in_python else locations.outputs(node)
         lowering.emit(Emission(self, builder, name, index, inputs, outputs, locations.scratch(index)))
 
 
 class _Locations:
-    """Where the values of one graph lie."""
+    """Where the values of one graph are."""
 
     def __init__(
         self,
@@ -165,7 +175,7 @@ class _Locations:
 
 
 def _first_donation(lowered: LoweredGraph) -> int:
-    """The position of the first step that writes over the old value of a state; the number of steps without one."""
+    """Return the position of the first step that overwrites a state; the number of steps if none does."""
     roots, order = lowered.placement.root, lowered.memory.order
     kept = {roots[new] for state, new in lowered.graph.updates if state in lowered.memory.donated}
     for position, index in enumerate(order):

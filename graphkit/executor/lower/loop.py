@@ -1,7 +1,8 @@
-"""Loop and Scan as a graph of the native program, with numbers of iterations that are known before or only in a run.
+"""Loop and Scan: as a graph of the native program, or as kernels on the arrays of a device.
 
-What a loop stacks without knowing how much there will be grows in a buffer; so does a state whose shape changes. The
-step owns a block of working memory: the states that pass from one iteration to the next, and the arena of its body.
+The number of iterations may be known only in a run. In a native program, outputs that are stacked an unknown number of
+times grow in a buffer, and so do states whose shape changes. The step owns a block of working memory: the states that
+pass from one iteration to the next, and the arena of its body.
 """
 
 from __future__ import annotations
@@ -10,56 +11,73 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from graphkit.executor.lower.loop_layout import Block, CarriedState, LoopLayout, Scanned, Stacked, layout_of, operand_of
-from graphkit.executor.lower.lowering import (
-    ABSENT,
-    ARENA,
-    NO_BUFFER,
-    Emission,
-    Location,
-    Lowering,
-    Site,
+from graphkit.errors import LimitReached
+from graphkit.executor.devices.device import Device
+from graphkit.executor.lower.arrays.body import ArrayBody, InstanceContext, SubgraphStep
+from graphkit.executor.lower.arrays.loop import (
+    PreparedLoop,
+    RecordedLoop,
+    check_stacks,
+    has_fixed_operands,
+    may_repeat,
+    with_copied_slices,
 )
+from graphkit.executor.lower.arrays.swapped import SwapQueue
+from graphkit.executor.lower.loop_layout import CarriedState, LoopLayout, Scanned, Stacked, layout_of, operand_of
+from graphkit.executor.lower.lowering import ABSENT, ARENA, NO_BUFFER, Emission, Location, NotNative, Site
 from graphkit.executor.lower.run_time_kernel import Prepared, RunTimeOperand, Shapes, run_time_operand
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
+from graphkit.ir import limits
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import is_control
 
-# As the native builder takes them: a function, where the node's operands lie, and how the program sees them.
+# As the native builder takes them: a function, where the node's operands are, and how the program sees them.
 _Empty: TypeAlias = tuple[Callable[[Shapes, Shapes], Prepared], list[Location], list[RunTimeOperand]]
 
 
-class NativeLoop(Lowering):
-    """A Loop or a Scan whose iterations run without Python."""
+class Loop(SubgraphStep):
+    """A Loop or a Scan. `native`: its iterations run in a native program."""
 
-    def __init__(self, node: Node, layout: LoopLayout, scratch_bytes: int):
-        self._node = node
-        self._layout = layout
-        self.scratch_bytes = scratch_bytes
+    def __init__(self, layout: LoopLayout, *, native: bool):
+        self.layout = layout
+        self.scratch_bytes = layout.scratch_bytes
         self.subgraphs = {"body": layout.body}
-        if not self._tells_rows:
-            captured = range(len(node.inputs))[LoopView.of(node).at_captures]
-            self.unread = set(captured) - layout.body.inputs_read
+        if native:
+            self.unlimited = layout.trips < 0
+            self.unread = frozenset() if _has_data_dependent_rows(layout) else layout.unread
+        elif may_repeat(layout):
+            self.failure = _too_many
+            self.unlimited = True
 
     @property
-    def ends(self) -> bool:
-        """Whether it is known how often it runs, at most."""
-        return self._layout.trips >= 0
+    def host_reason(self) -> str:
+        if self.layout.known_trips is not None:
+            return ""
+        return super().host_reason if may_repeat(self.layout) else "the size of its stacked outputs is data-dependent"
+
+    def prepared(self, device: Device, context: InstanceContext, copies: SwapQueue | None = None) -> PreparedLoop:
+        """See SubgraphStep. copies: needed if there are slices in host memory."""
+        body = ArrayBody(device, self.layout.body, context)
+        if not may_repeat(self.layout):
+            return PreparedLoop(device, self.layout, body, copies)
+        fault = context.word()
+        if body.can_be_recorded and context.conditions:
+            return RecordedLoop(device, self.layout, body, context, fault)
+        return PreparedLoop(device, self.layout, body)
 
     def emit(self, step: Emission) -> None:
-        layout, inputs, outputs = self._layout, step.inputs, step.outputs
-        memory = _LoopMemory(self._node, layout, step)
+        layout, inputs, outputs = self.layout, step.inputs, step.outputs
+        memory = _NativeMemory(layout, step)
         flag = memory.own(layout.flag_after)
-        is_loop = layout.iteration is not None
-        limit, condition = (*inputs, ABSENT, ABSENT)[:2]
+        limit, condition = map(_optional, layout.bounds(inputs, ABSENT))
         builder = step.builder.loop(
             step.name,
             trips=layout.trips,
-            trip_count=_optional(limit) if is_loop else None,
-            condition=_optional(condition) if is_loop else None,
+            trip_count=limit,
+            condition=condition,
             iteration=memory.own(layout.iteration),
             condition_before=memory.own(layout.flag_before),
             condition_after=flag,
@@ -67,49 +85,53 @@ class NativeLoop(Lowering):
             dynamic_states=memory.dynamic_states,
             slices=memory.slices,
             stacks=memory.stacks,
-            empty=self._empty(inputs) if self._tells_rows else None,
+            empty=self._empty(inputs) if _has_data_dependent_rows(layout) else None,
         )
-        written = [*([] if flag is None else [flag]), *memory.written, *memory.rows]
+        written = layout.written(flag, memory.rows, lambda state: memory.after[state.before])
         arena = step.scratch[1] + layout.arena
         step.writer.graph(builder, layout.body, arena, memory.entry(), written, prefix=f"{step.name}/body/")
         for operand, output in layout.unchanged:
             if outputs[output] != ABSENT:
-                value = operand_of(self._node, operand)
+                value = operand_of(layout.node, operand)
                 name = f"{step.name}/state {output}"
                 step.writer.copy(step.builder, name, value, inputs[operand], outputs[output])
 
-    @property
-    def _tells_rows(self) -> bool:
-        """Whether the shapes of rows are told from the operands, when there are none."""
-        return any(has_run_time_size(s.row) for s in self._layout.stacked)
-
     def _empty(self, inputs: Sequence[Location]) -> _Empty:
-        """What tells the shapes of rows when there are none."""
-        node = self._node
+        """What computes the shapes of rows if there are none."""
+        node = self.layout.node
         operands = [run_time_operand(v, at) for v, at in zip(node.inputs, inputs, strict=True)]
-        outputs = [s.output for s in self._layout.stacked if not has_fixed_size(node.outputs[s.output])]
+        outputs = [s.output for s in self.layout.grown]
         return partial(_empty_rows, node, outputs), list(inputs), operands
 
 
-class _LoopMemory:
-    """Where a loop's values lie, and what the native program has to do with them in each iteration.
+def _too_many(node: Node, word: int) -> LimitReached:
+    """The error of a loop that has set its fault."""
+    return limits.too_many_iterations()
 
-    `states`, `dynamic_states`, `slices` and `stacks` are what the builder's `loop` takes. The body reads `entry()`,
-    writes the states to `written` and what is stacked to `rows`.
+
+def _has_data_dependent_rows(layout: LoopLayout) -> bool:
+    """Whether the shapes of rows are computed from the operands if there are no rows."""
+    return any(has_run_time_size(s.row) for s in layout.stacked)
+
+
+class _NativeMemory:
+    """Where a loop's values are, and what the native program does with them in each iteration.
+
+    `states`, `dynamic_states`, `slices` and `stacks` are arguments of the builder's `loop`. The body writes the slices
+    that are stacked to `rows`, and other states to `after`, by their input of the body.
     """
 
-    def __init__(self, node: Node, layout: LoopLayout, step: Emission):
-        self._node = node
-        self._layout = layout
+    def __init__(self, layout: LoopLayout, step: Emission):
+        self._node, self._layout = layout.node, layout
         self._writer = step.writer
         self._inputs = step.inputs
         self._base = step.scratch[1]
-        self._of_body: dict[Value, Location] = {}
+        self._read: dict[Value, Location] = {}
         self.slices: list[tuple[Any, ...]] = []
         self.stacks: list[tuple[Any, ...]] = []
         self.states: list[tuple[Any, ...]] = []
         self.dynamic_states: list[tuple[Any, ...]] = []
-        self.written: list[Location] = []
+        self.after: dict[Value, Location] = {}
         self.rows: list[Location] = []
         for scan in layout.scanned:
             self._scan(scan)
@@ -123,11 +145,10 @@ class _LoopMemory:
         return None if offset is None else (ARENA, self._base + offset)
 
     def entry(self) -> list[Location]:
-        """The body's inputs; captures lie where the operands do."""
-        layout = self._layout
+        """Where the inputs of the body are."""
+        layout, read = self._layout, self._read
         head = [at for at in (self.own(layout.iteration), self.own(layout.flag_before)) if at is not None]
-        rest = enumerate(layout.body.graph.inputs[len(head) :], start=len(head))
-        return [*head, *(self._of_body[v] if v in self._of_body else self._inputs[i] for i, v in rest)]
+        return layout.entry(head, self._inputs, lambda state: read[state.before], lambda scan: read[scan.row])
 
     def _row(self, value: Value) -> Location:
         return self._writer.new_buffer() if has_run_time_size(value) else (self._writer.new_external(), 0)
@@ -141,7 +162,7 @@ class _LoopMemory:
         buffer, _ = self._buffer_or_shape(scan.operand)
         stride = kind.nbytes if buffer == NO_BUFFER else 0
         self.slices.append((row[0], self._inputs[scan.operand], stride, scan.backwards, buffer, kind.dtype.itemsize))
-        self._of_body[scan.row] = row
+        self._read[scan.row] = row
 
     def _stack(self, stack: Stacked, whole: Location) -> None:
         kind, row = stack.row.tensor, self._row(stack.row)
@@ -169,8 +190,8 @@ class _LoopMemory:
             after = (self._writer.new_external(), 0)
             buffers = tuple(self.own(offset) for offset in state.buffers)
             self.states.append((initial, before[0], after[0], buffers, final, kind.nbytes))
-        self._of_body[state.before] = before
-        self.written.append(after)
+        self._read[state.before] = before
+        self.after[state.before] = after
 
 
 def _optional(location: Location) -> Location | None:
@@ -178,7 +199,7 @@ def _optional(location: Location) -> Location | None:
 
 
 def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -> Prepared:
-    """The shapes that the rows of outputs would have, unknown sizes as 0."""
+    """Return the shapes that the rows of outputs would have, with unknown sizes as 0."""
     view = LoopView.of(node)
     scanned = range(len(node.inputs))[view.at_scan_inputs]
     types: list[Type] = [v.type for v in view.entry]
@@ -192,10 +213,16 @@ def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -
     return Prepared(None, sizes, [], [], None)
 
 
-def loop(site: Site) -> NativeLoop | None:
-    """A Loop or a Scan whose body runs without Python, over slices along the first axis."""
+def loop(site: Site) -> Loop | None:
+    """A Loop or a Scan over slices along the first axis. On a device, all sizes are known but those of captures, and of
+    the outputs that are stacked an unknown number of times.
+    """
     if not is_control(site.node) or site.node.op.name == "If":
         return None
-    block = Block()
-    layout = layout_of(site, block)
-    return NativeLoop(site.node, layout, block.size)
+    if site.settings.native:
+        return Loop(layout_of(site), native=True)
+    if not has_fixed_operands(site.node):
+        raise NotNative("data-dependent shapes")
+    layout = layout_of(site)
+    check_stacks(site, layout)
+    return Loop(with_copied_slices(layout, site.hosted), native=False)

@@ -1,9 +1,11 @@
-"""What a Loop or a Scan consists of, and the working memory that it owns, for whoever runs its iterations."""
+"""The parts of a Loop or a Scan and its working memory, the same for native programs and for devices' arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
 
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Site
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
@@ -11,24 +13,33 @@ from graphkit.executor.memory.planner import aligned
 from graphkit.ir.graph import Node, Value
 from graphkit.ops.control.views import LoopView
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class CarriedState:
-    """A loop state.
+    """A state that changes.
 
-    `buffers` are the offsets of the two that take turns; the position among the stacked values that it is one of; or
-    None when its shape changes.
+    Args:
+        operand: Position of its first value among the node's operands.
+        before: Input of the body.
+        output: Position of its last value among the node's outputs.
+        after: Output of the body.
+        buffers: Offsets of two buffers that take turns. Or an index of `LoopLayout.stacked`: the state is that slice.
+            None: its shape changes.
     """
 
     operand: int
     before: Value
-    output: int  # of the node
+    output: int
     after: Value
     buffers: tuple[int, int] | int | None
 
 
 @dataclass(frozen=True)
 class Scanned:
+    """An operand whose slices the body reads. `row` is the input of the body."""
+
     operand: int
     row: Value
     backwards: bool
@@ -36,6 +47,8 @@ class Scanned:
 
 @dataclass(frozen=True)
 class Stacked:
+    """An output that slices are stacked to. `row` is the output of the body."""
+
     output: int
     row: Value
     backwards: bool
@@ -43,29 +56,123 @@ class Stacked:
 
 @dataclass(frozen=True)
 class LoopLayout:
-    """A loop's parts. Operands and outputs are positions of the node's; offsets are in the block of working memory.
+    """The parts of a loop, and where they are in its block of working memory.
 
-    `states` are those that change; the others, `unchanged`, go to the body like captures. The body's outputs are the
-    condition of a Loop that has one to test, `states`, and the stacked values that somebody reads.
+    Operands and outputs are positions of the node's. Offsets count from the beginning of the block. The body's outputs
+    are the condition (if the loop tests one), `states`, and the stacked values that are used.
+
+    Args:
+        node: The Loop or Scan.
+        body: Its body.
+        arena: Offset of the body's arena.
+        trips: The largest number of iterations; -1 if it is not known.
+        states: The states that change.
+        scanned: The operands that are read in slices.
+        unchanged: (operand, output) of the other states. The body reads them like captures.
+        stacked: The outputs that are written in slices.
+        scratch_bytes: Size of the block.
+        iteration: Offset of the iteration number. None: a Scan.
+        flag_before: Offset of the condition that the body reads. None: a Scan.
+        flag_after: Offset of the condition that the body writes. None: it stays true.
+        copied: Offsets of two buffers for each slice that is copied before or after an iteration.
+        hosted: The slices that lie in host memory between iterations.
     """
 
+    node: Node
     body: LoweredGraph
-    arena: int  # offset of the body's arena
-    trips: int  # at most; -1: not known
+    arena: int
+    trips: int
     states: tuple[CarriedState, ...]
     scanned: tuple[Scanned, ...]
-    unchanged: tuple[tuple[int, int], ...]  # (operand, output)
+    unchanged: tuple[tuple[int, int], ...]
     stacked: tuple[Stacked, ...]
+    scratch_bytes: int
     iteration: int | None = None
     flag_before: int | None = None
-    flag_after: int | None = None  # None as well when it stays true
+    flag_after: int | None = None
+    copied: Mapping[Value, tuple[int, int]] = field(default_factory=dict)
+    hosted: Set[Value] = frozenset()
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is a Loop, with an iteration number and a condition."""
+        return self.iteration is not None
+
+    @property
+    def grown(self) -> tuple[Stacked, ...]:
+        """The outputs whose number of slices is not known before a run."""
+        return tuple(s for s in self.stacked if not has_fixed_size(self.node.outputs[s.output]))
+
+    @property
+    def known_trips(self) -> int | None:
+        """The number of iterations, if it does not depend on values of a run; else None."""
+        given = [v for v in self.node.inputs[:2] if v is not None] if self.is_loop else []
+        if any(v.tensor.constants is None for v in given) or self.flag_after is not None or self.trips < 0:
+            return None
+        starts = len(given) < 2 or bool((given[1].tensor.constants or (1,))[0])
+        return self.trips if starts else 0
+
+    @property
+    def unread(self) -> Set[int]:
+        """The positions of the captured operands that the body does not read."""
+        captured = range(len(self.node.inputs))[LoopView.of(self.node).at_captures]
+        return set(captured) - self.body.inputs_read
+
+    def bounds(self, inputs: Sequence[T], absent: T) -> tuple[T, T]:
+        """The limit and the first condition of a Loop among its operands."""
+        limit, condition = (*inputs, absent, absent)[:2]
+        return (limit, condition) if self.is_loop else (absent, absent)
+
+    def entry(
+        self,
+        head: Sequence[T],
+        inputs: Sequence[T],
+        before: Callable[[CarriedState], T],
+        row: Callable[[Scanned], T],
+        captured: Callable[[Value, T], T] = lambda value, given: given,
+    ) -> list[T]:
+        """Where the inputs of the body are.
+
+        Args:
+            head: The iteration number and the condition of a Loop.
+            inputs: The operands of the node.
+            before: Returns where a state is.
+            row: Returns where a slice is.
+            captured: Returns where a captured operand is, by the input of the body and the operand.
+        """
+        found = [*head]
+        for value in self.body.graph.inputs[len(head) :]:
+            part = self._parts.get(value)
+            if isinstance(part, CarriedState):
+                found.append(before(part))
+            elif part is not None:
+                found.append(row(part))
+            else:
+                found.append(captured(value, inputs[len(found)]))
+        return found
+
+    @cached_property
+    def _parts(self) -> Mapping[Value, CarriedState | Scanned]:
+        """The states and slices that the body reads, by its inputs."""
+        return {**{s.before: s for s in self.states}, **{s.row: s for s in self.scanned}}
+
+    def written(self, flag: T | None, rows: Sequence[T], after: Callable[[CarriedState], T]) -> list[T]:
+        """Where the body writes its outputs.
+
+        Args:
+            flag: The condition; None if there is none.
+            rows: The slices that are stacked.
+            after: Returns where a state is that is not one of these slices.
+        """
+        states = [rows[s.buffers] if isinstance(s.buffers, int) else after(s) for s in self.states]
+        return [*([] if flag is None else [flag]), *states, *rows]
 
 
 class Block:
-    """A block of working memory that is being laid out."""
+    """Lays out a block of working memory."""
 
-    def __init__(self) -> None:
-        self.size = 0
+    def __init__(self, size: int = 0) -> None:
+        self.size = size
 
     def take(self, nbytes: int) -> int:
         offset = self.size
@@ -73,15 +180,15 @@ class Block:
         return offset
 
 
-def layout_of(site: Site, block: Block) -> LoopLayout:
-    """The parts of a Loop or a Scan over slices along the first axis. Raises NotNative."""
-    node = site.node
+def layout_of(site: Site) -> LoopLayout:
+    """Return the layout of a Loop or a Scan over slices along the first axis. Raises NotNative."""
+    node, block = site.node, Block()
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):
         raise NotNative("only tensors of numbers are carried, scanned and captured")
     view = LoopView.of(node)
     _check_axes(view)
-    if misfit := site.misfits.get((node, "body")):
-        raise NotNative(misfit)
+    if why := site.unspecialised.get((node, "body")):
+        raise NotNative(why)
     lead, count = view.flag, view.state_count
     stacked = [i for i in range(count, len(node.outputs)) if site.context.used_outputs[i]]
     rows = [view.body.outputs[lead + i] for i in stacked]
@@ -99,6 +206,7 @@ def layout_of(site: Site, block: Block) -> LoopLayout:
     operands = positions[view.at_scan_inputs]
     written = view.scan_output_places
     return LoopLayout(
+        node,
         lowered,
         arena,
         _known_trips(node, count, operands),
@@ -106,12 +214,13 @@ def layout_of(site: Site, block: Block) -> LoopLayout:
         tuple(Scanned(p, body.inputs[p], bool(s.backwards)) for p, s in zip(operands, view.scan_inputs, strict=True)),
         tuple(unchanged),
         tuple(Stacked(i, row, bool(written[i - count][1])) for i, row in zip(stacked, rows, strict=True)),
+        block.size,
         *offsets,
     )
 
 
 def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[CarriedState], list[tuple[int, int]]]:
-    """The states that change, with their place in `block`, and (operand, output) of those that do not."""
+    """Return the states that change, with their place in `block`, and (operand, output) of those that do not."""
     states: list[CarriedState] = []
     unchanged: list[tuple[int, int]] = []
     free = [*rows]  # one state can be in a row
@@ -133,7 +242,7 @@ def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[C
 
 
 def _known_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
-    """How often the body runs at most, where that is known; else -1."""
+    """Return the largest number of iterations, or -1 if it is not known."""
     for position in scanned:
         length = operand_of(node, position).tensor.known_shape[0]
         if isinstance(length, int):
@@ -149,7 +258,7 @@ def _known_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
 
 
 def _check_axes(view: LoopView) -> None:
-    """Slices lie along the first axis, so that they are contiguous and follow each other."""
+    """Raise NotNative unless slices are along the first axis, and so contiguous, one behind the other."""
     for along in (*view.scan_inputs, *view.scan_outputs):
         shape = along.outer.tensor.shape
         if not shape or along.axis % len(shape):

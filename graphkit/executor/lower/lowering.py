@@ -1,7 +1,7 @@
-"""The protocol of lowerings, one for each way in which a node can run, and the lowered graph that they make up.
+"""The base class of lowerings, and the lowered graph.
 
-A lowering says what its node needs of memory, and writes the node into a native program. The ways themselves lie
-beside this file, and `graphkit.executor.lower.registry` tries them in turn.
+A lowering states the memory that its node needs, and writes the node into a native program. Each module beside this one
+defines one or more lowerings; `graphkit.executor.lower.registry` tries them in turn.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from graphkit.executor.memory.plan_graph import MemoryPlan
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
-from graphkit.passes.control.specialise import Misfits
+from graphkit.passes.control.specialise import Unspecialised
 from graphkit.text import human
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# How a node is computed, for people. Views and constants are no steps of a program; copies, from one device to another,
-# are no nodes. "swap" is a copy to the host's memory or back, beside the steps. A sum over processes is one of a
-# device's own ("nccl") or goes by way of the host ("staged") where programs are a device's.
+# How a node is computed, for reports. Views and constants are not steps. "copy": between devices. "swap": to host
+# memory or back, beside other steps. On a device, an all-reduce is done by NCCL ("nccl") or in host memory ("staged").
 KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl", "staged", "swap"]
 
-# Where a value lies: (external memory, offset in bytes); the arena and "no operand" have numbers of their own. A buffer
-# is external memory that belongs to the run, together with the shape that its value has there.
+# Where a value is: (external memory, offset in bytes). The arena and absent operands have their own numbers. A buffer
+# is external memory of the run, with the shape of the value in it.
 Location: TypeAlias = tuple[int, int]
 
 ARENA = -1
@@ -42,9 +41,12 @@ NO_BUFFER = -1
 
 
 class Meeting(NamedTuple):
-    """What all processes know of each other before a run. known: all may replay what was recorded, or record it.
+    """The agreement of all processes before a run.
 
-    recording: the one that all have, 0 where they have none in common; fresh: what a new one is called.
+    Args:
+        known: Whether all can replay their recordings, or record.
+        recording: The number of the recording that all have; 0 if there is none.
+        fresh: The number of a new recording.
     """
 
     known: bool
@@ -53,112 +55,129 @@ class Meeting(NamedTuple):
 
 
 class DeviceSums(Protocol):
-    """Carries sums over processes of arrays of devices, one device of each process, without the host.
+    """All-reduces and similar collectives of arrays of devices, one device per process, without the host.
 
-    All processes launch the same in one order, which they compare before each run. Work goes to the current stream of
-    the device; where that is recorded, it is. broken: another process was given up, and what was launched was ended.
+    All processes launch the same collectives in one order, which they compare before each run. The work is queued on
+    the current stream of the device, and recorded if that is recorded. `broken` is set once another process was given
+    up; what was launched has then been ended.
     """
 
     broken: bool
 
     def carries(self, dtype: DType) -> bool:
-        """Whether there are sums of such elements."""
+        """Return whether such elements can be summed."""
         ...
 
     def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
-        """Come to a run with sums of so many bytes, in an order of this name. Raises RuntimeFailure where another
-        process comes to anything else, or does not come.
+        """Agree with all processes on a run. Raises RuntimeFailure if another one is at a different run, or missing.
 
-        known, recording: what this process could do, as in a Meeting; structure: which sums are recorded together, a
-        number below 2**20.
+        Args:
+            order: Name of the order of the all-reduces.
+            nbytes: Their total size.
+            known: Whether this process can replay or record.
+            recording: The recording that this process has; 0 if it has none.
+            structure: Number, below 2**20, of the groups of all-reduces that are recorded together.
         """
         ...
 
     def all_reduce(self, arrays: Sequence[Any], dtype: DType) -> None:
-        """Launch the sum of each array over the processes, in its place."""
+        """Launch the all-reduce of each array, in place."""
         ...
 
     def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
-        """The same; of what lies one behind the other, only this process's slice gets the sum."""
+        """Launch a reduce-scatter: of the contiguous arrays, only this process's slice gets the sum."""
         ...
 
     def all_gather(self, wholes: Sequence[Any], dtype: DType) -> None:
-        """Launch the exchange of vectors of which each process has its slice."""
+        """Launch an all-gather of vectors, of which each process has its slice."""
         ...
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Return when it is done. Raises RuntimeFailure when another process is given up, and ends what was launched;
-        returns within a while, whatever is done, when that has been said already.
+        """Return when `done()` is true. If another process is given up, end what was launched and raise RuntimeFailure.
+
+        If that was raised before, it returns after a while in any case.
         """
         ...
 
     def fail(self, error: BaseException) -> None:
-        """This process leaves a run in whose sums the others take part: nothing is done together any more."""
+        """Leave a run in whose collectives other processes take part. No collective is possible afterwards."""
         ...
 
 
 class Collectives(Protocol):
-    """What carries sums over processes that a program begins and waits for.
+    """The collectives that a program starts and waits for.
 
-    on_device: what carries those of a device's arrays; None where they go by way of the host, and `staged` says why.
+    `on_device` does those of a device's arrays. If it is None, they are copied through host memory; `staged` says why.
     """
 
     on_device: DeviceSums | None
     staged: str
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Begin to sum the arrays in place, as others do under the same key. They lie one behind the other if that was
-        planned; `copied` bytes had to be moved for it.
+        """Start the all-reduce `key` of arrays, in place. They are contiguous in memory if that was planned.
+
+        copied: the bytes that were copied for this.
         """
         ...
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
-        """The arrays of all processes under this key, of one type, by rank along a new first axis."""
+        """Return the arrays of all processes with this key, stacked by rank along a new first axis."""
         ...
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
-        """Begin to sum rows by index, as others do under the same key; the arrays are read in this call alone."""
+        """Start to sum rows by index with all processes. The arrays are read only during the call."""
         ...
 
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of all by ascending index, and their sums, in new arrays; raises as `wait` does."""
+        """Return the indices of all rows in ascending order, and the sums, in new arrays. Raises as `wait` does."""
         ...
 
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """The same; of what lies one behind the other, only this process's slice is summed."""
+        """Start a reduce-scatter: of the contiguous arrays, only this process's slice is summed."""
         ...
 
     def start_gather(
         self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
     ) -> None:
-        """Begin to fill vectors by what each process has of them: of which one, from where on, and what."""
+        """Start an all-gather. pieces: (index of the vector, begin, elements) of this process."""
         ...
 
     def wait(self, keys: Sequence[str]) -> None:
-        """Return when these sums are there. Raises RuntimeFailure when other processes do not take part."""
+        """Wait for all-reduces. Raises RuntimeFailure if other processes do not take part."""
         ...
 
 
 class Channels(Protocol):
-    """What carries single values between this process and others, of which each knows what comes from whom, when."""
+    """Sends single values between processes. Sender and receiver use the same numbers in the same order."""
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
-        """Send an array, which is copied, to a rank, which receives it under the same number; `key` is its name."""
+        """Send a copy of an array to a rank, which receives it with the same number. `key` is its name."""
         ...
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], rank: int) -> np.ndarray:
-        """The array that a rank sends, of so many axes. Raises RuntimeFailure where it does not come, or another one
-        does.
+        """Return the array that a rank sends, with `rank` axes. Raises RuntimeFailure if it does not come, or if it is
+        another array.
         """
         ...
 
 
 class Settings(NamedTuple):
-    """How programs are made: the device, which of its kind it is (`number`), and the switches of the executor.
+    """How programs are made.
 
-    `native` tells whether the device's programs are native ones; `declared` are shapes that what a run makes is held
-    against; `sizes_vary` and `tf32` are for kernels (see KernelContext); `collectives` carry sums over processes,
-    `channels` single values.
+    Args:
+        device: The kind of device.
+        native: Whether its programs are native ones.
+        threads: Number of threads.
+        deterministic: Whether results must not depend on the number of threads.
+        inplace: Whether a result may overwrite an operand.
+        share: Whether values may share memory.
+        optimize: Whether the graph is rewritten.
+        declared: Shapes that the results of a run are compared with.
+        sizes_vary: See KernelContext.
+        collectives: All-reduces with other processes.
+        channels: Single values from and to other processes.
+        tf32: See KernelContext.
+        number: The number of the device among those of its kind.
     """
 
     device: str
@@ -177,23 +196,23 @@ class Settings(NamedTuple):
 
 
 class NotNative(Exception):
-    """A way does not do for a node; the message says why, for the plan."""
+    """A lowering does not apply to a node. The message says why, for the plan."""
 
 
 class Writer(Protocol):
-    """What lowerings see of the emitter, which numbers the external memory of one program."""
+    """The emitter, as lowerings use it. It numbers the external memory of one program."""
 
     def new_external(self) -> int:
-        """The number of external memory that steps set themselves."""
+        """Return the number of external memory that steps set themselves."""
         ...
 
     def new_buffer(self) -> Location: ...
     def new_call(self, index: int) -> int:
-        """The number by which the program calls step `index` of the outermost graph."""
+        """Return the number by which the program calls step `index` of the outermost graph."""
         ...
 
     def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
-        """Copy a value; a buffer gets its shape as well."""
+        """Copy a value. A buffer also gets its shape."""
         ...
 
     def graph(
@@ -211,9 +230,16 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """Where a lowering writes its step: step `index` of its graph, called `name`, into the native `builder`.
+    """Where a lowering writes its step.
 
-    Operands and results lie as given (a result that nobody reads is ABSENT), the working memory at `scratch`.
+    Args:
+        writer: The emitter.
+        builder: The native builder.
+        name: Name of the step.
+        index: Index of the step in its graph.
+        inputs: Where the operands are.
+        outputs: Where the results are; ABSENT for unused ones.
+        scratch: Where the working memory is.
     """
 
     writer: Writer
@@ -226,12 +252,17 @@ class Emission:
 
 
 class Lowering(ABC):
-    """One way to run one node.
+    """How one node runs.
 
-    `inplace` are the positions (input, output) that may be the same memory, `scratch_bytes` the working memory that it
-    needs in the arena; `packing` is the kernel that wants constant operands in layouts of its own. `subgraphs` are what
-    it runs inside, by the part of a step's name that tells which one a step is in. `unread` are the positions of the
-    operands whose memory the step does not name. `reason` says why a better way did not do.
+    Attributes:
+        kind: How the node is computed, for reports.
+        reason: Why no better lowering applies.
+        scratch_bytes: Bytes of working memory in the arena.
+        inplace: Positions (input, output) that may share memory.
+        packing: The kernel that reads constant operands in its own layout.
+        unread: Positions of operands that the step does not read.
+        subgraphs: The graphs that the node runs, by the part of a step's name that says which one a step is in.
+        in_python: Whether the step is a call of Python.
     """
 
     kind: KernelKind = "native"
@@ -250,11 +281,10 @@ class Lowering(ABC):
 
 @dataclass(frozen=True)
 class LoweredGraph:
-    """A graph of which every node has its lowering, with the order of its steps and its memory.
+    """A graph with the lowering of each node, the order of its steps and its memory.
 
-    The body of a program is one; so is each branch of an If and each body of a loop that runs natively, whose arena is
-    working memory of the step that runs it. `lowerings` are those of `placement.steps`; `fixed` gives the operands that
-    only change with a version.
+    It is the body of a program, a branch or the body of a loop. The arena of a subgraph is working memory of the step
+    that runs it. `lowerings` are those of `placement.steps`. `fixed` contains operands that only change with a version.
     """
 
     graph: Graph
@@ -266,12 +296,12 @@ class LoweredGraph:
 
     @property
     def steps(self) -> Iterator[tuple[Node, Lowering]]:
-        """Every node that computes something, with its lowering, in the graph's order."""
+        """The nodes that are steps, with their lowerings, in the order of the graph."""
         return zip(self.placement.steps, self.lowerings, strict=True)
 
     @property
     def inputs_read(self) -> Set[int]:
-        """The positions of the inputs whose memory a step, or a result, names."""
+        """The positions of the inputs that are results or that a step reads."""
         root = self.placement.root
         read = {root[result.value] for result in self.placement.results}
         for node, lowering in self.steps:
@@ -286,7 +316,7 @@ class LoweredGraph:
         return f"{steps_text(len(self.lowerings))} ({listed}), arena {human(self.memory.layout.arena_bytes)}"
 
     def interpreted(self, prefix: str = "") -> Iterator[tuple[str, Node, str]]:
-        """Name, node and reason of every step that is interpreted, also inside subgraphs."""
+        """Yield name, node and reason of each interpreted step, also in subgraphs."""
         for node, lowering in self.steps:
             if lowering.kind == "interpreted":
                 yield prefix + self.graph.node_name(node), node, lowering.reason
@@ -305,10 +335,17 @@ LowerSubgraph: TypeAlias = Callable[[Graph, Mapping[int, VersionedArray]], Lower
 
 @dataclass(frozen=True)
 class Site:
-    """What is known of a node where a way for it is chosen.
+    """A node whose lowering is to be chosen.
 
-    `inner`: it lies in a subgraph. `dynamic`: the memory of a result in use is not planned. `misfits` say which
-    subgraphs could not be specialised. `hosted`: stacks that lie in the host's memory, of a device's program.
+    Args:
+        node: The node.
+        settings: How programs are made.
+        context: The context of its kernel.
+        inner: Whether the node is in a subgraph.
+        dynamic: Whether the memory of a used result is not planned.
+        unspecialised: The subgraphs that could not be specialised, and why.
+        lower: Lowers a subgraph.
+        hosted: Outputs of loops that are stacked in host memory.
     """
 
     node: Node
@@ -316,16 +353,16 @@ class Site:
     context: KernelContext
     inner: bool
     dynamic: bool
-    misfits: Misfits
+    unspecialised: Unspecialised
     lower: LowerSubgraph
     hosted: Set[Value] = frozenset()
 
     @property
     def static(self) -> bool:
-        """Whether every operand and result has a known size."""
+        """Whether the sizes of all operands and results are known."""
         return all(has_fixed_size(v) for v in (*self.node.inputs, *self.node.outputs) if v is not None)
 
     @property
     def without_constants(self) -> KernelContext:
-        """The context of a kernel that cannot keep operands packed."""
+        """The context for a kernel that does not pack operands."""
         return replace(self.context, constant_inputs={})

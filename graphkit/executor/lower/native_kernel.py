@@ -1,4 +1,4 @@
-"""A node of known sizes by the kernel that its device has for it."""
+"""Nodes of known sizes with a kernel of the device."""
 
 from __future__ import annotations
 

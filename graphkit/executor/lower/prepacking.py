@@ -1,7 +1,7 @@
-"""Constant prepacking: what depends on parameters and constants only is computed when they change, not in every run.
+"""Constant prepacking: values that depend only on parameters are computed when these change, not in every run.
 
-Weights that a pass folds a batch normalisation into, transposes or casts are such values. A prepacked value becomes an
-input of the graph, with an array that is derived from the parameters behind it.
+Examples are weights into which a pass has folded a batch normalisation, or which it transposes or casts. A prepacked
+value becomes an input of the graph, with an array derived from the parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROWTH_LIMIT = 4
 
 
 class _Group:
-    """A graph of parameters and constants only; its outputs are computed together."""
+    """A graph that reads only parameters and constants. Its outputs are computed together."""
 
     def __init__(self, graph: Graph, sources: Sequence[VersionedArray]):
         self._graph = graph
@@ -59,7 +59,7 @@ class _Group:
 
 
 class DerivedArray:
-    """One output of a group, as kernels see a parameter."""
+    """One output of a group: a VersionedArray, as a parameter is."""
 
     __slots__ = ("_group", "_index")
 
@@ -77,7 +77,7 @@ class DerivedArray:
 
 
 def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[Graph, dict[str, DerivedArray]]:
-    """The graph with an input more, of role parameter, for each prepacked value, and their arrays by input name.
+    """Return the graph with an input, of role parameter, for each prepacked value, and their arrays by input name.
 
     `parameters` are the inputs that no update writes. Linear.
     """
@@ -127,7 +127,7 @@ def _prepacked_nodes(graph: Graph, parameters: Mapping[Value, VersionedArray]) -
 
 
 def _components(nodes: Mapping[Node, None]) -> list[list[Node]]:
-    """Nodes that hang together through values that they compute, each group in topological order."""
+    """Return groups of nodes that are connected by values that they compute, each in topological order."""
     leader: dict[Node, Node] = {}
 
     def find(node: Node) -> Node:

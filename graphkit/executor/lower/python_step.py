@@ -1,7 +1,7 @@
-"""Steps that are calls of Python: kernels that are Python functions, and nodes that are interpreted.
+"""Steps that are calls of Python: kernels that are Python functions, and interpreted nodes.
 
-They run at the outermost level only, where a program comes back to Python for them; interpreted nodes of subgraphs are
-made in `graphkit.executor.lower.run_time_kernel`.
+They are in the outermost graph of a program. For interpreted nodes of subgraphs, see
+`graphkit.executor.lower.run_time_kernel`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any, TypeAlias
 
 from graphkit.executor.devices.interpreted import copied, interpreted_kernel
 from graphkit.executor.devices.kernel import Kernel, LaunchedKernel
-from graphkit.executor.devices.registry import make_launched, make_string_function
+from graphkit.executor.devices.registry import make_launched, rule_of
 from graphkit.executor.lower.lowering import Emission, KernelKind, Lowering, Site
 from graphkit.ir import limits
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.evaluate import failure_of, run_node
 
-# From arrays (None: absent operand) to new arrays.
+# Computes new arrays from operands (None: absent).
 ArrayFunction: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class PythonStep(Lowering):
-    """A step that the program calls back for."""
+    """A step for which the program calls Python."""
 
     in_python = True
 
@@ -46,7 +46,7 @@ class PythonKernel(PythonStep):
 
 
 class LaunchedStep(PythonStep):
-    """A kernel of a device with arrays of its own."""
+    """A kernel of a device with its own memory."""
 
     def __init__(self, kernel: LaunchedKernel):
         super().__init__("native")
@@ -56,7 +56,7 @@ class LaunchedStep(PythonStep):
 
 
 class PythonFunction(PythonStep):
-    """A function whose results are arrays that it makes. If `owned`, none shares memory with an operand."""
+    """A function that returns new arrays. owned: none of them shares memory with an operand."""
 
     def __init__(self, kind: KernelKind, function: ArrayFunction, reason: str = "", owned: bool = False):
         super().__init__(kind, reason)
@@ -64,41 +64,19 @@ class PythonFunction(PythonStep):
         self.owned = owned
 
 
-def kept(operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """Return `results` with copies in place of those that share memory with an operand.
-
-    References may return views, as Reshape's does. The memory of an operand may be written again while a result lives.
-    An operand that is a sequence or an optional owns its arrays already: results may share them.
-    """
-    lent = {id(_owner(x)) for x in operands if x is not None and not isinstance(x, (list, tuple))}
-
-    def own(item: Any) -> Any:
-        if item is None or isinstance(item, (list, tuple)):
-            return item and [own(x) for x in item]
-        return item.copy() if id(_owner(item)) in lent else item
-
-    return [own(result) for result in results]
-
-
-def _owner(array: Any) -> Any:
-    """What the memory belongs to."""
-    while (base := getattr(array, "base", None)) is not None:
-        array = base
-    return array
-
-
 def launched(site: Site) -> Lowering | None:
-    """The kernel that a device with arrays of its own has for a node of known sizes."""
+    """The kernel of a device with its own memory, for a node of known sizes."""
     kernel = make_launched(site.settings.device, site.node, site.context) if site.static else None
     return None if kernel is None else LaunchedStep(kernel)
 
 
 def string_function(site: Site) -> Lowering | None:
-    """The function that the device has for a node with tensors of strings, whose elements are Python objects."""
+    """The function for a node with tensors of strings, whose elements are Python objects."""
     node = site.node
     if site.inner or not any(_holds_strings(value) for value in (*node.operands, *node.outputs)):
         return None
-    function = make_string_function(site.settings.device, node)
+    make = rule_of(site.settings.device, node.op).string_function
+    function = None if make is None else make(node)
     if function is None:
         return None
 
@@ -119,7 +97,7 @@ def _holds_strings(value: Value) -> bool:
 
 
 def interpreted(site: Site, reason: str) -> Lowering:
-    """The way that every node has: its operator's reference."""
+    """The reference of the node's operator. It applies to every node."""
     if site.dynamic:
         return PythonFunction("interpreted", partial(run_node, site.node), reason)
     return PythonKernel("interpreted", site.node, interpreted_kernel(site.node), reason)

@@ -1,4 +1,4 @@
-"""Which steps of a run may fail, and are the first to do so."""
+"""The steps of a run that can be the first to fail."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 
 from graphkit.executor.lower.arrays.body import SubgraphStep
 from graphkit.executor.lower.data_dependent import DataDependent
-from graphkit.executor.lower.loop import NativeLoop
 from graphkit.executor.lower.lowering import Lowering
 from graphkit.executor.lower.python_step import LaunchedStep, PythonFunction, PythonKernel
 from graphkit.executor.lower.run_time_kernel import AtRunTime
@@ -17,16 +16,17 @@ from graphkit.ops._op import value_check
 
 
 def repeated(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
-    """The steps that refuse nothing but what an earlier one has refused before. lowerings: those of the steps; None for
-    native kernels. Linear.
+    """Return the steps that reject only operands that an earlier step rejects too. Linear.
+
+    lowerings: those of the steps; None for native kernels.
     """
     seen: set[tuple[object, ...]] = set()
     found: list[Node] = []
     for node, lowering in zip(placement.steps, lowerings, strict=True):
-        told = value_check(node)
-        if told is None or (isinstance(lowering, LaunchedStep) and not lowering.kernel.fault):
+        checked = value_check(node)
+        if checked is None or (isinstance(lowering, LaunchedStep) and not lowering.kernel.fault):
             continue
-        key = tuple(_elements(part, placement) for part in told)
+        key = tuple(_elements(part, placement) for part in checked)
         if key in seen:
             found.append(node)
         seen.add(key)
@@ -34,16 +34,17 @@ def repeated(placement: Placement, lowerings: Iterable[Lowering | None]) -> froz
 
 
 def _elements(part: object, placement: Placement) -> object:
-    """What a value stands for: where its elements are, and of which type; else the part itself."""
+    """Return what identifies the elements of a value: its memory and type. Other parts identify themselves."""
     if isinstance(part, Value) and isinstance(part.type, TensorType):
         return placement.root.get(part, part), part.type.dtype
     return part
 
 
 def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) -> frozenset[Node]:
-    """The steps of which a run may fail first: of values, of Python, of iterations, or of memory that nobody has
-    planned. What fails of other processes is not meant. lowerings: as above. Linear in nodes, those of subgraphs
-    included.
+    """Return the steps that can be the first to fail: because of values, Python code, iterations or unplanned memory.
+
+    Failures of other processes do not count. Linear in nodes, including those of subgraphs. lowerings: as in
+    `repeated`.
     """
     repeats = repeated(placement, lowerings)
     steps = zip(placement.steps, lowerings, strict=True)
@@ -67,7 +68,5 @@ def _may_fail(node: Node, lowering: Lowering | None, placement: Placement, repea
 
 
 def _may_go_on(lowering: Lowering) -> bool:
-    """Whether values tell how often a loop runs, of which there is a limit."""
-    if isinstance(lowering, SubgraphStep):
-        return lowering.failure is not None
-    return isinstance(lowering, NativeLoop) and not lowering.ends
+    """Whether a run may reach the limit of iterations."""
+    return isinstance(lowering, SubgraphStep) and lowering.unlimited

@@ -1,4 +1,4 @@
-"""The ways in which a node can run, in the order in which they are tried, and the lowering of whole graphs."""
+"""The rules that lower a node, in the order in which they are tried, and the lowering of whole graphs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import TypeAlias
 from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.lower.arrays.body import SubgraphStep
-from graphkit.executor.lower.arrays.branch import array_branch
-from graphkit.executor.lower.arrays.loop import array_loop
 from graphkit.executor.lower.arrays.swapped import SwapStep
 from graphkit.executor.lower.branch import branch
 from graphkit.executor.lower.channel import channel, check_channels
@@ -20,21 +18,22 @@ from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, 
 from graphkit.executor.lower.native_kernel import native_kernel
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, interpreted, launched, string_function
 from graphkit.executor.lower.refusals import failing_steps
-from graphkit.executor.lower.run_time_kernel import interpreted_inside, run_time_kernel
-from graphkit.executor.lower.run_time_shape import row_of, sizes_of
+from graphkit.executor.lower.run_time_kernel import interpreted_in_subgraph, run_time_kernel
+from graphkit.executor.lower.run_time_shape import row_step, shape_step
 from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.evaluate import failure_of
 from graphkit.ops.tensor.constants import Constant
-from graphkit.passes.control.specialise import Misfits
+from graphkit.passes.control.specialise import Unspecialised
 
-# Makes the lowering of a node, None when it is not for such nodes; NotNative says why it does not do for this one.
-Way: TypeAlias = Callable[[Site], Lowering | None]
+# Returns the lowering of a node, or None if the rule is not for such nodes. Raises NotNative, which says why the rule
+# does not apply to this node.
+LoweringRule: TypeAlias = Callable[[Site], Lowering | None]
 
-# A view of known size is no step: `place_values` finds where it lies.
-_IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
+# A view of known size is not a step: `place_values` finds its memory.
+_IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
     collective,
     channel,
     native_kernel,
@@ -42,40 +41,45 @@ _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
     branch,
     loop,
     data_dependent,
-    sizes_of,
-    row_of,
+    shape_step,
+    row_step,
     run_time_kernel,
-    interpreted_inside,
+    interpreted_in_subgraph,
 )
-_ELSEWHERE: tuple[Way, ...] = (collective, native_kernel, launched, array_branch, array_loop)
+_ELSEWHERE: tuple[LoweringRule, ...] = (collective, native_kernel, launched, branch, loop)
 
 
 def lower_graph(
     graph: Graph,
     fixed: Mapping[Value, VersionedArray],
     settings: Settings,
-    misfits: Misfits,
+    unspecialised: Unspecialised,
     *,
     inner: bool = False,
     order: Sequence[Node] | None = None,
     hosted: Set[Value] = frozenset(),
 ) -> LoweredGraph:
-    """Choose how each node runs, order the steps, lay out the arena. `fixed` gives operands that change with a version.
+    """Choose how each node runs, order the steps and lay out the arena.
 
-    The inputs have static types; those of an `inner` graph may have sizes that only a run tells. `misfits` are the
-    subgraphs that specialisation left alone. order: that of the steps, where it is chosen. hosted: what
-    loops stack in the host's memory (see `stacks_on_host`).
+    Args:
+        graph: The graph. Its inputs have static types, except those of an `inner` graph.
+        fixed: Operands that only change with a version.
+        settings: How programs are made.
+        unspecialised: The subgraphs that could not be specialised, and why.
+        inner: Whether the graph is a subgraph.
+        order: The order of the steps. None: it is chosen here.
+        hosted: Outputs of loops that are stacked in host memory (see `stacks_on_host`).
     """
     known = {**fixed, **{node.output: node.op.value for node in graph.nodes if isinstance(node.op, Constant)}}
     placement = place_values(graph, swaps=settings.device != "cpu" and not inner, hosted=hosted)
     for node in graph.nodes:
         require_shapes_for(node)
-    # Beforehand: what prepares a kernel may take as much time and memory as its results.
+    # Before kernels are prepared, which may take as much time and memory as their results.
     for node in placement.steps:
         require_memory_for(node, [v for v in node.outputs if v in placement.used])
 
     def lower(subgraph: Graph, arrays: Mapping[int, VersionedArray]) -> LoweredGraph:
-        return _lower_subgraph(subgraph, arrays, settings, misfits)
+        return _lower_subgraph(subgraph, arrays, settings, unspecialised)
 
     lowerings = [
         SwapStep(node)
@@ -87,7 +91,7 @@ def lower_graph(
                 kernel_context(node, placement, known, settings),
                 inner,
                 any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used),
-                misfits,
+                unspecialised,
                 lower,
                 hosted,
             )
@@ -97,7 +101,7 @@ def lower_graph(
     failing = failing_steps(placement, lowerings) if graph.updates else ()
     steps = zip(placement.steps, lowerings, strict=True)
     needs = [StepMemory(found.scratch_bytes, found.inplace, node in failing) for node, found in steps]
-    # Devices with arrays of their own make one launch of updates that stand together.
+    # Devices with their own memory merge the launches of neighbouring updates.
     place = {node: index for index, node in enumerate(placement.steps)}
     memory = plan_graph(
         graph,
@@ -112,11 +116,11 @@ def lower_graph(
 
 
 def choose(site: Site) -> Lowering:
-    """The first way that does for a node; every node can be interpreted."""
+    """Return the lowering of the first rule that applies. Every node can be interpreted."""
     reason = ""
-    for way in _IN_NATIVE_PROGRAMS if site.settings.native else _ELSEWHERE:
+    for rule in _IN_NATIVE_PROGRAMS if site.settings.native else _ELSEWHERE:
         try:
-            found = way(site)
+            found = rule(site)
         except NotNative as refusal:
             reason = str(refusal)
             continue
@@ -134,7 +138,7 @@ def choose(site: Site) -> Lowering:
 def kernel_context(
     node: Node, placement: Placement, known: Mapping[Value, VersionedArray], settings: Settings
 ) -> KernelContext:
-    """What the factory of a kernel knows beside the node; `known` are operands that only change with a version."""
+    """Return the context for the factory of a node's kernel. known: operands that only change with a version."""
     root = placement.root
     constants = {i: known[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in known}
     used = tuple(v in placement.used for v in node.outputs)
@@ -142,12 +146,12 @@ def kernel_context(
 
 
 def _lower_subgraph(
-    graph: Graph, arrays: Mapping[int, VersionedArray], settings: Settings, misfits: Misfits
+    graph: Graph, arrays: Mapping[int, VersionedArray], settings: Settings, unspecialised: Unspecialised
 ) -> LoweredGraph:
     if graph.updates or not all(has_fixed_size(v) or has_run_time_size(v) for v in (*graph.inputs, *graph.outputs)):
         raise NotNative("only tensors of numbers pass into and out of a subgraph")
     fixed = {graph.inputs[i]: array for i, array in arrays.items()}
-    lowered = lower_graph(graph, fixed, settings, misfits, inner=True)
+    lowered = lower_graph(graph, fixed, settings, unspecialised, inner=True)
     for node, lowering in lowered.steps:
         if not _runs_inside(lowering, settings):
             why = f": {lowering.reason}" if lowering.reason else ""
@@ -156,7 +160,7 @@ def _lower_subgraph(
 
 
 def _runs_inside(lowering: Lowering, settings: Settings) -> bool:
-    """Whether a step of a subgraph runs as those of the outermost graph do."""
+    """Return whether a step of a subgraph runs without the outermost program."""
     if settings.native:
         return not lowering.in_python
     return isinstance(lowering, (LaunchedStep, SubgraphStep, PythonKernel))

@@ -1,7 +1,6 @@
-"""Nodes with operands of dynamic shape: a kernel is prepared in the run that tells the shapes, and kept for them.
+"""Nodes whose operands have run-time sizes: the run prepares a kernel for the sizes, and keeps it.
 
-Whether that is possible is decided beforehand, on shapes that stand in for those to come: a node for which it is not is
-in the plan as interpreted. Inside subgraphs that is a call of Python as well.
+Placeholder sizes show beforehand whether that is possible. If not, the node is interpreted, and the plan says so.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import BAD_VALUE, GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
-from graphkit.executor.devices.interpreted import check_result
+from graphkit.executor.devices.interpreted import check_result, owned_results
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, NO_BUFFER, Emission, Location, Lowering, Site
-from graphkit.executor.lower.python_step import kept
-from graphkit.executor.lower.stand_ins import assumed_sizes, deciding_operands, stand_ins
+from graphkit.executor.lower.placeholders import assumed_sizes, deciding_operands, placeholder_types
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
 from graphkit.ir.declared import Declarations
 from graphkit.ir.dims import Dim
@@ -31,18 +29,18 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops import Op
 from graphkit.ops.evaluate import failure_of, run_node
 
-# Shapes whose kernels stay, of one node.
+# The number of shapes whose kernels are kept, for one node.
 _KEPT = 4096
 
-# How the native program sees an operand or a result: its buffer, the bytes of an element, the elements where there is
-# no buffer, whether their values decide shapes.
+# An operand or result of the native program: its buffer, the bytes of an element, the number of elements if there is no
+# buffer, and whether shapes depend on its values.
 RunTimeOperand: TypeAlias = tuple[int, int, int, bool]
 
 Shapes: TypeAlias = Sequence[Sequence[int] | None]
 
 
 class Prepared(NamedTuple):
-    """What the native program takes for certain shapes: one of a kernel, views, known elements, and a function."""
+    """What the native program runs for given shapes: a kernel, views, known elements, or a function."""
 
     kernel: NativeKernel | None
     shapes: list[tuple[int, ...]]
@@ -52,7 +50,7 @@ class Prepared(NamedTuple):
 
 
 class AtRunTime(Lowering):
-    """A node that the native program asks about, by `make`, when it comes to it."""
+    """A node for which the native program calls `make` when it reaches the step."""
 
     def __init__(self, node: Node, by_value: frozenset[int] = frozenset()):
         self.node = node
@@ -60,7 +58,7 @@ class AtRunTime(Lowering):
 
     @abstractmethod
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
-        """For operands of these shapes (None: the declared one) and elements (None: not needed)."""
+        """Return what to run for these shapes (None: the declared one) and elements (None: not needed)."""
 
     def emit(self, step: Emission) -> None:
         # Kernels count optional operands that a node leaves out.
@@ -77,7 +75,7 @@ class AtRunTime(Lowering):
 
 
 def run_time_operand(value: Value | None, location: Location, by_value: bool = False) -> RunTimeOperand:
-    """How the native program sees an operand or a result of a kernel that is prepared at run time."""
+    """Return an operand or a result of a kernel that is prepared at run time, as the native program takes it."""
     if value is None or location == ABSENT:
         return NO_BUFFER, 0, 0, False
     kind = value.tensor
@@ -87,7 +85,7 @@ def run_time_operand(value: Value | None, location: Location, by_value: bool = F
 
 
 class RunTimeKernel(AtRunTime):
-    """A node and what was prepared for it. Several instances of a program may ask at the same time."""
+    """A node with its prepared kernels. Several threads may call it at the same time."""
 
     def __init__(
         self, node: Node, context: KernelContext, by_value: frozenset[int], declared: Declarations | None = None
@@ -99,9 +97,9 @@ class RunTimeKernel(AtRunTime):
         self._lock = threading.Lock()
 
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
-        """For operands of these shapes (None: the declared one) and elements (None: not needed).
+        """Return what to run for these shapes (None: the declared one) and elements (None: not needed).
 
-        Raises RuntimeFailure when they do not fit, UnsupportedError when there is no kernel for them and
+        Raises RuntimeFailure if they are invalid, and UnsupportedError if there is no kernel for them and
         GRAPHKIT_STRICT is set.
         """
         key = (*(None if s is None else tuple(s) for s in shapes), *(None if v is None else tuple(v) for v in values))
@@ -146,7 +144,7 @@ class RunTimeKernel(AtRunTime):
 
 
 def run_time_kernel(site: Site) -> RunTimeKernel | None:
-    """None when the node has no native kernel for shapes that are known, or results whose sizes its data decides."""
+    """A node with run-time sizes. None if there is no native kernel, or if results have data-dependent shapes."""
     node, declared = site.node, site.settings.declared
     context = replace(site.without_constants, sizes_vary=True)
     if not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
@@ -158,9 +156,9 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
     for by_value in (*([frozenset[int]()] if without_elements else []), *([undecided] if undecided else [])):
         for sizes in assumed_sizes(node):
             try:
-                types = stand_ins(node, sizes, by_value)
+                types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # Elements that follow from elements are no kernel, where the sizes are known anyway.
+                # If sizes are known, elements computed by inference are not a kernel.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others
@@ -169,20 +167,20 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
 
 
 def decided_by_sizes(node: Node) -> bool:
-    """Whether no elements are needed to infer the results' sizes, also where a run finds unknown sizes to be 1.
+    """Return whether the results' sizes are inferred without elements, even if unknown sizes turn out to be 1.
 
-    A size above 1 decides what it broadcasts to, as in Expand; a size of 1 leaves that to the elements of a shape.
+    In Expand, for example, a size above 1 determines the result's, but a size of 1 does not: the elements do.
     """
     try:
         ones: dict[str, Dim] = dict.fromkeys(next(assumed_sizes(node)), 1)
-        bound = _bound(node, stand_ins(node, ones, frozenset()))
+        bound = _bound(node, placeholder_types(node, ones, frozenset()))
     except GraphkitError:  # such sizes do not fit: no run has them
         return True
     return all(has_fixed_size(v) for v in bound.outputs)
 
 
-class InterpretedInside(AtRunTime):
-    """A node inside a subgraph that is interpreted. Its operands and results are tensors of numbers."""
+class InterpretedInSubgraph(AtRunTime):
+    """An interpreted node in a subgraph. Its operands and results are tensors of numbers."""
 
     kind = "interpreted"
 
@@ -199,21 +197,21 @@ class InterpretedInside(AtRunTime):
         return Prepared(None, [], [], [], _interpreted(self.node, types, self._used, self._declared))
 
 
-def interpreted_inside(site: Site) -> InterpretedInside | None:
-    """A node of a subgraph for which there is nothing better."""
+def interpreted_in_subgraph(site: Site) -> InterpretedInSubgraph | None:
+    """A node of a subgraph to which no other rule applies."""
     node = site.node
     if not site.inner or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None
-    return InterpretedInside(node, site.context.used_outputs, site.settings.declared)
+    return InterpretedInSubgraph(node, site.context.used_outputs, site.settings.declared)
 
 
 def is_numeric(value: Value) -> bool:
-    """Whether the value is a tensor that lies in plain memory."""
+    """Return whether the value is a tensor of numbers."""
     return has_fixed_size(value) or has_run_time_size(value)
 
 
 def _with_elements(kind: TensorType, shape: Sequence[Dim] | None, elements: Sequence[int] | None) -> TensorType:
-    """Of this element type; the elements as the native program tells them: of float32 the bits."""
+    """Return a type with known elements. The native program passes float32 elements as their bits."""
     if elements is None or kind.dtype is not DType.FLOAT32:
         return TensorType(kind.dtype, shape, elements)
     return TensorType(kind.dtype, shape, None, np.array(elements, np.int32).view(np.float32).tolist())
@@ -224,7 +222,7 @@ def _bound(node: Node, types: Sequence[TensorType | None]) -> Node:
 
 
 def _prepared(node: Node, context: KernelContext) -> Prepared | None:
-    """For a node of known operands, whose results are not all in use; None when there is no kernel."""
+    """Return what to run for a node of known operands; None if there is no kernel."""
     if not all(has_fixed_size(v) for v in node.outputs):
         return None
     shapes = [v.tensor.static_shape for v in node.outputs]
@@ -246,14 +244,14 @@ def _prepared(node: Node, context: KernelContext) -> Prepared | None:
 def _interpreted(
     node: Node, types: Sequence[TensorType | None], used: Sequence[bool], declared: Declarations | None
 ) -> Callable[[Sequence[Any]], list[np.ndarray | None]]:
-    """A function of the operands' memory that returns the node's results, None where nobody reads them."""
+    """Return a function from the operands' memory to the node's results; None for unused ones."""
 
     def run(memory: Sequence[Any]) -> list[np.ndarray | None]:
         operands = [
             None if kind is None else np.ndarray(kind.static_shape, kind.dtype.numpy, data)
             for kind, data in zip(types, memory, strict=False)
         ]
-        results = kept(operands, run_node(node, operands))
+        results = owned_results(operands, run_node(node, operands))
         for position, (value, result) in enumerate(zip(node.outputs, results, strict=True)):
             if has_fixed_size(value):
                 check_result(node, position, result, value.tensor.static_shape, value.dtype.numpy)

@@ -1,4 +1,4 @@
-"""Steps on values of dynamic shape that read no more than the shape, or one row: they need no kernel."""
+"""Steps without a kernel that read only the shape, or one row, of a value with a data-dependent shape."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from graphkit.ops.tensor.gather import Gather
 from graphkit.ops.tensor.shape import Shape
 
 
-class SizesOf(Lowering):
-    """Writes the sizes of the axes from `first` to before `last`."""
+class ShapeStep(Lowering):
+    """Writes the sizes of the axes `first` to `last - 1`."""
 
     def __init__(self, first: int, last: int):
         self._first = first
@@ -22,8 +22,8 @@ class SizesOf(Lowering):
             step.builder.sizes(step.name, step.inputs[0][0], self._first, self._last, step.outputs[0])
 
 
-class RowOf(Lowering):
-    """Copies the row of `x` that `place` tells, from the end when it is negative."""
+class RowStep(Lowering):
+    """Copies row `place` of `x`. A negative index counts from the end."""
 
     def __init__(self, x: Value, place: Value):
         self._x = x
@@ -36,16 +36,16 @@ class RowOf(Lowering):
             step.builder.row(step.name, buffer, self._x.dtype.itemsize, place, wide, step.outputs[0])
 
 
-def sizes_of(site: Site) -> SizesOf | None:
+def shape_step(site: Site) -> ShapeStep | None:
     """The Shape of a value in a buffer."""
     x = _in_buffer(site)
     if x is None or x.rank is None or not isinstance(site.node.op, Shape):
         return None
     first, last, _ = slice(site.node.op.start, site.node.op.end).indices(x.rank)
-    return SizesOf(first, max(first, last))
+    return ShapeStep(first, max(first, last))
 
 
-def row_of(site: Site) -> RowOf | None:
+def row_step(site: Site) -> RowStep | None:
     """The Gather of one row, along the first axis, of a value in a buffer."""
     x, op = _in_buffer(site), site.node.op
     if x is None or not x.rank or not isinstance(op, Gather):
@@ -53,7 +53,7 @@ def row_of(site: Site) -> RowOf | None:
     place = site.node.inputs[1]
     if place is None or op.axis % x.rank or place.tensor.shape != () or not has_fixed_size(site.node.output):
         return None
-    return RowOf(x, place)
+    return RowStep(x, place)
 
 
 def _in_buffer(site: Site) -> Value | None:

@@ -1,8 +1,7 @@
-"""Programs for inputs whose sizes change: a graph is lowered once with names for them, and each program follows.
+"""Programs for inputs whose sizes change: a graph is lowered once with symbolic sizes, and each program follows.
 
-What a graph does in which order, which values are views and which may share memory does not depend on the names; how
-many bytes they have and which kernels compute them does. `Template.at` finds that for certain sizes. It does no more
-than necessary: a node that mentions no other sizes than before keeps its kernel.
+The order of the steps, the views and the values that may share memory do not depend on the sizes. The bytes of values
+and the kernels do; `Template.at` computes them. A node keeps its kernel if the sizes that it mentions have not changed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices.kernel import Kernel, KernelContext, NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.loading import native_module
-from graphkit.executor.devices.registry import make_kernel, prepare_kernel
+from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
 from graphkit.executor.lower.refusals import failing_steps
 from graphkit.executor.lower.registry import kernel_context
@@ -41,12 +40,12 @@ _KEPT = 256
 # Bytes of the constant operands that the factory of a kernel may look at, such as scales.
 _SMALL = 128
 
-# How the structures of a template differ: by step, the operands that may be overwritten, and whether it needs scratch.
+# For each step, the operands that may be overwritten, and whether it needs working memory. Structures differ in this.
 _Needs = tuple[tuple[tuple[tuple[int, int], ...], bool], ...]
 
 
 class PackedOperand(NamedTuple):
-    """External memory that holds a parameter or constant; as `kernel` packs it for `position`, or as it is."""
+    """External memory with a parameter or constant: packed by `kernel` for `position`, or unchanged if it is None."""
 
     external: int
     array: VersionedArray
@@ -56,21 +55,21 @@ class PackedOperand(NamedTuple):
 
 @dataclass(frozen=True)
 class SizedCode:
-    """A native program for certain sizes, and what lies outside of its arena.
+    """A native program for given sizes, and the memory outside its arena.
 
-    `results` are the types of the outputs, in memory behind the inputs; `told` are arrays of elements that follow from
-    the sizes, by external memory.
+    `results` are the types of the outputs, in memory behind the inputs. `shape_values` are arrays whose elements are
+    computed from the sizes, by external memory.
     """
 
     native: _native.Program
     arena_bytes: int
     results: tuple[TensorType, ...]
     operands: Sequence[PackedOperand]
-    told: Sequence[tuple[int, np.ndarray]]
+    shape_values: Sequence[tuple[int, np.ndarray]]
 
 
 class _Typed:
-    """A value's type; its shape as positions in a table of sizes."""
+    """The type of a value, with its shape as positions in a table of sizes."""
 
     __slots__ = ("kind", "is_static", "shape", "_elements")
 
@@ -89,7 +88,7 @@ class _Typed:
 
 
 class _Step:
-    """Nodes that are alike, with what was found for the sizes that they mention."""
+    """Equal nodes, with their kernels by the sizes that they mention."""
 
     __slots__ = ("node", "symbolic_inference", "mentioned", "context", "make", "inputs", "outputs", "kernels")
 
@@ -105,16 +104,19 @@ class _Step:
         self.symbolic_inference = symbolic_inference  # inference need not be asked again
         self.mentioned = mentioned  # positions of symbols
         self.context = known  # None: no kernel is needed
-        # What makes the kernels, where they need no node of their own; inference would say nothing new then.
-        self.make = prepare_kernel("cpu", node, known) if known is not None and symbolic_inference else None
+        # Makes the kernels if they need no node of their own; inference would say nothing new then.
+        self.make: SizedFactory | None = None
+        prepare = rule_of("cpu", node.op).prepare
+        if prepare is not None and known is not None and symbolic_inference:
+            self.make = prepare(node, known)
         # Positions of the sizes of operands and results.
         self.inputs = [None if v is None else shape_of(v) for v in node.inputs]
         self.outputs = [shape_of(v) for v in node.outputs]
         self.kernels: OrderedDict[tuple[int, ...], NativeKernel | None] = OrderedDict()
 
 
-class _Unread:
-    """A large constant operand of a node whose kernel others use, too: it is there, and nobody may look at it."""
+class _HiddenElements:
+    """A large constant operand of a node that shares its kernel with others. The kernel cannot read its elements."""
 
     version = 0
 
@@ -123,23 +125,23 @@ class _Unread:
         raise NotNative("a kernel depends on the elements of a large operand")
 
 
-_UNREAD = _Unread()
+_HIDDEN = _HiddenElements()
 
 
 class _Structure(NamedTuple):
-    """The memory of a template whose steps have certain needs, and the native program that others are made of."""
+    """The memory plan of a template for given `_Needs`, and the native program that is resized for other sizes."""
 
     plan: MemoryPlan
     native: _native.Program
     externals: Sequence[tuple[int, int, int, VersionedArray]]  # step, position, external, array
-    told: Sequence[tuple[int, Value]]
+    shape_values: Sequence[tuple[int, Value]]
     requests: Sequence[tuple[int, int, int, list[int]]]  # position of the bytes or -1 - step, first, last, inplace
 
 
 class Template:
-    """A graph without updates, every node of which has a native kernel whatever the sizes of its inputs.
+    """A graph without updates whose nodes have native kernels for all sizes of the inputs.
 
-    `fixed` are the inputs that only change with a version. Raises NotNative, saying why, for other graphs.
+    `fixed` are the inputs that only change with a version. Raises NotNative, which says why, for other graphs.
     """
 
     def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
@@ -159,7 +161,7 @@ class Template:
         for value in graph.values:
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
-        # What types for names assume: sizes that are equal, and none that is negative.
+        # The assumptions of symbolic inference: sizes that are equal, and none that is negative.
         self._equal: list[tuple[int, int]] = []
         self._positive = sorted({p for t in self._types.values() for p in t.shape})
         computed = set(self.placement.steps)
@@ -174,9 +176,9 @@ class Template:
         self._structures: dict[_Needs, _Structure] = {}
 
     def at(self, shapes: Mapping[str, Sequence[int]]) -> SizedCode:
-        """The program for inputs of these shapes, by name.
+        """Return the program for inputs of these shapes, by name.
 
-        Raises InputError for shapes that contradict each other, NotNative when they need another program.
+        Raises InputError if the shapes contradict each other, and NotNative if they need another program.
         """
         sizes = self._sizes(shapes)
         found = {step: self._kernel(step, sizes) for step in self._alike}
@@ -199,11 +201,11 @@ class Template:
                 PackedOperand(external, array, kernels[step] if position in packed[step] else None, position)
                 for step, position, external, array in structure.externals
             ],
-            [(external, self._elements(value, sizes)) for external, value in structure.told],
+            [(external, self._elements(value, sizes)) for external, value in structure.shape_values],
         )
 
     def _sizes(self, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-        """What every dimension of the table is."""
+        """Return the size of each dimension of the table."""
         given = [(name, self._inputs[name], shape) for name, shape in shapes.items()]
         bindings = match_shapes([(name, kind, kind.with_shape(shape)) for name, kind, shape in given])
         try:
@@ -219,7 +221,7 @@ class Template:
         return sizes
 
     def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
-        """That of nodes like this one, or another."""
+        """Return the step of nodes that equal this one."""
         known = kernel_context(node, self.placement, self._known, self.settings)
         operands = dict(enumerate(node.inputs))
         small = {
@@ -235,7 +237,7 @@ class Template:
             computed,
         )
         if key not in alike:
-            constants = {i: small.get(i, _UNREAD) for i in known.constant_inputs}
+            constants = {i: small.get(i, _HIDDEN) for i in known.constant_inputs}
             context = replace(known, constant_inputs=constants) if computed else None
             alike[key] = _Step(
                 node, self._mentioned(node), context, self._substitutes(node), lambda v: self._types[v].shape
@@ -243,7 +245,7 @@ class Template:
         return alike[key]
 
     def _substitutes(self, node: Node) -> bool:
-        """Whether the results' types follow from the names, under assumptions that are noted."""
+        """Return whether symbolic inference gives the results' types. Its assumptions are added to `_equal`."""
         if not isinstance(node.op, Op) or not node.op.symbolic_inference:
             return False
         with assumptions() as assumed:
@@ -262,7 +264,7 @@ class Template:
     # --- one node ---------------------------------------------------------------------------------------
 
     def _kernel(self, step: _Step, sizes: Sequence[int]) -> NativeKernel | None:
-        """The kernel of a node, None of a view; inference says before that the node takes these sizes."""
+        """Return the kernel of a node; None for a view. Inference checks the sizes before."""
         key = tuple([sizes[position] for position in step.mentioned])
         if key in step.kernels:
             return step.kernels[key]
@@ -280,18 +282,18 @@ class Template:
         return kernel
 
     def _bound(self, step: _Step, sizes: Sequence[int]) -> Node:
-        """The node on operands of these sizes. NotNative when inference finds other types than the template's."""
+        """Return the node for these sizes. Raises NotNative if inference finds other types than the template's."""
         node = step.node
         operands = [None if v is None else Value(self._types[v].at(sizes), v.name, role=v.role) for v in node.inputs]
-        told = [self._types[v].at(sizes) for v in node.outputs]
+        expected = [self._types[v].at(sizes) for v in node.outputs]
         with context.detached():
             if step.symbolic_inference:
-                return Node(node.op, operands, node.name, node.meta, types=told)
+                return Node(node.op, operands, node.name, node.meta, types=expected)
             try:
                 bound = Node(node.op, operands, node.name, node.meta)
             except GraphkitError as error:
                 raise NotNative(str(error)) from error
-        for inferred, kind in zip(bound.outputs, told, strict=True):
+        for inferred, kind in zip(bound.outputs, expected, strict=True):
             if inferred.type != kind or (kind.value is not None and inferred.tensor.value != kind.value):
                 raise NotNative(f"{bound.describe()}: the result is {inferred.type}; {kind} was expected")
         return bound
@@ -332,7 +334,7 @@ class Template:
             plan,
             native,
             writer.fixed,
-            list(writer.told.items()),
+            list(writer.shape_values.items()),
             [
                 (values.get(number, steps.get(number, 0)), request.first, request.last, list(request.inplace))
                 for number, request in enumerate(plan.requests)
@@ -341,7 +343,7 @@ class Template:
 
 
 class _Writer:
-    """Writes the steps of a template; an offset in the arena is the number of a request."""
+    """Writes the steps of a template. An offset in the arena is the number of a memory request."""
 
     def __init__(self, graph: Graph, placement: Placement, known: Mapping[Value, VersionedArray], plan: MemoryPlan):
         self._graph = graph
@@ -353,7 +355,7 @@ class _Writer:
             self._outside[placement.root[result.value]] = (len(graph.inputs) + number, 0)
         self.externals = len(graph.inputs) + len(placement.results)
         self.fixed: list[tuple[int, int, int, VersionedArray]] = []
-        self.told: dict[int, Value] = {}
+        self.shape_values: dict[int, Value] = {}
 
     def step(self, builder: _native.Builder, index: int, node: Node, kernel: NativeKernel) -> None:
         inputs = [ABSENT if v is None else self._operand(index, i, v) for i, v in enumerate(node.inputs)]
@@ -370,7 +372,7 @@ class _Writer:
     def _operand(self, index: int, position: int, value: Value) -> Location:
         root = self._placement.root[value]
         if root in self._known:
-            # Kernels for other sizes may want it packed in another way.
+            # Kernels for other sizes may pack it differently.
             self.fixed.append((index, position, self._new(), self._known[root]))
             return self.fixed[-1][2], 0
         return self._lies(value)
@@ -381,7 +383,7 @@ class _Writer:
             if self._placement.place[root] != "shape":
                 return ARENA, self._plan.request_of[root]
             self._outside[root] = (self._new(), 0)
-            self.told[self._outside[root][0]] = root
+            self.shape_values[self._outside[root][0]] = root
         return self._outside[root]
 
     def _new(self) -> int:
@@ -400,7 +402,7 @@ def _native_kernel(kernel: Kernel | None, node: Node) -> NativeKernel:
 
 
 def _symbols_of(graph: Graph) -> list[str]:
-    """The names in the shapes of the inputs, without which the graph has no need of a template."""
+    """Return the symbols in the shapes of the inputs. Raises NotNative if there are none."""
     found = dict.fromkeys(
         s for v in graph.inputs if isinstance(v.type, TensorType) for d in v.type.shape or () for s in _names(d)
     )
@@ -410,7 +412,7 @@ def _symbols_of(graph: Graph) -> list[str]:
 
 
 def _sizes_of(value: Value) -> Iterator[Dim]:
-    """The dimensions of a tensor, and of its elements; none of other values."""
+    """Yield the dimensions of a tensor, and those that its elements are; nothing for other values."""
     if isinstance(value.type, TensorType):
         yield from value.type.shape or ()
         yield from value.type.value or ()
@@ -421,7 +423,7 @@ def _names(dim: Dim) -> frozenset[str]:
 
 
 def _require(graph: Graph, placement: Placement, fixed: Iterable[Value]) -> Placement:
-    """The placement, when every size and every result follows from the names."""
+    """Return the placement. Raises NotNative unless all sizes and results follow from the symbols."""
     if graph.updates:
         raise NotNative("states are written")
     for value in graph.values:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphkit.executor.devices.capabilities import pinned_memory_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.memory.planner import aligned
 from graphkit.ir.graph import Value
@@ -46,7 +47,7 @@ class Resident:
         return self.device.copy_out(self.array, None).view(self.dtype)
 
 
-class Handed(NamedTuple):
+class DeviceValue(NamedTuple):
     """A value that one program of a run passes to another in the memory of a device.
 
     Attributes:
@@ -87,4 +88,4 @@ def arrays_in(memory: np.ndarray, values: Sequence[Value]) -> list[np.ndarray]:
 
 def host_arrays(device: Device, values: Sequence[Value]) -> list[np.ndarray]:
     """Return new arrays for the values in host memory from which the device copies fastest, such as pinned memory."""
-    return arrays_in(device.host_memory(packed_offsets(values)[-1]), values)
+    return arrays_in(pinned_memory_of(device).host_memory(packed_offsets(values)[-1]), values)

@@ -72,7 +72,7 @@ class _Description:
             inner_fallbacks=tuple(
                 f"{name} ({node.op.name})" for name, node, _ in lowered.interpreted() if node not in self._kinds
             ),
-            host_conditions=tuple(_host_conditions(lowered)),
+            host_conditions=() if lowered.settings.native else tuple(_host_conditions(lowered)),
             staging_reason=next((found.reason for found in lowered.lowerings if found.kind == "staged"), ""),
         )
 
@@ -164,7 +164,7 @@ def _host_conditions(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
     """Yield the branches and loops whose condition the host reads, as "name (Op): reason"."""
     for node, lowering in lowered.steps:
         name = prefix + lowered.graph.node_name(node)
-        if isinstance(lowering, SubgraphStep) and (why := lowering.looks_because):
+        if isinstance(lowering, SubgraphStep) and (why := lowering.host_reason):
             yield f"{name} ({node.op.name}): {why}"
         for part, inner in lowering.subgraphs.items():
             yield from _host_conditions(inner, f"{name}/{part}/")

@@ -360,10 +360,10 @@ class HostRun:
     def launch(self) -> None:
         self._results = self._program.run(self._inputs, self._buffers)
 
-    def result_on_device(self, position: int) -> Any:
+    def device_result(self, position: int) -> Any:
         return self._results[position]
 
-    def input_on_device(self, position: int) -> Any:
+    def device_input(self, position: int) -> Any:
         return self._inputs[position]
 
     def fetch(self, position: int, out: np.ndarray | None = None) -> Any:

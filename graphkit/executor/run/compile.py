@@ -12,11 +12,11 @@ from typing import Any
 from graphkit import config
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.devices.loading import with_arrays
-from graphkit.executor.lower.arrays.swapped_stacks import stacks_on_host
+from graphkit.executor.devices.loading import find_device
 from graphkit.executor.lower.batch import Batch, batch_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Settings
 from graphkit.executor.lower.registry import lower_graph
+from graphkit.executor.lower.swapped_stacks import stacks_on_host
 from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
@@ -29,7 +29,7 @@ from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Value
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.prune import prune_control
-from graphkit.passes.control.specialise import Misfits, specialise_subgraphs
+from graphkit.passes.control.specialise import Unspecialised, specialise_subgraphs
 from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import ARRAYS_BOUND, BOUND
@@ -65,22 +65,24 @@ def compile_graph(
         more = BOUND if settings.native else ARRAYS_BOUND if settings.device != "cpu" else ()
         bound = run_passes(bound, (*CLEANUP, *more)) if changed else prune_control(bound)
     with out_of_memory(bound, "planning the run"):
-        specialised, misfits = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
+        specialised, unspecialised = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
         arrays = {specialised.inputs[position]: array for position, array in fixed.items()}
-        lowered = lower_graph(specialised, arrays, settings, misfits)
+        lowered = lower_graph(specialised, arrays, settings, unspecialised)
         if settings.device != "cpu":
-            lowered = _with_swaps(lowered, arrays, misfits)
+            lowered = _with_swaps(lowered, arrays, unspecialised)
         return _program(lowered, pools, [specialised.inputs[position] for position in device_inputs])
 
 
-def _with_swaps(lowered: LoweredGraph, fixed: Mapping[Value, VersionedArray], misfits: Misfits) -> LoweredGraph:
+def _with_swaps(
+    lowered: LoweredGraph, fixed: Mapping[Value, VersionedArray], unspecialised: Unspecialised
+) -> LoweredGraph:
     """Return the graph with swaps for its marked nodes, or the graph itself if no swap is worth it."""
     stacks = stacks_on_host(lowered)
     swapped = insert_swaps(lowered.graph, lowered.placement, lowered.memory.order, stacks)
     if swapped is None:
         return lowered
     rebuilt = swapped.rebuilt
-    moved = {(rebuilt.get(node, node), attribute): reason for (node, attribute), reason in misfits.items()}
+    moved = {(rebuilt.get(node, node), attribute): reason for (node, attribute), reason in unspecialised.items()}
     return lower_graph(
         swapped.graph, fixed, lowered.settings, moved, order=swapped.order, hosted=frozenset(swapped.stacks)
     )
@@ -131,5 +133,5 @@ def refuse_fallbacks(program: Executable) -> None:
 
 def _program(lowered: LoweredGraph, pools: Pools, device_inputs: Collection[Value]) -> DeviceProgram:
     """Return the program of a lowered graph, for the device of its settings."""
-    device = with_arrays(lowered.settings.device, lowered.settings.number)
+    device = find_device(lowered.settings.device, lowered.settings.number)
     return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools, device_inputs)

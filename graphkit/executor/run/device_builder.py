@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from graphkit.errors import TypeMismatch
 from graphkit.executor.devices.device import Device
-from graphkit.executor.devices.loading import with_arrays
+from graphkit.executor.devices.loading import find_device
 from graphkit.executor.lower.batch import Batch
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.template import Template
@@ -31,7 +31,7 @@ class DeviceBuilder:
 
     def __init__(self, settings: Settings, pools: Pools):
         self._settings, self._pools = settings, pools
-        device = with_arrays(settings.device, settings.number)
+        device = find_device(settings.device, settings.number)
         self._devices = () if device is None else (device,)
         self._templates: dict[Group, Template | None] = {}
         self._compiled: set[Group] = set()

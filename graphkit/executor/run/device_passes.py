@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from graphkit.executor.devices.loading import native_module
-from graphkit.executor.devices.registry import has_factory, is_fusable, runs_whole
+from graphkit.executor.devices.registry import rule_of, runs_whole
 from graphkit.executor.lower.lowering import Settings
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
@@ -29,12 +29,17 @@ def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
     return array_passes(fusable, precision, partial(_stays_whole, kind))
 
 
+def is_fusable(kind: str, node: Node) -> bool:
+    """Return whether a fused region may contain the node; a region with any other operator has no kernel."""
+    return rule_of(kind, node.op).fusable
+
+
 def _stays_whole(kind: str, node: Node) -> bool:
     """Whether a composite operator must not be expanded on a kind of device.
 
     Either the device has a kernel for it, or its expansion may use element types that arrays do not have.
     """
-    return has_factory(kind, node.op.domain, node.op.name) or isinstance(node.op, FakeQuantize)
+    return rule_of(kind, node.op).has_kernels or isinstance(node.op, FakeQuantize)
 
 
 def _computed_in_float32() -> frozenset[DType]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from graphkit.errors import UnsupportedError, UsageError
-from graphkit.executor.devices.loading import DeviceName, native_module, with_arrays
+from graphkit.executor.devices.capabilities import ReducedPrecision
+from graphkit.executor.devices.loading import DeviceName, find_device, native_module
 
 PRECISIONS = ("f32", "bf16", "f16", "tf32", "fp8")
-
-# Compute capability of the first GPUs with 8-bit matrix products.
-_FLOAT8 = (8, 9)
 
 
 def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
@@ -20,24 +18,17 @@ def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
         raise UsageError(f"precision {precision!r}: expected one of {', '.join(map(repr, PRECISIONS))}")
     if device.kind == "cpu" and precision in ("f16", "tf32", "fp8"):
         raise UnsupportedError(f"precision {precision!r} needs a GPU (device='cuda'); use 'f32' or 'bf16'")
-    if precision in ("f32", "tf32"):
+    if precision == "f32":
         return
-    if not optimize:
+    if not optimize and precision != "tf32":
         raise UsageError(f"precision {precision!r} rewrites the graph and cannot be used with optimize=False")
-    gpu = with_arrays(*device)
-    if gpu is not None:
-        if precision == "fp8" and gpu.capability < _FLOAT8:
-            raise UnsupportedError(
-                f"precision 'fp8': {gpu.name!r} has compute capability {_dotted(gpu.capability)}, but 8-bit "
-                f"matrix products need {_dotted(_FLOAT8)} or later; use 'bf16'"
-            )
+    found = find_device(*device)
+    if isinstance(found, ReducedPrecision):
+        found.check_precision(precision)
         return
+    if found is not None:
+        raise UnsupportedError(f"device {found.name!r} does not support precision {precision!r}; use 'f32'")
     native = native_module()
     if native is None or not native.has_bfloat16():
         subject = "this processor" if native is None or native.has_onednn() else "an engine without oneDNN"
         raise UnsupportedError(f"precision 'bf16': {subject} does not multiply matrices of bfloat16; use 'f32'")
-
-
-def _dotted(numbers: tuple[int, int]) -> str:
-    """Return a compute capability as text, such as "8.9"."""
-    return ".".join(map(str, numbers))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from graphkit.errors import GraphkitError, OutOfMemory
-from graphkit.executor.devices.interpreted import check_result
+from graphkit.executor.devices.interpreted import check_result, owned_results
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import Location, LoweredGraph
-from graphkit.executor.lower.python_step import PythonFunction, PythonKernel, kept
+from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools
@@ -230,7 +230,7 @@ class _Instance:
         native, kept_alive, function, owned = self.native, self._kept_alive, step.function, step.owned
 
         def run(inputs: Sequence[Any], _: Any) -> None:
-            results = function(inputs) if owned else kept(inputs, function(inputs))
+            results = function(inputs) if owned else owned_results(inputs, function(inputs))
             if declared:
                 declared.found(node.outputs, [r.shape if isinstance(r, np.ndarray) else None for r in results])
             outputs = zip(node.outputs, destinations, slots_of, results, strict=True)

@@ -29,10 +29,10 @@ class Run(Protocol):
     def launch(self) -> None:
         """Start the steps. On the CPU, all steps are complete when it returns. On other devices they may still run."""
 
-    def result_on_device(self, position: int) -> Any:
+    def device_result(self, position: int) -> Any:
         """Return a result in the device's memory, for another program on this kind of device."""
 
-    def input_on_device(self, position: int) -> Any:
+    def device_input(self, position: int) -> Any:
         """Return an input in the device's memory, for another program on this device."""
 
     def fetch(self, position: int, out: np.ndarray | None = None) -> Any:

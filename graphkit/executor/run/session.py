@@ -15,6 +15,7 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.executor.devices.capabilities import Prefetcher
 from graphkit.executor.devices.groups import AnyDevice, grouped
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import DeviceName, load_device, native_module
@@ -245,7 +246,8 @@ class Executor:
         for name, array in feeds.items():
             if isinstance(array, np.ndarray):
                 for device in self._programs.builder.readers(name):
-                    device.send_ahead(array)
+                    if isinstance(device, Prefetcher):
+                        device.send_ahead(array)
 
     def _within_limits(
         self,

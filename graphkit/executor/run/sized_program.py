@@ -104,7 +104,7 @@ class _SizedInstance:
         self._operands = program.code.operands
         self._held: list[np.ndarray] = []
         self._stamp = -1
-        for external, array in program.code.told:
+        for external, array in program.code.shape_values:
             self.native.set(external, array)
 
     def run(

@@ -16,20 +16,20 @@ from graphkit.passes.core.declare import Step
 from graphkit.passes.core.sweep import CONTROL, is_control, rewrite, run_passes
 
 # Why a subgraph (node, attribute) could not be specialised.
-Misfits: TypeAlias = Mapping[tuple[Node, str], str]
+Unspecialised: TypeAlias = Mapping[tuple[Node, str], str]
 
 
-def specialise_subgraphs(graph: Graph, passes: Sequence[Step] = ()) -> tuple[Graph, Misfits]:
+def specialise_subgraphs(graph: Graph, passes: Sequence[Step] = ()) -> tuple[Graph, Unspecialised]:
     """Put every subgraph on the types of what goes in, and rewrite it by `passes`; nested ones after those around them.
 
     The body of a Loop or a Scan gets the types that hold in every iteration. The types of results stay. A subgraph that
     types rule out stays as it is, for it may never run: the second result says why. Linear.
     """
-    misfits: dict[tuple[Node, str], str] = {}
-    return _specialised(graph, passes, misfits), misfits
+    unspecialised: dict[tuple[Node, str], str] = {}
+    return _specialised(graph, passes, unspecialised), unspecialised
 
 
-def _specialised(graph: Graph, passes: Sequence[Step], misfits: dict[tuple[Node, str], str]) -> Graph:
+def _specialised(graph: Graph, passes: Sequence[Step], unspecialised: dict[tuple[Node, str], str]) -> Graph:
     if graph.operators.isdisjoint(CONTROL):
         return graph
 
@@ -44,7 +44,7 @@ def _specialised(graph: Graph, passes: Sequence[Step], misfits: dict[tuple[Node,
             except TypeMismatch as error:
                 refused[attribute] = str(error)
             else:
-                changed[attribute] = _specialised(run_passes(typed, passes), passes, misfits)
+                changed[attribute] = _specialised(run_passes(typed, passes), passes, unspecialised)
         made = Node(
             node.op.replace(**changed),
             operands,
@@ -53,7 +53,7 @@ def _specialised(graph: Graph, passes: Sequence[Step], misfits: dict[tuple[Node,
             output_names=[v.name for v in node.outputs],
             types=[v.type for v in node.outputs],
         )
-        misfits.update(((made, attribute), why) for attribute, why in refused.items())
+        unspecialised.update(((made, attribute), why) for attribute, why in refused.items())
         return made.outputs
 
     return rewrite(graph, rule, at=CONTROL)

@@ -39,7 +39,7 @@ def test_a_kernel_a_branch_and_a_loop() -> None:
     chosen = F.if_(flag, x, **same)
     total = F.loop(m, None, chosen, body=body([ROW], lambda i, c, s: [c, F.add(s, np.float32(1))]))
     graph = lowered([flag, m, x], [F.softmax(total)], True, 2, ONES)
-    assert ways(graph) == {"If": "Branch", "Loop": "NativeLoop", "Softmax": "PreparedKernel"}
+    assert ways(graph) == {"If": "Branch", "Loop": "Loop", "Softmax": "PreparedKernel"}
     named = {part for _, lowering in graph.steps for part in lowering.subgraphs}
     assert named == {"then", "else", "body"}
     assert list(graph.interpreted()) == []
@@ -52,8 +52,8 @@ def test_dynamic_shapes() -> None:
     first = F.gather(rows, np.array(0), axis=0)
     graph = lowered([x], [F.neg(found), F.shape(rows), first], ONES)
     assert ways(graph) == {
-        "NonZero": "DataDependent", "Neg": "RunTimeKernel", "Reshape": "RunTimeKernel", "Shape": "SizesOf",
-        "Gather": "RowOf",
+        "NonZero": "DataDependent", "Neg": "RunTimeKernel", "Reshape": "RunTimeKernel", "Shape": "ShapeStep",
+        "Gather": "RowStep",
     }  # fmt: skip
 
 
@@ -106,9 +106,9 @@ def test_interpreted_inside_a_loop() -> None:
         m, x = value("m", dtype="int64"), value("x", 3)
         outcome = F.loop(m, None, x, body=body([ROW], lambda i, c, s: [c, halved(s)]))
         graph = lowered([m, x], [outcome], 2, ONES)
-        assert ways(graph) == {"Loop": "NativeLoop"}
+        assert ways(graph) == {"Loop": "Loop"}
         (lowering,) = graph.lowerings
-        assert ways(lowering.subgraphs["body"]) == {"Unknown": "InterpretedInside"}
+        assert ways(lowering.subgraphs["body"]) == {"Unknown": "InterpretedInSubgraph"}
         assert [(name.split("/")[1], node.op.name) for name, node, _ in graph.interpreted()] == [("body", "Unknown")]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from graphkit.errors import InputError, UsageError
 from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.executor.devices.registry import register
+from graphkit.executor.devices.registry import KernelRule, register
 from graphkit.executor.report.plan import human
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
@@ -119,10 +119,10 @@ def test_native_kernels_decide_about_memory() -> None:
                 self.packed, self.version = 1 * self.weights.array, self.weights.version
             np.multiply(x, self.packed, out=out)
 
-    @register("cpu", "", "Doubled")
     def make(node: Node, context: KernelContext) -> Kernel | None:
         return Native(context) if 1 in context.constant_inputs and node.inputs[0].shape == (2, 2) else None  # type: ignore[union-attr]
 
+    register("cpu", "", "Doubled", KernelRule(make))
     try:
         x, w = Value(TensorType("float32", ("N", 2)), "x"), Value(TensorType("float32", (2,)), "w", role="parameter")
         store = ParamStore({"w": w.tensor}, {"w": np.full(2, 2, np.float32)})

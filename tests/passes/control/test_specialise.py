@@ -33,9 +33,9 @@ def test_a_body_gets_the_types_of_what_goes_in() -> None:
     body = subgraph([COUNT, FLAG, open_row, open_row], lambda i, c, s, w: [c, F.add(s, w)])
     x, w = Value(TensorType("float32", ("m",)), "x"), Value(TensorType("float32", ("m",)), "w")
     total = F.loop(np.array(3), None, x, w, body=body, captures=1)
-    graph, misfits = specialise_subgraphs(bind(Graph([x, w], [total]), {"x": (5,)}))
+    graph, unspecialised = specialise_subgraphs(bind(Graph([x, w], [total]), {"x": (5,)}))
     loop = only(graph, "Loop")
-    assert not misfits
+    assert not unspecialised
     assert [str(v.type) for v in loop.op.body.inputs] == ["int64[]", "bool[]", "float32[5]", "float32[5]"]
     assert str(loop.output.type) == "float32[5]"
 
@@ -44,9 +44,9 @@ def test_a_state_that_grows_has_no_size_in_the_body() -> None:
     open_row = TensorType("float32", ("n",))
     body = subgraph([COUNT, FLAG, open_row], lambda i, c, s: [c, F.concat(s, s, axis=0)])
     x = Value(TensorType("float32", (2,)), "x")
-    graph, misfits = specialise_subgraphs(Graph([x], [F.loop(np.array(3), None, x, body=body)]))
+    graph, unspecialised = specialise_subgraphs(Graph([x], [F.loop(np.array(3), None, x, body=body)]))
     state = only(graph, "Loop").op.body.inputs[2]
-    assert not misfits
+    assert not unspecialised
     assert state.rank == 1
     assert not state.tensor.is_static
     np.testing.assert_array_equal(evaluate(graph, [np.ones(2, np.float32)])[0], np.ones(16, np.float32))
@@ -58,10 +58,10 @@ def test_a_branch_that_types_rule_out_is_left_and_named() -> None:
     refuses = subgraph([row], lambda v: [F.reduce_sum(F.mat_mul(v, v), keepdims=False)])
     flag, x = Value(FLAG, "flag"), Value(row, "x")
     outer = Graph([flag, x], [F.if_(flag, x, then_branch=fits, else_branch=refuses)])
-    graph, misfits = specialise_subgraphs(bind(outer, {"x": (2, 3)}))
+    graph, unspecialised = specialise_subgraphs(bind(outer, {"x": (2, 3)}))
     node = only(graph, "If")
-    assert list(misfits) == [(node, "else_branch")]
-    assert "MatMul" in misfits[node, "else_branch"]
+    assert list(unspecialised) == [(node, "else_branch")]
+    assert "MatMul" in unspecialised[node, "else_branch"]
     assert str(node.op.then_branch.inputs[0].type) == "float32[2, 3]"
     assert node.op.else_branch.inputs[0].type != node.op.then_branch.inputs[0].type
 
@@ -79,9 +79,9 @@ def test_subgraphs_of_subgraphs_are_rewritten_too() -> None:
     body = subgraph([COUNT, FLAG, open_row], lambda i, c, s: [c, inner(s)])
     x = Value(TensorType("float32", (4,)), "x")
     given = Graph([x], [F.loop(np.array(2), None, x, body=body)])
-    graph, misfits = specialise_subgraphs(given, CLEANUP)
+    graph, unspecialised = specialise_subgraphs(given, CLEANUP)
     inside = only(graph, "Loop").op.body
-    assert not misfits
+    assert not unspecialised
     branch = only(inside, "If").op.then_branch
     # What follows from shapes alone is a constant in both.
     assert "Shape" not in {n.op.name for g in (inside, branch) for n in g.nodes}

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.extension import import_extension
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
@@ -15,14 +17,14 @@ from graphkit.executor.devices.operands import operand
 from graphkit.executor.devices.registry import (
     DataDependentFactory,
     Factory,
+    KernelRule,
     Preparation,
     SizedFactory,
     register,
-    register_data_dependent,
-    register_preparation,
 )
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType, TensorType
+from graphkit.ops.image.resampling import Taps
 from graphkit.ops.internal.fused import Epilogue
 
 T = TypeVar("T")
@@ -36,26 +38,39 @@ else:
 
 
 def kernel(
-    name: str, domain: str = "", *, onednn: bool = False, whole: Callable[[Node], bool] | None = None
+    name: str,
+    domain: str = "",
+    *,
+    onednn: bool = False,
+    covers: Callable[[Node], bool] | None = None,
+    fusable: bool = False,
 ) -> Callable[[Factory], Factory]:
-    """Register the factory of an operator's kernels.
+    """Decorator: register the factory of an operator's kernels.
 
-    It returns a `graphkit._native` kernel for nodes of static types, or None for a case that has none; Unsupported,
-    raised by the extension, means None as well. A factory that needs oneDNN is left out where the extension was
-    built without it.
+    The factory gets a node of static types. It returns a `graphkit._native` kernel, or None if this case has none. If
+    the extension raises Unsupported, that means None too.
+
+    Args:
+        name: Name of the operator.
+        domain: Its domain.
+        onednn: Do not register the factory if the extension was built without oneDNN.
+        covers: See `KernelRule`.
+        fusable: See `KernelRule`.
     """
 
     def install(factory: Factory) -> Factory:
         def make(node: Node, context: KernelContext) -> Kernel | None:
             return _or_none(node, lambda: factory(node, context))
 
-        return register("cpu", domain, name, whole)(make) if native.has_onednn() or not onednn else factory
+        if native.has_onednn() or not onednn:
+            register("cpu", domain, name, KernelRule(make, covers=covers, fusable=fusable))
+        return factory
 
     return install
 
 
-def prepared_kernel(name: str, domain: str = "", *, onednn: bool = False) -> Callable[[Preparation], Preparation]:
-    """Register what prepares the kernels of an operator, as with `kernel`; see `register_preparation`."""
+def prepared_kernel(name: str, domain: str = "") -> Callable[[Preparation], Preparation]:
+    """Decorator: register the preparation of kernels of oneDNN that share work between sizes. See `Preparation`."""
 
     def install(prepare: Preparation) -> Preparation:
         def prepared(node: Node, context: KernelContext) -> SizedFactory | None:
@@ -64,22 +79,22 @@ def prepared_kernel(name: str, domain: str = "", *, onednn: bool = False) -> Cal
                 return None
             return lambda inputs, outputs: _or_none(node, lambda: sized(inputs, outputs))
 
-        return register_preparation("cpu", domain, name)(prepared) if native.has_onednn() or not onednn else prepare
+        if native.has_onednn():
+            register("cpu", domain, name, KernelRule(prepare=prepared))
+        return prepare
 
     return install
 
 
 def data_dependent(name: str, domain: str = "") -> Callable[[DataDependentFactory], DataDependentFactory]:
-    """Register the factory of an operator's kernels whose results have sizes that depend on values.
-
-    As with `kernel`, None or Unsupported means that a case has none; shapes are not known.
-    """
+    """Decorator: register the factory of an operator's kernels with data-dependent shapes. See `kernel`."""
 
     def install(factory: DataDependentFactory) -> DataDependentFactory:
         def make(node: Node, context: KernelContext) -> DataDependentKernel | None:
             return _or_none(node, lambda: factory(node, context))
 
-        return register_data_dependent("cpu", domain, name)(make)
+        register("cpu", domain, name, KernelRule(data_dependent=make))
+        return factory
 
     return install
 
@@ -106,6 +121,16 @@ def library_dtype(node: Node) -> str | None:
     if kinds == {DType.FLOAT32}:
         return "float32"
     return "bfloat16" if kinds == {DType.BFLOAT16} and native.has_bfloat16() else None
+
+
+def axis_taps(axis: int, taps: Taps, outside: np.ndarray | None = None) -> tuple[Any, ...]:
+    """Return the weights along an axis for the native Resample, as (axis, starts, sources, weights, outside).
+
+    The arrays are bytes of int64, int32, float64 and bool. `outside` marks output elements that are the fill value.
+    """
+    sources = taps.sources.astype(np.int32)
+    mask = np.zeros(0, bool) if outside is None else outside
+    return axis, taps.starts.astype(np.int64).tobytes(), sources.tobytes(), taps.weights.tobytes(), mask.tobytes()
 
 
 # The native names of the activations of fused operators. A fixed pair replaces the operator's alpha and beta.

@@ -1,37 +1,45 @@
-"""Factories of operators whose kernels say themselves what they are made from: see runtime/operator_kernels.h."""
+"""The kernels that C++ registers itself, by GRAPHKIT_KERNEL: see runtime/operator_kernels.h."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import DType
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import Op, operator
+from graphkit.ops.kept import kept
 
 Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float]
 
 
 def _made(node: Node, context: KernelContext) -> Kernel | None:
-    return native.make_kernel(
-        node.op.domain,
-        node.op.name,
-        [None if v is None else (*_named(v, f"input {i}"), v.tensor.constants) for i, v in enumerate(node.inputs)],
-        [_named(v, f"output {i}") for i, v in enumerate(node.outputs)],
-        _attributes(node),
+    return _described(operator(node, Op)).make(
+        [None if v is None else _input(f"input {i}", v.tensor) for i, v in enumerate(node.inputs)],
+        [_output(f"output {i}", v.tensor) for i, v in enumerate(node.outputs)],
         context.threads,
     )
 
 
-def _named(value: Value, name: str) -> tuple[str, tuple[int, ...], str]:
-    return name, value.tensor.static_shape, value.dtype.value
+# Types are static: `static_shape`, which checks that, would take a good part of the time to make a kernel.
+def _input(name: str, kind: TensorType) -> Any:
+    return name, kind.shape, kind.dtype.value, kind.constants
 
 
-def _attributes(node: Node) -> dict[str, Attribute | None]:
-    """Numbers, texts and lists of numbers; a type by its name, a switch as 0 or 1; None for what is neither."""
-    found: dict[str, Attribute | None] = dict.fromkeys(node.op.__dict__)
-    for key, value in node.op.attributes().items():
+def _output(name: str, kind: TensorType) -> Any:
+    return name, kind.shape, kind.dtype.value
+
+
+@kept
+def _described(op: Op) -> native.DescribedOperator:
+    """Return an operator with attributes that are numbers, strings and lists of numbers. Others are None.
+
+    A type is its name, and a boolean is 0 or 1.
+    """
+    found: dict[str, Attribute | None] = dict.fromkeys(op.__dict__)
+    for key, value in op.attributes().items():
         if isinstance(value, DType):
             found[key] = value.value
         elif isinstance(value, bool):
@@ -40,7 +48,7 @@ def _attributes(node: Node) -> dict[str, Attribute | None]:
             isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value)
         ):
             found[key] = value
-    return found
+    return native.DescribedOperator(op.domain, op.name, found)
 
 
 for _domain, _name in native.operators():

@@ -1,4 +1,4 @@
-"""The elements of an operand in another order, which is known when the kernel is made but for reversed sequences."""
+"""Data movement in an order that is known when the kernel is made: views as copies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import dtype, shape
 from graphkit.executor.devices.views import VIEWS
 from graphkit.ir.graph import Node
-from graphkit.ops._base import operator
-from graphkit.ops.tensor.layout import ReverseSequence
 
 
 def _view(node: Node, context: KernelContext) -> Kernel | None:
@@ -22,9 +20,3 @@ def _view(node: Node, context: KernelContext) -> Kernel | None:
 
 for _name in VIEWS:
     kernel(_name)(_view)
-
-
-@kernel("ReverseSequence")
-def _reverse_sequence(node: Node, context: KernelContext) -> Kernel | None:
-    op = operator(node, ReverseSequence)
-    return native.ReverseSequence(shape(node.inputs[0]), op.batch_axis == 0, dtype(node), context.threads)

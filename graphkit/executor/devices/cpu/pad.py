@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import kernel, native
-from graphkit.executor.devices.cpu._taps import axis_taps
+from graphkit.executor.devices.cpu._base import axis_taps, kernel, native
+from graphkit.executor.devices.geometry import pad_maps
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import dtype, operand, shape
-from graphkit.executor.devices.padding import pad_maps
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.image.resampling import Taps

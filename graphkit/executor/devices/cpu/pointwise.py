@@ -9,13 +9,10 @@ from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.pointwise.instructions import PointwiseProgram
 from graphkit.executor.devices.pointwise.programs import EXPANDED, NAMES, program, program_of
 from graphkit.executor.devices.pointwise.rules import RULES
-from graphkit.executor.devices.registry import register_fusable
 from graphkit.ir.graph import Node, Value
 
 # Names of the operators that have kernels here, at least for some types.
 OPERATORS = frozenset({*RULES, *EXPANDED, "Fused", "TableUpdate"})
-
-register_fusable("cpu", RULES)
 
 
 def kernel_of(
@@ -37,4 +34,4 @@ def _pointwise(node: Node, context: KernelContext) -> Kernel | None:
 
 
 for _domain, _name in NAMES:
-    kernel(_name, _domain)(_pointwise)
+    kernel(_name, _domain, fusable=_name in RULES)(_pointwise)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from graphkit.executor.devices.cpu._base import kernel, native
+from graphkit.executor.devices.geometry import reduced_axes, repeated_axes
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import shape
-from graphkit.executor.devices.reductions import reduced_axes, repeated_axes
 from graphkit.executor.devices.registry import Factory
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import kernel, native
-from graphkit.executor.devices.cpu._taps import axis_taps
+from graphkit.executor.devices.cpu._base import axis_taps, kernel, native
+from graphkit.executor.devices.geometry import resized_axes
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import shape
-from graphkit.executor.devices.resizing import resized_axes
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.image.resize import Resize, ResizeGrad

@@ -77,5 +77,5 @@ def _walk_grad(node: Node, context: KernelContext) -> Kernel | None:
 
 for _name in ("RNN", "GRU", "LSTM"):
     kernel(_name)(_recurrent)
-    kernel(f"{_name}Recurrence", DOMAIN, whole=_is_float)(_walk)
-    kernel(f"{_name}RecurrenceGrad", DOMAIN, whole=_is_float)(_walk_grad)
+    kernel(f"{_name}Recurrence", DOMAIN, covers=_is_float)(_walk)
+    kernel(f"{_name}RecurrenceGrad", DOMAIN, covers=_is_float)(_walk_grad)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.cpu._base import native
-from graphkit.executor.devices.registry import StringFunctionFactory, register_string_function
+from graphkit.executor.devices.registry import KernelRule, StringFunctionFactory, register
 from graphkit.ir.graph import Node
 from graphkit.ir.limits import require_memory
 from graphkit.ir.types import DType
@@ -35,7 +35,7 @@ def _of_strings(name: str, domain: str = "") -> Callable[[StringFunctionFactory]
         def make(node: Node) -> Callable[..., Any] | None:
             return factory(node) if node.operands[0].dtype is DType.STRING else None
 
-        register_string_function("cpu", domain, name)(make)
+        register("cpu", domain, name, KernelRule(string_function=make))
         return factory
 
     return install

@@ -1,7 +1,7 @@
-"""The CUDA device, one file for each family of kernels. Importing this package registers them; it needs no card.
+"""The CUDA device, with one file for each family of kernels. Importing this package registers them, without a GPU.
 
-A factory makes a `CardKernel`: CUDA C++ and how it is launched. `compiler` makes a card's code of it, `card` launches
-that on CuPy's arrays. What has no factory is interpreted on CuPy's arrays.
+A factory makes a `CardKernel`: CUDA C++ and how it is launched. `compiler` compiles it for a GPU, and `card` launches
+it on CuPy's arrays. Operators without a factory are interpreted on CuPy's arrays.
 """
 
 from __future__ import annotations

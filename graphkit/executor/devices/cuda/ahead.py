@@ -1,53 +1,34 @@
-"""Arrays of the host that are sent to a card while it computes: through pinned memory, on a stream of their own."""
+"""Host arrays that are sent to a GPU while it computes: through pinned memory, on a stream of their own."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graphkit.executor.devices.device import SMALL_BYTES, address_of
+from graphkit.executor.devices.capabilities import SMALL_BYTES, PinnedMemory, Streams
+from graphkit.executor.devices.device import Device, address_of
 
-# Arrays that are on their way, or wait to be read. Of more the oldest are forgotten.
+# The largest number of arrays that were sent and not yet read. The oldest ones are dropped.
 MOST_SENT = 16
 
 
 class Event(Protocol):
-    """A place among the work of a stream."""
+    """A point in the work of a stream."""
 
     def synchronize(self) -> None:
-        """Wait until the work has come there."""
+        """Wait until the work has reached it."""
         ...
 
 
-class Copies(Protocol):
-    """What a device is asked for; all work is queued on the current stream. See `device.Device`."""
-
-    def stream(self) -> Any: ...
-    def on(self, stream: Any) -> AbstractContextManager[Any]: ...
-    def host_memory(self, nbytes: int) -> np.ndarray: ...
-    def alloc(self, nbytes: int) -> Any: ...
-    def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any: ...
-    def copy_in(self, array: np.ndarray, target: Any = None) -> Any: ...
-
-    def copy_across(self, source: Any, target: Any) -> None:
-        """Copy the bytes of an array of the device's to the beginning of another."""
-        ...
-
-    def event(self) -> Event:
-        """The place behind all that is queued."""
-        ...
-
-    def wait_for(self, event: Event) -> None:
-        """Have what is queued from now on wait for an event of another stream."""
-        ...
+class Copies(Device, Streams, PinnedMemory, Protocol):
+    """A device that copies while it computes."""
 
 
 class _Slot:
-    """Memory of the host and of the device, as large. sent: the host's may be written over; read: the device's may."""
+    """A pair of buffers, in pinned memory and on the device, and the events after which they can be overwritten."""
 
     def __init__(self, device: Copies, nbytes: int):
         self.host = device.host_memory(nbytes)
@@ -55,8 +36,8 @@ class _Slot:
         self.sent: Event | None = None
         self.read: Event | None = None
 
-    def settle(self) -> None:
-        """Wait until nothing is copied there: the pools give memory that is let go to others at once."""
+    def wait(self) -> None:
+        """Wait for all copies. Memory that is freed earlier might be reused at once."""
         for event in (self.sent, self.read):
             if event is not None:
                 event.synchronize()
@@ -67,12 +48,12 @@ class _Sent(NamedTuple):
     slot: _Slot
 
 
-# Where an array's elements are, and how many bytes.
+# The address of an array, and its bytes.
 _Place = tuple[int, int]
 
 
 class SentAhead:
-    """The arrays that were sent and not yet read. Any thread may send, and read."""
+    """The arrays that were sent and not yet read. Any thread may send and read."""
 
     def __init__(self, device: Copies):
         self._device = device
@@ -82,7 +63,7 @@ class SentAhead:
         self._sending, self._lock = threading.Lock(), threading.Lock()
 
     def send(self, array: np.ndarray) -> None:
-        """Begin to copy an array, which does not change until it is read. One that is small or not C-contiguous is left
+        """Start copying an array, which must not change until it is read. A small or non-contiguous array is left
         to `Device.copy_in`, and so is one that there is no memory for.
         """
         if array.nbytes < SMALL_BYTES or not array.flags.c_contiguous:
@@ -104,17 +85,17 @@ class SentAhead:
             self._keep(array, slot)
 
     def _slot(self, nbytes: int) -> _Slot:
-        """Memory for so many bytes. Raises MemoryError."""
+        """Return buffers of at least `nbytes`. Raises MemoryError."""
         with self._lock:
             fitting = [slot for slot in self._free if slot.host.nbytes >= nbytes]
             if fitting:
                 slot = min(fitting, key=lambda one: one.host.nbytes)
                 self._free.remove(slot)
                 return slot
-            # Sizes that do not come back make room.
+            # Free the buffers of sizes that are not used any more.
             left, self._free = self._free, []
         for slot in left:
-            slot.settle()
+            slot.wait()
         if self._stream is None:
             self._stream = self._device.stream()
         with self._device.on(self._stream):
@@ -129,7 +110,7 @@ class SentAhead:
                 self._free.append(self._sent.popitem(last=False)[1].slot)
 
     def read(self, array: np.ndarray, target: Any) -> bool:
-        """Queue the copy of what was sent to `target`, an array of the device's; whether it was sent."""
+        """Queue the copy of a sent array to `target` on the device. Returns False if it was not sent."""
         if not self._sent or array.nbytes < SMALL_BYTES:
             return False
         with self._lock:
@@ -147,7 +128,7 @@ class SentAhead:
 
 
 def _with_room(nbytes: int) -> int:
-    """An eighth more at most: sizes that are a little larger fit as well."""
+    """Return at most an eighth more, so that slightly larger arrays fit."""
     unit = 1 << max(nbytes.bit_length() - 4, 0)
     return -(-nbytes // unit) * unit
 

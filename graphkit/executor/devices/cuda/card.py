@@ -1,6 +1,6 @@
-"""The card: CuPy's arrays and streams under the planner that all devices share, and kernels of its own.
+"""The GPU as a device: CuPy's arrays and streams, and the launches of kernels.
 
-Only this module, `libraries.nccl` and `graphkit.ops.xp` know CuPy, and they import it when the device is asked for.
+Only this module, `libraries.nccl` and `graphkit.ops.xp` use CuPy. They import it when the device is first used.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from graphkit.executor.devices.cuda.launches import (
 from graphkit.executor.devices.cuda.libraries import attention, convolutions, cudnn
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
 from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
-from graphkit.executor.devices.cuda.libraries.way import NoWay
-from graphkit.executor.devices.interpreted import Interpreted
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary
+from graphkit.executor.devices.interpreted import Interpreted, owned_results
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
+from graphkit.ops.evaluate import run_node
 from graphkit.ops.xp import cupy_xp
 
-# What arrays hold of elements that kernels alone know.
+# The types of arrays that hold elements as bits, which only kernels compute with.
 _BITS: dict[DType, np.dtype] = {
     DType.BFLOAT16: np.dtype(np.uint16),
     DType.FLOAT8E4M3FN: np.dtype(np.uint8),
@@ -52,6 +53,9 @@ _BITS: dict[DType, np.dtype] = {
 # cudaErrorMemoryAllocation, cudaErrorNotReady.
 _NO_MEMORY, _NOT_READY = 2, 600
 
+# The first compute capability with 8-bit matrix products.
+_FLOAT8 = (8, 9)
+
 # cudaHostAllocPortable: pinned for all cards.
 _PORTABLE = 1
 
@@ -60,7 +64,7 @@ _FROM_HOST, _TO_HOST = 1, 2
 
 
 class CudaDevice:
-    """A card, as `graphkit.executor.devices.device.Device` wants it."""
+    """A GPU: a Device with all capabilities. `group`, `place` and `current_stream` are for all-reduces between GPUs."""
 
     def __init__(self, cupy: Any, number: int):
         self._cupy = cupy
@@ -70,13 +74,17 @@ class CudaDevice:
         self._ahead = SentAhead(self)
         self.xp = cupy_xp()
 
-    def supports(self, dtype: DType) -> bool:
-        """Numbers and booleans of numpy itself: CuPy has no ml_dtypes, no strings."""
-        return dtype.numpy.isbuiltin == 1 and dtype.numpy.kind in "biufc"
-
     def stored(self, dtype: DType) -> np.dtype | None:
-        bits = _BITS.get(dtype)
-        return bits if bits is not None or not self.supports(dtype) else dtype.numpy
+        # CuPy has the numbers and booleans of numpy itself: no ml_dtypes, no strings.
+        has_arrays = dtype.numpy.isbuiltin == 1 and dtype.numpy.kind in "biufc"
+        return dtype.numpy if has_arrays else _BITS.get(dtype)
+
+    def check_precision(self, precision: str) -> None:
+        if precision == "fp8" and self.capability < _FLOAT8:
+            raise UnsupportedError(
+                f"precision 'fp8': {self.name!r} has compute capability {_dotted(self.capability)}, but 8-bit "
+                f"matrix products need {_dotted(_FLOAT8)} or later; use 'bf16'"
+            )
 
     def stream(self) -> Any:
         with self._cupy.cuda.Device(self.number):
@@ -92,7 +100,7 @@ class CudaDevice:
 
     def done(self, stream: Any) -> bool:
         runtime = self._cupy.cuda.runtime
-        # CuPy's own word for it is the same for work that goes on and for work that a card has given up.
+        # `Stream.done` of CuPy does not distinguish pending work from an error.
         status = runtime.streamQuery(stream.ptr)
         if status != _NOT_READY:
             runtime.check_status(status)
@@ -100,31 +108,28 @@ class CudaDevice:
 
     @property
     def current_stream(self) -> int:
-        """As CUDA's libraries know it."""
+        """The address of the current stream, for CUDA's libraries."""
         number: int = self._cupy.cuda.get_current_stream().ptr
         return number
 
-    @property
-    def has_conditions(self) -> bool:
-        """Whether recordings may have conditional nodes: the first one who asks has one made and looked at."""
+    def supports_conditions(self) -> bool:
+        # The first call makes a recording with conditional nodes, and compares its results.
         return not self.conditions_refused
 
     @cached_property
     def conditions_refused(self) -> str:
-        """Why they may not; empty where they may."""
+        """Why recordings cannot contain conditional nodes; empty if they can."""
         return refusal(self, self.record)
 
     def record(self, stream: Any, steps: Sequence[Recorded]) -> Callable[[], None]:
-        """As one CUDA graph, in which steps that do not wait for each other share launches. Raises NotRecorded for
-        what CUDA refuses of it.
-        """
+        """Record steps as one CUDA graph, in which independent steps share launches. Raises NotRecorded."""
         cudnn.be_ready(self.number)
         merged = expanded(steps)
         if has_conditions(merged):
             self.functions(SETTING)  # compiled and loaded before the capture
         try:
             recording = self._captured(stream, merged)
-            # CuPy may leave what CUDA refuses to the first use.
+            # Otherwise some errors of CUDA would come with the first launch.
             recording.upload()
         except (RuntimeFailure, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             raise NotRecorded(f"device {self.name!r} cannot record: {error}") from error
@@ -135,7 +140,7 @@ class CudaDevice:
         try:
             ConditionalNodes(self).queue(steps)
         except BaseException:
-            # CUDA may say of what was begun beside the stream that nothing joins it.
+            # CUDA may report that work on another stream was not joined.
             with contextlib.suppress(self._cupy.cuda.runtime.CUDARuntimeError):
                 stream.end_capture()
             raise
@@ -144,29 +149,32 @@ class CudaDevice:
     def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> ArrayKernel:
         return Interpreted(node, self.xp) if made is None else _Launched(self, node, made, fault)
 
+    def compute(self, node: Node, operands: Sequence[Any]) -> Sequence[Any]:
+        return owned_results(operands, run_node(node, operands, self.xp))
+
     @property
     def place(self) -> str:
-        """Where the card is on its machine: parts of one card are at one place."""
+        """The PCI bus id of the GPU: parts of one GPU have the same."""
         return str(self._cupy.cuda.runtime.deviceGetPCIBusId(self.number))
 
     def group(self, unique: bytes, rank: int, size: int) -> CardGroup:
-        """The cards of several processes, this one's among them; see CardGroup, also for what it raises."""
+        """Return the group of the GPUs of several processes. Raises as `CardGroup` does."""
         with self._cupy.cuda.Device(self.number):
             return CardGroup(unique, rank, size)
 
     @property
     def capability(self) -> tuple[int, int]:
-        """What NVIDIA calls so: which generation of cards it is of."""
+        """The compute capability, as (9, 0)."""
         digits = str(self._cupy.cuda.Device(self.number).compute_capability)
         return int(digits[:-1]), int(digits[-1])
 
     @property
     def architecture(self) -> str:
-        """What code is compiled for."""
+        """The architecture that code is compiled for, as "sm_90"."""
         return "sm_{}{}".format(*self.capability)
 
     def facts(self) -> dict[str, str]:
-        """What people ask of a card: its name, architecture, memory, and the versions around it."""
+        """Return facts for reports: name, architecture, memory and versions."""
         runtime = self._cupy.cuda.runtime
         properties = runtime.getDeviceProperties(self.number)
         with self._cupy.cuda.Device(self.number):
@@ -182,7 +190,7 @@ class CudaDevice:
         }
 
     def functions(self, sources: Sequence[Source]) -> list[Any]:
-        """What launches these sources on the card."""
+        """Return the functions that launch these sources."""
         new = [source for source in dict.fromkeys(sources) if source.entry not in self._functions]
         if new:
             module = self._cupy.cuda.function.Module()
@@ -199,7 +207,7 @@ class CudaDevice:
         return self._cupy.ndarray(shape, dtype, memptr=memory.data + offset)
 
     def host_memory(self, nbytes: int) -> np.ndarray:
-        # Pinned: the system does not move it. CuPy's pool would keep what is let go, of every size that there ever was.
+        # Pinned, without CuPy's pool, which would keep freed memory of all sizes.
         cuda = self._cupy.cuda
         with cuda.Device(self.number):
             try:
@@ -222,7 +230,10 @@ class CudaDevice:
         self._ahead.send(array)
 
     def copy_across(self, source: Any, target: Any) -> None:
-        # From card to card where they reach each other, else by way of the host: CuPy finds out.
+        if not source.flags.c_contiguous:
+            self.xp.copyto(self.view(target, 0, source.shape, source.dtype), source)
+            return
+        # CuPy copies directly between GPUs that reach each other, otherwise through host memory.
         target.data.copy_from_device_async(source.data, source.nbytes)
 
     def copy_to_host(self, source: Any, host: np.ndarray) -> None:
@@ -232,12 +243,12 @@ class CudaDevice:
         self._copy(target.data.ptr, host.ctypes.data, target.nbytes, _FROM_HOST)
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
-        # CuPy's own functions refuse what recordings may have: copies from and to pinned memory.
+        # CuPy's own functions reject copies from and to pinned memory in recordings.
         self._cupy.cuda.runtime.memcpyAsync(target, source, nbytes, kind, self.current_stream)
 
     def event(self) -> Any:
         made = self._cupy.cuda.Event(disable_timing=True)
-        # By itself an event is one of the null stream.
+        # By default, an event is recorded on the null stream.
         made.record(self._cupy.cuda.get_current_stream())
         return made
 
@@ -250,13 +261,17 @@ class CudaDevice:
         return result
 
 
+def _dotted(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))
+
+
 def _release(number: int) -> str:
     """12090 is 12.9."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 class _Recording:
-    """A CUDA graph. steps: what it launches, whose tables it reads."""
+    """A CUDA graph. It keeps its steps, whose tables it reads."""
 
     def __init__(self, graph: Any, stream: Any, steps: Sequence[Recorded]):
         self._graph, self._stream, self._steps = graph, stream, steps
@@ -269,12 +284,12 @@ class _Recording:
 
 
 class _Launched(OwnLaunches):
-    """A kernel of the card's own on its arrays."""
+    """A kernel on the GPU's arrays."""
 
     def __init__(self, card: CudaDevice, node: Node, kernel: CardKernel, fault: Any):
         self._card, self._node = card, node
         try:
-            chosen, self._calls = self._first_of(list(kernel.ways))
+            chosen, self._calls = self._first_supported(list(kernel.alternatives))
         except (MissingDependency, RuntimeFailure) as error:
             raise type(error)(f"{node.describe()}: {error}") from error
         super().__init__(chosen, fault, {table: card.copy_in(table.array) for table in chosen.tables})
@@ -282,21 +297,21 @@ class _Launched(OwnLaunches):
     def beside(self, kernel: CardKernel) -> _Launched:
         return _Launched(self._card, self._node, kernel, None)
 
-    def _first_of(self, ways: Sequence[CardKernel]) -> tuple[CardKernel, list[Any]]:
-        """The first one that the libraries have a way for, and what computes its launches."""
-        refusal: NoWay | None = None
-        for way in ways[:-1]:
+    def _first_supported(self, kernels: Sequence[CardKernel]) -> tuple[CardKernel, list[Any]]:
+        """Return the first kernel that the libraries support, with the functions that do its work."""
+        refusal: NotInLibrary | None = None
+        for kernel in kernels[:-1]:
             try:
-                return way, self._prepared(way)
-            except NoWay as error:
+                return kernel, self._prepared(kernel)
+            except NotInLibrary as error:
                 refusal = error
         if refusal is not None:
             text = f"{self._node.describe()}: {refusal}; graphkit's own kernel computes it"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return ways[-1], self._prepared(ways[-1])
+        return kernels[-1], self._prepared(kernels[-1])
 
     def _prepared(self, kernel: CardKernel) -> list[Any]:
-        # Libraries first: what they have no way for needs no code of this kernel's.
+        # Libraries first: if they do not support the work, this kernel needs no code.
         libraries: dict[int, PreparedProduct | cudnn.Prepared] = {}
         for launch in kernel.launches:
             if not isinstance(launch, Launch) and id(launch) not in libraries:
@@ -325,12 +340,12 @@ class _Launched(OwnLaunches):
 
 
 def load(number: int = 0) -> None:
-    """Raises MissingDependency where CuPy is not installed, UnsupportedError where it does not find the card."""
+    """Raise MissingDependency if CuPy is not installed, and UnsupportedError if there is no such GPU."""
     device(number)
 
 
 def device(number: int = 0) -> CudaDevice:
-    """The GPU of a number: one object for each in a process. See `load` for what it raises."""
+    """Return the GPU of a number, always the same object. Raises as `load` does."""
     return _device(number)  # a cache takes device() and device(0) for two calls
 
 
@@ -343,7 +358,7 @@ def _device(number: int) -> CudaDevice:
 
 
 def cards() -> int:
-    """How many there are, one at least. Raises MissingDependency without CuPy, UnsupportedError where there is none."""
+    """Return the number of GPUs. Raises MissingDependency without CuPy, and UnsupportedError if there is none."""
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""From CUDA C++ to a card's own code, by NVRTC, which needs neither a card nor a driver. What was compiled is kept."""
+"""Compiles CUDA C++ for a GPU by NVRTC, which needs neither a GPU nor a driver. Compiled code is cached on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graphkit.executor.devices.cuda.launches import Source
 from graphkit.shelf import CacheFailure, Shelf
 
 _TEXT = Path(__file__).parent / "text"
-# What stands before every kernel.
+# The prelude of all kernels.
 PRELUDE = "\n".join(
     (_TEXT / f"{name}.cuh").read_text()
     for name in ("types", "arithmetic", "float8", "philox", "partials", "tensor", "conditions")
@@ -29,27 +29,27 @@ PRELUDE = "\n".join(
 _OPTIONS = ("-std=c++17", "--fmad=false", "--ptxas-options=-v")
 
 
-# Files of compiled kernels that a folder holds at most.
+# The largest number of files in the cache folder.
 MOST_ENTRIES = 1024
 
 
 class Compiled(NamedTuple):
-    """The code for an architecture, and what the compiler told of it: registers, spills."""
+    """Code for an architecture, with the compiler's report on registers and spills."""
 
     code: bytes
     log: str
 
 
 def text_of(sources: Sequence[Source]) -> str:
-    """One translation unit with all of them."""
+    """Return one translation unit with all sources."""
     return "\n".join((PRELUDE, *(source.text for source in dict.fromkeys(sources))))
 
 
 def compiled(sources: Sequence[Source], architecture: str) -> bytes:
-    """The code of `sources` for an architecture such as "sm_90".
+    """Return the code of `sources` for an architecture such as "sm_90".
 
-    It is kept in GRAPHKIT_CACHE, or in the user's folder for such files. Raises MissingDependency without NVRTC,
-    RuntimeFailure where it refuses a source, or the disk GRAPHKIT_CACHE.
+    It is cached in GRAPHKIT_CACHE, or in the user's cache folder. Raises MissingDependency without NVRTC, and
+    RuntimeFailure if NVRTC rejects a source or GRAPHKIT_CACHE cannot be used.
     """
     text = text_of(sources)
     content = "\0".join((text, architecture, *_OPTIONS, version()))
@@ -67,7 +67,7 @@ def compiled(sources: Sequence[Source], architecture: str) -> bytes:
 
 @contextlib.contextmanager
 def _unless_refused(*, must: bool) -> Iterator[None]:
-    """Of a folder that nobody asked for a refusal is a warning."""
+    """Turn errors of the cache folder into warnings. must: raise them, because the user has chosen the folder."""
     try:
         yield
     except CacheFailure as error:
@@ -77,12 +77,12 @@ def _unless_refused(*, must: bool) -> Iterator[None]:
 
 
 def user_folder() -> Path:
-    """Where a user's programs keep what they can make again (XDG Base Directory Specification)."""
+    """Return the cache folder of the user (XDG Base Directory Specification)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphkit"
 
 
 def _whole(kept: bytes | None) -> bytes | None:
-    """The code that was kept; None where there is none, or it is damaged."""
+    """Return cached code; None if there is none, or it is damaged."""
     size = hashlib.sha256().digest_size
     return kept[size:] if kept is not None and hashlib.sha256(kept[size:]).digest() == kept[:size] else None
 

@@ -21,6 +21,7 @@ from graphkit.executor.devices.cuda.launches import (
     Output,
     Product,
     Scaled,
+    launched,
     source_of,
 )
 from graphkit.executor.devices.cuda.products import workspace_for
@@ -29,7 +30,6 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates, Divisor, f
 from graphkit.executor.devices.cuda.text.joining import joined
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -52,7 +52,7 @@ _TILE, _RUN, _LINE = 64, 16, 68
 _CONVERSIONS = {DType.FLOAT8E4M3FN: "gk_to_e4m3", DType.FLOAT8E5M2: "gk_to_e5m2"}
 
 
-@register_launched("cuda", DOMAIN, "AbsoluteMaxima")
+@launched("AbsoluteMaxima", DOMAIN)
 def _absolute_maxima(node: Node, context: KernelContext) -> CardKernel:
     """A block for each slice that has elements. The bits of floats that are not negative have the numbers' order."""
     x = node.operands[0]
@@ -84,7 +84,7 @@ def _absolute_maxima(node: Node, context: KernelContext) -> CardKernel:
     return CardKernel((_launch("absolute_maxima", blocks, given, lines),))
 
 
-@register_launched("cuda", DOMAIN, "ScaledFloat8")
+@launched("ScaledFloat8", DOMAIN)
 def _scaled_float8(node: Node, context: KernelContext) -> CardKernel:
     """A block for each tile; all of them find the factor, and the first one writes its reciprocal."""
     x, to = node.operands[0], operator(node, ScaledFloat8).to
@@ -172,7 +172,7 @@ def _launch(name: str, blocks: int, given: Given, lines: Sequence[str]) -> Launc
     return Launch(source, blocks, tuple(argument for _, argument in given))
 
 
-@register_launched("cuda", DOMAIN, "Float8MatMul")
+@launched("Float8MatMul", DOMAIN)
 def _float8_mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
     """y = a b^T in row-major order is y' = b a' in the column-major order of the library, where b is transposed."""
     a, b = node.operands[0], node.operands[2]

@@ -37,14 +37,14 @@ _Range = tuple[int, int]
 
 
 class BoundLaunch(NamedTuple):
-    """A launch with what its arguments stand for."""
+    """A launch, and the memory of its arguments."""
 
     launch: Launch
     memory: Memory
 
 
 class _Memory:
-    """Bytes that somebody reads or writes: disjoint ranges by where they begin."""
+    """Bytes that steps read or write, as disjoint ranges in order."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
@@ -65,14 +65,14 @@ class _Memory:
 
 
 class _Use(NamedTuple):
-    """What a step reads and writes."""
+    """The memory that a step reads and writes."""
 
     reads: tuple[_Range, ...]
     writes: tuple[_Range, ...]
 
 
 class _Group:
-    """Steps that run at the same time."""
+    """Steps that can run at the same time."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -106,7 +106,7 @@ class OwnLaunches(ABC):
 
     @abstractmethod
     def beside(self, kernel: CardKernel) -> OwnLaunches:
-        """The same device's for launches of the same node and others."""
+        """Return the same device's kernel for launches of several nodes."""
 
     def memory(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Memory:
         return Memory(inputs, outputs, scratch, self._fault, self._tables)
@@ -125,14 +125,14 @@ class Step(NamedTuple):
 
     @property
     def source(self) -> Source | None:
-        """What it may share a launch by."""
+        """The source of its launch, if it can share a launch."""
         if self.launch is None or self.launch.launch.blocks > MOST_BLOCKS:
             return None
         return self.launch.launch.source
 
 
 def fused(steps: Sequence[BoundStep]) -> list[BoundStep]:
-    """Steps that do what these do, in an order that they may run in."""
+    """Return steps with the same results in a valid order. Independent steps share launches."""
     found = [*map(_step, steps)]
     return [_as_one(steps[group[0]], [found[number].launch for number in group]) for group in side_by_side(found)]
 
@@ -150,7 +150,7 @@ def _step(bound: BoundStep) -> Step:
 
 
 def _as_one(first: BoundStep, launches: Sequence[BoundLaunch | None]) -> BoundStep:
-    """A group's launches in the place of its first step."""
+    """Return a step with all launches of a group, instead of its first step."""
     parts = [launch for launch in launches if launch is not None]
     if len(parts) < 2:
         return first
@@ -184,7 +184,7 @@ def _ranges(arrays: Iterable[Any]) -> tuple[_Range, ...]:
 
 
 def joined(parts: Sequence[BoundLaunch]) -> CardKernel:
-    """The launches, all of one source, as a kernel without operands: it has their memory in its table."""
+    """Return launches of one source as a kernel without operands. Its table contains their memory."""
     source = parts[0].launch.source
     blocks = [part.launch.blocks for part in parts]
     rows = np.array(
@@ -199,7 +199,7 @@ def joined(parts: Sequence[BoundLaunch]) -> CardKernel:
 
 
 def _word(memory: Memory, argument: Argument) -> int:
-    """An argument in 8 bytes: an address, or a number in the first of them."""
+    """Return an argument as 8 bytes: an address, or a number in the first bytes."""
     if isinstance(argument, np.generic):
         return int.from_bytes(argument.tobytes().ljust(8, b"\0"), "little")
     return address_of(memory.of(argument))
@@ -207,7 +207,7 @@ def _word(memory: Memory, argument: Argument) -> int:
 
 @cache
 def of_parts(source: Source) -> Source:
-    """A source whose parameters are in a row of a table, behind the number of the part's first block."""
+    """Return a source that reads its parameters from a table: each row begins with the part's first block."""
     lines = [
         f"const gk_u64* row = rows + (gk_u64)part_of[gk_block] * {len(source.declared) + 1}u;",
         "const gk_u32 all = gk_block;",

@@ -1,14 +1,13 @@
-"""What a kernel of the card is before there is a card: CUDA C++ and how it is launched, and what libraries compute.
+"""Descriptions of kernels of a GPU: CUDA C++ sources, how they are launched, and the work of libraries.
 
-A factory makes a `CardKernel` of a node; the device compiles its sources and launches them on arrays, and has its
-libraries compute products and convolutions. Nothing here needs CUDA, so that every kernel can be compiled, and run by a
-processor, on any machine.
+A factory makes a `CardKernel` for a node. The device compiles its sources and launches them, and lets libraries compute
+products and convolutions. Nothing here needs CUDA, so tests can run each kernel on the CPU of any machine.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -16,21 +15,36 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit.errors import RuntimeFailure
+from graphkit.executor.devices.registry import KernelRule, LaunchedFactory, register
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
 from graphkit.ops.nn.conv import Geometry
 
-# Of every block.
+# The number of threads of each block.
 THREADS = 256
+
+
+def launched(
+    name: str, domain: str = "", *, covers: Callable[[Node], bool] | None = None, fusable: bool = False
+) -> Callable[[LaunchedFactory], LaunchedFactory]:
+    """Decorator: register the factory of an operator's kernels on a GPU. `KernelRule` explains the options."""
+
+    def install(factory: LaunchedFactory) -> LaunchedFactory:
+        register("cuda", domain, name, KernelRule(launched=factory, covers=covers, fusable=fusable))
+        return factory
+
+    return install
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A function in CUDA C++, to stand behind the prelude. Its lines know the number of their block as `gk_block`, and
-    nothing of how many there are.
+    """A function in CUDA C++, to be compiled after the prelude. `gk_block` is the number of its block.
 
-    declared: the parameters, as C declares them. lines: of the body. beside: blocks that shall fit on a multiprocessor,
-    which bounds the registers; 0 leaves that to the compiler.
+    Args:
+        name: Beginning of the function's name.
+        declared: The parameters, as C declares them.
+        lines: The body.
+        beside: Number of blocks that must fit on a multiprocessor, which limits the registers; 0: any.
     """
 
     name: str
@@ -45,13 +59,13 @@ class Source:
 
     @cached_property
     def _rest(self) -> str:
-        """What stands behind the function's name."""
+        """The text after the function's name."""
         inner = "\n".join("    " + line for line in ("const gk_u32 gk_block = blockIdx.x;", *self.lines))
         return f"({', '.join(self.declared)}) {{\n{inner}\n}}\n"
 
     @cached_property
     def entry(self) -> str:
-        """The function's name, of which no other source has the same."""
+        """The function's name, which is unique."""
         return f"gk_{self.name.lower()}_{hashlib.sha256(self._rest.encode()).hexdigest()[:16]}"
 
     @property
@@ -280,11 +294,15 @@ Work: TypeAlias = Product | Convolution | Attention
 
 
 class CardKernel(NamedTuple):
-    """The launches, and what libraries compute between them, for a node of static types.
+    """The kernel of a node of static types: launches, and work of libraries between them.
 
-    launches: an object that stands there several times is prepared once. inplace: positions (input, output) that may be
-    the same memory. fault: what is wrong where the fault is set; empty where no launch has one. otherwise: what
-    computes the node where a library has no way to, in the same scratch memory; it has no fault.
+    Args:
+        launches: The work, in order. An object that occurs several times is prepared once.
+        scratch_bytes: Bytes of working memory.
+        inplace: Positions (input, output) that may share memory.
+        fault: What is wrong if the fault is set; empty if no launch sets one.
+        otherwise: The kernel to use if a library does not support the work. It has the same working memory, and no
+            fault.
     """
 
     launches: tuple[Launch | Work, ...]
@@ -294,16 +312,16 @@ class CardKernel(NamedTuple):
     otherwise: CardKernel | None = None
 
     @property
-    def ways(self) -> Iterator[CardKernel]:
-        """This one, and what is tried after it."""
-        way: CardKernel | None = self
-        while way is not None:
-            yield way
-            way = way.otherwise
+    def alternatives(self) -> Iterator[CardKernel]:
+        """This kernel, and those to try after it."""
+        kernel: CardKernel | None = self
+        while kernel is not None:
+            yield kernel
+            kernel = kernel.otherwise
 
     @property
     def tables(self) -> set[Table]:
-        """What launches read that is the same in every run."""
+        """The tables that launches read, which are the same in every run."""
         launches = (launch for launch in self.launches if isinstance(launch, Launch))
         return {argument for launch in launches for argument in launch.arguments if isinstance(argument, Table)}
 
@@ -312,5 +330,5 @@ class CardKernel(NamedTuple):
         return tuple(launch.source for launch in self.launches if isinstance(launch, Launch))
 
     def failure(self, node: Node, word: int) -> RuntimeFailure:
-        """What to raise where the launches for a node have set the fault to `word`."""
+        """Return the error of a node whose launches have set the fault to `word`."""
         return RuntimeFailure(f"{node.describe()}: {self.fault}")

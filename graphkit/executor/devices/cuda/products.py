@@ -10,12 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graphkit.executor.devices.cuda.launches import CardKernel, Input, Launch, Matrix, Output, Product
+from graphkit.executor.devices.cuda.launches import CardKernel, Input, Launch, Matrix, Output, Product, launched
 from graphkit.executor.devices.cuda.movement.copies import End, copied
 from graphkit.executor.devices.cuda.text.axes import merged
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, repeating, row_major, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType
 from graphkit.ops._base import DOMAIN, operator
@@ -91,7 +90,7 @@ def _kernel(made: Product | None, *before: Launch | None) -> CardKernel | None:
     return CardKernel((*(launch for launch in before if launch), made), scratch_bytes=made.workspace)
 
 
-@register_launched("cuda", "", "MatMul")
+@launched("MatMul")
 def _mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
     a, b = (shape(v) for v in node.inputs)
     if math.prod(shape(node.output)) == 0:
@@ -99,7 +98,7 @@ def _mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
     return _kernel(product(node, context, (1, *a) if len(a) == 1 else a, (*b, 1) if len(b) == 1 else b))
 
 
-@register_launched("cuda", "", "Gemm")
+@launched("Gemm")
 def _gemm(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, Gemm)
     a, b, y = shape(node.inputs[0]), shape(node.inputs[1]), shape(node.output)
@@ -118,7 +117,7 @@ def _gemm(node: Node, context: KernelContext) -> CardKernel | None:
     return _kernel(made._replace(c=made.d, beta=op.beta), spread)
 
 
-@register_launched("cuda", DOMAIN, "FusedMatMul")
+@launched("FusedMatMul", DOMAIN)
 def _fused_mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, FusedMatMul)
     if op.activation:

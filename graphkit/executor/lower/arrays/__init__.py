@@ -1,1 +1,1 @@
-"""Ways of nodes on devices with arrays of their own, beside single kernels: subgraphs, and sums over processes."""
+"""Steps of devices with their own memory, besides single kernels: subgraphs, all-reduces, copies to the host."""

@@ -1,4 +1,4 @@
-"""Subgraphs on devices with arrays of their own: how their steps are prepared, once, and run on the memory of a run."""
+"""Subgraphs on devices with their own memory: their steps are prepared once, and run on the memory of each run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ import numpy as np
 
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep, Conditional
+from graphkit.executor.devices.capabilities import Recorder
 from graphkit.executor.devices.device import Copied, Device
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
-from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, PythonStep
+from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops._op import value_check
 
 
-class Common:
-    """What the kernels of one instance of a program have in common.
+class InstanceContext:
+    """What the kernels of one instance of a program share.
 
-    faults: words, uint32, one for each that is `faulty`, in that order. most: iterations that a loop may have, int64 of
-    one element. alone: no recording takes part in what other processes do.
+    Args:
+        device: The device.
+        faults: Words of uint32, one for each `Faulty` kernel, in their order.
+        most: The largest number of iterations of a loop: an int64 of one element.
+        alone: Whether recordings contain no all-reduce with other processes.
     """
 
     def __init__(self, device: Device, faults: Any, most: Any, *, alone: bool):
@@ -31,61 +35,62 @@ class Common:
 
     @property
     def conditions(self) -> bool:
-        """Whether recordings may have conditions."""
-        # NCCL's recordings wait for events that are not recorded, which none with conditions may do.
-        return self._alone and self._device.has_conditions
+        """Whether recordings may contain conditions."""
+        # Recordings with NCCL wait for events that are not recorded, which those with conditions cannot do.
+        return self._alone and isinstance(self._device, Recorder) and self._device.supports_conditions()
 
     def word(self) -> Any:
-        """The next kernel's."""
+        """Return the word of the next kernel."""
         return next(self._words)
 
 
-class SubgraphStep(PythonStep):
-    """A node whose subgraphs are run by steps of the device's.
+class SubgraphStep(Lowering):
+    """A node that runs subgraphs: in a native program, or by steps on the arrays of a device.
 
-    failure: what to raise for the node where the step itself has set a fault; None where it sets none. Its word comes
-    behind those of its subgraphs.
+    failure: Makes the error of the node if the step itself sets its fault, whose word comes after those of its
+    subgraphs. None: it sets none. unlimited: whether only `max_iterations` bounds its iterations.
     """
 
     failure: Callable[[Node, int], RuntimeFailure] | None = None
-
-    def __init__(self) -> None:
-        super().__init__("native")
+    unlimited: bool = False
 
     @abstractmethod
-    def prepared(self, device: Device, common: Common) -> SubgraphKernel: ...
+    def prepared(self, device: Device, context: InstanceContext) -> SubgraphKernel:
+        """Return the kernel for one instance of a program on a device."""
 
     @property
-    def looks_because(self) -> str:
-        """Where values tell what there is to run, why no device's recording may take them, so that the host looks;
-        empty where one may, or nothing depends on values.
+    def host_reason(self) -> str:
+        """Why no recording can contain the steps, so that the host reads values in each run to choose them. Empty if
+        one can, or if the steps do not depend on values.
         """
         return next(filter(None, map(_never_recorded, self.subgraphs.values())), "")
 
 
 def _never_recorded(graph: LoweredGraph) -> str:
-    """Why no recording may have a subgraph's steps; empty where one may."""
+    """Return why no recording can contain the steps of a subgraph; empty if one can."""
     for node, lowering in graph.steps:
         name = f"{graph.graph.node_name(node)} ({node.op.name})"
         if lowering.kind == "interpreted":
             return f"{name} inside is interpreted"
         if isinstance(lowering, SubgraphStep):
-            reasons = (lowering.looks_because, *map(_never_recorded, lowering.subgraphs.values()))
+            reasons = (lowering.host_reason, *map(_never_recorded, lowering.subgraphs.values()))
             if why := next(filter(None, reasons), ""):
                 return f"{name} inside: {why}"
     return ""
 
 
 class SubgraphKernel(ABC):
-    """What runs a node's subgraphs.
+    """The kernel of a node with subgraphs.
 
-    launches: about how many steps a call runs, or a recording of it has. looks: whether the host looks at values in a
-    call. repeats: whether a recording of it has steps that values repeat.
+    Attributes:
+        launches: About how many steps a call runs, or its recording contains.
+        host_reads: Whether the host reads values during a call.
+        repeats: Whether its recording contains loops whose number of iterations depends on values.
     """
 
     can_be_recorded: bool
     launches: int
-    looks: bool
+    host_reads: bool
     repeats: bool
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
@@ -94,32 +99,36 @@ class SubgraphKernel(ABC):
 
     @abstractmethod
     def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
-        """What a call runs, one by one. Where it can be recorded, steps may run later; else each runs before the next
-        is asked for.
+        """Yield the steps of a call.
+
+        If the kernel cannot be recorded, each step must run before the next one is requested.
         """
 
 
 class ArrayMaker(ABC):
-    """A kernel some of whose results may be arrays that it makes: a run tells how large they are."""
+    """A kernel that may allocate results, whose sizes are known only at run time."""
 
     can_be_recorded: bool
 
     @abstractmethod
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
-        """Run; the results without planned memory, by their position."""
+        """Run, and return the results without planned memory, by position."""
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        """Run, where all results have planned memory."""
+        """Run a node whose results all have planned memory."""
         self.made(inputs, outputs, scratch)
 
 
 def launches_of(kernel: ArrayKernel | None) -> int:
-    """About how many steps a call of a kernel runs."""
+    """Return about how many steps a call of a kernel runs."""
     return kernel.launches if isinstance(kernel, SubgraphKernel) else 1
 
 
 class Faulty(NamedTuple):
-    """A node whose kernel sets a fault, and what to raise for its word. refuses: whether it may, of these operands."""
+    """A node whose kernel can set a fault.
+
+    `failure` makes the error for its word. `refuses` says whether operands can be the cause.
+    """
 
     node: Node
     failure: Callable[[Node, int], RuntimeFailure]
@@ -127,7 +136,7 @@ class Faulty(NamedTuple):
 
 
 def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
-    """The kernels of a step that may set a fault, in the order in which `prepare` takes words for them."""
+    """Yield the kernels of a step that can set a fault, in the order in which `prepare` takes their words."""
     if isinstance(lowering, LaunchedStep) and lowering.kernel.fault:
         yield Faulty(node, lowering.kernel.failure, value_check(node) is not None)
     elif isinstance(lowering, SubgraphStep):
@@ -138,44 +147,44 @@ def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
             yield Faulty(node, lowering.failure, refuses=True)
 
 
-def prepare(device: Device, node: Node, lowering: Lowering, common: Common) -> ArrayKernel | None:
-    """What computes a node; None for a step whose results are arrays that it makes."""
+def prepare(device: Device, node: Node, lowering: Lowering, context: InstanceContext) -> ArrayKernel | None:
+    """Return the kernel of a node; None for a step that allocates its results."""
     if isinstance(lowering, LaunchedStep):
-        return device.prepare(node, lowering.kernel, common.word() if lowering.kernel.fault else None)
+        return device.prepare(node, lowering.kernel, context.word() if lowering.kernel.fault else None)
     if isinstance(lowering, SubgraphStep):
-        return lowering.prepared(device, common)
+        return lowering.prepared(device, context)
     return device.prepare(node, None, None) if isinstance(lowering, PythonKernel) else None
 
 
 def laid(device: Device, memory: Any, offset: int, kind: TensorType) -> Any:
-    """The array of a type at an offset in memory, or in that of an array."""
+    """Return the array of a type at an offset in memory, or in the memory of an array."""
     return device.view(memory, offset, kind.static_shape, stored(device, kind))
 
 
 def stored(device: Device, kind: TensorType) -> np.dtype:
-    """By which element type a device's arrays hold such elements."""
+    """Return the element type of a device's arrays for a type."""
     found = device.stored(kind.dtype)
-    assert found is not None, "the program has looked at all types"
+    assert found is not None, "the program has checked all types"
     return found
 
 
 def as_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The same bytes as elements of another type of the same size."""
+    """Return the same bytes as elements of another type of the same size."""
     return array if array.dtype == dtype else np.ascontiguousarray(array).view(dtype)
 
 
 class ArrayBody:
-    """A subgraph all of whose values have known sizes, prepared on a device; any memory may be its arena."""
+    """A subgraph with known sizes, prepared on a device. Any memory can be its arena."""
 
-    def __init__(self, device: Device, lowered: LoweredGraph, common: Common):
+    def __init__(self, device: Device, lowered: LoweredGraph, context: InstanceContext):
         self._device, self._lowered = device, lowered
         self._copied = Copied(device)
-        kernels = [prepare(device, node, lowering, common) for node, lowering in lowered.steps]
+        kernels = [prepare(device, node, lowering, context) for node, lowering in lowered.steps]
         self._kernels = [kernel for kernel in kernels if kernel is not None]
         assert len(self._kernels) == len(kernels), "the results of every step have planned memory"
         self.can_be_recorded = all(kernel.can_be_recorded for kernel in self._kernels)
         self.launches = sum(map(launches_of, self._kernels))
-        self.looks, self.repeats = any(map(looks_at_values, self._kernels)), any(map(repeats, self._kernels))
+        self.host_reads, self.repeats = any(map(host_reads_values, self._kernels)), any(map(repeats, self._kernels))
         inputs = {*lowered.graph.inputs}
         self._constants = {
             value: device.copy_in(as_stored(source.array, stored(device, value.tensor)))
@@ -184,11 +193,11 @@ class ArrayBody:
         }
 
     def reads(self, value: Value) -> bool:
-        """Whether anything depends on one of the graph's inputs."""
+        """Return whether a step reads an input of the graph."""
         return value in self._lowered.placement.used
 
     def steps(self, arena: Any, inputs: Sequence[Any], results: Sequence[Any]) -> Iterator[BoundStep]:
-        """The steps on memory: `arena` is what the plan's offsets count from, inputs and results lie as given."""
+        """Yield the steps. Offsets of the plan count from `arena`; inputs and results are in the given memory."""
         lowered, placement = self._lowered, self._lowered.placement
         places = {**self._constants, **dict(zip(lowered.graph.inputs, inputs, strict=True))}
         for result, target in zip(placement.results, results, strict=True):
@@ -199,7 +208,7 @@ class ArrayBody:
             root = placement.root[value]
             if root not in places:
                 offset = lowered.memory.offset(root)
-                assert offset is not None, "what is no result, input or constant lies in the arena"
+                assert offset is not None, "all values but results, inputs and constants are in the arena"
                 places[root] = laid(self._device, arena, offset, root.tensor)
             return places[root] if value is root else laid(self._device, places[root], 0, value.tensor)
 
@@ -215,18 +224,18 @@ class ArrayBody:
                 yield self._copied.step(source, target)
 
 
-def looks_at_values(kernel: ArrayKernel | None) -> bool:
-    """Whether the host asks for values in a call of a kernel, to know what there is to run."""
-    return isinstance(kernel, SubgraphKernel) and kernel.looks
+def host_reads_values(kernel: ArrayKernel | None) -> bool:
+    """Return whether the host reads values in a call of a kernel, to choose its steps."""
+    return isinstance(kernel, SubgraphKernel) and kernel.host_reads
 
 
 def repeats(kernel: ArrayKernel | None) -> bool:
-    """Whether a recording of a kernel has steps that values repeat."""
+    """Return whether a recording of a kernel contains loops whose number of iterations depends on values."""
     return isinstance(kernel, SubgraphKernel) and kernel.repeats
 
 
 def flattened(step: BoundStep) -> Iterator[BoundStep]:
-    """A step, or where it runs subgraphs, the same whatever values are, the steps inside."""
+    """Yield a step, or the steps of its subgraphs if they do not depend on values."""
     kernel = step.kernel
     if isinstance(kernel, SubgraphKernel) and kernel.can_be_recorded and not isinstance(kernel, Conditional):
         yield from kernel.steps(step.inputs, step.outputs, step.scratch)

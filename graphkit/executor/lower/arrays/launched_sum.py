@@ -1,7 +1,7 @@
-"""Sums over processes that a device launches itself, on a queue beside the program's: nothing waits for the host.
+"""All-reduces that a device launches itself, on a stream of their own, without waiting for the host.
 
-All processes launch their sums in one order, that of the graph, whatever the order of steps in each of them: a sum
-whose operands are there waits for those before it. So programs of other sizes, whose steps lie otherwise, go together.
+All processes launch their all-reduces in the order of the graph: one whose operands are ready waits for those before
+it. So ranks with programs for other sizes, whose steps are in another order, can take part.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from graphkit.errors import NotFinite
 from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep
+from graphkit.executor.devices.capabilities import streams_of
 from graphkit.executor.devices.device import Device, address_of
 from graphkit.executor.lower.lowering import DeviceSums
 from graphkit.executor.lower.python_step import PythonStep
@@ -28,8 +29,9 @@ Start: TypeAlias = AllReduceStart | ReduceScatterStart | AllGatherStart
 
 
 class LaunchedSum(PythonStep):
-    """A step of a device that begins sums, or waits for those of `keys`. `prepared` makes its kernel for one instance
-    of a program, whose steps share a SumQueue.
+    """A step that starts an all-reduce, or waits for those of `keys`.
+
+    `prepared` makes its kernel for one instance of a program, whose steps share a SumQueue.
     """
 
     def __init__(
@@ -44,24 +46,28 @@ class LaunchedSum(PythonStep):
 
 
 class Progress(NamedTuple):
-    """How far a run has come: how many sums are launched, and which wait for those before them."""
+    """The state of a run: how many all-reduces are launched, and which ready ones wait for those before them."""
 
     launched: int
     ready: Mapping[str, Callable[[], None]]
 
 
 class SumQueue:
-    """The sums of one instance of a program, whose work is on `stream`. Runs of it follow each other.
+    """The all-reduces of one instance of a program, which has one run at a time.
 
-    nodes: what begins a sum, in the graph's order. steps: of the program, as (key, None) for what begins a sum and
-    (None, keys) for what waits for sums, in their order.
+    Args:
+        device: The device.
+        stream: The stream of the program.
+        sums: Launches all-reduces.
+        nodes: The nodes that start all-reduces, in the order of the graph.
+        steps: (key, None) for each step that starts an all-reduce and (None, keys) for each that waits, in order.
     """
 
     def __init__(
         self, device: Device, stream: Any, sums: DeviceSums, nodes: Sequence[Node], steps: Sequence[tuple[Any, Any]]
     ):
-        self._device, self._stream, self._sums = device, stream, sums
-        self._beside = device.stream()
+        self._streams, self._stream, self._sums = streams_of(device), stream, sums
+        self._beside = self._streams.stream()
         self._order = _order([_key(node) for node in nodes], steps)
         of = {_key(node): node for node in nodes}
         self._name = _named([of[key] for key in self._order])
@@ -70,21 +76,22 @@ class SumQueue:
         self._begun, self._launched = False, 0
         self._is_recorded = False
         self._ready: dict[str, Callable[[], None]] = {}
-        # Behind each sum that the program's stream does not follow yet.
+        # An event behind each all-reduce that the program's stream has not waited for.
         self._points: dict[str, Any] = {}
         self._recording, self._structure = 0, 0
 
     # --- a run --------------------------------------------------------------------------------------------------
 
     def describe(self, recordings: Iterable[Iterable[str]]) -> None:
-        """Which sums are recorded together, and come before what may fail."""
+        """Set which all-reduces are recorded together, and which come before steps that can fail."""
         with_sums = [keys for keys in map(list, recordings) if keys]
         self._structure = zlib.crc32(repr(with_sums).encode()) % (2**20 - 1) + 1
 
     @contextmanager
     def taking_part(self) -> Iterator[None]:
-        """Around a run: who leaves it while others take part in its sums tells them so. What is not finite, in sums,
-        all find alike.
+        """Enclose a run. If it fails while other processes take part in its all-reduces, they are notified.
+
+        NotFinite is not reported: all processes find it.
         """
         self._begun, self._launched = False, 0
         self._ready, self._points = {}, {}
@@ -98,7 +105,7 @@ class SumQueue:
             raise
 
     def meet(self, known: bool) -> tuple[bool, bool]:
-        """Whether the run is recorded or replayed, and whether anew. known: this process could."""
+        """Return whether the run is recorded or replayed, and whether it is recorded again. known: this process can."""
         self._recording = self._recording if known else 0
         met = self._sums.meet(self._name, self._nbytes, known, self._recording, self._structure)
         self._begun = True
@@ -107,33 +114,33 @@ class SumQueue:
         return met.known, anew
 
     def begin(self, key: str, launch: Callable[[], None]) -> None:
-        """What a sum needs is there, once the program's stream has come here: launch it behind those before it."""
+        """Launch an all-reduce behind those before it. Its operands are ready at this point of the program's stream."""
         self._ready[key] = launch
         while self._launched < len(self._order) and (key := self._order[self._launched]) in self._ready:
-            here = self._device.event()
-            with self._device.on(self._beside):
-                self._device.wait_for(here)
+            here = self._streams.event()
+            with self._streams.on(self._beside):
+                self._streams.wait_for(here)
                 self._ready.pop(key)()
-                self._points[key] = self._device.event()
+                self._points[key] = self._streams.event()
             self._launched += 1
 
     def follow(self, keys: Sequence[str]) -> None:
-        """What comes next on the program's stream comes behind these sums.
+        """Let later work of the program's stream wait for all-reduces.
 
-        What is not recorded is waited for: a call for more work than a stream holds would wait for ever behind a sum in
-        which another process takes no part.
+        Outside recordings, the host waits too: if another process did not take part, a call for more work than a stream
+        can hold would never return.
         """
         known = [key for key in keys if key in self._points]
         if known:
-            # What is beside the stream is in order: the last one is behind all of them.
-            self._device.wait_for(self._points[max(known, key=self._place.__getitem__)])
+            # The all-reduces are in order: the event of the last one is behind all of them.
+            self._streams.wait_for(self._points[max(known, key=self._place.__getitem__)])
         for key in known:
             del self._points[key]
         if known and not self._is_recorded:
-            self.settle()
+            self.wait()
 
     def join(self) -> None:
-        """The same of all sums that were launched: points of a recording are for no other."""
+        """Wait for all launched ones in the same way: events of a recording are not valid in another."""
         self.follow([*self._points])
 
     @property
@@ -141,23 +148,23 @@ class SumQueue:
         """The last step of a recording."""
         return BoundStep(_Joins(self), (), (), None)
 
-    def settle(self) -> None:
-        """Wait until the program's stream has done all; see DeviceSums.wait for what it raises."""
-        self._sums.wait(partial(self._device.done, self._stream))
+    def wait(self) -> None:
+        """Wait for all work of the program's stream. Raises as `DeviceSums.wait` does."""
+        self._sums.wait(partial(self._streams.done, self._stream))
 
-    def settled(self) -> bool:
-        """The same; whether it has, which it need not where other processes were given up."""
-        self.settle()
-        return self._device.done(self._stream)
+    def has_ended(self) -> bool:
+        """Wait, and return whether all work is done: it may not be if other processes were given up."""
+        self.wait()
+        return self._streams.done(self._stream)
 
     @property
     def is_broken(self) -> bool:
-        """Whether other processes were given up."""
+        """Whether other processes have been given up."""
         return self._sums.broken
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """What is queued meanwhile is recorded."""
+        """Enclose work that is recorded."""
         self._is_recorded = True
         try:
             yield
@@ -169,7 +176,7 @@ class SumQueue:
         return Progress(self._launched, dict(self._ready))
 
     def resume(self, progress: Progress) -> None:
-        """A recording has been replayed, behind which the run is so far."""
+        """Set the state of the run after a recording was replayed."""
         self._launched, self._ready = progress.launched, dict(progress.ready)
 
 
@@ -179,7 +186,7 @@ def _key(node: Node) -> str:
 
 
 def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[str]:
-    """These keys; or, where a step would wait for a sum that is launched behind it, the order of the steps."""
+    """Return these keys, or the order of the steps if a step would wait for an all-reduce that is launched after it."""
     launched, ready = 0, set()
     for begun, awaited in steps:
         if begun is not None:
@@ -192,13 +199,13 @@ def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[st
 
 
 def _named(nodes: Sequence[Node]) -> str:
-    """A short name of an order of sums, of these types."""
+    """Return a short name of the order and types of all-reduces."""
     described = "; ".join(f"{node.op.name} {_key(node)} {[str(v.type) for v in node.outputs]}" for node in nodes)
     return f"{len(nodes)} in the order {hashlib.blake2b(described.encode(), digest_size=4).hexdigest()}"
 
 
 class _Joins:
-    """Has the program follow all sums that were launched."""
+    """Lets the program wait for all launched all-reduces."""
 
     can_be_recorded = True
 
@@ -210,13 +217,13 @@ class _Joins:
 
 
 class LaunchedStart:
-    """Begins a sum of arrays in the place of its results, which are its operands' first."""
+    """Starts an all-reduce in the memory of its results, to which it copies its operands."""
 
     can_be_recorded = True
 
     def __init__(self, device: Device, queue: SumQueue, node: Node, launch: Callable[[Sequence[Any]], None]):
         self._device, self._queue, self._node, self._launch = device, queue, node, launch
-        # In the place of results that nobody reads here: the others sum them.
+        # Memory for results that are not used here: other processes need the sums.
         self._own: dict[int, Any] = {}
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
@@ -234,7 +241,7 @@ class LaunchedStart:
 
 
 class LaunchedGather:
-    """Begins to make vectors of every process's pieces of them."""
+    """Starts to gather vectors from the pieces of all processes."""
 
     can_be_recorded = True
 
@@ -250,7 +257,7 @@ class LaunchedGather:
 
 
 class LaunchedWait:
-    """Has the program follow sums, and says so by a 0."""
+    """Lets the program wait for all-reduces. Its result is 0."""
 
     can_be_recorded = True
 

@@ -1,6 +1,6 @@
-"""Sums over processes in programs of devices with memory of their own: while arrays travel, they are in the host's.
+"""All-reduces through host memory, in programs of devices with their own memory.
 
-What begins a sum copies its operands there; what waits for it copies the sums to where the program has them.
+The step that starts an all-reduce copies its operands to the host. The step that waits copies the sums back.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from graphkit.executor.lower.python_step import PythonStep
 from graphkit.executor.memory.resident import host_arrays
 from graphkit.ir.graph import Node, Value
 
-# By key, what is under way: arrays of the host, and those of the device that they will be copied to.
-Landing: TypeAlias = dict[str, list[tuple[np.ndarray, Any]]]
+# The pending all-reduces by key: arrays of the host, and the device's arrays that they are copied to.
+PendingSums: TypeAlias = dict[str, list[tuple[np.ndarray, Any]]]
 
 
 class StagedStep(PythonStep):
-    """A step that takes part in sums over processes. `prepared` makes its kernel for one instance of a program, whose
-    steps share a Landing.
+    """A step of an all-reduce. `prepared` makes its kernel for one instance of a program, whose steps share the pending
+    all-reduces.
     """
 
-    def __init__(self, prepared: Callable[[Device, Landing], ArrayKernel]):
+    def __init__(self, prepared: Callable[[Device, PendingSums], ArrayKernel]):
         super().__init__("staged")
         self.prepared = prepared
 
 
 class _Staged:
-    """What all of them have: the host's arrays for the operands and the results of a node of static types."""
+    """The host's arrays for the operands and the results of a node of static types."""
 
-    can_be_recorded = False  # other processes are waited for
+    can_be_recorded = False  # it waits for other processes
 
     def __init__(self, device: Device, inputs: Iterable[Value | None], outputs: Iterable[Value]):
         self._device = device
@@ -51,31 +51,31 @@ class _Staged:
 
 
 class Begins(_Staged):
-    """Begins what `key` is called. inplace: the results are the operands' sums, in the same memory."""
+    """Starts the all-reduce `key`. inplace: the results are the operands' sums, in the same memory."""
 
-    def __init__(self, device: Device, landing: Landing, node: Node, run: Kernel, key: str, *, inplace: bool):
+    def __init__(self, device: Device, pending: PendingSums, node: Node, run: Kernel, key: str, *, inplace: bool):
         super().__init__(device, () if inplace else node.inputs, node.outputs)
-        self._landing, self._run, self._key = landing, run, key
+        self._pending, self._run, self._key = pending, run, key
         if inplace:
             self._given = self._made
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         self._copy_out(inputs, self._given)
-        self._landing[self._key] = [pair for pair in zip(self._made, outputs, strict=True) if pair[1] is not None]
+        self._pending[self._key] = [pair for pair in zip(self._made, outputs, strict=True) if pair[1] is not None]
         self._run(self._given, self._made)
 
 
 class Waits(_Staged):
-    """Waits for all of `keys`."""
+    """Waits for the all-reduces `keys`."""
 
-    def __init__(self, device: Device, landing: Landing, node: Node, run: Kernel, keys: Sequence[str]):
+    def __init__(self, device: Device, pending: PendingSums, node: Node, run: Kernel, keys: Sequence[str]):
         super().__init__(device, (), node.outputs)
-        self._landing, self._run, self._keys = landing, run, keys
+        self._pending, self._run, self._keys = pending, run, keys
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         self._run((), self._made)
         for key in self._keys:
-            for host, array in self._landing.pop(key):
+            for host, array in self._pending.pop(key):
                 self._copy_in(host, array)
         for host, done in zip(self._made, outputs, strict=True):
             if done is not None:
@@ -83,9 +83,9 @@ class Waits(_Staged):
 
 
 class Exchanges(_Staged):
-    """Begins and waits at once."""
+    """Starts an exchange and waits for it."""
 
-    def __init__(self, device: Device, landing: Landing, node: Node, run: Kernel):
+    def __init__(self, device: Device, pending: PendingSums, node: Node, run: Kernel):
         super().__init__(device, node.inputs, node.outputs)
         self._run = run
 
@@ -98,11 +98,13 @@ class Exchanges(_Staged):
 
 
 class BeginsRows:
-    """Begins a sum of rows, by `begin(indices, rows)`, which reads neither behind that."""
+    """Starts an all-reduce of rows by `begin(indices, rows)`, which reads the arrays only during the call."""
 
     can_be_recorded = False
 
-    def __init__(self, device: Device, landing: Landing, node: Node, begin: Callable[[np.ndarray, np.ndarray], None]):
+    def __init__(
+        self, device: Device, pending: PendingSums, node: Node, begin: Callable[[np.ndarray, np.ndarray], None]
+    ):
         self._device, self._begin = device, begin
         self._kinds = [v.dtype.numpy for v in node.operands]
 
@@ -115,11 +117,13 @@ class BeginsRows:
 
 
 class WaitsForRows(ArrayMaker):
-    """Waits for a sum of rows; `wait` returns the indices and the rows that there are."""
+    """Waits for an all-reduce of rows. `wait` returns the indices and the summed rows."""
 
     can_be_recorded = False
 
-    def __init__(self, device: Device, landing: Landing, node: Node, wait: Callable[[], tuple[np.ndarray, np.ndarray]]):
+    def __init__(
+        self, device: Device, pending: PendingSums, node: Node, wait: Callable[[], tuple[np.ndarray, np.ndarray]]
+    ):
         self._device, self._wait = device, wait
         self._stored = [stored(device, v.tensor) for v in node.outputs]
 

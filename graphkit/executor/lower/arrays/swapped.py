@@ -1,7 +1,7 @@
-"""Copies to the host's memory and back in programs of devices with memory of their own, on a queue beside the steps.
+"""Copies to host memory and back, in programs of devices with their own memory, on a stream of their own.
 
-All of a program are in one order, that of its steps, so that what comes back has arrived there before. See
-`graphkit.executor.memory.swapping` for which values are copied, and when a step waits for a copy.
+The copies of a program are in the order of its steps, so a value has arrived on the host before it is copied back.
+`graphkit.executor.memory.swapping` decides which values are copied, and when a step waits for a copy.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep
+from graphkit.executor.devices.capabilities import pinned_memory_of, streams_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.python_step import PythonStep
 from graphkit.ir.graph import Node
@@ -18,8 +19,9 @@ from graphkit.ops.internal.swap import SwapOut
 
 
 class SwapStep(PythonStep):
-    """A step that begins a copy to the host's memory, or back. `prepared` makes its kernel for one instance of a
-    program, whose steps share a SwapQueue.
+    """A step that starts a copy to host memory or back.
+
+    `prepared` makes its kernel for one instance of a program, whose steps share a SwapQueue.
     """
 
     def __init__(self, node: Node):
@@ -31,51 +33,51 @@ class SwapStep(PythonStep):
 
 
 class SwapQueue:
-    """The copies of one instance of a program. Runs of it follow each other.
+    """The copies of one instance of a program, which has one run at a time.
 
-    A copy is known by the value that it makes, or by what else its user calls it, which is one copy at a time.
+    A copy is identified by the value that it writes, or by any other key. There is one copy of a key at a time.
     """
 
     def __init__(self, device: Device):
-        self._device = device
-        self._beside = device.stream()
-        # Behind each copy that the program's stream does not follow yet, in their order.
+        self._streams, self._memory = streams_of(device), pinned_memory_of(device)
+        self._beside = self._streams.stream()
+        # An event behind each copy that the program's stream has not waited for, in order.
         self._points: dict[Hashable, Any] = {}
 
     def begin(self, value: Hashable, copy: Callable[[], None]) -> None:
-        """Queue a copy behind what the program's stream has come to."""
-        here = self._device.event()
-        assert value not in self._points, "a copy of this name is under way"
-        with self._device.on(self._beside):
-            self._device.wait_for(here)
+        """Queue a copy behind the work of the program's stream so far."""
+        here = self._streams.event()
+        assert value not in self._points, "a copy of this key is pending"
+        with self._streams.on(self._beside):
+            self._streams.wait_for(here)
             copy()
-            self._points[value] = self._device.event()
+            self._points[value] = self._streams.event()
 
     def follow(self, values: Iterable[Hashable]) -> None:
-        """What comes next on the program's stream comes behind the copies of these."""
+        """Let later work of the program's stream wait for copies."""
         wanted = {value for value in values if value in self._points}
         if not wanted:
             return
         begun = [*self._points]
         last = max(place for place, value in enumerate(begun) if value in wanted)
-        self._device.wait_for(self._points[begun[last]])
+        self._streams.wait_for(self._points[begun[last]])
         for value in begun[: last + 1]:
             del self._points[value]
 
     def join(self) -> None:
-        """The same of all copies: points of a recording are for no other."""
+        """Wait for all copies in the same way: events of a recording are not valid in another."""
         self.follow([*self._points])
 
     def beginning(self, value: Hashable, *, to_host: bool) -> ArrayKernel:
-        """What begins a copy from its operand to its result, of which one is in the host's memory."""
-        return _Begins(self, value, self._device.copy_to_host if to_host else self._device.copy_from_host)
+        """Return the kernel that starts a copy of its operand to its result. One of them is in host memory."""
+        return _Begins(self, value, self._memory.copy_to_host if to_host else self._memory.copy_from_host)
 
     def begins(self, value: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
-        """The step that begins a copy."""
+        """Return the step that starts a copy."""
         return BoundStep(self.beginning(value, to_host=to_host), [source], [target], None)
 
     def awaits(self, values: Sequence[Hashable]) -> BoundStep:
-        """The step that follows these."""
+        """Return the step that waits for copies."""
         return BoundStep(_Follows(partial(self.follow, values)), (), (), None)
 
     @property
@@ -83,17 +85,17 @@ class SwapQueue:
         """The last step of a recording."""
         return BoundStep(_Follows(self.join), (), (), None)
 
-    def forget(self) -> None:
-        """The run is over, or given up, wherever it was."""
+    def clear(self) -> None:
+        """End the run, also after an error."""
         self._points.clear()
 
-    def settle(self) -> None:
-        """Wait for all copies that were begun."""
-        self._device.synchronize(self._beside)
+    def wait(self) -> None:
+        """Wait for all copies."""
+        self._streams.synchronize(self._beside)
 
 
 class _Follows:
-    """Has the program's stream follow copies."""
+    """Lets the program's stream wait for copies."""
 
     can_be_recorded = True
 
@@ -105,7 +107,7 @@ class _Follows:
 
 
 class _Begins:
-    """Begins a copy from a value's memory to another."""
+    """Starts a copy."""
 
     can_be_recorded = True
 

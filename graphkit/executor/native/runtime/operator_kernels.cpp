@@ -51,8 +51,8 @@ void require_operands(const Kernel& kernel, const NodeSpec& node) {
 
 template <typename T>
 const T& attribute(const NodeSpec& node, const std::string& name) {
-    const auto found = node.attributes.find(name);
-    if (found == node.attributes.end()) {
+    const auto found = node.attributes->find(name);
+    if (found == node.attributes->end()) {
         throw NativeError("the operator has no attribute " + name);
     }
     if (!found->second) {
@@ -69,30 +69,44 @@ const T& attribute(const NodeSpec& node, const std::string& name) {
 using Input = std::tuple<std::string, Dims, std::string, std::optional<std::vector<std::int64_t>>>;
 using Output = std::tuple<std::string, Dims, std::string>;
 
-Kernel* make_kernel(Text domain, Text name, const std::vector<std::optional<Input>>& inputs,
-                    const std::vector<Output>& outputs,
-                    std::map<std::string, std::optional<NodeSpec::Attribute>> attributes, int threads) {
-    NodeSpec node;
-    for (const auto& input : inputs) {
-        auto& made = node.inputs.emplace_back();
-        if (input) {
-            const auto& [label, shape, type, elements] = *input;
-            made = NodeSpec::Input{{label, shape, element_type(type)}, elements};
+// An operator with its attributes, which are converted once for all of its kernels.
+class DescribedOperator {
+  public:
+    DescribedOperator(const std::string& domain, const std::string& name, NodeSpec::Attributes attributes)
+        : attributes_(std::move(attributes)) {
+        const auto found = makers().find({domain, name});
+        if (found == makers().end()) {
+            throw Unsupported("no kernel for " + name);
         }
+        make_ = found->second;
     }
-    for (const auto& [label, shape, type] : outputs) {
-        node.outputs.push_back({label, shape, element_type(type)});
+
+    Kernel* make(const std::vector<std::optional<Input>>& inputs, const std::vector<Output>& outputs,
+                 int threads) const {
+        NodeSpec node;
+        node.inputs.reserve(inputs.size());
+        for (const auto& input : inputs) {
+            auto& made = node.inputs.emplace_back();
+            if (input) {
+                const auto& [label, shape, type, elements] = *input;
+                made = NodeSpec::Input{{label, shape, element_type(type)}, elements};
+            }
+        }
+        node.outputs.reserve(outputs.size());
+        for (const auto& [label, shape, type] : outputs) {
+            node.outputs.push_back({label, shape, element_type(type)});
+        }
+        node.attributes = &attributes_;
+        node.threads = threads;
+        std::unique_ptr<Kernel> made = make_(node);
+        require_operands(*made, node);
+        return made.release();
     }
-    node.attributes = std::move(attributes);
-    node.threads = threads;
-    const auto maker = makers().find({domain, name});
-    if (maker == makers().end()) {
-        throw Unsupported("no kernel for " + name);
-    }
-    std::unique_ptr<Kernel> made = maker->second(node);
-    require_operands(*made, node);
-    return made.release();
-}
+
+  private:
+    NodeSpec::Attributes attributes_;
+    MakeKernel make_;
+};
 
 }  // namespace
 
@@ -151,11 +165,13 @@ GRAPHKIT_BINDINGS(operator_kernels) {
             }
             return found;
         },
-        "(domain, name) of the operators that make_kernel makes kernels for.");
-    m.def("make_kernel", &make_kernel, "domain"_a, "name"_a, "inputs"_a, "outputs"_a, "attributes"_a, "threads"_a,
-          nb::rv_policy::take_ownership,
-          "A kernel for a node: inputs are (name, shape, dtype, elements or None), None when absent; outputs (name, "
-          "shape, dtype).");
+        "(domain, name) of the operators with kernels of DescribedOperator.");
+    nb::class_<DescribedOperator>(m, "DescribedOperator", "Makes kernels for the nodes of one operator.")
+        .def(nb::init<const std::string&, const std::string&, NodeSpec::Attributes>(), "domain"_a, "name"_a,
+             "attributes"_a)
+        .def("make", &DescribedOperator::make, "inputs"_a, "outputs"_a, "threads"_a, nb::rv_policy::take_ownership,
+             "Return a kernel for a node. Inputs are (name, shape, dtype, elements or None), None if absent. Outputs "
+             "are (name, shape, dtype).");
 }
 
 }  // namespace graphkit

@@ -24,6 +24,7 @@ namespace graphkit {
 // A node of known shapes.
 struct NodeSpec {
     using Attribute = std::variant<std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<double>>;
+    using Attributes = std::map<std::string, std::optional<Attribute>>;
     struct Input {
         TensorSpec tensor;
         std::optional<std::vector<std::int64_t>> elements;  // of an integer tensor, where they are known
@@ -31,7 +32,7 @@ struct NodeSpec {
 
     std::vector<std::optional<Input>> inputs;
     std::vector<TensorSpec> outputs;
-    std::map<std::string, std::optional<Attribute>> attributes;  // without a value where the node gives none
+    const Attributes* attributes = nullptr;  // an attribute is without a value if the node gives none
     int threads = 1;
 
     bool has_input(std::size_t position) const { return position < inputs.size() && inputs[position].has_value(); }

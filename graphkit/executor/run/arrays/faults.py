@@ -1,6 +1,6 @@
-"""What kernels have met that they cannot compute: a word of the device's for each kernel that may.
+"""Errors of kernels on a device: each kernel that can fail has a word, which it sets if it cannot compute its operands.
 
-A word more has loops in recordings end, which go on as long as no word is set.
+Loops in recordings end once a word is set. One more word lets the host end them.
 """
 
 from __future__ import annotations
@@ -11,40 +11,44 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.executor.devices.capabilities import pinned_memory_of, streams_of
 from graphkit.executor.devices.device import Device
-from graphkit.executor.lower.arrays.body import Common, faulty
+from graphkit.executor.lower.arrays.body import InstanceContext, faulty
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.refusals import repeated
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir import limits
 
-# Iterations of a loop where nothing bounds them.
+# The largest number of iterations of a loop without a limit.
 _ANY = np.iinfo(np.int64).max
 
-# Between two looks at whether such loops have ended, in seconds, and how much of the time that they have taken.
+# Seconds between two checks whether such loops have ended; at most this part of the time that they have taken.
 _LONGEST_PAUSE, _PART = 1e-3, 0.125
 
 
 class Faults:
-    """The words of one instance of a program, on the current stream, `stream`; 0: nothing was met."""
+    """The words of one instance of a program, on the current stream, `stream`. A word of 0 is no error."""
 
     def __init__(self, lowered: LoweredGraph, device: Device, stream: Any):
-        self._device, self._stream = device, stream
+        self._device, self._streams, self._stream = device, streams_of(device), stream
         place = {index: position for position, index in enumerate(lowered.memory.order)}
-        # By the number of its word: the position of the step, and what may set it.
+        # By the number of the word: the position of the step, and the kernel that sets it.
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
         self._repeats = repeated(lowered.placement, lowered.lowerings)
-        self._words = device.xp.zeros((len(self._of) + 1,), np.uint32)
-        self._found = device.host_memory(self._words.nbytes).view(np.uint32)
-        self._allowed = _ANY
-        self._most = device.xp.full((), self._allowed, np.int64)
+        self._pinned, self._allowed = pinned_memory_of(device), _ANY
+        self._words: Any = ()
+        self._most: Any = None
+        if self._of:
+            self._words = device.copy_in(np.zeros(len(self._of) + 1, np.uint32))
+            self._found = self._pinned.host_memory(self._words.nbytes).view(np.uint32)
+            self._most = device.copy_in(np.full((), self._allowed, np.int64))
 
-    def common(self, *, alone: bool) -> Common:
-        """For the kernels of the instance."""
-        return Common(self._device, self._words, self._most, alone=alone)
+    def context(self, *, alone: bool) -> InstanceContext:
+        """Return the context of the instance's kernels."""
+        return InstanceContext(self._device, self._words, self._most, alone=alone)
 
     def allow_iterations(self) -> None:
-        """Loops in recordings end at the present limit, from here on in the current stream."""
+        """Let loops in recordings end at the current limit of iterations, from here on in the current stream."""
         most = limits.current().iterations
         allowed = _ANY if most is None else min(most, _ANY)
         if allowed != self._allowed:
@@ -52,44 +56,42 @@ class Faults:
             self._allowed = allowed
 
     def watch(self) -> None:
-        """Wait for what is replayed. An interrupt, and the end of the time that a run may take (LimitReached), end its
-        loops.
-        """
+        """Wait for a replayed recording. An interrupt, or the time limit of the run (LimitReached), ends its loops."""
         began = time.monotonic()
         try:
-            while not self._device.done(self._stream):
+            while not self._streams.done(self._stream):
                 limits.check_time()
                 time.sleep(min(_LONGEST_PAUSE, _PART * (time.monotonic() - began)))
         except BaseException:
             with uninterrupted:
-                beside = self._device.stream()
-                with self._device.on(beside):
+                beside = self._streams.stream()
+                with self._streams.on(beside):
                     self._device.copy_in(np.ones(1, np.uint32), self._words[-1:])
-                    self._device.synchronize(beside)
-                self._device.synchronize(self._stream)
+                    self._streams.synchronize(beside)
+                self._streams.synchronize(self._stream)
                 self._device.copy_in(np.zeros(1, np.uint32), self._words[-1:])
             raise
 
     @property
     def words(self) -> Any:
-        """On the device; an element that is not zero says that something was met, or that loops have to end."""
+        """The words on the device: if one is not zero, a kernel has failed, or loops have to end."""
         return self._words
 
-    def come_from(self, position: int) -> bool:
-        """Whether a step at this position of the order, or behind it, sets any."""
+    def can_come_from(self, position: int) -> bool:
+        """Return whether a step at this position of the order, or a later one, can fail."""
         return any(place >= position for place, _ in self._of)
 
-    def begin_from(self, position: int) -> bool:
-        """Whether such a step may set the first one: not one that refuses what another has refused before."""
+    def can_begin_at(self, position: int) -> bool:
+        """Return whether such a step can be the first one to fail: an earlier step may reject the same operands."""
         return any(place >= position and one.refuses and one.node not in self._repeats for place, one in self._of)
 
-    def check(self, settle: Callable[[], None]) -> None:
-        """Raise RuntimeFailure for the first step that has met something. Waits for all steps, by `settle` first."""
+    def check(self, wait: Callable[[], None]) -> None:
+        """Raise RuntimeFailure for the first step that has failed. Waits for all steps: `wait` is called first."""
         if not self._of:
             return
-        settle()
-        self._device.copy_to_host(self._words, self._found)
-        self._device.synchronize(self._stream)
+        wait()
+        self._pinned.copy_to_host(self._words, self._found)
+        self._streams.synchronize(self._stream)
         if not self._found.any():
             return
         words = self._found[: len(self._of)].copy()

@@ -1,8 +1,8 @@
-"""Programs on devices with memory of their own: planned like all others.
+"""Programs on devices with their own memory.
 
-The arena is one piece of the device's memory, laid out by the same planner. A node without a kernel of the device runs
-through its operator's `xp` reference on arrays of the device, or on copies on the host where that is of numpy alone.
-Maps, which are Python's own dicts, are always on the host. Outputs come back as numpy arrays; states stay.
+The planner is the same as for the CPU: the arena is one block of the device's memory. A node without a kernel is
+interpreted by the device. Maps, which are Python dicts, are always on the host. Outputs are copied to numpy arrays;
+states stay on the device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import UnsupportedError
-from graphkit.executor.devices.device import Device
+from graphkit.executor.devices.device import Device, interprets
 from graphkit.executor.lower.arrays.body import SubgraphStep
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum
 from graphkit.executor.lower.arrays.staged import StagedStep
@@ -24,7 +24,7 @@ from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import IDLE, Pools
-from graphkit.executor.memory.resident import Handed, Resident
+from graphkit.executor.memory.resident import DeviceValue, Resident
 from graphkit.executor.run import base_program as programs
 from graphkit.executor.run.arrays.instance import ArrayInstance
 from graphkit.executor.run.base_program import Key
@@ -38,15 +38,21 @@ from graphkit.text import human, quantity, short_repr
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
 
-# What a step takes with its node and its part of the plan.
+# An estimate of the host memory that a step takes, with its node and its part of the plan.
 _STEP_BYTES = 24 << 10
 
 
 class ArrayProgram:
-    """Runs a lowered graph on a device with arrays of its own: an Executable.
+    """An Executable that runs a lowered graph on a device with its own memory.
 
-    handed: inputs that a run takes from other programs of the device, where they are. Raises UnsupportedError, naming
-    nodes, for types that the device has no arrays of.
+    Args:
+        lowered: The graph.
+        device: The device.
+        pools: The memory that programs share.
+        borrowed: Inputs that a run reads in the memory of other programs of the device.
+
+    Raises:
+        UnsupportedError: The device has no arrays of some types. The message names the nodes.
     """
 
     needs_recompiling = False
@@ -54,19 +60,19 @@ class ArrayProgram:
     has_fixed_results = False
     part_keys: tuple[Key, ...] = ()
 
-    def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools, handed: Collection[Value] = ()):
+    def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools, borrowed: Collection[Value] = ()):
         graph = lowered.graph
         _check_lowered(lowered, device)
         self.graph = graph
         self.device = device
         self.pools = pools
-        self._handed = tuple(handed)
+        self._borrowed = tuple(borrowed)
         self.lowered = lowered
         self.placement = lowered.placement
         position = {v: i for i, v in enumerate(graph.inputs)}
         self.state_inputs = [position[state] for state, _ in graph.updates]
         self._on_devices = {device: range(len(graph.updates))}
-        # No memory of the host's: an instance writes over what the device holds.
+        # Only host memory is donated; an instance overwrites the arrays of the device itself.
         self.donated = [False] * len(graph.updates)
         self.interruptible: Callable[[], bool] | None = None
         self._idle: list[ArrayInstance] = []
@@ -95,20 +101,20 @@ class ArrayProgram:
         """There is no other kind of program for these shapes."""
 
     def as_part(self) -> None:
-        """None: batches are not divided on a device with arrays of its own."""
+        """Return None: only programs of the CPU run batches in parts."""
         return None
 
     def take(self) -> ArrayInstance:
-        """An instance for one run. Raises OutOfMemory."""
+        """Return an instance for one run. Raises OutOfMemory."""
         try:
             return self._idle.pop()
         except IndexError:
             arena = self.lowered.memory.layout.arena_bytes
             with out_of_memory(self.graph, f"the arena on device {self.device.name!r}, {arena} bytes"):
-                return ArrayInstance(self.lowered, self.device, self.pools, self._handed)
+                return ArrayInstance(self.lowered, self.device, self.pools, self._borrowed)
 
     def give(self, instance: ArrayInstance) -> None:
-        """Take an instance back after a run that went well."""
+        """Take an instance back after a successful run."""
         if len(self._idle) < IDLE:
             self._idle.append(instance)
 
@@ -119,12 +125,12 @@ class ArrayProgram:
 
     @property
     def on_devices(self) -> Mapping[Device, Sequence[int]]:
-        """The states that stay on a device between runs, by their positions among the updates."""
+        """The states that stay on a device between runs, as positions among the updates."""
         return self._on_devices
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes without a kernel of the device: those that are interpreted, as "name (Op)"."""
+        """The interpreted nodes, as "name (Op)"."""
         return self.plan.fallbacks
 
     def interpreted(self) -> Iterable[tuple[str, Node, str]]:
@@ -175,14 +181,14 @@ class DeviceRun:
         with out_of_memory(self._program.graph, f"a run on device {self._program.device.name!r}"):
             self._taken.launch()
 
-    def result_on_device(self, position: int) -> Handed:
-        return self._taken.handed(position)
+    def device_result(self, position: int) -> DeviceValue:
+        return self._taken.device_result(position)
 
-    def input_on_device(self, position: int) -> Handed:
-        return self._taken.received(position)
+    def device_input(self, position: int) -> DeviceValue:
+        return self._taken.device_input(position)
 
     def fetch(self, position: int, out: np.ndarray | None = None) -> Any:
-        return self._taken.fetched(position, out)
+        return self._taken.fetch(position, out)
 
     def wait(self) -> None:
         self._taken.check()
@@ -202,7 +208,7 @@ class DeviceRun:
 
 
 def _check_lowered(lowered: LoweredGraph, device: Device) -> None:
-    """Raises UnsupportedError for element types that the device's arrays cannot have."""
+    """Raise UnsupportedError for element types that the device has no arrays of."""
     own = (LaunchedStep, LaunchedSum, StagedStep, SubgraphStep, SwapStep)
     launched = {node for node, lowering in lowered.steps if isinstance(lowering, own)}
     _check_types(lowered.graph, device, launched, lowered.placement.steps)
@@ -214,10 +220,13 @@ def _check_lowered(lowered: LoweredGraph, device: Device) -> None:
 def _check_types(
     graph: Graph, device: Device, launched: Container[Node] = (), steps: Iterable[Node] | None = None
 ) -> None:
-    """Raises UnsupportedError for element types that the device's arrays cannot have.
+    """Raise UnsupportedError for element types that the device has no arrays of.
 
-    launched: those of `steps` that are kernels of the device, which know what bits stand for. Without steps all nodes
-    are interpreted.
+    Args:
+        graph: The graph.
+        device: The device.
+        launched: The nodes with kernels, which may read and write elements that arrays hold as bits.
+        steps: The nodes that are computed. None: all nodes are interpreted.
     """
     interpreted = [node for node in (graph.nodes if steps is None else steps) if node not in launched]
     read = {value for node in interpreted for value in (*node.operands, *node.outputs)}
@@ -227,7 +236,7 @@ def _check_types(
             continue
         dtype = _element(value.type)
         held = isinstance(value.type, TensorType) and steps is not None and value not in read
-        if not device.supports(dtype) and not (held and device.stored(dtype) is not None):
+        if not interprets(device, dtype) and not (held and device.stored(dtype) is not None):
             found.setdefault(dtype.value, []).append(graph.name_of(value))
     for body in (body for node in interpreted for body in _subgraphs(node)):
         _check_types(body, device)

@@ -1,4 +1,4 @@
-"""What the storages of one instance of a program on a device hold: its arena, what was fed, parameters and states."""
+"""The arrays of one instance of a program on a device: its arena, inputs, parameters and states."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep
+from graphkit.executor.devices.capabilities import streams_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.devices.registry import make_launched
@@ -15,7 +16,7 @@ from graphkit.executor.lower.arrays.body import as_stored, laid, stored
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import RECYCLED_BYTES, Pools
-from graphkit.executor.memory.resident import Handed, Resident, host_arrays
+from graphkit.executor.memory.resident import DeviceValue, Resident, host_arrays
 from graphkit.executor.run.arrays.transfers import SmallInputs, SmallResults
 from graphkit.executor.run.params import ParameterArray
 from graphkit.ir.graph import Node, Value
@@ -24,26 +25,30 @@ from graphkit.ops import registry
 
 
 class Storages:
-    """Arrays by storage, on the current stream, which is `stream`.
+    """Arrays by storage: the value that owns the memory. All work is on the current stream, `stream`.
 
-    Those in `kept` are laid out once; what else there is lies elsewhere until the run ends, or is a parameter, a state
-    or an array of another instance, where that is. moved: whether other memory stands for one of these than in the
-    latest run.
+    Attributes:
+        kept: Storages whose memory is allocated once. The memory of others lasts until the run ends, or belongs to a
+            parameter, a state or another instance.
+        borrowed: Inputs that are read in the memory of another instance.
+        moved: Whether the memory of a parameter, state or borrowed input changed since the latest run.
+        states_are_copied: Whether this run has copied new states by `state_copies`.
     """
 
     def __init__(
-        self, lowered: LoweredGraph, device: Device, stream: Any, pools: Pools, handed: Collection[Value]
+        self, lowered: LoweredGraph, device: Device, stream: Any, pools: Pools, borrowed: Collection[Value]
     ) -> None:
-        self._lowered, self._device, self._stream, self._pools = lowered, device, stream, pools
+        self._lowered, self._device, self._pools = lowered, device, pools
+        self._streams, self._stream = streams_of(device), stream
         self._root, self._used = lowered.placement.root, lowered.placement.used
         memory = lowered.memory
-        # Of the fixed operands that were read, and of all that a store has, then.
+        # The versions of the fixed operands that were read, and that of the whole store at that time.
         self._versions: dict[Value, int] = {}
         self._stamp = -1
-        # In the order of the updates; None before the first run.
+        # The states, in the order of the updates. None before the first run.
         self._residents: dict[Value, Resident | None] = {state: None for state, _ in lowered.graph.updates}
         self._taken = [(i, value) for i, value in enumerate(lowered.graph.inputs) if value not in lowered.fixed]
-        self.handed = frozenset(handed)
+        self.borrowed = frozenset(borrowed)
         arena = device.alloc(memory.layout.arena_bytes)
         self._scratch = {
             index: device.view(arena, offset, (lowering.scratch_bytes,), np.dtype(np.uint8))
@@ -66,12 +71,12 @@ class Storages:
         self._small_results = SmallResults(device, stream, planned)
         self.moved = True
         self._passing: list[Value] = []
-        # The states that `state_copies` copies to, and whether this run has done so.
+        # The states that `state_copies` copies to.
         self._copied: set[Value] = set()
         self.states_are_copied = False
 
     def _swapped(self) -> dict[Value, np.ndarray]:
-        """What lies in the host's memory while a run goes on. Raises OutOfMemory."""
+        """Return the arrays of values that are swapped to host memory. Raises OutOfMemory."""
         lowered = self._lowered
         stored = [value for value, place in lowered.placement.place.items() if place == "host"]
         if not stored:
@@ -82,21 +87,21 @@ class Storages:
             return dict(zip(stored, host_arrays(self._device, stored), strict=True))
 
     def _is_fed(self, value: Value) -> bool:
-        """Whether an input is copied from the host to memory that stays."""
-        elsewhere = value in self._lowered.fixed or value in self._residents or value in self.handed
+        """Return whether an input is copied from the host to kept memory."""
+        elsewhere = value in self._lowered.fixed or value in self._residents or value in self.borrowed
         return not elsewhere and isinstance(value.type, TensorType) and value.type.is_static
 
     def _separate(self, fed: Iterable[Value]) -> Iterable[Value]:
-        """Storages with memory of their own: fed arrays, and results but for those that are written over a state."""
+        """Return the storages outside the arena: inputs, and results that do not overwrite a state."""
         placement, over_states = self._lowered.placement, {*self._lowered.memory.donated.values()}
         results = (placement.root[r.value] for r in placement.results if r.owned)
         return (storage for storage in (*fed, *results) if storage not in over_states)
 
     @property
     def staying(self) -> frozenset[Value]:
-        """Those that are the same memory in every run, unless they have moved."""
+        """The storages whose memory is the same in every run, unless `moved`."""
         over_states = self._lowered.memory.donated.values()
-        return frozenset({*self.kept, *self._lowered.fixed, *self._residents, *self.handed, *over_states})
+        return frozenset({*self.kept, *self._lowered.fixed, *self._residents, *self.borrowed, *over_states})
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -104,7 +109,7 @@ class Storages:
         return self._arrays[storage]
 
     def read(self, value: Value) -> Any:
-        """The array of any value; None for what is not there."""
+        """Return the array of a value; None if it has none."""
         storage = self._root[value]
         array = self._arrays.get(storage)
         if value is storage or array is None:
@@ -112,35 +117,35 @@ class Storages:
         return self._shaped(array, value.tensor)
 
     def operands(self, node: Node) -> tuple[list[Any], list[Any]]:
-        """The arrays that a node reads and writes; None for what is absent, or nobody reads."""
+        """Return the arrays that a node reads and writes; None for absent operands and unused results."""
         read = [None if v is None else self.read(v) for v in node.inputs]
         return read, [self.read(v) if v in self._used else None for v in node.outputs]
 
     def scratch(self, index: int) -> Any:
-        """Working memory of the step with this index; None for who asked for none."""
+        """Return the working memory of a step, by its index; None if it needs none."""
         return self._scratch.get(index)
 
     def _shaped(self, array: Any, kind: TensorType) -> Any:
-        """The memory of an array as one of another type."""
+        """Return the memory of an array as an array of another type."""
         wanted = stored(self._device, kind)
         if array.dtype != wanted:
             array = array.reshape(-1).view(wanted)
         return array.reshape(kind.static_shape)
 
     def copied(self, array: Any) -> Any:
-        """The same elements in memory of their own."""
+        """Return a copy in new memory."""
         made = self._device.view(self._device.alloc(array.nbytes), 0, array.shape, array.dtype)
-        self._device.xp.copyto(made, array)
+        self._device.copy_across(array, made)
         return made
 
     def send_outputs(self, positions: Iterable[int]) -> None:
-        """Begin to copy those of these results that are small."""
+        """Start copying the small ones of these results."""
         for value in (self._lowered.placement.results[position].value for position in positions):
             if value in self._small_results:
                 self._small_results.send(value, self.read(value))
 
     def output(self, position: int, out: np.ndarray | None) -> Any:
-        """A result on the host, in `out` or on its own, when the stream's work has come to that."""
+        """Return a result on the host, in `out` or in a new array. Waits for it."""
         value = self._lowered.placement.results[position].value
         if value in self._small_results:
             self._small_results.send(value, self.read(value))
@@ -157,7 +162,7 @@ class Storages:
     # --- a run --------------------------------------------------------------------------------------------------
 
     def begin(self, inputs: Sequence[Any]) -> None:
-        """Take the inputs of a run: arrays of the host, Resident states, or what other instances have Handed."""
+        """Take the inputs of a run: arrays of the host, Resident states, or DeviceValues of other instances."""
         self.states_are_copied = False
         self._small_results.begin()
         self._refresh()
@@ -165,47 +170,47 @@ class Storages:
         for position, value in self._taken:
             given = inputs[position]
             if given is not None and given is not self._residents.get(value):
-                if value in self._small_inputs.arrays and not isinstance(given, Handed):
+                if value in self._small_inputs.arrays and not isinstance(given, DeviceValue):
                     self._small_inputs.put(value, given)
                 else:
                     received.append((value, given))
-        # First: it writes old values over what other instances hand over.
+        # First: the copy overwrites inputs that come from other instances with their old values.
         self._small_inputs.send()
         for value, given in received:
             self._receive(value, given)
 
     def put(self, storage: Value, array: Any) -> None:
-        """Have an array stand for a storage until the run ends."""
+        """Use an array for a storage until the run ends."""
         self._arrays[storage] = array
         self._passing.append(storage)
 
     def release(self, storages: Iterable[Value]) -> None:
-        """Nobody reads them any more in this run."""
+        """Release memory that this run does not read any more."""
         for storage in storages:
             if storage not in self.kept:
                 self._arrays.pop(storage, None)
 
     def end(self) -> None:
-        """The run is over; nothing is under way."""
+        """End the run. All its work is done."""
         self.release(self._passing)
         self._passing.clear()
 
     def _receive(self, value: Value, given: Any) -> None:
-        if isinstance(given, Handed):
+        if isinstance(given, DeviceValue):
             self._take_over(value, given)
         elif value in self.kept:
             self._sent(value, given, self._arrays[value])
         elif value in self._residents:
             self._bind(value, given if isinstance(given, Resident) else self._resident(value, self._sent(value, given)))
         else:
-            self.moved |= value in self.handed
+            self.moved |= value in self.borrowed
             self.put(value, self._sent(value, given))
 
-    def _take_over(self, value: Value, given: Handed) -> None:
-        """Read what another instance has where it is, or, from another device, in a copy."""
+    def _take_over(self, value: Value, given: DeviceValue) -> None:
+        """Read a value of another instance in its memory, or copy it if it is on another device."""
         if given.ready is not None:
-            self._device.wait_for(given.ready)
-        if given.device is self._device and value in self.handed:
+            self._streams.wait_for(given.ready)
+        if given.device is self._device and value in self.borrowed:
             self.moved |= self._arrays.get(value) is not given.array
             self._arrays[value] = given.array
             return
@@ -216,7 +221,7 @@ class Storages:
         self._device.copy_across(array, self._arrays[value])
 
     def _sent(self, value: Value, given: Any, target: Any = None) -> Any:
-        """A fed array on the device, in `target` or on its own; or a sequence of arrays. Maps stay on the host."""
+        """Copy an input, or a sequence of arrays, to the device: to `target` or new memory. Maps stay on the host."""
         if isinstance(value.type, TensorType):
             return self._device.copy_in(as_stored(given, stored(self._device, value.tensor)), target)
         return _copied_in(self._device, given)
@@ -224,9 +229,10 @@ class Storages:
     # --- states and parameters ----------------------------------------------------------------------------------
 
     def state_copies(self) -> Iterator[BoundStep]:
-        """What copies new values that stay where they are to their states, as steps that share launches; not to those
-        whose old values are outputs, and nothing where a new value may be another state's old one. A run that does it
-        says so by `states_are_copied`.
+        """Yield steps that copy new values in kept memory to their states. Such steps can share a launch.
+
+        States whose old values are outputs are left out. There are no steps if a new value may be the old value of
+        another state. A run that does the steps sets `states_are_copied`.
         """
         self._copied.clear()
         updated = [*zip(self._residents, self._lowered.placement.results, strict=False)]
@@ -244,24 +250,24 @@ class Storages:
                     yield BoundStep(kernel, [array], [held], None)
 
     def _copying(self, kind: TensorType) -> ArrayKernel | None:
-        """The device's own kernel that copies arrays of a type."""
+        """Return the device's kernel that copies arrays of a type; None if it has none."""
         node = Node(registry.get("", "Identity")(), [Value(kind)])
         made = make_launched(self._lowered.settings.device, node, KernelContext())
         return None if made is None else self._device.prepare(node, made, None)
 
     def new_states(self) -> list[Resident | None]:
-        """The states' memory with the new values in it."""
+        """Write the new values to the memory of the states, and return it."""
         root, donated = self._root, self._lowered.memory.donated
         new: dict[Value, Any] = {}
         for state, result in zip(self._residents, self._lowered.placement.results, strict=False):
             if state not in donated and not (self.states_are_copied and state in self._copied):
                 array = self.read(result.value)
-                # Another state's old value is about to go.
+                # The old value of another state is about to be overwritten.
                 new[state] = self.copied(array) if root[result.value] in self._residents else array
         for state, array in new.items():
             held = self._arrays[state]
             if (held.shape, held.dtype) == (array.shape, array.dtype):
-                self._device.xp.copyto(held, array)
+                self._device.copy_across(array, held)
             else:
                 self._bind(state, self._resident(state, self.copied(array)))
         return [*self._residents.values()]
@@ -270,7 +276,7 @@ class Storages:
         return Resident(self._device, array, state.dtype.numpy)
 
     def _bind(self, state: Value, resident: Resident) -> None:
-        """Have the run read a state where it is, and write its new value over it if it may."""
+        """Let the run read a state in its memory, and overwrite it with the new value if that is planned."""
         if self._residents[state] is resident:
             return
         self._residents[state] = resident
@@ -297,19 +303,19 @@ class Storages:
             return resident.array
         array = source.array
         array = self._device.copy_in(as_stored(array, self._device.stored(dtype_of(array.dtype)) or array.dtype))
-        self._device.synchronize(self._stream)  # other streams read it as well
+        self._streams.synchronize(self._stream)  # other streams read it as well
         return array
 
 
 def _copied_in(device: Device, given: Any) -> Any:
-    """A fed array, or a sequence of them, on the device; maps stay on the host."""
+    """Copy an array, or a sequence of arrays, to the device. Maps stay on the host."""
     if isinstance(given, (list, tuple)):
         return [_copied_in(device, item) for item in given]
     return given if isinstance(given, dict) else device.copy_in(given)
 
 
 def _copied_out(device: Device, result: Any) -> Any:
-    """A sequence of arrays on the host, or what is there already."""
+    """Copy an array, or a sequence of arrays, to the host. Maps are there already."""
     if isinstance(result, (list, tuple)):
         return [_copied_out(device, item) for item in result]
     return result if result is None or isinstance(result, dict) else device.copy_out(result, None)

@@ -1,5 +1,6 @@
-"""Small arrays that go between the host and a device, by way of memory of the host that is copied from and to without a
-wait: inputs of a run all in one copy, results with one wait for all.
+"""Copies of small arrays between host and device through pinned memory.
+
+All small inputs of a run are one copy. All small results are waited for once.
 """
 
 from __future__ import annotations
@@ -9,23 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.device import SMALL_BYTES, Device
+from graphkit.executor.devices.capabilities import SMALL_BYTES, pinned_memory_of, streams_of
+from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.arrays.body import laid
 from graphkit.executor.memory.resident import arrays_in, host_arrays, packed_offsets
 from graphkit.ir.graph import Value
 
-# Of one instance of a program, for each direction. What comes behind them is copied by itself.
+# The largest total size for one instance of a program and one direction. Other arrays are copied one by one.
 _MOST_BYTES = 1 << 20
 
 
 class SmallInputs:
-    """Inputs side by side in memory of the device, and in the same places of the host's. `arrays`: the device's."""
+    """Inputs one behind the other, in the device's memory and in pinned memory. `arrays` are those of the device."""
 
     def __init__(self, device: Device, values: Iterable[Value]):
-        self._device = device
+        self._pinned = pinned_memory_of(device)
         chosen = [*_small(values)]
         *begins, nbytes = packed_offsets(chosen)
-        self._host = device.host_memory(nbytes)
+        self._host = self._pinned.host_memory(nbytes)
         self._given = dict(zip(chosen, arrays_in(self._host, chosen), strict=True))
         memory = device.alloc(nbytes)
         self._memory = device.view(memory, 0, (nbytes,), np.dtype(np.uint8))
@@ -33,23 +35,23 @@ class SmallInputs:
         self._is_new = False
 
     def put(self, value: Value, array: np.ndarray) -> None:
-        """Have this be an input from the next `send` on. What was sent before has arrived."""
+        """Set an input for the next `send`. The previous copy must have ended."""
         given = self._given[value]
         np.copyto(given, array.reshape(given.shape))
         self._is_new = True
 
     def send(self) -> None:
-        """Queue the copy of all that was put; those that were not are what they were before."""
+        """Queue the copy of all inputs. Those that were not set keep their values."""
         if self._is_new:
-            self._device.copy_from_host(self._host, self._memory)
+            self._pinned.copy_from_host(self._host, self._memory)
             self._is_new = False
 
 
 class SmallResults:
-    """Values that are copied to the host's memory together, and waited for once. They lie in planned memory."""
+    """Results in planned memory that are copied to pinned memory, and waited for once."""
 
     def __init__(self, device: Device, stream: Any, values: Iterable[Value]):
-        self._device, self._stream = device, stream
+        self._pinned, self._streams, self._stream = pinned_memory_of(device), streams_of(device), stream
         chosen = [*_small(dict.fromkeys(values))]
         self._arrived = dict(zip(chosen, host_arrays(device, chosen), strict=True))
         self._sent: set[Value] = set()
@@ -59,20 +61,20 @@ class SmallResults:
         return value in self._arrived
 
     def begin(self) -> None:
-        """Another run: nothing was sent."""
+        """Start a run: nothing is sent yet."""
         self._sent.clear()
 
     def send(self, value: Value, array: Any) -> None:
         """Queue the copy of a value, once in a run."""
         if value not in self._sent:
-            self._device.copy_to_host(array, self._arrived[value])
+            self._pinned.copy_to_host(array, self._arrived[value])
             self._sent.add(value)
             self._waits = True
 
     def array(self, value: Value, out: np.ndarray | None) -> np.ndarray:
-        """A value that was sent, in `out` or on its own."""
+        """Return a value that was sent, in `out` or in a new array."""
         if self._waits:
-            self._device.synchronize(self._stream)
+            self._streams.synchronize(self._stream)
             self._waits = False
         arrived = self._arrived[value]
         if out is None:

@@ -11,7 +11,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.groups import GroupDevices
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.devices.loading import with_arrays
+from graphkit.executor.devices.loading import find_device
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import prepack
 from graphkit.executor.report.divided_plan import DeviceCopy
@@ -166,7 +166,7 @@ class Division:
     def home(self, state: Value) -> Device | None:
         """Return the device that has a state; None if it is in host memory."""
         settings = self._targets[self._homes[state]].settings
-        return with_arrays(settings.device, settings.number)
+        return find_device(settings.device, settings.number)
 
     def readers(self, name: str) -> list[Device]:
         """Return the devices that the fed input `name` is copied to."""
@@ -175,7 +175,7 @@ class Division:
             for value, spec in zip(part.inputs, part.selection.inputs, strict=False):
                 if value.node is None and spec.name == name and not spec.stored:
                     targets[part.target.name] = part.target.settings
-        found = [with_arrays(settings.device, settings.number) for settings in targets.values()]
+        found = [find_device(settings.device, settings.number) for settings in targets.values()]
         return [device for device in found if device is not None]
 
     def program(self, part: Part, shapes: Sequence[tuple[int, ...] | None], fed: Collection[Value]) -> DeviceProgram:

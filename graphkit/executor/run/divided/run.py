@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import GraphkitError
-from graphkit.executor.memory.resident import Handed, Resident
+from graphkit.executor.memory.resident import DeviceValue, Resident
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.divided.division import Division, Part
 from graphkit.executor.run.program_run import Run
@@ -78,7 +78,7 @@ class DividedRun:
         """Return the array that a part gets for an input."""
         if position in part.received:
             index, at = part.received[position]
-            return self._runs[index].input_on_device(at)
+            return self._runs[index].device_input(at)
         value = part.inputs[position]
         if value.node is not None:
             index, at = self._division.producers[value]
@@ -86,12 +86,12 @@ class DividedRun:
             # Values that are not arrays, or go to another kind of device, are copied through host memory.
             is_same_kind = isinstance(value.type, TensorType) and source.kind == part.target.kind
             is_direct = source is part.target or is_same_kind
-            return self._runs[index].result_on_device(at) if is_direct else self._on_host(value)
+            return self._runs[index].device_result(at) if is_direct else self._on_host(value)
         given = self._given[value]
         if not isinstance(given, Resident) or value in part.states:
             return given
         if not part.target.is_host:
-            return Handed(given.device, given.array, None)
+            return DeviceValue(given.device, given.array, None)
         if value not in self._states:
             self._states[value] = given.fetch()
         return self._states[value]

@@ -20,7 +20,7 @@ from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.cpu.pointwise import OPERATORS as POINTWISE
 from graphkit.executor.devices.kernel import Kernel, KernelContext, is_native
-from graphkit.executor.devices.registry import has_factory, make_data_dependent, make_kernel
+from graphkit.executor.devices.registry import make_kernel, rule_of
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INTEGERS, DType, dtype_of
 from graphkit.ops import Op, registry
@@ -30,7 +30,7 @@ from graphkit.ops.math.random import RandomOp
 from graphkit.ops.nn.norm import LayerNormalization
 from graphkit.ops.nn.pool import GlobalLpPool
 
-ACCELERATED = [cls for cls in registry if has_factory("cpu", cls.domain, cls.name)]
+ACCELERATED = [cls for cls in registry if rule_of("cpu", cls).has_kernels]
 
 # (rtol, atol); integers, booleans and what is only moved have to be the same bits.
 TOLERANCE = {
@@ -130,11 +130,16 @@ def pairs_in_place(kernel: Kernel, arrays: list[Any], results: list[np.ndarray])
     return [(i, o) for i, o in there if arrays[i].nbytes == results[o].nbytes]
 
 
+def data_dependent_kernel(node: Node, context: KernelContext) -> Any:
+    make = rule_of("cpu", node.op).data_dependent
+    return None if make is None else make(node, context)
+
+
 def attempts(case: Case, node: Node, arrays: list[Any]) -> Iterator[tuple[str, Sequence[np.ndarray | None]]]:
     """The results in every layout, from one thread and from three; packed constants where the kernel wants them."""
     used = (True,) * len(node.outputs)
     for threads in (1, 3):
-        kernel = make_data_dependent("cpu", node, KernelContext(threads))
+        kernel = data_dependent_kernel(node, KernelContext(threads))
         if kernel is not None:
             yield f"{threads} threads", kernel(arrays)
             yield (
@@ -375,7 +380,7 @@ def test_what_is_interpreted_is_listed(cls: type[Op]) -> None:
         if cls.name in OF_LIBRARY and DType.BFLOAT16 in {v.dtype for v in node.operands}:
             continue
         context = KernelContext(1, used_outputs=(True,) * len(node.outputs))
-        found = make_data_dependent("cpu", node, context) is not None
+        found = data_dependent_kernel(node, context) is not None
         if all(v.tensor.is_static for v in node.outputs):
             found |= make_kernel("cpu", node, context) is not None
         listed = INTERPRETED.get(cls.name, lambda _: False)(node)

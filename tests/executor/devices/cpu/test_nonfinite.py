@@ -21,7 +21,7 @@ from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.cpu.pointwise import OPERATORS
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.registry import has_factory, make_kernel
+from graphkit.executor.devices.registry import make_kernel, rule_of
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType, dtype_of
@@ -76,7 +76,7 @@ def differs(case: Case, position: int) -> bool:
     return any(fnmatch.fnmatchcase(case.name, pattern) and at == position for pattern, at in DIFFERENT_OPERANDS)
 
 
-OPERATORS_OF_FLOATS = [cls for cls in registry if not cls.random and has_factory("cpu", cls.domain, cls.name)]
+OPERATORS_OF_FLOATS = [cls for cls in registry if not cls.random and rule_of("cpu", cls).has_kernels]
 
 
 def float_cases(cls: type[Op]) -> Iterator[Case]:

@@ -7,7 +7,7 @@ import pytest
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.registry import has_factory, register
+from graphkit.executor.devices.registry import KernelRule, register, rule_of
 from graphkit.ops import registry
 
 GUARD = ("ai.graphkit", "FiniteGuard")
@@ -17,12 +17,13 @@ X, TOKEN, Y = ("x", (2, 3), "float32"), ("token", (), "float64"), ("y", (2, 3), 
 def test_every_one_is_an_operator_with_a_factory() -> None:
     assert GUARD in native.operators()
     for domain, name in native.operators():
-        assert registry.find(domain, name) is not None, f"GRAPHKIT_KERNEL({domain}, {name}) names no operator"
-        assert has_factory("cpu", domain, name)
+        found = registry.find(domain, name)
+        assert found is not None, f"GRAPHKIT_KERNEL({domain}, {name}) names no operator"
+        assert rule_of("cpu", found).has_kernels
 
 
 def test_a_kernel_by_its_node() -> None:
-    kernel = native.make_kernel(*GUARD, [(*X, None), (*TOKEN, None)], [Y], {}, 1)
+    kernel = native.DescribedOperator(*GUARD, {}).make([(*X, None), (*TOKEN, None)], [Y], 1)
     assert isinstance(kernel, native.Kernel)
     x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((2, 3), np.float32)
     kernel([x, np.array(2.0)], [y])
@@ -33,13 +34,13 @@ def test_a_kernel_by_its_node() -> None:
 
 def test_what_there_is_no_kernel_for() -> None:
     with pytest.raises(native.Unsupported, match="no kernel for Nothing"):
-        native.make_kernel("", "Nothing", [], [], {}, 1)
+        native.DescribedOperator("", "Nothing", {})
     with pytest.raises(native.Unsupported, match="an operand is absent"):
-        native.make_kernel(*GUARD, [(*X, None), None], [Y], {}, 1)
+        native.DescribedOperator(*GUARD, {}).make([(*X, None), None], [Y], 1)
     with pytest.raises(native.Unsupported, match="float128"):
-        native.make_kernel(*GUARD, [("x", (2, 3), "float128", None), (*TOKEN, None)], [Y], {}, 1)
+        native.DescribedOperator(*GUARD, {}).make([("x", (2, 3), "float128", None), (*TOKEN, None)], [Y], 1)
     with pytest.raises(native.Error, match="one element"):
-        native.make_kernel(*GUARD, [(*X, None), ("token", (2,), "float64", None)], [Y], {}, 1)
+        native.DescribedOperator(*GUARD, {}).make([(*X, None), ("token", (2,), "float64", None)], [Y], 1)
 
 
 def test_what_a_kernel_declares_is_what_its_node_has() -> None:
@@ -51,9 +52,9 @@ def test_what_a_kernel_declares_is_what_its_node_has() -> None:
         ([("y", (2, 3), "float64")], r"output 'y' is y f32\[2, 3\] in the kernel, but y f64\[2, 3\] in the node"),
     ):
         with pytest.raises(native.Error, match=message):
-            native.make_kernel(*GUARD, inputs, outputs, {}, 1)
+            native.DescribedOperator(*GUARD, {}).make(inputs, outputs, 1)
 
 
 def test_two_kernels_for_one_operator() -> None:
     with pytest.raises(UsageError, match=r"device 'cpu' has two kernels for ai.graphkit.FiniteGuard"):
-        register("cpu", *GUARD)(lambda node, context: None)
+        register("cpu", *GUARD, KernelRule(lambda node, context: None))

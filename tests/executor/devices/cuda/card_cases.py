@@ -13,13 +13,13 @@ from graphkit.errors import GraphkitError
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.registry import has_factory, make_launched
+from graphkit.executor.devices.registry import make_launched, rule_of
 from graphkit.executor.lower.arrays.body import as_stored
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType, dtype_of, type_of_array
 from graphkit.ops import Op, registry
 
-OPERATORS = [cls for cls in registry if has_factory("cuda", cls.domain, cls.name)]
+OPERATORS = [cls for cls in registry if rule_of("cuda", cls).has_kernels]
 
 
 def why_not() -> str:
@@ -82,5 +82,5 @@ def cases_of(cls: type[Op], types: slice = slice(None)) -> Iterator[CardCase]:
                 kernel = make_launched("cuda", node, KernelContext())
                 if kernel is not None:
                     assert isinstance(kernel, CardKernel)
-                    for way in kernel.ways:
+                    for way in kernel.alternatives:
                         yield CardCase(case.name, node, arrays, way._replace(otherwise=None))

@@ -21,7 +21,7 @@ def kernel_of(node: Node, used: tuple[bool, ...] = (True,) * 5, tf32: bool = Fal
 
 def own_kernel_of(node: Node, tf32: bool = False) -> CardKernel:
     """The card's own, for what its library has no way to compute."""
-    *_, own = kernel_of(node, tf32=tf32).ways
+    *_, own = kernel_of(node, tf32=tf32).alternatives
     return own
 
 

@@ -13,7 +13,7 @@ from card_cases import cases_of
 import graphkit as gk
 from graphkit.executor.devices.cuda.launches import Attention, CardKernel, Convolution
 from graphkit.executor.devices.cuda.libraries import attention, convolutions, cudnn
-from graphkit.executor.devices.cuda.libraries.way import NoWay
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Node, Value
@@ -28,7 +28,7 @@ from graphkit.passes.core.bind import bind
 
 def asked_of(kernel: CardKernel | None) -> Iterator[Convolution]:
     """What all cards have a plan for: wider results of half floats are those of few."""
-    launches = (launch for way in (kernel.ways if kernel else ()) for launch in way.launches)
+    launches = (launch for way in (kernel.alternatives if kernel else ()) for launch in way.launches)
     return (work for work in launches if isinstance(work, Convolution) and work.made is work.kind)
 
 
@@ -116,7 +116,7 @@ def main(what: str, architecture: str, folder: str) -> None:
         try:
             plan = planned(work, device_property=card)
             assert plan.get_workspace_size() <= work.workspace
-        except NoWay as error:
+        except NotInLibrary as error:
             sys.stdout.write(f"none: {name}: {error}\n")
     sys.stdout.write(f"asked: {len(seen)}\n")
 

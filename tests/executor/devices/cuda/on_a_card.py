@@ -15,7 +15,7 @@ from graphkit.executor.devices.bound_steps import Choice, Recorded
 from graphkit.executor.devices.cuda.card import _Launched
 from graphkit.executor.devices.cuda.conditions.expansion import expanded
 from graphkit.executor.devices.cuda.launches import CardKernel, Source
-from graphkit.executor.devices.cuda.libraries.way import NoWay
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary
 from graphkit.ir.graph import Node
 
 # As it is where no test has another in its place.
@@ -66,7 +66,7 @@ class OnCard:
             node: Any = SimpleNamespace(describe=lambda: "a test's kernel")
             try:
                 launched = _Launched(card, node, kernel._replace(otherwise=None), placed(fault))
-            except NoWay as error:
+            except NotInLibrary as error:
                 pytest.skip(str(error))
             launched([*map(placed, inputs)], [*map(placed, outputs)], placed(scratch))
             card.synchronize(stream)
@@ -111,7 +111,8 @@ class RealCard(cuda.CudaDevice):
             pytest.skip(f"a card does not tell {name!r}")
         raise AttributeError(name)
 
-    has_conditions = True
+    def supports_conditions(self) -> bool:
+        return self.has_conditions
 
     def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> Any:
         (self.interpreted if made is None else self.launched).append(node.op.name)

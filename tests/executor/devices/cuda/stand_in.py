@@ -168,8 +168,12 @@ class Card:
         self._thread = threading.local()
 
     capability = (9, 0)
-    supports = cuda.CudaDevice.supports
     stored = cuda.CudaDevice.stored
+    check_precision = cuda.CudaDevice.check_precision
+    compute = cuda.CudaDevice.compute
+
+    def supports_conditions(self) -> bool:
+        return self.has_conditions
 
     @property
     def xp(self) -> CardNamespace:
@@ -343,7 +347,10 @@ class Card:
     def copy_across(self, source: Any, target: Any) -> None:
         # Memory by itself is this card's.
         assert getattr(target, "card", self.number) == self.number
-        assert source.flags.c_contiguous
+        if not source.flags.c_contiguous:
+            self.current.finish()
+            np.copyto(self.view(target, 0, source.shape, source.dtype).view(np.ndarray), source.view(np.ndarray))
+            return
         if getattr(source, "card", self.number) != self.number:
             assert not self.current.is_inner, "conditions have one card's memory inside"
             self.crossed.append(source.nbytes)

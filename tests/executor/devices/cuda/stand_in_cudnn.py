@@ -171,7 +171,7 @@ class Graph:
         self.workspace = limit
 
     def check_support(self) -> None:
-        if not self.ways or self.workspace < self.least_workspace:
+        if not self.alternatives or self.workspace < self.least_workspace:
             raise cudnnGraphNotSupportedError("no engine")
         self.steps.append("check_support")
 
@@ -229,7 +229,7 @@ class Handle:
 
 def module() -> Any:
     """What `import cudnn` gives."""
-    Graph.ways, Graph.least_workspace = 1, 0
+    Graph.alternatives, Graph.least_workspace = 1, 0
     Graph.made = []
     Handle.alive.clear()
 

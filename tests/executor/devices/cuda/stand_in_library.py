@@ -87,7 +87,7 @@ class CublasLt:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.ways, self.refuses, self.status = 1, "", 0
+        self.alternatives, self.refuses, self.status = 1, "", 0
         self.alive: dict[int, dict[Any, Any]] = {}
         self._numbers = itertools.count(1)
 
@@ -165,7 +165,7 @@ class CublasLt:
         found = np.zeros(1, self.matmul_heuristic_result_dtype)
         found["algo"]["data_"] = 5
         ctypes.memmove(results, found.ctypes.data, found.nbytes)
-        ctypes.memmove(count, np.array([self.ways], np.int32).ctypes.data, 4)
+        ctypes.memmove(count, np.array([self.alternatives], np.int32).ctypes.data, 4)
 
     def _check_bytes(self, description: int, a: int, b: int, c: int, d: int) -> None:
         """What is documented of factors of 8 bits, on cards of 8.9 and 9.0, with a result of bfloat16."""

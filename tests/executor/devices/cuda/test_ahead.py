@@ -12,9 +12,9 @@ from stand_in import Card
 from together import together
 
 import graphkit as gk
+from graphkit.executor.devices.capabilities import SMALL_BYTES
 from graphkit.executor.devices.cuda import ahead
 from graphkit.executor.devices.cuda.ahead import MOST_SENT
-from graphkit.executor.devices.device import SMALL_BYTES
 
 COUNT = SMALL_BYTES // 4
 

@@ -18,6 +18,7 @@ import graphkit as gk
 from graphkit.checks.samples import dtypes_of, make_case, samples_of, tensor_within
 from graphkit.checks.verify import compare_outputs
 from graphkit.errors import UnsupportedError
+from graphkit.executor.devices.device import interprets
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.executor.memory.placement import place_values
@@ -59,7 +60,7 @@ def test_every_operator(sample: tuple[type[Op], int, DType], card: Card) -> None
     kinds = {tensor_within(v.type).dtype for v in asked if not holds_maps(v.type)}
     refused = any(card.stored(kind) is None for kind in kinds)
     # Bits are known to kernels of the card alone.
-    if refused or (not all(map(card.supports, kinds)) and not launches(graph)):
+    if refused or (not all(interprets(card, kind) for kind in kinds) and not launches(graph)):
         with pytest.raises(UnsupportedError, match="has no arrays of these types"):
             run(graph, case.feeds(), "cuda")
         return

@@ -22,7 +22,9 @@ from graphkit.checks.verify import compare
 from graphkit.errors import MissingDependency, UnsupportedError
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.bound_steps import BoundStep
+from graphkit.executor.devices.capabilities import PinnedMemory, Prefetcher, Recorder, ReducedPrecision, Streams
 from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Output, Table, source_of
+from graphkit.executor.devices.device import interprets
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Node, Value
@@ -167,7 +169,7 @@ def cases() -> list[Case | None]:
 def test_every_operator_on_the_card(case: Case) -> None:
     graph = case.graph()
     asked = graph.values if graph.inputs else graph.outputs
-    if not all(holds_maps(v.type) or cuda.device().supports(tensor_within(v.type).dtype) for v in asked):
+    if not all(holds_maps(v.type) or interprets(cuda.device(), tensor_within(v.type).dtype) for v in asked):
         pytest.skip("the card has no arrays of these types")
     feeds = dict(zip(graph.input_names, case.feeds(), strict=True))
     found = Executor(graph, ParamStore({}), device="cuda").run(feeds)
@@ -210,6 +212,12 @@ def test_tables_are_copied_when_a_kernel_is_prepared() -> None:
     assert copies[0] is table.array
 
 
+def test_a_card_has_every_capability() -> None:
+    one = object.__new__(cuda.CudaDevice)
+    for capability in (Streams, PinnedMemory, Recorder, Prefetcher, ReducedPrecision):
+        assert isinstance(one, capability)
+
+
 def test_what_goes_from_card_to_card_waits_for_an_event() -> None:
     """CuPy is asked for an event behind the work of one card, and for a copy behind it in the other's stream."""
     asked: list[Any] = []
@@ -229,7 +237,9 @@ def test_what_goes_from_card_to_card_waits_for_an_event() -> None:
     runtime = SimpleNamespace(Event=Event, get_current_stream=lambda: stream)
     one, other = object.__new__(cuda.CudaDevice), object.__new__(cuda.CudaDevice)
     one._cupy = other._cupy = SimpleNamespace(cuda=runtime)
-    array, target = SimpleNamespace(data="there", nbytes=24), SimpleNamespace(data=Memory())
+    contiguous = SimpleNamespace(c_contiguous=True)
+    array = SimpleNamespace(data="there", nbytes=24, flags=contiguous)
+    target = SimpleNamespace(data=Memory())
     event = one.event()
     other.wait_for(event)
     other.copy_across(array, target)

@@ -146,7 +146,7 @@ def test_what_the_library_has_no_plan_for_is_the_cards_own(library: Any) -> None
     wanted = {numerical_note.NONDETERMINISTIC, numerical_note.REDUCED_PRECISION_REDUCTION}
     assert wanted <= Graph.made[-1].unwanted
     assert not {numerical_note.TENSOR_CORE, numerical_note.DOWN_CONVERT_INPUTS} & Graph.made[-1].unwanted
-    for Graph.ways, Graph.least_workspace in ((0, 0), (1, 1 << 60)):
+    for Graph.alternatives, Graph.least_workspace in ((0, 0), (1, 1 << 60)):
         with pytest.warns(RuntimeWarning, match=r"FusedAttention.*: no engine; graphkit's own kernel"):
             launched = card._Launched(card_with(STREAM), node, kernel, None)
         assert launched.chosen is kernel.otherwise

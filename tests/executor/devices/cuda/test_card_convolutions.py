@@ -23,7 +23,7 @@ from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda import card
 from graphkit.executor.devices.cuda.launches import CardKernel, Convolution, Launch, Scratch
 from graphkit.executor.devices.cuda.libraries import convolutions, cudnn
-from graphkit.executor.devices.cuda.libraries.way import NoWay
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary
 from graphkit.executor.devices.cuda.movement.sorting import aligned
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
@@ -118,7 +118,7 @@ def test_a_residual_is_taken_in_with_channels_last(
     assert len(kernel.launches) == launches
     assert kernel.inplace == ()
     (expected,) = run_node(node_of(op, *arrays), arrays)
-    ways = list(kernel.ways)
+    ways = list(kernel.alternatives)
     assert len(ways) == 2 + taken
     for way in ways:
         y = np.empty_like(expected)
@@ -133,7 +133,7 @@ def test_a_residual_that_the_library_does_not_take_in(library: Any, monkeypatch:
 
     def planned(convolution: Convolution, **target: Any) -> Any:
         if convolution.residual is not None:
-            raise NoWay("cuDNN: no engine")
+            raise NotInLibrary("cuDNN: no engine")
         return before(convolution, **target)
 
     monkeypatch.setattr(convolutions, "planned", planned)
@@ -175,7 +175,7 @@ def test_what_the_library_has_no_way_for_is_the_cards_own(library: Any) -> None:
     assert kernel.scratch_bytes >= kernel.otherwise.scratch_bytes
     node = node_of(Conv(), x, w)
     assert card._Launched(card_with(STREAM), node, kernel, None).chosen is kernel
-    for Graph.ways, Graph.least_workspace in ((0, 0), (1, 1 << 60)):
+    for Graph.alternatives, Graph.least_workspace in ((0, 0), (1, 1 << 60)):
         with pytest.warns(RuntimeWarning, match=r"Conv.*: cuDNN 9\.28\.0: no engine; graphkit's own kernel"):
             launched = card._Launched(card_with(STREAM), node, kernel, None)
         assert launched.chosen is kernel.otherwise
@@ -190,7 +190,7 @@ def test_positions_that_the_library_counts_otherwise() -> None:
     assert isinstance(work, Convolution)
     assert convolutions._end(work) == [0]
     beyond = work._replace(x=(1, 3, 14))
-    with pytest.raises(NoWay, match="positions"):
+    with pytest.raises(NotInLibrary, match="positions"):
         convolutions._end(beyond)
 
 
@@ -204,7 +204,7 @@ def test_a_gradient_wider_than_its_operands(dtype: str, emulator: Emulator) -> N
     rng = np.random.default_rng(0)
     x, dy = ((300 * rng.standard_normal(shape)).astype(kind) for shape in ((2, 3, 5, 5), (2, 4, 3, 3)))
     w = ones(4, 3, 3, 3)
-    sums, kernel, own = kernel_of(ConvGradWeight(), x, dy, w).ways
+    sums, kernel, own = kernel_of(ConvGradWeight(), x, dy, w).alternatives
     (work,) = sums.launches
     assert isinstance(work, Convolution)
     assert (work.kind.value, work.made, work.tf32) == (dtype, gk.DType.FLOAT32, False)
@@ -233,7 +233,7 @@ def test_a_way_that_another_library_call_has_is_no_warning(library: Any, monkeyp
 
     def planned(convolution: Convolution, **target: Any) -> Any:
         if convolution.sums:
-            raise NoWay("cuDNN: no engine")
+            raise NotInLibrary("cuDNN: no engine")
         return before(convolution, **target)
 
     monkeypatch.setattr(convolutions, "planned", planned)

@@ -178,7 +178,7 @@ def factor(*sizes: int, to: DType = E4M3) -> np.ndarray:
 
 
 def test_a_product_that_the_library_has_no_way_for(bindings: CublasLt) -> None:
-    bindings.ways = 0
+    bindings.alternatives = 0
     case = next(case for case in cases_of(Float8MatMul) if case.arrays[0].dtype == E5M2.numpy)
     message = (
         r"Float8MatMul.*: cuBLASLt 12\.9\.2 cannot multiply \[3, 16\] by \[16, 16\] of float8_e5m2 and float8_e4m3fn"

@@ -15,8 +15,7 @@ from together import together
 
 import graphkit as gk
 from graphkit.autodiff import gradient
-from graphkit.executor.devices.registry import is_fusable
-from graphkit.executor.run.device_passes import _stays_whole
+from graphkit.executor.run.device_passes import _stays_whole, is_fusable
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import DType
 from graphkit.ops import F

@@ -194,7 +194,7 @@ def test_tf32(bindings: CublasLt) -> None:
 
 
 def test_a_product_that_the_library_has_no_way_for(bindings: CublasLt) -> None:
-    bindings.ways = 0
+    bindings.alternatives = 0
     (case, *_) = cases_of(registry.get("", "MatMul"))
     with pytest.raises(RuntimeFailure, match=r"MatMul.*: cuBLASLt 12\.9\.2 cannot multiply \[2, 3\] by \[3, 4\] of"):
         through_the_library(case, STREAM)

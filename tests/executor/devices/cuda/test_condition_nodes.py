@@ -371,7 +371,7 @@ def test_a_card_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(cuda.card, "refusal", lambda *given: asked.append(given) or "it is old")
     one = object.__new__(cuda.CudaDevice)
-    assert not one.has_conditions
-    assert not one.has_conditions
+    assert not one.supports_conditions()
+    assert not one.supports_conditions()
     assert one.conditions_refused == "it is old"
     assert len(asked) == 1

@@ -19,7 +19,7 @@ from graphkit.executor.devices.bound_steps import BoundStep, Choice, NotRecorded
 from graphkit.executor.devices.device import Copied
 from graphkit.executor.lower.arrays.launched_sum import SumQueue
 from graphkit.executor.lower.lowering import Meeting
-from graphkit.executor.run.arrays import instance
+from graphkit.executor.run.arrays import steps as instance_steps
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir import limits
@@ -468,7 +468,7 @@ def test_the_host_looks_beside_sums_of_cards(card: Card, monkeypatch: pytest.Mon
     def queue(lowered: Any, device: Any, stream: Any) -> SumQueue:
         return SumQueue(device, stream, Sums(), [], [])  # type: ignore[arg-type]
 
-    monkeypatch.setattr(instance, "_sum_queue", queue)
+    monkeypatch.setattr(instance_steps, "_sum_queue", queue)
     x, p = gk.input("x", [3]), gk.input("p", [], "bool")
     for _ in range(4):
         x = gk.softmax(x * 2.0, axis=-1)

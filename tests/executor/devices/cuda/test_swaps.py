@@ -414,7 +414,7 @@ def test_a_row_that_nobody_waits_for_shows(missing: str, card: Card, monkeypatch
         coming = {row for row, _, _ in memory.from_host(trip)}
         for step in before(rows, trip, memory):
             waits = not step.inputs and bool(coming) == (missing == "in")
-            yield BoundStep(lambda *_: rows._copies.forget(), (), (), None) if waits else step  # type: ignore[arg-type]
+            yield BoundStep(lambda *_: rows._copies.clear(), (), (), None) if waits else step  # type: ignore[arg-type]
 
     right = trainer(looped("scan", False, 7))
     monkeypatch.setattr(SwappedRows, "before", forgetful)

@@ -13,7 +13,7 @@ from stand_in import Card
 from together import together
 
 from graphkit.errors import RuntimeFailure
-from graphkit.executor.devices.device import SMALL_BYTES
+from graphkit.executor.devices.capabilities import SMALL_BYTES
 from graphkit.executor.memory.pools import RECYCLED_BYTES
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor

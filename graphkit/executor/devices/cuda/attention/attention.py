@@ -22,12 +22,12 @@ from graphkit.executor.devices.cuda.launches import (
     Launch,
     Output,
     Scratch,
+    launched,
 )
 from graphkit.executor.devices.cuda.movement.sorting import aligned
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES
 from graphkit.ops._base import DOMAIN
@@ -42,7 +42,7 @@ _WORKSPACE = 1 << 20
 _RUN = 8
 
 
-@register_launched("cuda", DOMAIN, "FusedAttentionWithStatistics")
+@launched("FusedAttentionWithStatistics", DOMAIN)
 def _with_statistics(node: Node, context: KernelContext) -> CardKernel | None:
     _, largest, total = (*context.used_outputs, True, True, True)[:3]
     of = Attended.of(node, (largest, total))
@@ -56,7 +56,7 @@ def _with_statistics(node: Node, context: KernelContext) -> CardKernel | None:
     return _own(of, context.tf32)
 
 
-@register_launched("cuda", DOMAIN, "FusedAttention")
+@launched("FusedAttention", DOMAIN)
 def _attention(node: Node, context: KernelContext) -> CardKernel | None:
     if float_type(node.output.dtype) is None:
         return None

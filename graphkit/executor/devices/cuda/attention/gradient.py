@@ -7,19 +7,18 @@ import math
 from graphkit.executor.devices.cuda.attention.backward import Backward, RegisterBackward, Wanted, sums
 from graphkit.executor.devices.cuda.attention.backward_tensor import TensorBackward
 from graphkit.executor.devices.cuda.attention.sizes import FEW, Attended
-from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Output
+from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Output, launched
 from graphkit.executor.devices.cuda.movement.sorting import aligned
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN
 
 _OPERANDS: tuple[Wanted, ...] = ("q", "k", "v")
 
 
-@register_launched("cuda", DOMAIN, "FusedAttentionGrad")
+@launched("FusedAttentionGrad", DOMAIN)
 def _gradient(node: Node, context: KernelContext) -> CardKernel | None:
     of = Attended.of(node)
     if float_type(of.kind) is None:

@@ -1,4 +1,4 @@
-"""What a recording has for steps, before it is made."""
+"""The steps of a recording: conditional kernels are expanded, and independent steps share launches."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def expanded(steps: Sequence[Recorded]) -> list[Recorded]:
 
 
 def has_conditions(steps: Sequence[Recorded]) -> bool:
-    """Whether there are conditions among expanded steps."""
+    """Return whether expanded steps contain conditions."""
     return any(not isinstance(step, BoundStep) for step in steps)
 
 
 def _fused(steps: Sequence[Recorded]) -> Iterator[Recorded]:
-    """Steps between conditions are fused among themselves."""
+    """Yield the steps, with those between two conditions fused."""
     together: list[BoundStep] = []
     for step in steps:
         if isinstance(step, BoundStep):

@@ -22,7 +22,7 @@ Queue: TypeAlias = Callable[[Sequence[Recorded]], None]
 
 
 class Capturing(Protocol):
-    """What is asked of a card here."""
+    """The part of a GPU device that this module uses."""
 
     @property
     def current_stream(self) -> int: ...
@@ -32,7 +32,7 @@ class Capturing(Protocol):
 
 
 class ConditionalNodes:
-    """Adds nodes to what the current stream of a card captures."""
+    """Adds conditional nodes to the graph that the current stream captures."""
 
     def __init__(self, card: Capturing):
         self._card = card
@@ -43,12 +43,13 @@ class ConditionalNodes:
 
     @property
     def _edges(self) -> tuple[None, ...]:
-        """Bindings of version 13 and later take the kinds of edges, too."""
+        """The argument for the kinds of edges, which bindings of version 13 and later take."""
         return () if hasattr(self._cuda, "cudaGraphAddNode_v2") else (None,)
 
     def queue(self, steps: Sequence[Recorded]) -> None:
-        """Have the stream capture steps, which are expanded. For conditions it raises MissingDependency without the
-        bindings, RuntimeFailure for what CUDA refuses.
+        """Queue expanded steps on the current stream, which is being captured.
+
+        For conditions, it raises MissingDependency without the bindings, and RuntimeFailure for errors of CUDA.
         """
         for step in steps:
             match step:
@@ -93,7 +94,7 @@ class ConditionalNodes:
         return self._cuda.cudaStream_t(self._card.current_stream)
 
     def _captured(self) -> tuple[Any, Any]:
-        """The graph that is captured, and the nodes that what comes next depends on."""
+        """Return the captured graph, and the nodes that the next node depends on."""
         status, _, graph, nodes, *_ = self._call("cudaStreamGetCaptureInfo", self._stream())
         if status != self._cuda.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive:
             raise RuntimeFailure(f"cudaStreamGetCaptureInfo: {status.name}")
@@ -104,7 +105,7 @@ class ConditionalNodes:
         return handle
 
     def _node(self, handle: Any, kind: str) -> Any:
-        """The graph inside of a new node, which the stream goes on behind."""
+        """Return the graph inside a new node. The stream continues after the node."""
         cuda, (graph, nodes) = self._cuda, self._captured()
         params = cuda.cudaGraphNodeParams()
         params.type = cuda.cudaGraphNodeType.cudaGraphNodeTypeConditional
@@ -117,7 +118,7 @@ class ConditionalNodes:
         return params.conditional.phGraph_out[0]
 
     def _fill(self, graph: Any, queue: Callable[[], None]) -> None:
-        """Have a graph be what is queued, on a stream of its own."""
+        """Capture the work of `queue()`, on a stream of its own, in a graph."""
         stream = self._card.stream()
         with self._card.on(stream):
             captured, mode = self._stream(), self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
@@ -125,14 +126,14 @@ class ConditionalNodes:
             try:
                 queue()
             except BaseException:
-                # What ends it early is what is raised.
+                # The error of `queue` is raised, not that of ending the capture.
                 self._cuda.cudaStreamEndCapture(captured)
                 raise
             self._call("cudaStreamEndCapture", captured)
 
 
 def checked(cuda: Any, name: str, *arguments: Any) -> Any:
-    """What one of CUDA's functions answers. Raises RuntimeFailure, naming it, for what it refuses."""
+    """Call a function of CUDA and return its results. Raises RuntimeFailure, which names it, for an error."""
     status, *answer = getattr(cuda, name)(*arguments)
     if status != cuda.cudaError_t.cudaSuccess:
         raise RuntimeFailure(f"{name}: {status.name}")
@@ -140,7 +141,7 @@ def checked(cuda: Any, name: str, *arguments: Any) -> Any:
 
 
 def runtime() -> Any:
-    """NVIDIA's bindings. Raises MissingDependency."""
+    """Return the module of NVIDIA's bindings. Raises MissingDependency."""
     try:
         return importlib.import_module("cuda.bindings.runtime")
     except (ImportError, RuntimeError) as error:

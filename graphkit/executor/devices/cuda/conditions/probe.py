@@ -1,4 +1,4 @@
-"""Whether a card's recordings may have conditions: one is made, replayed, and looked at."""
+"""Tests whether a GPU's recordings can contain conditions: one is recorded, replayed and checked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices.bound_steps import BoundStep, Choice, Recorded, Repetition
+from graphkit.executor.devices.capabilities import streams_of
 from graphkit.executor.devices.cuda.conditions.nodes import checked, runtime
 from graphkit.executor.devices.device import Copied, Device
 
@@ -18,12 +19,12 @@ OLDEST = 12040
 _TRIPS = 3
 
 
-# What records steps for a stream.
+# Records steps for a stream.
 Record: TypeAlias = Callable[[Any, Sequence[Recorded]], Callable[[], None]]
 
 
 def refusal(device: Device, record: Record) -> str:
-    """Why recordings of a device have no conditions; empty where they have."""
+    """Return why recordings of a device cannot contain conditions; empty if they can."""
     try:
         cuda = runtime()
         for what, name in (("driver", "cudaDriverGetVersion"), ("runtime", "cudaRuntimeGetVersion")):
@@ -32,8 +33,9 @@ def refusal(device: Device, record: Record) -> str:
                 return (
                     f"the {what} is of CUDA {version // 1000}.{version % 1000 // 10}, but conditional nodes need 12.4"
                 )
-        stream = device.stream()
-        with device.on(stream):
+        streams = streams_of(device)
+        stream = streams.stream()
+        with streams.on(stream):
             found = _computed(device, record, stream)
     except (GraphkitError, AttributeError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         return " ".join(str(error).split()) or type(error).__name__
@@ -42,7 +44,7 @@ def refusal(device: Device, record: Record) -> str:
 
 
 def _computed(device: Device, record: Record, stream: Any) -> list[dict[str, int]]:
-    """What two replays of a recording with conditions have come to."""
+    """Return the results of two replays of a recording with conditions."""
 
     def number(value: int, dtype: str = "int64") -> Any:
         return device.copy_in(np.full(1, value, dtype))

@@ -1,4 +1,4 @@
-"""The launches that set the values of conditional nodes, from what lies in a card's memory."""
+"""The launches that set the values of conditional nodes from arrays of the GPU."""
 
 from __future__ import annotations
 
@@ -76,19 +76,19 @@ SETTING = (CHOOSES, REPEATS)
 
 
 def choosing(choice: Choice, then: int | None, otherwise: int | None) -> BoundLaunch:
-    """Sets the values of the nodes of both parts, by their handles; None for a part without a node."""
+    """Return the launch that sets the nodes of both parts, by their handles; None for a part without a node."""
     wanted = np.uint32((then is not None) + 2 * (otherwise is not None))
     given = [choice.condition, np.uint32(choice.condition.nbytes)]
     return _setting(CHOOSES, [*given, np.uint64(then or 0), np.uint64(otherwise or 0), wanted])
 
 
 def beginning(repeated: Repetition, handle: int) -> BoundLaunch:
-    """Sets the value of a node before its steps."""
+    """Return the launch that sets the value of a node before its steps."""
     return _repeating(repeated, repeated.going, handle, first=True)
 
 
 def going_on(repeated: Repetition, handle: int) -> BoundLaunch:
-    """Sets it behind them."""
+    """Return the launch that sets it after them."""
     return _repeating(repeated, repeated.flag, handle, first=False)
 
 

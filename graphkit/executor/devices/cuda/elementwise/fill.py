@@ -8,13 +8,12 @@ import math
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, Input, Launch, Output
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, Input, Launch, Output, launched
 from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each, for_each_run
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import around, operand, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import HALVES
 from graphkit.ops._base import operator
@@ -29,7 +28,7 @@ def _places(*sizes: int) -> Coordinates:
     return Coordinates("i", len(sizes), math.prod(sizes) + THREADS < 1 << 31)
 
 
-@register_launched("cuda", "", "ConstantOfShape")
+@launched("ConstantOfShape")
 def _constant_of_shape(node: Node, context: KernelContext) -> CardKernel | None:
     value, y = operator(node, ConstantOfShape).value, node.output
     unit = unit_of(y)
@@ -54,7 +53,7 @@ def filled(y: Value, output: int, element: np.ndarray) -> tuple[Launch, ...]:
     return (for_each_run("fill", count, width, given, lines),)
 
 
-@register_launched("cuda", "", "Range")
+@launched("Range")
 def _range(node: Node, context: KernelContext) -> CardKernel | None:
     y = node.output
     if y.dtype not in STORED or y.dtype in HALVES:
@@ -68,7 +67,7 @@ def _range(node: Node, context: KernelContext) -> CardKernel | None:
     return CardKernel((for_each("range", (count,), _places(count), [*given, (f"{kind}* y", Output(0))], lines),))
 
 
-@register_launched("cuda", "", "EyeLike")
+@launched("EyeLike")
 def _eye_like(node: Node, context: KernelContext) -> CardKernel | None:
     y, diagonal = node.output, operator(node, EyeLike).k
     if y.dtype not in STORED:
@@ -84,7 +83,7 @@ def _eye_like(node: Node, context: KernelContext) -> CardKernel | None:
     return CardKernel((for_each("eye", shape(y), places, given, lines),))
 
 
-@register_launched("cuda", "", "OneHot")
+@launched("OneHot")
 def _one_hot(node: Node, context: KernelContext) -> CardKernel | None:
     """An index that is no whole number is cut, as the reference has it."""
     indices, y = node.inputs[0], node.output
@@ -110,7 +109,7 @@ def _one_hot(node: Node, context: KernelContext) -> CardKernel | None:
     return CardKernel((for_each("one_hot", walk, places, given, lines),))
 
 
-@register_launched("cuda", "", "Trilu")
+@launched("Trilu")
 def _trilu(node: Node, context: KernelContext) -> CardKernel | None:
     x, k, unit = shape(node.inputs[0]), operand(node, 1), unit_of(node.output)
     if unit not in UNITS:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 
 from graphkit.errors import NotFinite
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Given, Input, Output
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Given, Input, Output, launched
 from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
 from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN
 
@@ -27,7 +26,7 @@ class _Guard(CardKernel):
         return NotFinite(f"{node.describe()}: {_VALUES[word - 1]}")
 
 
-@register_launched("cuda", DOMAIN, "FiniteGuard")
+@launched("FiniteGuard", DOMAIN)
 def _finite_guard(node: Node, context: KernelContext) -> CardKernel | None:
     unit, token = unit_of(node.output), node.operands[1].dtype
     if unit not in UNITS or token not in STORED:

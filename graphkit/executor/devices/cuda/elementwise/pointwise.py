@@ -18,6 +18,7 @@ from graphkit.executor.devices.cuda.launches import (
     Launch,
     Output,
     Source,
+    launched,
     source_of,
 )
 from graphkit.executor.devices.cuda.text.axes import Axes, merged
@@ -28,14 +29,11 @@ from graphkit.executor.devices.operands import repeating
 from graphkit.executor.devices.pointwise.instructions import PointwiseProgram
 from graphkit.executor.devices.pointwise.programs import NAMES, program
 from graphkit.executor.devices.pointwise.rules import RULES
-from graphkit.executor.devices.registry import register_fusable, register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 
 # Bytes of one access.
 _ACCESS = 16
-
-register_fusable("cuda", RULES)
 
 
 def pointwise(node: Node, context: KernelContext) -> CardKernel | None:
@@ -50,7 +48,7 @@ def pointwise(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 for _domain, _name in NAMES:
-    register_launched("cuda", _domain, _name)(pointwise)
+    launched(_name, _domain, fusable=_name in RULES)(pointwise)
 
 
 def kernel_of(found: PointwiseProgram) -> CardKernel:

@@ -22,6 +22,7 @@ from graphkit.executor.devices.cuda.launches import (
     Input,
     Launch,
     Output,
+    launched,
     source_of,
 )
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
@@ -29,7 +30,6 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand
 from graphkit.executor.devices.randomness import Draw, draw, dropout_draw, linear, never_trains
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, DType
 from graphkit.ops._base import DOMAIN
@@ -120,11 +120,11 @@ def _fill(node: Node, normal: bool, rng: int) -> CardKernel | None:
 
 
 def _register(name: str, normal: bool) -> None:
-    @register_launched("cuda", "", name)
+    @launched(name)
     def of_shape(node: Node, context: KernelContext) -> CardKernel | None:
         return _fill(node, normal, rng=0)
 
-    @register_launched("cuda", "", f"{name}Like")
+    @launched(f"{name}Like")
     def like(node: Node, context: KernelContext) -> CardKernel | None:
         return _fill(node, normal, rng=1)
 
@@ -138,7 +138,7 @@ def _held(dtype: DType) -> str:
     return STORED[held_type(dtype)]
 
 
-@register_launched("cuda", "", "Bernoulli")
+@launched("Bernoulli")
 def _bernoulli(node: Node, context: KernelContext) -> CardKernel | None:
     x, y = node.inputs[0], node.output
     assert x is not None
@@ -165,7 +165,7 @@ def _bernoulli(node: Node, context: KernelContext) -> CardKernel | None:
     return CardKernel((drawing.launch("bernoulli", given, lines),))
 
 
-@register_launched("cuda", "", "Dropout")
+@launched("Dropout")
 def _dropout(node: Node, context: KernelContext) -> CardKernel | None:
     x, ratio = operand(node, 0), operand(node, 1)
     assert x is not None
@@ -228,7 +228,7 @@ def _dropped(drawing: _Drawing, rate: str, y: bool) -> list[str]:
     ]
 
 
-@register_launched("cuda", DOMAIN, "RngFoldIn")
+@launched("RngFoldIn", DOMAIN)
 def _rng_fold_in(node: Node, context: KernelContext) -> CardKernel | None:
     """One thread."""
     index = node.inputs[1]

@@ -1,4 +1,4 @@
-"""Attention as cuDNN knows it.
+"""Attention as a graph of cuDNN.
 
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html: the scores are scaled, minus
 infinity behind the diagonal that ends at the last query and key, and their softmax is that of the formula.
@@ -12,7 +12,7 @@ from typing import Any
 from graphkit.executor.devices.cuda.launches import Attention
 from graphkit.executor.devices.cuda.libraries import cudnn
 
-# What tensors are called, in the order of the arguments.
+# The names of tensors, in the order of the arguments.
 _Q, _K, _V, _Y = range(1, 5)
 
 

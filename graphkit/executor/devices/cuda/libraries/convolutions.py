@@ -1,4 +1,4 @@
-"""Convolutions and their gradients as cuDNN knows them."""
+"""Convolutions and their gradients as graphs of cuDNN."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from graphkit.executor.devices.cuda.launches import Convolution
 from graphkit.executor.devices.cuda.libraries import cudnn
-from graphkit.executor.devices.cuda.libraries.way import NoWay
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary
 from graphkit.executor.devices.operands import channel_strides, row_major
 from graphkit.ir.types import DType
 
-# What tensors are called, in the order of a convolution's arguments.
+# The names of tensors, in the order of a convolution's arguments.
 _FIRST, _SECOND, _RESULT, _BIAS, _RESIDUAL = range(1, 6)
 
 
@@ -22,7 +22,7 @@ def planned(convolution: Convolution, **target: Any) -> Any:
 
 
 def _rounding(convolution: Convolution, dnn: Any) -> list[Any]:
-    """Notes of plans that multiply fewer bits than the operands have."""
+    """Return the notes of plans that round operands."""
     notes = dnn.numerical_note
     is_exact = convolution.kind is DType.FLOAT32 and not convolution.tf32
     return [notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS] if is_exact else []
@@ -65,24 +65,24 @@ def _graph(convolution: Convolution, dnn: Any, target: dict[str, Any]) -> Any:
 
 
 def _planes(convolution: Convolution) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Sizes and strides of x, w and y."""
+    """Return sizes and strides of x, w and y."""
     sizes = {"x": _plane(convolution.x), "w": _plane(convolution.w), "y": _plane(convolution.y)}
     last = {"x": convolution.last, "w": convolution.filters_last, "y": convolution.last}
     return sizes, {name: channel_strides(of, last=last[name]) for name, of in sizes.items()}
 
 
 def _plane(sizes: Sequence[int]) -> list[int]:
-    """With two spatial axes at least: the library knows no fewer."""
+    """Return an array with at least two spatial axes, which the library requires."""
     return [*sizes[:2], *[1] * (4 - len(sizes)), *sizes[2:]]
 
 
 def _along(numbers: Sequence[int], alone: int) -> list[int]:
-    """One for each spatial axis of `_plane`; `alone` for the axis that it adds."""
+    """Return a setting for each spatial axis of `_plane`. alone: that of the axis which it adds."""
     return [*[alone] * (2 - len(numbers)), *numbers]
 
 
 def _end(convolution: Convolution) -> list[int]:
-    """Padding behind each axis with which the library counts as many positions as there are."""
+    """Return the padding at the end of each axis for which the library computes as many positions as graphkit."""
     g, found = convolution.geometry, []
     axes = (convolution.x[2:], convolution.w[2:], convolution.y[2:], g.strides, g.dilations, g.begin, g.end)
     for size, kernel, positions, stride, dilation, begin, end in zip(*axes, strict=True):
@@ -90,6 +90,6 @@ def _end(convolution: Convolution) -> list[int]:
         least = max((positions - 1) * stride + span - size - begin, 0)
         fitting = [e for e in (end, least) if e >= 0 and (size + begin + e - span) // stride + 1 == positions]
         if not fitting:
-            raise NoWay("cuDNN counts other positions")
+            raise NotInLibrary("cuDNN counts other positions")
         found.append(fitting[0])
     return found

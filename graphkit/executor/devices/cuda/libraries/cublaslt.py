@@ -16,8 +16,7 @@ import numpy as np
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Matrix, Product
-from graphkit.executor.devices.cuda.libraries.way import NoWay
-from graphkit.executor.devices.cuda.libraries.workspace import beginning, room
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary, aligned_address, usable_bytes
 from graphkit.ir.types import DType
 
 # cudaDataType_t; and of products of such elements cublasComputeType_t and the type of alpha and beta.
@@ -27,7 +26,7 @@ _TYPES = {
 }  # fmt: skip
 _FLOAT, _TF32, _DOUBLE = 68, 77, 70
 
-# Every array of a program begins at a multiple of so many bytes.
+# All arrays of a program are aligned to this many bytes.
 _ALIGNMENT = 16
 
 # cublasLtReductionScheme_t, COMPUTE_TYPE: parts of a sum are added as wide as they are. Others would add halves.
@@ -38,7 +37,7 @@ _NOT_SUPPORTED = 15
 
 
 class _Pointers(NamedTuple):
-    """Where the arguments of a product are; 0: there is none."""
+    """The addresses of the arguments of a product; 0 for none."""
 
     a: int
     b: int
@@ -51,17 +50,17 @@ class _Pointers(NamedTuple):
 
 
 class PreparedProduct:
-    """A product of which the library has chosen how it computes it. For one thread at a time.
+    """A product with the algorithm that the library has chosen. For one thread at a time.
 
-    Raises MissingDependency without the bindings, NoWay where the library cannot compute it, RuntimeFailure for what
-    else it refuses.
+    Raises MissingDependency without the bindings, NotInLibrary if the library cannot compute it, and RuntimeFailure for
+    other errors of the library.
     """
 
     def __init__(self, product: Product, card: int):
-        """card: its number; it is the current one."""
+        """card: the number of the current GPU."""
         lt = _bindings()
         wide = product.kind is DType.FLOAT64
-        self._product, self._workspace = product, room(product.workspace)
+        self._product, self._workspace = product, usable_bytes(product.workspace)
         self._handle = _handle(card)
         computed = _DOUBLE if wide else _TF32 if product.tf32 else _FLOAT
         self._description = self._owned(lt.matmul_desc_create(computed, int(wide)), lt.matmul_desc_destroy)
@@ -69,7 +68,7 @@ class PreparedProduct:
         self._layouts += [self._layout(m, product.result) for m in (product.c or product.d, product.d)]
         scalar = np.float64 if wide else np.float32
         self._alpha, self._beta = np.array([product.alpha], scalar), np.array([product.beta], scalar)
-        # Where arguments are that the description points at.
+        # The addresses in the description.
         self._pointed: dict[Any, int] = {}
         flags = lt.MatmulDescAttribute
         for flag, transposes in zip((flags.TRANSA, flags.TRANSB), product.transposed, strict=True):
@@ -82,7 +81,7 @@ class PreparedProduct:
             self._describe(flags.FAST_ACCUM, 0)
             if product.bias is not None:
                 self._describe(flags.BIAS_DATA_TYPE, _TYPES[product.kind])
-        # Places that are aligned as all are: the choice depends on it.
+        # Addresses with the alignment of all arrays: the choice depends on it.
         self._point(_Pointers(*[_ALIGNMENT] * len(_Pointers._fields)))
         self._chosen = self._choice()
 
@@ -106,7 +105,7 @@ class PreparedProduct:
         lt.matmul_desc_set_attribute(self._description, int(attribute), held.ctypes.data, held.nbytes)
 
     def _point(self, at: _Pointers) -> None:
-        """At the arguments that are not given with a call."""
+        """Set the addresses that are not arguments of the call."""
         flags, wanted = _bindings().MatmulDescAttribute, {}
         if self._product.bias is not None:
             wanted[flags.BIAS_POINTER] = at.bias
@@ -118,7 +117,7 @@ class PreparedProduct:
                 self._describe(attribute, address)
 
     def _choice(self) -> np.ndarray:
-        """The algorithm that the library's heuristics put first."""
+        """Return the first algorithm of the library's heuristics."""
         lt = _bindings()
         preference = lt.matmul_preference_create()
         try:
@@ -141,7 +140,7 @@ class PreparedProduct:
             d, terms = self._product.d, self._product.a.rows if self._product.transposed[0] else self._product.a.columns
             sizes = f"[{d.columns}, {terms}] by [{terms}, {d.rows}]"
             kinds = " and ".join(dict.fromkeys(kind.value for kind in reversed(self._product.factors)))
-            raise NoWay(f"cuBLASLt {version()} cannot multiply {sizes} of {kinds}")
+            raise NotInLibrary(f"cuBLASLt {version()} cannot multiply {sizes} of {kinds}")
         algorithm: np.ndarray = found["algo"].copy()
         return algorithm
 
@@ -152,7 +151,7 @@ class PreparedProduct:
         at = _Pointers(*addresses)
         self._point(at)
         a, b, c, d = self._layouts
-        lt, workspace = _bindings(), beginning(at.workspace) if self._workspace else 0
+        lt, workspace = _bindings(), aligned_address(at.workspace) if self._workspace else 0
         try:
             lt.matmul(
                 self._handle, self._description, self._alpha.ctypes.data, at.a, a, at.b, b, self._beta.ctypes.data,
@@ -162,7 +161,7 @@ class PreparedProduct:
             raise RuntimeFailure(f"cuBLASLt {version()}: {error}") from error
 
     def _owned(self, made: int, destroy: Callable[[int], object]) -> int:
-        """A descriptor that goes with this object."""
+        """Return a descriptor that is destroyed with this object."""
         weakref.finalize(self, destroy, made).atexit = False
         return made
 

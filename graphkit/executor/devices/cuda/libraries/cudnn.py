@@ -14,11 +14,10 @@ from typing import Any
 
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
-from graphkit.executor.devices.cuda.libraries.way import NoWay
-from graphkit.executor.devices.cuda.libraries.workspace import beginning, room
+from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary, aligned_address, usable_bytes
 from graphkit.ir.types import DType
 
-# Names of the frontend's data types.
+# The names of data types in the frontend.
 _TYPES = {DType.FLOAT16: "HALF", DType.BFLOAT16: "BFLOAT16", DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}
 
 # What the frontend raises for all but graphs that it has no plan for.
@@ -26,9 +25,9 @@ _REFUSALS = (RuntimeError, ValueError)
 
 
 class Prepared:
-    """A graph for which the library has chosen how it computes it. For one thread at a time.
+    """A graph with the plan that the library has chosen. For one thread at a time.
 
-    Raises MissingDependency without the frontend, NoWay where the library cannot compute it.
+    Raises MissingDependency without the frontend, NotInLibrary where the library cannot compute it.
     """
 
     def __init__(self, plan: Callable[..., Any], card: int):
@@ -46,7 +45,7 @@ class Prepared:
         handle = _handle(self._card)
         try:
             frontend().set_stream(handle=handle, stream=stream)
-            self._graph.execute(at, beginning(workspace), handle=handle)
+            self._graph.execute(at, aligned_address(workspace), handle=handle)
         except _REFUSALS as error:
             raise RuntimeFailure(f"cuDNN {version()}: {error}") from error
 
@@ -72,23 +71,23 @@ def planned(
         notes = dnn.numerical_note
         always = [notes.NONDETERMINISTIC, notes.REDUCED_PRECISION_REDUCTION, notes.WINOGRAD, notes.FFT]
         graph.deselect_numeric_notes([*always, *unwanted(dnn)])
-        graph.deselect_workspace_greater_than(room(workspace))
+        graph.deselect_workspace_greater_than(usable_bytes(workspace))
         graph.check_support()
         graph.build_plans()
     except dnn.cudnnGraphNotSupportedError as error:
-        raise NoWay(f"cuDNN {version()}: {error}") from error
+        raise NotInLibrary(f"cuDNN {version()}: {error}") from error
     except _REFUSALS as error:
         raise RuntimeFailure(f"cuDNN {version()}: {error}") from error
     return graph
 
 
 def data_type(dnn: Any, kind: DType) -> Any:
-    """What the frontend calls a type."""
+    """Return the frontend's data type."""
     return getattr(dnn.data_type, _TYPES[kind])
 
 
 def graph(dnn: Any, kind: DType, target: dict[str, Any]) -> Any:
-    """A graph without operations whose tensors are of a type. Sums of half floats are float32."""
+    """Return an empty graph for tensors of a type. Sums of float16 and bfloat16 are float32."""
     wide = data_type(dnn, DType.FLOAT64 if kind is DType.FLOAT64 else DType.FLOAT32)
     io = data_type(dnn, kind)
     return dnn.pygraph(io_data_type=io, intermediate_data_type=wide, compute_data_type=wide, **target)
@@ -104,7 +103,7 @@ def version() -> str:
 
 
 class _Handle:
-    """A handle that goes with the last reference to it."""
+    """A handle that is destroyed with the last reference to it."""
 
     def __init__(self, card: int):
         try:
@@ -114,21 +113,21 @@ class _Handle:
         weakref.finalize(self, frontend().destroy_handle, self.made).atexit = False
 
 
-# No two threads may use one handle.
+# Each thread needs its own handle.
 _of_thread = threading.local()
 
-# Those that compute something.
+# The GPUs that have computed something.
 _cards: set[int] = set()
 
 
 def be_ready(card: int) -> None:
-    """Make what this thread's calls would make, and must not while they are recorded. card: the current one."""
+    """Create this thread's handle, which cannot be created during a recording. card: the current GPU."""
     if card in _cards:
         _handle(card)
 
 
 def _handle(card: int) -> Any:
-    """This thread's for a card, which is the current one."""
+    """Return this thread's handle for the current GPU, `card`."""
     handles: dict[int, _Handle] = _of_thread.__dict__.setdefault("handles", {})
     if card not in handles:
         handles[card] = _Handle(card)
@@ -137,7 +136,7 @@ def _handle(card: int) -> Any:
 
 @cache
 def frontend() -> Any:
-    """NVIDIA's module."""
+    """Return the module of NVIDIA's frontend."""
     try:
         return importlib.import_module("cudnn")
     except (ImportError, OSError, AssertionError) as error:  # the last two: of the library that it loads

@@ -1,4 +1,4 @@
-"""Exchanges among cards of several processes by NCCL, through CuPy's bindings.
+"""Collectives between the GPUs of several processes by NCCL, through CuPy's bindings.
 
 https://docs.nvidia.com/deeplearning/nccl has what its functions do, and what a group of calls is.
 """
@@ -16,7 +16,7 @@ from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.ir.types import DType
 
-# What CuPy calls NCCL's types of elements.
+# The names of NCCL's element types in CuPy.
 _TYPES = {
     DType.FLOAT16: "NCCL_FLOAT16", DType.BFLOAT16: "NCCL_BFLOAT16", DType.FLOAT32: "NCCL_FLOAT32",
     DType.FLOAT64: "NCCL_FLOAT64", DType.INT8: "NCCL_INT8", DType.UINT8: "NCCL_UINT8", DType.INT32: "NCCL_INT32",
@@ -36,7 +36,7 @@ class Exchange(NamedTuple):
 
 
 def carries(dtype: DType) -> bool:
-    """Whether there are exchanges of such elements. Raises as `bindings` does."""
+    """Return whether NCCL supports such elements. Raises as `bindings` does."""
     return hasattr(bindings(), _TYPES.get(dtype, "none"))
 
 
@@ -48,17 +48,17 @@ class CardGroup:
     """
 
     def __init__(self, unique: bytes, rank: int, size: int):
-        """unique: what `unique_id` has given one of them."""
+        """unique: the result of `unique_id` in one of the processes."""
         nccl = bindings()
         try:
             self._communicator = nccl.NcclCommunicator(size, unique, rank)
         except nccl.NcclError as error:
             raise RuntimeFailure(f"NCCL {version()}: {error}") from error
-        # Never destroyed: that waits until every recorded graph with kernels of NCCL is gone.
+        # Never destroyed: that would wait for the end of all recordings with kernels of NCCL.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._communicator))
 
     def launch(self, exchanges: Sequence[Exchange], dtype: DType, stream: int) -> None:
-        """Queue these on a stream, together. Raises RuntimeFailure for what the library refuses."""
+        """Queue exchanges on a stream, in one group. Raises RuntimeFailure for errors of the library."""
         nccl = bindings()
         kind = getattr(nccl, _TYPES[dtype])
         try:
@@ -78,19 +78,19 @@ class CardGroup:
             raise RuntimeFailure(f"NCCL {version()}: {error}") from error
 
     def check(self) -> None:
-        """Raise RuntimeFailure where an exchange that was launched has failed."""
+        """Raise RuntimeFailure if an exchange has failed."""
         try:
             self._communicator.check_async_error()
         except bindings().NcclError as error:
             raise RuntimeFailure(f"NCCL {version()}: {error}") from error
 
     def abort(self) -> None:
-        """End all that was launched, whatever its results; nothing is launched after it."""
+        """Stop all exchanges. The group cannot be used afterwards."""
         self._communicator.abort()
 
 
 def unique_id() -> bytes:
-    """By which the processes of a new group find each other."""
+    """Return an id by which the processes of a new group find each other."""
     nccl = bindings()
     try:
         found: bytes = nccl.get_unique_id()

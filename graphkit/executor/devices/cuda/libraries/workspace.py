@@ -1,18 +1,23 @@
-"""Working memory as libraries want it: it begins at a multiple of 256 bytes, where that of programs does at one of 64.
-
-https://docs.nvidia.com/cuda/cublas/ says so of cublasLtMatmul; cuDNN is given the same.
-"""
+"""What the calls of NVIDIA's libraries share: the error for unsupported work, and the alignment of working memory."""
 
 from __future__ import annotations
 
+from graphkit.errors import RuntimeFailure
+
+# Working memory of libraries begins at a multiple of this, and that of programs at a multiple of 64.
+# https://docs.nvidia.com/cuda/cublas/ says so of cublasLtMatmul; cuDNN gets the same.
 _ALIGNMENT = 256
 
 
-def room(nbytes: int) -> int:
-    """What a library may take of so many bytes, wherever they begin."""
+class NotInLibrary(RuntimeFailure):
+    """The library does not compute work of this kind, or of these sizes, on this GPU."""
+
+
+def usable_bytes(nbytes: int) -> int:
+    """Return how many of `nbytes` of working memory a library may use, wherever they begin."""
     return max(0, nbytes - _ALIGNMENT)
 
 
-def beginning(address: int) -> int:
-    """Where a library's working memory begins in that at an address; 0 where there is none."""
+def aligned_address(address: int) -> int:
+    """Return where a library's working memory begins in memory at `address`; 0 if there is none."""
     return -(-address // _ALIGNMENT) * _ALIGNMENT

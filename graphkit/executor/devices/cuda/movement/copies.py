@@ -10,12 +10,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Launch, Output, source_of
+from graphkit.executor.devices.cuda.launches import (
+    THREADS,
+    Argument,
+    CardKernel,
+    Input,
+    Launch,
+    Output,
+    launched,
+    source_of,
+)
 from graphkit.executor.devices.cuda.text.axes import merged
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import around, row_major, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.executor.devices.views import VIEWS
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
@@ -172,7 +180,7 @@ def _view(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 for _name in VIEWS:
-    register_launched("cuda", "", _name)(_view)
+    launched(_name)(_view)
 
 
 def _parts(whole: Sequence[int], axis: int, sizes: Sequence[int]) -> list[tuple[tuple[int, int], End, End]]:
@@ -185,7 +193,7 @@ def _parts(whole: Sequence[int], axis: int, sizes: Sequence[int]) -> list[tuple[
     return found
 
 
-@register_launched("cuda", "", "Concat")
+@launched("Concat")
 def _concat(node: Node, context: KernelContext) -> CardKernel | None:
     axis, whole = operator(node, Concat).axis, shape(node.output)
     parts = _parts(whole, axis, [shape(x)[axis] for x in node.inputs])
@@ -195,7 +203,7 @@ def _concat(node: Node, context: KernelContext) -> CardKernel | None:
     )
 
 
-@register_launched("cuda", "", "Split")
+@launched("Split")
 def _split(node: Node, context: KernelContext) -> CardKernel | None:
     axis, whole = operator(node, Split).axis, shape(node.inputs[0])
     parts = _parts(whole, axis, [shape(y)[axis] for y in node.outputs])

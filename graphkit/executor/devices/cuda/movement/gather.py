@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Given, Input, Output
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Given, Input, Output, launched
 from graphkit.executor.devices.cuda.movement.addressing import INDEX_TYPES, ElementAddress, TupleAddress
 from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import around, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.gather import Gather, GatherElements, GatherND
 from graphkit.ops.tensor.layout import ReverseSequence
 
 
-@register_launched("cuda", "", "Gather")
+@launched("Gather")
 def _gather(node: Node, context: KernelContext) -> CardKernel | None:
     x, indices = (shape(v) for v in node.inputs)
     axis = operator(node, Gather).axis
@@ -33,7 +32,7 @@ def _gather(node: Node, context: KernelContext) -> CardKernel | None:
     return _slices("gather", TupleAddress.of_axis(x, axis, math.prod(indices), kind, 1), outer, inner, unit)
 
 
-@register_launched("cuda", "", "GatherND")
+@launched("GatherND")
 def _gather_nd(node: Node, context: KernelContext) -> CardKernel | None:
     x, indices = (shape(v) for v in node.inputs)
     batch = operator(node, GatherND).batch_dims
@@ -81,7 +80,7 @@ def _checked(name: str, address: TupleAddress) -> CardKernel:
     )
 
 
-@register_launched("cuda", "", "GatherElements")
+@launched("GatherElements")
 def _gather_elements(node: Node, context: KernelContext) -> CardKernel | None:
     x, indices = (shape(v) for v in node.inputs)
     assert node.inputs[1] is not None
@@ -99,7 +98,7 @@ def _gather_elements(node: Node, context: KernelContext) -> CardKernel | None:
     return CardKernel((launch,), fault=address.fault)
 
 
-@register_launched("cuda", "", "ReverseSequence")
+@launched("ReverseSequence")
 def _reverse_sequence(node: Node, context: KernelContext) -> CardKernel | None:
     x, unit = shape(node.inputs[0]), unit_of(node.output)
     if unit not in UNITS:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, Input, Launch, Output, Scratch
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, Input, Launch, Output, Scratch, launched
 from graphkit.executor.devices.cuda.movement.addressing import INDEX_TYPES, Address, ElementAddress, TupleAddress
 from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
 from graphkit.executor.devices.cuda.movement.sorting import Sorted, aligned, sort
@@ -27,7 +27,6 @@ from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each, for_each_run
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import around, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -310,7 +309,7 @@ def _index_type(value: Value | None) -> str:
     return INDEX_TYPES[value.dtype]
 
 
-@register_launched("cuda", DOMAIN, "GatherGrad")
+@launched("GatherGrad", DOMAIN)
 def _gather_grad(node: Node, context: KernelContext) -> CardKernel | None:
     _, x, indices = (shape(v) for v in node.inputs)
     axis = operator(node, GatherGrad).axis
@@ -321,7 +320,7 @@ def _gather_grad(node: Node, context: KernelContext) -> CardKernel | None:
     return Scatter(node, address, outer, inner, None, 0).kernel("add", context.deterministic)
 
 
-@register_launched("cuda", "", "ScatterElements")
+@launched("ScatterElements")
 def _scatter_elements(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, ScatterElements)
     x, indices, updates = (shape(v) for v in node.inputs)
@@ -331,7 +330,7 @@ def _scatter_elements(node: Node, context: KernelContext) -> CardKernel | None:
     return Scatter(node, address, 1, 1, Input(0), 2).kernel(op.reduction, context.deterministic)
 
 
-@register_launched("cuda", "", "ScatterND")
+@launched("ScatterND")
 def _scatter_nd(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, ScatterND)
     x, indices, updates = (shape(v) for v in node.inputs)

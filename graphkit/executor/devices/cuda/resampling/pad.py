@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, launched
 from graphkit.executor.devices.cuda.movement.copies import unit_of
 from graphkit.executor.devices.cuda.resampling.axis import Axis
 from graphkit.executor.devices.cuda.resampling.gathers import Along, Places, gathered
 from graphkit.executor.devices.cuda.resampling.weighted import Resampled, resampled
+from graphkit.executor.devices.geometry import known_widths, pad_maps
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, shape
-from graphkit.executor.devices.padding import known_widths, pad_maps
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.image.resampling import Taps
@@ -49,7 +48,7 @@ def _padded(mode: str, size: int, before: int, after: int) -> Places:
     return places
 
 
-@register_launched("cuda", "", "Pad")
+@launched("Pad")
 def _pad(node: Node, context: KernelContext) -> CardKernel | None:
     x, y, mode = shape(node.inputs[0]), shape(node.output), operator(node, Pad).mode
     widths = known_widths(len(x), operand(node, 1), operand(node, 3))
@@ -70,7 +69,7 @@ def _pad(node: Node, context: KernelContext) -> CardKernel | None:
     return gathered(f"pad_{mode}", axes, unit_of(node.inputs[0]), None if value is None else ("fill[0]", Input(2)))
 
 
-@register_launched("cuda", DOMAIN, "PadGrad")
+@launched("PadGrad", DOMAIN)
 def _pad_grad(node: Node, context: KernelContext) -> CardKernel | None:
     dx = shape(node.output)
     maps = pad_maps(operator(node, PadGrad).mode, dx, operand(node, 2), operand(node, 3))

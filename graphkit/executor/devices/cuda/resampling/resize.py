@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Table
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Table, launched
 from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
 from graphkit.executor.devices.cuda.resampling.axis import Axis
 from graphkit.executor.devices.cuda.resampling.gathers import Along, Places, gathered
 from graphkit.executor.devices.cuda.resampling.weighted import Resampled, resampled
+from graphkit.executor.devices.geometry import resized_axes
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
-from graphkit.executor.devices.registry import register_launched
-from graphkit.executor.devices.resizing import resized_axes
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.image.resize import Axis as ResizedAxis
@@ -22,7 +21,7 @@ from graphkit.ops.image.resize import Resize, ResizeGrad
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-@register_launched("cuda", "", "Resize")
+@launched("Resize")
 def _resize(node: Node, context: KernelContext) -> CardKernel | None:
     op, x, y = operator(node, Resize), shape(node.inputs[0]), shape(node.output)
     plan = resized_axes(node, context, 1, x)
@@ -64,7 +63,7 @@ def _chosen(places: np.ndarray) -> Places:
     return lines
 
 
-@register_launched("cuda", DOMAIN, "ResizeGrad")
+@launched("ResizeGrad", DOMAIN)
 def _resize_grad(node: Node, context: KernelContext) -> CardKernel | None:
     op, dy, dx = operator(node, ResizeGrad), shape(node.inputs[0]), shape(node.output)
     plan = resized_axes(node, context, 2, dx)

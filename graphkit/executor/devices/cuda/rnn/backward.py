@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphkit.executor.devices.cuda.launches import CardKernel, Input, Launch, Output, Product, Scratch
+from graphkit.executor.devices.cuda.launches import CardKernel, Input, Launch, Output, Product, Scratch, launched
 from graphkit.executor.devices.cuda.rnn.cells import Cell, computed, gradient_cell
 from graphkit.executor.devices.cuda.rnn.steps import Multiplied, Operands, Recurrent, WorkingMemory, in_use, positions
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -187,4 +186,4 @@ def _gradient(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 for _name in ("RNN", "GRU", "LSTM"):
-    register_launched("cuda", DOMAIN, f"{_name}RecurrenceGrad", whole=lambda node: True)(_gradient)
+    launched(f"{_name}RecurrenceGrad", DOMAIN, covers=lambda node: True)(_gradient)

@@ -20,13 +20,13 @@ from graphkit.executor.devices.cuda.launches import (
     Output,
     Product,
     Scratch,
+    launched,
 )
 from graphkit.executor.devices.cuda.products import workspace_for
 from graphkit.executor.devices.cuda.rnn.cells import Cell, computed, forward_cell
 from graphkit.executor.devices.cuda.rnn.steps import Multiplied, Operands, Recurrent, WorkingMemory, in_use, positions
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -251,5 +251,5 @@ def _recurrence(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 for _name in ("RNN", "GRU", "LSTM"):
-    register_launched("cuda", "", _name)(_layer)
-    register_launched("cuda", DOMAIN, f"{_name}Recurrence", whole=lambda node: True)(_recurrence)
+    launched(_name)(_layer)
+    launched(f"{_name}Recurrence", DOMAIN, covers=lambda node: True)(_recurrence)

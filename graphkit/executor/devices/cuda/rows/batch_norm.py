@@ -11,13 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Given, Input, Output
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Given, Input, Output, launched
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work, written
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -69,7 +68,7 @@ def _number(name: str, value: float, held: DType) -> tuple[str, Argument]:
 # --- batch ------------------------------------------------------------------------------------------
 
 
-@register_launched("cuda", "", "BatchNormalization")
+@launched("BatchNormalization")
 def _batch_normalization(node: Node, context: KernelContext) -> CardKernel | None:
     op, held = operator(node, BatchNormalization), _held(node)
     if held is None:
@@ -95,7 +94,7 @@ def _batch_normalization(node: Node, context: KernelContext) -> CardKernel | Non
     return Groups.over(sizes, channel_axes(len(sizes)), held).kernel(work, inplace=((0, 0),))
 
 
-@register_launched("cuda", DOMAIN, "BatchNormGrad")
+@launched("BatchNormGrad", DOMAIN)
 def _batch_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
     op, held = operator(node, BatchNormGrad), _held(node)
     if held is None:
@@ -142,7 +141,7 @@ def _limits(op: _ChannelsLastNorm, held: DType) -> Given:
     return [_number(name, limit, held) for name, limit in zip(("low", "high"), op.limits, strict=True)]
 
 
-@register_launched("cuda", DOMAIN, "ChannelsLastBatchNorm")
+@launched("ChannelsLastBatchNorm", DOMAIN)
 def _channels_last_batch_norm(node: Node, context: KernelContext) -> CardKernel | None:
     op, held, rank = operator(node, ChannelsLastBatchNorm), _held(node), len(shape(node.inputs[0]))
     if held is None:
@@ -175,7 +174,7 @@ def _channels_last_batch_norm(node: Node, context: KernelContext) -> CardKernel 
     return Groups.over(shape(node.inputs[0]), range(rank - 1), held).kernel(work, inplace=inplace)
 
 
-@register_launched("cuda", DOMAIN, "ChannelsLastBatchNormGrad")
+@launched("ChannelsLastBatchNormGrad", DOMAIN)
 def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
     """The gradient by y passes where the activation let it through, and where that is not known: for NaN."""
     op, held, sizes = operator(node, ChannelsLastBatchNormGrad), _held(node), shape(node.inputs[1])
@@ -222,13 +221,13 @@ def _of_one_type(node: Node, pairs: Sequence[tuple[int, int]]) -> list[tuple[int
 # --- images -----------------------------------------------------------------------------------------
 
 
-@register_launched("cuda", "", "InstanceNormalization")
+@launched("InstanceNormalization")
 def _instance_normalization(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, InstanceNormalization)
     return _of_groups(node, shape(node.inputs[0])[1], op.epsilon)
 
 
-@register_launched("cuda", "", "GroupNormalization")
+@launched("GroupNormalization")
 def _group_normalization(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, GroupNormalization)
     return _of_groups(node, op.num_groups, op.epsilon)
@@ -263,7 +262,7 @@ def _of_groups(node: Node, groups: int, epsilon: float) -> CardKernel | None:
     return over.kernel(work, inplace=((0, 0),))
 
 
-@register_launched("cuda", "", "MeanVarianceNormalization")
+@launched("MeanVarianceNormalization")
 def _mean_variance_normalization(node: Node, context: KernelContext) -> CardKernel | None:
     op, held, sizes = operator(node, MeanVarianceNormalization), _held(node), shape(node.inputs[0])
     if held is None:
@@ -274,7 +273,7 @@ def _mean_variance_normalization(node: Node, context: KernelContext) -> CardKern
     return Groups.over(sizes, op.axes or range(len(sizes)), held).kernel(work, inplace=((0, 0),))
 
 
-@register_launched("cuda", "", "LpNormalization")
+@launched("LpNormalization")
 def _lp_normalization(node: Node, context: KernelContext) -> CardKernel | None:
     op, held = operator(node, LpNormalization), _held(node)
     if held is None:

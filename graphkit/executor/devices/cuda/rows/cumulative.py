@@ -18,6 +18,7 @@ from graphkit.executor.devices.cuda.launches import (
     Launch,
     Output,
     Scratch,
+    launched,
     source_of,
 )
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
@@ -25,7 +26,6 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.text.joining import joined, scanned
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import around, constants, operand, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import operator
@@ -204,11 +204,11 @@ def _cumulative(node: Node, join: str, first: str) -> CardKernel | None:
     return _Scan(op.name, around(sizes, axis[0]), x.dtype, join, first, op.exclusive, op.reverse).kernel()
 
 
-@register_launched("cuda", "", "CumSum")
+@launched("CumSum")
 def _cum_sum(node: Node, context: KernelContext) -> CardKernel | None:
     return _cumulative(node, "gk_add(a, b)", "(A)0")
 
 
-@register_launched("cuda", "", "CumProd")
+@launched("CumProd")
 def _cum_prod(node: Node, context: KernelContext) -> CardKernel | None:
     return _cumulative(node, "gk_mul(a, b)", "(A)1")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-from graphkit.executor.devices.cuda.launches import CardKernel, Input, Output
+from graphkit.executor.devices.cuda.launches import CardKernel, Input, Output, launched
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.sorting import ArgExtreme
@@ -38,11 +37,11 @@ def _arg_extreme(node: Node, largest: bool) -> CardKernel | None:
     return Groups.over(sizes, [op.axis], held).kernel(work)
 
 
-@register_launched("cuda", "", "ArgMax")
+@launched("ArgMax")
 def _arg_max(node: Node, context: KernelContext) -> CardKernel | None:
     return _arg_extreme(node, largest=True)
 
 
-@register_launched("cuda", "", "ArgMin")
+@launched("ArgMin")
 def _arg_min(node: Node, context: KernelContext) -> CardKernel | None:
     return _arg_extreme(node, largest=False)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output, launched
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work, written
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.cuda.text.repeated import repeated
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.nn.norm import NormOfLastAxes, RMSNormalization
 
 
-@register_launched("cuda", "", "LayerNormalization")
-@register_launched("cuda", DOMAIN, "MixedPrecisionLayerNorm")
+@launched("LayerNormalization")
+@launched("MixedPrecisionLayerNorm", DOMAIN)
 def _layer_norm(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, NormOfLastAxes)
     used = [*context.used_outputs, True, True, True][:3]
@@ -32,7 +31,7 @@ def _layer_norm(node: Node, context: KernelContext) -> CardKernel | None:
     return _normalised(node, op, used, moments, ahead, "((A)gk_read(x[at]) - mean) * r")
 
 
-@register_launched("cuda", "", "RMSNormalization")
+@launched("RMSNormalization")
 def _rms_norm(node: Node, context: KernelContext) -> CardKernel | None:
     squares = Pass("gk_sums<A, 1>", 1, ["const A v = (A)gk_read(x[at]);", "p0.s[0] += v * v;"])
     ahead = ["const A r = (A)1 / gk_sqrt(p0.s[0] / (A)count + epsilon);"]

@@ -15,14 +15,13 @@ from itertools import chain
 import numpy as np
 
 from graphkit.executor.devices.cuda.elementwise.fill import filled
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Output, Scratch
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Output, Scratch, launched
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work, written
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.cuda.text.repeated import repeated
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -134,7 +133,7 @@ def _of_nothing(node: Node, used: Sequence[bool]) -> CardKernel:
     return CardKernel(tuple(chain.from_iterable(fills)))
 
 
-@register_launched("cuda", DOMAIN, "LayerNormGrad")
+@launched("LayerNormGrad", DOMAIN)
 def _layer_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, LayerNormGrad)
     mean, inverse = operand(node, 3), operand(node, 4)
@@ -176,7 +175,7 @@ def _layer_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
     return found.kernel(parts, kept, inplace=not outputs)
 
 
-@register_launched("cuda", DOMAIN, "RMSNormGrad")
+@launched("RMSNormGrad", DOMAIN)
 def _rms_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, RMSNormGrad)
     found = _gradient(node, op, None)

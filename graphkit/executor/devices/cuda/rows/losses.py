@@ -13,14 +13,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphkit.executor.devices.cuda.elementwise.fill import filled
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Launch, Output, Scratch
+from graphkit.executor.devices.cuda.launches import (
+    THREADS,
+    Argument,
+    CardKernel,
+    Fault,
+    Input,
+    Launch,
+    Output,
+    Scratch,
+    launched,
+)
 from graphkit.executor.devices.cuda.movement.addressing import INDEX_TYPES
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -146,7 +155,7 @@ def _loss(node: Node, scores: int, labels: int, weights: int, own: DType | None 
 # --- forward ----------------------------------------------------------------------------------------
 
 
-@register_launched("cuda", "", "NegativeLogLikelihoodLoss")
+@launched("NegativeLogLikelihoodLoss")
 def _negative_log_likelihood(node: Node, context: KernelContext) -> CardKernel | None:
     found = _loss(node, 0, 1, 2)
     if found is None:
@@ -170,7 +179,7 @@ def _negative_log_likelihood(node: Node, context: KernelContext) -> CardKernel |
     return found.of_labels.kernel(found.reduced(Output(0), lines, given), fault=found.fault)
 
 
-@register_launched("cuda", "", "SoftmaxCrossEntropyLoss")
+@launched("SoftmaxCrossEntropyLoss")
 def _softmax_cross_entropy(node: Node, context: KernelContext) -> CardKernel | None:
     found = _loss(node, 0, 1, 2)
     if found is None:
@@ -232,7 +241,7 @@ def _scale(found: _Loss, dloss: str, offset: int) -> tuple[list[tuple[str, Argum
     return total, f"weight * {dloss} / *total", launches, _TOTAL_BYTES + scratch
 
 
-@register_launched("cuda", DOMAIN, "SoftmaxCrossEntropyGrad")
+@launched("SoftmaxCrossEntropyGrad", DOMAIN)
 def _softmax_cross_entropy_grad(node: Node, context: KernelContext) -> CardKernel | None:
     found = _loss(node, 1, 2, 3)
     if found is None:
@@ -252,7 +261,7 @@ def _softmax_cross_entropy_grad(node: Node, context: KernelContext) -> CardKerne
     return CardKernel(before + found.groups.launches(work), scratch, ((1, 0),), found.fault)
 
 
-@register_launched("cuda", DOMAIN, "SoftmaxCrossEntropyWithGrad")
+@launched("SoftmaxCrossEntropyWithGrad", DOMAIN)
 def _softmax_cross_entropy_with_grad(node: Node, context: KernelContext) -> CardKernel | None:
     own = node.outputs[0].dtype
     loss, dscores = [*context.used_outputs, True, True][:2]

@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graphkit.executor.devices.cuda.launches import CardKernel, Input, Output
+from graphkit.executor.devices.cuda.launches import CardKernel, Input, Output, launched
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
+from graphkit.executor.devices.geometry import reduced_axes, repeated_axes
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.reductions import reduced_axes, repeated_axes
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType
 from graphkit.ops._base import DOMAIN
@@ -65,7 +64,7 @@ def _over(name: str, node: Node, axes: Sequence[int] | None) -> CardKernel | Non
 
 
 def _register(name: str) -> None:
-    @register_launched("cuda", "", f"Reduce{name}")
+    @launched(f"Reduce{name}")
     def make(node: Node, context: KernelContext) -> CardKernel | None:
         return _over(name, node, reduced_axes(node))
 
@@ -74,7 +73,7 @@ for _name in FUNCTIONS:
     _register(_name)
 
 
-@register_launched("cuda", DOMAIN, "ReduceToShapeOf")
+@launched("ReduceToShapeOf", DOMAIN)
 def _reduce_to_shape_of(node: Node, context: KernelContext) -> CardKernel | None:
     return _over("Sum", node, repeated_axes(node))
 
@@ -85,11 +84,11 @@ def _pooled(name: str, node: Node, context: KernelContext) -> CardKernel | None:
     return _over(name, node, range(2, len(x.tensor.static_shape)))
 
 
-@register_launched("cuda", "", "GlobalAveragePool")
+@launched("GlobalAveragePool")
 def _global_average_pool(node: Node, context: KernelContext) -> CardKernel | None:
     return _pooled("Mean", node, context)
 
 
-@register_launched("cuda", "", "GlobalMaxPool")
+@launched("GlobalMaxPool")
 def _global_max_pool(node: Node, context: KernelContext) -> CardKernel | None:
     return _pooled("Max", node, context)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Output
+from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Output, launched
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.nn.attention import RotaryEmbedding
 
 
-@register_launched("cuda", "", "RotaryEmbedding")
+@launched("RotaryEmbedding")
 def _rotary_embedding(node: Node, context: KernelContext) -> CardKernel | None:
     op, stored = operator(node, RotaryEmbedding), node.operands[0].dtype
     x, cache, held = shape(node.inputs[0]), shape(node.inputs[1]), float_type(stored)

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import math
 
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output, launched
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.softmax_grad import SoftmaxGrad
@@ -37,10 +36,10 @@ def _softmax(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 for _name in ("Softmax", "LogSoftmax"):
-    register_launched("cuda", "", _name)(_softmax)
+    launched(_name)(_softmax)
 
 
-@register_launched("cuda", DOMAIN, "SoftmaxGrad")
+@launched("SoftmaxGrad", DOMAIN)
 def _softmax_grad(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, SoftmaxGrad)
     y, held = node.operands[1], float_type(node.operands[1].dtype)

@@ -18,6 +18,7 @@ from graphkit.executor.devices.cuda.launches import (
     Input,
     Launch,
     Output,
+    launched,
     source_of,
 )
 from graphkit.executor.devices.cuda.movement.sorting import BITONIC
@@ -26,7 +27,6 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.cuda.text.joining import scanned
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import around, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import operator
@@ -37,7 +37,7 @@ from graphkit.ops.tensor.sorting import TopK
 _ROOM = (256, 2048)
 
 
-@register_launched("cuda", "", "TopK")
+@launched("TopK")
 def _top_k(node: Node, context: KernelContext) -> CardKernel | None:
     op, x = operator(node, TopK), node.inputs[0]
     assert x is not None

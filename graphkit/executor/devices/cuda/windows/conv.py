@@ -26,6 +26,7 @@ from graphkit.executor.devices.cuda.launches import (
     Launch,
     Output,
     Scratch,
+    launched,
 )
 from graphkit.executor.devices.cuda.movement.sorting import aligned
 from graphkit.executor.devices.cuda.text.expressions import STORED
@@ -36,7 +37,6 @@ from graphkit.executor.devices.cuda.windows.tiles import COLUMNS, SIDE, WIDE, Fa
 from graphkit.executor.devices.cuda.windows.windows import Windows
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import channel_strides, operand, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, HALVES, DType
 from graphkit.ops._base import DOMAIN, operator
@@ -450,9 +450,9 @@ def _conv(node: Node, context: KernelContext) -> CardKernel | None:
     return _by_library(found, "y", node, context, found.forward(kind, result).kernel())
 
 
-register_launched("cuda", "", "Conv")(_conv)
-register_launched("cuda", DOMAIN, "FusedConv")(_conv)
-register_launched("cuda", DOMAIN, "ChannelsLastConv")(_conv)
+launched("Conv")(_conv)
+launched("FusedConv", DOMAIN)(_conv)
+launched("ChannelsLastConv", DOMAIN)(_conv)
 
 
 def _by_data(node: Node, context: KernelContext) -> CardKernel | None:
@@ -470,12 +470,12 @@ def _by_data(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 for _name in ("ConvGradInput", "ChannelsLastConvGradInput", "ChannelsLastConvTranspose"):
-    register_launched("cuda", DOMAIN, _name)(_by_data)
-register_launched("cuda", "", "ConvTranspose")(_by_data)
+    launched(_name, DOMAIN)(_by_data)
+launched("ConvTranspose")(_by_data)
 
 
-@register_launched("cuda", DOMAIN, "ConvGradWeight")
-@register_launched("cuda", DOMAIN, "ChannelsLastConvGradWeight")
+@launched("ConvGradWeight", DOMAIN)
+@launched("ChannelsLastConvGradWeight", DOMAIN)
 def _by_weights(node: Node, context: KernelContext) -> CardKernel | None:
     found = _convolved(node, node.inputs[0], node.output, node.inputs[1])
     if found is None or _is_empty(found):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output, launched
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.windows.windows import MOST_AXES, Windows
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import constants, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.nn.im2col import ColumnBlocks
@@ -27,7 +26,7 @@ def _blocks(node: Node, image: Value | None, block: Value | None) -> Windows | N
     return Windows(n, channels, tuple(spatial), tuple(static), window, each=math.prod(known))
 
 
-@register_launched("cuda", DOMAIN, "Im2Col")
+@launched("Im2Col", DOMAIN)
 def _im2col(node: Node, context: KernelContext) -> CardKernel | None:
     blocks = _blocks(node, node.inputs[0], node.inputs[1])
     if blocks is None:
@@ -54,7 +53,7 @@ def _im2col(node: Node, context: KernelContext) -> CardKernel | None:
     return CardKernel((for_each("im2col", sizes, places, given, lines),))
 
 
-@register_launched("cuda", "", "Col2Im")
+@launched("Col2Im")
 def _col2im(node: Node, context: KernelContext) -> CardKernel | None:
     kind, blocks = node.output.dtype, _blocks(node, node.output, node.inputs[2])
     if blocks is None:

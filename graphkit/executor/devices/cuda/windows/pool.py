@@ -11,14 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output, launched
 from graphkit.executor.devices.cuda.movement.addressing import INDEX_TYPES, TupleAddress
 from graphkit.executor.devices.cuda.movement.scatter import Scatter
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.windows.windows import MOST_AXES, Windows
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import row_major, shape
-from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -108,18 +107,18 @@ def _plane_steps(op: MaxPool, windows: Windows) -> list[int]:
     return row_major(windows.spatial[::-1])[::-1]
 
 
-@register_launched("cuda", "", "MaxPool")
+@launched("MaxPool")
 def _max_pool_first(node: Node, context: KernelContext) -> CardKernel | None:
     return _max_pool(node, context, last=False)
 
 
-@register_launched("cuda", DOMAIN, "ChannelsLastMaxPool")
-@register_launched("cuda", DOMAIN, "ChannelsLastMaxPoolIndices")
+@launched("ChannelsLastMaxPool", DOMAIN)
+@launched("ChannelsLastMaxPoolIndices", DOMAIN)
 def _max_pool_last(node: Node, context: KernelContext) -> CardKernel | None:
     return _max_pool(node, context, last=True)
 
 
-@register_launched("cuda", DOMAIN, "MaxPoolGrad")
+@launched("MaxPoolGrad", DOMAIN)
 def _max_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
     """By the windows of the pool that found the indices. Of other indices nothing is known: each is written to its
     place where none occurs twice, else there is no kernel.
@@ -145,7 +144,7 @@ def _scattered(node: Node, deterministic: bool) -> CardKernel | None:
     return Scatter(node, address, 1, 1, None, 0).kernel("none", deterministic)
 
 
-@register_launched("cuda", DOMAIN, "ChannelsLastMaxPoolGrad")
+@launched("ChannelsLastMaxPoolGrad", DOMAIN)
 def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
     dy, indices = node.operands[:2]
     kind, windows = _kind(dy), _windows(operator(node, Pooling), node.output, dy, last=True)
@@ -200,17 +199,17 @@ def _whole(op: AveragePooling, windows: Windows) -> list[str]:
     return [*counts, f"const A whole = (A)({' * '.join(f'count{a}' for a in windows.axes)});"]
 
 
-@register_launched("cuda", "", "AveragePool")
+@launched("AveragePool")
 def _average_pool(node: Node, context: KernelContext) -> CardKernel | None:
     return _of_sums(node, "average_pool", "v", "sum / whole", last=False)
 
 
-@register_launched("cuda", DOMAIN, "ChannelsLastAveragePool")
+@launched("ChannelsLastAveragePool", DOMAIN)
 def _channels_last_average_pool(node: Node, context: KernelContext) -> CardKernel | None:
     return _of_sums(node, "average_pool", "v", "sum / whole", last=True)
 
 
-@register_launched("cuda", "", "LpPool")
+@launched("LpPool")
 def _lp_pool(node: Node, context: KernelContext) -> CardKernel | None:
     p = operator(node, LpPool).p
     if p == 1:
@@ -240,11 +239,11 @@ def _average_pool_gradient(node: Node, *, last: bool) -> CardKernel | None:
     return CardKernel((windows.over_x("average_pool_grad", given, lines),))
 
 
-@register_launched("cuda", DOMAIN, "AveragePoolGrad")
+@launched("AveragePoolGrad", DOMAIN)
 def _average_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
     return _average_pool_gradient(node, last=False)
 
 
-@register_launched("cuda", DOMAIN, "ChannelsLastAveragePoolGrad")
+@launched("ChannelsLastAveragePoolGrad", DOMAIN)
 def _channels_last_average_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
     return _average_pool_gradient(node, last=True)

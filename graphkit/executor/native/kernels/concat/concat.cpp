@@ -5,6 +5,7 @@
 #include "primitives/pieces.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -101,6 +102,25 @@ void Split::run(const void* const* inputs, void* const* outputs, std::byte*) con
             copy_piece(static_cast<std::byte*>(outputs[piece]) + to, x + from, bytes, stream);
         }
     });
+}
+
+GRAPHKIT_KERNEL("", Concat) {
+    std::vector<Dims> xs;
+    for (std::size_t i = 0; i < node.inputs.size(); ++i) {
+        xs.push_back(node.input(i).tensor.shape);
+    }
+    return std::make_unique<Concat>(xs, node.integer("axis"), node.input(0).tensor.type, node.threads);
+}
+
+GRAPHKIT_KERNEL("", Split) {
+    const TensorSpec& x = node.input(0).tensor;
+    const std::int64_t axis = node.integer("axis");
+    const std::size_t place = checked_axis(axis, x.shape.size());
+    Dims sizes;
+    for (const TensorSpec& y : node.outputs) {
+        sizes.push_back(y.shape.at(place));
+    }
+    return std::make_unique<Split>(x.shape, sizes, axis, x.type, node.threads);
 }
 
 GRAPHKIT_BINDINGS(concat) {

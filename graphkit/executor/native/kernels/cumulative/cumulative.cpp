@@ -5,6 +5,7 @@
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 #include "simd/half_convert.h"
 
@@ -265,6 +266,26 @@ void LinearRecurrence::run(const void* const* inputs, void* const* outputs, std:
             });
     };
     outputs_[0].type == ElementType::f32 ? run_as(float{}) : run_as(double{});
+}
+
+static std::unique_ptr<Kernel> cumulative_of(const NodeSpec& node, bool product) {
+    const TensorSpec& x = node.input(0).tensor;
+    return std::make_unique<Cumulative>(x.shape, node.elements(1).at(0), product, node.integer("exclusive") != 0,
+                                        node.integer("reverse") != 0, x.type, node.threads);
+}
+
+GRAPHKIT_KERNEL("", CumSum) {
+    return cumulative_of(node, false);
+}
+
+GRAPHKIT_KERNEL("", CumProd) {
+    return cumulative_of(node, true);
+}
+
+GRAPHKIT_KERNEL("ai.graphkit", LinearRecurrence) {
+    const TensorSpec& a = node.input(0).tensor;
+    return std::make_unique<LinearRecurrence>(a.shape, node.integer("axis"), node.integer("reverse") != 0, a.type,
+                                              node.threads);
 }
 
 GRAPHKIT_BINDINGS(cumulative) {

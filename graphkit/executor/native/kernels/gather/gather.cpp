@@ -3,6 +3,7 @@
 #include "primitives/slice_copy.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 
 namespace graphkit {
 namespace {
@@ -136,6 +137,23 @@ void GatherND::run(const void* const* inputs, void* const* outputs, std::byte* s
     const std::int64_t bytes = tuples_.slice * static_cast<std::int64_t>(size_of(inputs_[0].type));
     copy_slices(threads(), static_cast<const std::byte*>(inputs[0]), static_cast<std::byte*>(outputs[0]), 1,
                 tuples_.tuples, bytes, [=](std::int64_t, std::int64_t i) { return slices[i]; });
+}
+
+GRAPHKIT_KERNEL("", Gather) {
+    const TensorSpec &x = node.input(0).tensor, &indices = node.input(1).tensor;
+    return std::make_unique<Gather>(x.shape, indices.shape, node.integer("axis"), x.type, indices.type, node.threads);
+}
+
+GRAPHKIT_KERNEL("", GatherElements) {
+    const TensorSpec &x = node.input(0).tensor, &indices = node.input(1).tensor;
+    return std::make_unique<GatherElements>(x.shape, indices.shape, node.integer("axis"), x.type, indices.type,
+                                            node.threads);
+}
+
+GRAPHKIT_KERNEL("", GatherND) {
+    const TensorSpec& x = node.input(0).tensor;
+    return std::make_unique<GatherND>(x.shape, node.input(1).tensor.shape, node.integer("batch_dims"), x.type,
+                                      node.threads);
 }
 
 GRAPHKIT_BINDINGS(gather) {

@@ -7,6 +7,7 @@
 #include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -92,6 +93,11 @@ void ReverseSequence::run(const void* const* inputs, void* const* outputs, std::
         copy_slices(threads(), x, y, steps, batches, bytes,
                     [=](std::int64_t step, std::int64_t batch) { return reversed(step, batch) * batches + batch; });
     }
+}
+
+GRAPHKIT_KERNEL("", ReverseSequence) {
+    const TensorSpec& x = node.input(0).tensor;
+    return std::make_unique<ReverseSequence>(x.shape, node.integer("batch_axis") == 0, x.type, node.threads);
 }
 
 GRAPHKIT_BINDINGS(layout) {

@@ -7,6 +7,7 @@
 
 #include "runtime/bindings.h"
 #include "runtime/isa.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -294,6 +295,40 @@ Elimination::Goal goal_of(const std::string& name) {
 }
 
 }  // namespace
+
+static std::unique_ptr<Kernel> elimination_of(const NodeSpec& node, Elimination::Goal goal) {
+    const Dims& a = node.input(0).tensor.shape;
+    const Dims& b = node.has_input(1) ? node.input(1).tensor.shape : a;
+    return std::make_unique<Elimination>(goal, a, b, node.outputs[0].type, node.threads);
+}
+
+GRAPHKIT_KERNEL("", Det) {
+    return elimination_of(node, Elimination::Goal::det);
+}
+
+GRAPHKIT_KERNEL("ai.graphkit", Slogdet) {
+    return elimination_of(node, Elimination::Goal::slogdet);
+}
+
+GRAPHKIT_KERNEL("ai.graphkit", Inverse) {
+    return elimination_of(node, Elimination::Goal::inverse);
+}
+
+GRAPHKIT_KERNEL("ai.graphkit", Solve) {
+    return elimination_of(node, Elimination::Goal::solve);
+}
+
+GRAPHKIT_KERNEL("ai.graphkit", Potrf) {
+    return std::make_unique<Cholesky>(node.input(0).tensor.shape, node.integer("lower") != 0, node.outputs[0].type,
+                                      node.threads);
+}
+
+GRAPHKIT_KERNEL("ai.graphkit", Trsm) {
+    return std::make_unique<TriangularSystem>(node.input(0).tensor.shape, node.input(1).tensor.shape,
+                                              node.integer("transpose") != 0, node.integer("rightside") != 0,
+                                              node.integer("lower") != 0, node.real("alpha"), node.outputs[0].type,
+                                              node.threads);
+}
 
 GRAPHKIT_BINDINGS(linear_systems) {
     nb::class_<Elimination, Kernel>(m, "Elimination")

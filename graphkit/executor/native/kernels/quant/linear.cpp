@@ -150,8 +150,8 @@ void Linear::run(const void* const* inputs, void* const* outputs, std::byte* scr
 }
 
 bool is_set(const NodeSpec& node, const std::string& name) {
-    const auto found = node.attributes.find(name);
-    return found != node.attributes.end() && found->second.has_value();
+    const auto found = node.attributes->find(name);
+    return found != node.attributes->end() && found->second.has_value();
 }
 
 // The result, its scale and its zero point. Any of them may be absent.

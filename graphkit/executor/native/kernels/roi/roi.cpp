@@ -6,6 +6,7 @@
 
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -254,6 +255,20 @@ void RoiAlign::run(const void* const* inputs, void* const* outputs, std::byte* s
             }
         }
     });
+}
+
+GRAPHKIT_KERNEL("", RoiAlign) {
+    if (node.outputs[0].type != ElementType::f32) {
+        throw Unsupported(std::string("RoiAlign of ") + name_of(node.outputs[0].type));
+    }
+    const RoiOptions options{node.integer("output_height"),
+                             node.integer("output_width"),
+                             node.integer("sampling_ratio"),
+                             static_cast<float>(node.real("spatial_scale")),
+                             node.text("coordinate_transformation_mode") == "half_pixel",
+                             node.text("mode") == "max"};
+    return std::make_unique<RoiAlign>(node.input(0).tensor.shape, node.input(1).tensor.shape.at(0), options,
+                                      node.threads);
 }
 
 GRAPHKIT_BINDINGS(roi) {

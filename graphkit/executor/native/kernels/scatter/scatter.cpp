@@ -7,6 +7,7 @@
 #include "primitives/indices.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "simd/half_convert.h"
 
 namespace graphkit {
@@ -299,6 +300,34 @@ void GatherGrad::run(const void* const* inputs, void* const* outputs, std::byte*
     if (is_half(type)) {
         narrowed_all(threads(), type, reinterpret_cast<const float*>(scratch), outputs[0], elements);
     }
+}
+
+GRAPHKIT_KERNEL("ai.graphkit", GatherGrad) {
+    const TensorSpec &dy = node.input(0).tensor, &x = node.input(1).tensor, &indices = node.input(2).tensor;
+    return std::make_unique<GatherGrad>(x.shape, x.type, indices.shape, node.integer("axis"), dy.type, indices.type,
+                                        node.threads);
+}
+
+GRAPHKIT_KERNEL("", ScatterElements) {
+    const TensorSpec &x = node.input(0).tensor, &indices = node.input(1).tensor;
+    if (node.input(2).tensor.shape != indices.shape) {
+        throw Unsupported("updates that are broadcast");
+    }
+    return std::make_unique<ScatterElements>(x.shape, indices.shape, node.integer("axis"),
+                                             scatter_reduction(node.text("reduction")), x.type, indices.type,
+                                             node.threads);
+}
+
+GRAPHKIT_KERNEL("", ScatterND) {
+    const TensorSpec &x = node.input(0).tensor, &indices = node.input(1).tensor;
+    const std::int64_t depth = indices.shape.back();
+    Dims updates(indices.shape.begin(), indices.shape.end() - 1);
+    updates.insert(updates.end(), x.shape.begin() + depth, x.shape.end());
+    if (node.input(2).tensor.shape != updates) {
+        throw Unsupported("updates that are broadcast");
+    }
+    return std::make_unique<ScatterND>(x.shape, indices.shape, scatter_reduction(node.text("reduction")), x.type,
+                                       node.threads);
 }
 
 GRAPHKIT_BINDINGS(scatter) {

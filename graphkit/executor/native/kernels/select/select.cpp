@@ -5,6 +5,7 @@
 
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
+#include "runtime/operator_kernels.h"
 
 namespace graphkit {
 namespace {
@@ -64,6 +65,15 @@ void Trilu::run(const void* const* inputs, void* const* outputs, std::byte*) con
             std::memset(to + zeros, 0, static_cast<std::size_t>(zeros_end - zeros));
         }
     });
+}
+
+GRAPHKIT_KERNEL("", Trilu) {
+    const TensorSpec& x = node.input(0).tensor;
+    OptionalDims k;
+    if (node.has_input(1)) {
+        k = node.input(1).tensor.shape;
+    }
+    return std::make_unique<Trilu>(x.shape, node.integer("upper") != 0, std::move(k), x.type, node.threads);
 }
 
 GRAPHKIT_BINDINGS(select) {

@@ -3,6 +3,7 @@
 #include "primitives/float_type.h"
 #include "primitives/reduction_table.h"
 #include "runtime/bindings.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -95,6 +96,19 @@ void Softmax::run(const void* const* inputs, void* const* outputs, std::byte* sc
         auto* y = static_cast<T*>(outputs[0]);
         inner_ == 1 ? run_rows(x, y, scratch) : run_columns(x, y, scratch);
     });
+}
+
+static std::unique_ptr<Kernel> softmax_of(const NodeSpec& node, bool log) {
+    const TensorSpec& y = node.outputs[0];
+    return std::make_unique<Softmax>(y.shape, node.integer("axis"), name_of(y.type), log, node.threads);
+}
+
+GRAPHKIT_KERNEL("", Softmax) {
+    return softmax_of(node, false);
+}
+
+GRAPHKIT_KERNEL("", LogSoftmax) {
+    return softmax_of(node, true);
 }
 
 GRAPHKIT_BINDINGS(softmax) {

@@ -6,6 +6,7 @@
 #include "primitives/float_type.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -313,6 +314,27 @@ void TopK::run(const void* const* inputs, void* const* outputs, std::byte* scrat
         return;
     }
     with_type(type_, [&]<typename T>() { run_as<T>(inputs, outputs, scratch); });
+}
+
+static std::unique_ptr<Kernel> arg_extreme_of(const NodeSpec& node, bool largest) {
+    const TensorSpec& x = node.input(0).tensor;
+    return std::make_unique<ArgExtreme>(x.shape, node.integer("axis"), node.outputs[0].shape, name_of(x.type), largest,
+                                        node.integer("select_last_index") != 0, node.threads);
+}
+
+GRAPHKIT_KERNEL("", ArgMax) {
+    return arg_extreme_of(node, true);
+}
+
+GRAPHKIT_KERNEL("", ArgMin) {
+    return arg_extreme_of(node, false);
+}
+
+GRAPHKIT_KERNEL("", TopK) {
+    const TensorSpec &x = node.input(0).tensor, &values = node.outputs[0];
+    const std::int64_t axis = node.integer("axis");
+    const std::int64_t k = values.shape.at(static_cast<std::size_t>(axis < 0 ? axis + std::ssize(values.shape) : axis));
+    return std::make_unique<TopK>(x.shape, axis, k, name_of(x.type), node.integer("largest") != 0, node.threads);
 }
 
 GRAPHKIT_BINDINGS(sorting) {

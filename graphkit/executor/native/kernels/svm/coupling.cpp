@@ -6,6 +6,7 @@
 
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -123,6 +124,11 @@ class CoupledProbabilities final : public Kernel {
 
 }  // namespace
 }  // namespace graphkit
+
+GRAPHKIT_KERNEL("ai.graphkit", CoupledProbabilities) {
+    const graphkit::Dims& y = node.outputs[0].shape;
+    return std::make_unique<graphkit::CoupledProbabilities>(y.at(0), y.at(1), node.threads);
+}
 
 GRAPHKIT_BINDINGS(coupling) {
     using namespace graphkit;

@@ -1,8 +1,8 @@
-"""What a loop stacks for its gradient, row by row in the host's memory: a card holds two rows of it at a time."""
+"""Outputs that loops stack in host memory for their gradients: the device holds two slices of each at a time."""
 
 from __future__ import annotations
 
-from graphkit.executor.lower.arrays.loop import ArrayLoop
+from graphkit.executor.lower.loop import Loop
 from graphkit.executor.lower.loop_layout import LoopLayout
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.memory import swapping
@@ -10,23 +10,23 @@ from graphkit.ir.graph import Node, Value
 from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training.swap import is_swapped
 
-# A loop that writes rows holds two of them, and so does one that reads them.
+# The smallest number of slices. A loop that writes slices holds two of them, and so does one that reads them.
 LEAST_ROWS = 5
 
-# Of what is worth a copy, a row is such a part at least: one copy for each iteration takes its time too.
+# A slice is at least this part of the smallest array that is swapped: each iteration makes one copy.
 ROW_PARTS = 16
 
 
 def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
-    """Stacks of marked loops (`is_swapped`) that loops alone scan, where it is known how often all of these run.
+    """Return outputs that marked loops (`is_swapped`) stack and only loops scan, if their iterations are known. Linear.
 
-    lowered: a graph as it would run without. Linear.
+    lowered: the graph as it would run without swapping.
     """
     placement = lowered.placement
     found = {
         node.outputs[stack.output]
         for node, lowering in lowered.steps
-        if isinstance(lowering, ArrayLoop) and is_swapped(node) and (lowering.trips or 0) >= LEAST_ROWS
+        if isinstance(lowering, Loop) and is_swapped(node) and (lowering.layout.known_trips or 0) >= LEAST_ROWS
         for stack in lowering.layout.stacked
         if ROW_PARTS * stack.row.tensor.nbytes >= swapping.MIN_BYTES and _is_alone(stack.row, lowering.layout)
     }
@@ -40,13 +40,13 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
 
 
 def _is_alone(row: Value, layout: LoopLayout) -> bool:
-    """Whether a slice goes to one stack, and comes from none."""
+    """Return whether a slice is stacked to one output and scanned from none."""
     return [*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)].count(row) == 1
 
 
 def _scanned(node: Node, lowering: Lowering) -> frozenset[Value]:
-    """What a step reads row by row, and not otherwise."""
-    if not isinstance(lowering, ArrayLoop) or lowering.trips is None:
+    """Return the values that a step only reads in slices."""
+    if not isinstance(lowering, Loop) or lowering.layout.known_trips is None:
         return frozenset()
     rows = {scan.operand for scan in lowering.layout.scanned}
     whole = {v for position, v in enumerate(node.inputs) if position not in rows}

@@ -1,6 +1,6 @@
-"""What stands in for shapes and elements that only a run tells, where a node is tried beforehand.
+"""Placeholders for shapes and elements that are known only at run time, to try beforehand whether a node has a kernel.
 
-A kernel that can be made for the stand-ins can be made for what comes, if it fits; if it does not, the run says so.
+If a kernel can be made for the placeholders, it can be made for all valid operands. Invalid ones are errors of the run.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
 from graphkit.ops.image.resize import Resizing
 
-# What unknown sizes are taken for when a node is tried.
-_STAND_IN = 16
+# The placeholder of unknown sizes.
+_PLACEHOLDER = 16
 
 
 # --- operands whose elements decide -------------------------------------------------------------------
 
 
 def deciding_operands(node: Node) -> frozenset[int]:
-    """Positions of operands of which the elements are not known, and may be needed to prepare a kernel."""
+    """Return the positions of operands whose elements are not known, and may be needed to prepare a kernel."""
     floats = _deciding_floats(node)
     return frozenset(
         i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor, floats=i in floats)
@@ -33,7 +33,7 @@ def deciding_operands(node: Node) -> frozenset[int]:
 
 
 def _may_decide(kind: TensorType, *, floats: bool) -> bool:
-    """Whether these are integers, or float32 where `floats` decide, that a shape is inferred from, and not known."""
+    """Return whether a shape is inferred from these unknown integers. floats: from float32 elements instead."""
     small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
     decide = kind.dtype is DType.FLOAT32 if floats else kind.dtype in (DType.INT64, DType.INT32)
     known = kind.constants is not None or kind.floats is not None
@@ -49,7 +49,7 @@ def _deciding_floats(node: Node) -> tuple[int, ...]:
     return tuple(names.index(name) for name in ("scales", *(("roi",) if op.reads_roi else ())))
 
 
-# The elements of a stand-in: so many, for a node whose unknown sizes are taken for these.
+# Returns the placeholder elements of an operand: (node, placeholders of unknown sizes, number of elements).
 _Elements: TypeAlias = Callable[[Node, "dict[str, Dim]", int], Sequence[int]]
 
 
@@ -79,18 +79,18 @@ def _short_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 
 def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Parts that make up the axis along which the node splits."""
+    """Sizes that add up to that of the split axis."""
     return [*[0] * (count - 1), _first_shape(node, sizes)[getattr(node.op, "axis", 0)]]
 
 
 def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Those along which the first operand, padded, is not as long as the second, then others."""
+    """First the axes along which the padded first operand and the second differ in size, then the others."""
     padded, plain = _first_shapes(node, sizes)
     return sorted(range(len(padded)), key=lambda axis: padded[axis] == plain[axis])[:count]
 
 
 def _padding(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """As much as the first operand has more than the second, on both sides."""
+    """Half the difference between the first operand and the second, on each side."""
     named = node.inputs[3].tensor.constants if len(node.inputs) > 3 and node.inputs[3] is not None else None
     padded, plain = _first_shapes(node, sizes)
     more = [padded[axis] - plain[axis] for axis in named or _padded_axes(node, sizes, count // 2)]
@@ -106,7 +106,7 @@ def _first_shape(node: Node, sizes: dict[str, Dim]) -> tuple[int, ...]:
     return node.operands[0].tensor.substitute(sizes).static_shape
 
 
-# Elements that stand in for operands of which nothing is known, by position; of those of other operators _OTHERS.
+# Placeholder elements by operator and position. Other operators use _OTHERS.
 _NONE, _ONE = _all(0), _all(1)
 _BEYOND = _all(1 << 30)
 _ELEMENTS: dict[str, tuple[_Elements, ...]] = {
@@ -128,17 +128,18 @@ _ELEMENTS: dict[str, tuple[_Elements, ...]] = {
 _OTHERS = (_NONE, _axes)
 
 
-def stand_ins(node: Node, sizes: dict[str, Dim], by_value: frozenset[int]) -> list[TensorType | None]:
+def placeholder_types(node: Node, sizes: dict[str, Dim], by_value: frozenset[int]) -> list[TensorType | None]:
     """The operands' types with every size known, and with elements where they are read.
 
     Raises TypeMismatch where elements depend on a shape of unknown rank.
     """
     return [
-        None if v is None else _stand_in(node, i, v.tensor, sizes, i in by_value) for i, v in enumerate(node.inputs)
+        None if v is None else _placeholder_type(node, i, v.tensor, sizes, i in by_value)
+        for i, v in enumerate(node.inputs)
     ]
 
 
-def _stand_in(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim], by_value: bool) -> TensorType:
+def _placeholder_type(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim], by_value: bool) -> TensorType:
     """The type with every size known, and with elements if they are read."""
     sized = kind.substitute(sizes)
     if not by_value or sized.constants is not None:
@@ -157,15 +158,16 @@ def _stand_in(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim]
 
 
 def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
-    """What to take unknown sizes for: the same all, or what other operands have at the same axis from the end.
+    """Yield placeholders of unknown sizes, to be tried in this order.
 
-    An axis of one element that others are spread along says nothing, but where all else fails. Sums of unknown sizes
-    may have to be what one unknown size is elsewhere: then one of them is taken for all of the sum.
+    First all are the same, then they are the sizes of other operands at the same axis, counted from the end. An axis of
+    size 1, which is broadcast, comes last. If a sum of unknown sizes has to equal another unknown size, one of them is
+    the whole sum.
     """
     shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]
     mentioned = [d for v in node.operands for d in (*(v.tensor.shape or ()), *(v.tensor.value or ()))]
     unknown = {symbol for d in mentioned if isinstance(d, DimExpr) for symbol in d.symbols}
-    same: dict[str, Dim] = {**dict.fromkeys(unknown, _STAND_IN), **_channels(node)}
+    same: dict[str, Dim] = {**dict.fromkeys(unknown, _PLACEHOLDER), **_channels(node)}
     yield same
     if (reshaped := _reshaped(node, same)) is not None:
         yield same | reshaped
@@ -184,13 +186,13 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
     rest = [name for d in mentioned if isinstance(d, DimExpr) for name in sorted(d.symbols)[1:]]
     if rest:
         yield same | dict.fromkeys(rest, 0)
-    yield dict.fromkeys(unknown, 1)  # spread to whatever a shape says, as in Expand
+    yield dict.fromkeys(unknown, 1)  # broadcast to any shape, as in Expand
 
 
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
-    """What to take the unknown sizes of a Reshape's result for that its operand does not have: one is all that is left.
+    """Return the unknown sizes of a Reshape's result that its operand does not have. One of them takes all elements.
 
-    sizes: what those of the operand are taken for. None where there are none, or no number fits.
+    sizes: the placeholders of the operand. The result is None if there are no such sizes, or none fits.
     """
     if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
         return None
@@ -210,9 +212,9 @@ def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
 
 
 def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
-    """What to take the unknown sizes of a Reshape's operand for if its result has a known size: one takes the rest.
+    """Return the unknown sizes of a Reshape's operand if its result has a known size. One of them takes all elements.
 
-    None where there are none, or no number fits.
+    The result is None if there are no such sizes, or none fits.
     """
     x = node.operands[0].tensor
     if node.op.name != "Reshape" or x.shape is None or not node.outputs[0].tensor.is_static or not unknown:
@@ -228,7 +230,7 @@ def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
 
 
 def _multiplied(node: Node) -> dict[str, Dim]:
-    """The unknown sizes of a product's operands that the other operand has: rows of b, and leading axes."""
+    """Return unknown sizes of a product's operand that the other operand knows: rows of b, and leading axes."""
     if node.op.name not in ("MatMul", "FusedMatMul"):
         return {}
     a, b = (tuple(v.tensor.shape or ()) for v in node.operands[:2])
@@ -244,7 +246,7 @@ def _multiplied(node: Node) -> dict[str, Dim]:
 
 
 def _channels(node: Node) -> dict[str, Dim]:
-    """The unknown number of channels of what a convolution takes; its weights tell it."""
+    """Return the unknown number of channels of a convolution's data, computed from its weights."""
     group = getattr(node.op, "group", None)
     if group is None or len(node.operands) < 2:
         return {}

@@ -1,0 +1,154 @@
+"""A device that is added by a test: it runs and trains what the CPU does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import UnsupportedError, UsageError
+from graphkit.executor.devices.bound_steps import BoundStep
+from graphkit.executor.devices.capabilities import PinnedMemory, Prefetcher, Recorder, ReducedPrecision, Streams
+from graphkit.executor.devices.loading import DeviceKind, register_device
+from graphkit.ir.graph import Value
+from graphkit.ir.types import TensorType
+from graphkit.ops import F
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import arena_device
+from arena_device import ArenaArray, ArenaDevice
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.standard_normal((6, 3, 8, 8)).astype(np.float32)
+ROWS = RNG.standard_normal((6, 5)).astype(np.float32)
+LABELS = np.arange(6) % 4
+
+
+@pytest.fixture
+def arena() -> Iterator[ArenaDevice]:
+    with arena_device.registered() as device:
+        yield device
+
+
+def convolutions(x: Value) -> Value:
+    h = gk.relu(gk.nn.batch_norm(gk.nn.conv2d(x, 8, 3, pad=1, name="first"), name="norm"))
+    h = gk.nn.max_pool2d(h, 2)
+    h = gk.relu(gk.nn.conv2d(h, 8, 3, stride=2, name="second"))
+    return gk.nn.linear(gk.flatten(h), 4, name="head")
+
+
+def loop(x: Value) -> Value:
+    """The body has parameters, and runs while a value says so."""
+    state = gk.nn.linear(x, 4, name="in")
+
+    def small(s: Value) -> Value:
+        return gk.reduce_sum(s * s, keepdims=False) < 400.0
+
+    return gk.while_loop(small, lambda s: s * 1.5 + gk.nn.linear(gk.tanh(s), 4, name="inner"), state, 6)
+
+
+def scan(x: Value) -> Value:
+    def step(h: Value, row: Value) -> tuple[Value, Value]:
+        h = gk.tanh(gk.nn.linear(gk.unsqueeze(row, [0]), 4, name="in") + gk.nn.linear(h, 4, name="carried"))
+        return h, gk.reshape(h, [4])
+
+    return gk.scan(step, gk.constant(np.zeros((1, 4), np.float32)), x)[1]
+
+
+def branch(x: Value) -> Value:
+    h = gk.nn.linear(x, 4, name="in")
+    positive = gk.reduce_sum(h, keepdims=False) > 0.0
+    return gk.cond(positive, lambda: gk.nn.linear(h, 4, name="left"), lambda: gk.exp(-h))
+
+
+NETWORKS: dict[str, tuple[Callable[[Value], Value], np.ndarray]] = {
+    "convolutions": (convolutions, IMAGES),
+    "loop": (loop, ROWS),
+    "scan": (scan, ROWS),
+    "branch": (branch, ROWS),
+}
+
+
+def network(name: str) -> tuple[gk.Model, np.ndarray]:
+    build, x = NETWORKS[name]
+    return gk.Model({"y": build(gk.input("x", ["N", *x.shape[1:]]))}, seed=3), x
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_runs_what_the_cpu_runs(arena: ArenaDevice, name: str) -> None:
+    net, x = network(name)
+    exe = net.compile("arena")
+    for rows in (x, x[:4], -x):
+        found, wanted = exe.run({"x": rows})["y"], net.run({"x": rows})["y"]
+        assert type(found) is np.ndarray
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert arena.interpreted
+    assert {s.kernel for s in exe.plan.steps} <= {"interpreted", "native", "view", "constant"}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_trains_as_the_cpu_does(arena: ArenaDevice, name: str) -> None:
+    def trained(device: str) -> tuple[list[float], dict[str, np.ndarray]]:
+        net, x = network(name)
+        trainer = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.02, momentum=0.9), device=device, seed=1)
+        losses = [float(trainer.step(x, LABELS)) for _ in range(5)]
+        return losses, dict(net.params)
+
+    losses, params = trained("arena")
+    wanted, expected = trained("cpu")
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    assert losses[-1] < losses[0]
+    for key, array in expected.items():
+        np.testing.assert_allclose(params[key], array, rtol=1e-4, atol=1e-5)
+
+
+def test_it_computes_the_bits_of_the_references(arena: ArenaDevice) -> None:
+    """Nothing is fused or rounded on the way: the interpreted program of the CPU has the same bits."""
+    x = gk.input("x", ["N", 5])
+    net = gk.Model({"y": gk.exp(gk.tanh(x) * 3.0) / (1.0 + x * x), "positive": gk.non_zero(x > 0.0)})
+    found, wanted = net.compile("arena").run({"x": ROWS}), gk.ops.evaluate.evaluate(net.graph, [ROWS])
+    for array, expected in zip(found.values(), wanted, strict=True):
+        np.testing.assert_array_equal(array, expected)
+
+
+def test_a_host_array_is_refused(arena: ArenaDevice) -> None:
+    x = Value(TensorType("float32", (4,)), "x")
+    kernel = arena.prepare(F.exp(x).node, None, None)
+    there, out = arena.copy_in(np.ones(4, np.float32)), arena.copy_in(np.zeros(4, np.float32))
+    kernel([there], [out], None)
+    np.testing.assert_allclose(arena.copy_out(out, None), np.e, rtol=1e-6)
+    host: Any = np.ones(4, np.float32)
+    for given, written in (([host], [out]), ([there], [host]), ([host.view(ArenaArray)], [out])):
+        with pytest.raises(TypeError, match="a host array reached the arena device"):
+            BoundStep(kernel, given, written, None).run()
+    with pytest.raises(TypeError, match="not the host's"):
+        there + 1
+    with pytest.raises(AssertionError, match="only arrays of the host"):
+        arena.copy_in(there)
+
+
+def test_it_has_none_of_the_optional_capabilities(arena: ArenaDevice) -> None:
+    for capability in (Streams, PinnedMemory, Recorder, Prefetcher, ReducedPrecision):
+        assert not isinstance(arena, capability)
+    net, _ = network("convolutions")
+    with pytest.raises(UnsupportedError, match="device 'arena' does not support precision 'bf16'; use 'f32'"):
+        net.compile("arena", precision="bf16")
+
+
+def test_a_device_is_registered_once(arena: ArenaDevice) -> None:
+    for taken in ("arena", "cpu", "cuda"):
+        with pytest.raises(UsageError, match=f"there is a device '{taken}' already"):
+            register_device(taken, DeviceKind(lambda number: arena))
+
+
+def test_a_device_that_is_gone_is_unknown() -> None:
+    with arena_device.registered():
+        network("branch")[0].compile("arena")
+    with pytest.raises(UnsupportedError, match="no device 'arena'"):
+        network("branch")[0].compile("arena")
