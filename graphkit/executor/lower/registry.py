@@ -81,23 +81,14 @@ def lower_graph(
     def lower(subgraph: Graph, arrays: Mapping[int, VersionedArray]) -> LoweredGraph:
         return _lower_subgraph(subgraph, arrays, settings, unspecialised)
 
-    lowerings = [
-        SwapStep(node)
-        if placement.host_storage(node) is not None
-        else choose(
-            Site(
-                node,
-                settings,
-                kernel_context(node, placement, known, settings),
-                inner,
-                any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used),
-                unspecialised,
-                lower,
-                hosted,
-            )
-        )
-        for node in placement.steps
-    ]
+    def lowering(node: Node) -> Lowering:
+        if placement.host_storage(node) is not None:
+            return SwapStep(node)
+        context = kernel_context(node, placement, known, settings)
+        is_dynamic = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
+        return choose(Site(node, settings, context, inner, is_dynamic, unspecialised, lower, hosted))
+
+    lowerings = [lowering(node) for node in placement.steps]
     failing = failing_steps(placement, lowerings) if graph.updates else ()
     steps = zip(placement.steps, lowerings, strict=True)
     needs = [StepMemory(found.scratch_bytes, found.inplace, node in failing) for node, found in steps]
