@@ -1,0 +1,58 @@
+"""The index of operators: it agrees with the classes, and looking up an operator imports its module alone."""
+
+import subprocess
+import sys
+
+from graphkit.checks.operator_index import PATH, index
+
+
+def test_index_agrees_with_classes() -> None:
+    assert PATH.read_text(encoding="utf-8") == index()
+
+
+def imported_by(code: str) -> set[str]:
+    """The modules of operators that a new process has imported after `code`."""
+    names = "sorted(m for m in sys.modules if m.startswith('graphkit.ops.'))"
+    shown = subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys\n{code}\nprint(*{names})"], capture_output=True, text=True, check=True
+    )
+    return set(shown.stdout.split())
+
+
+def test_lookup_imports_one_operator() -> None:
+    before = imported_by("from graphkit.ops import registry")
+    assert "graphkit.ops.nn.activation" not in before
+    names = "assert 'relu' in registry.function_names() and registry.knows('', 'Relu')"
+    assert imported_by(f"from graphkit.ops import registry; {names}") == before
+    found = imported_by("from graphkit.ops import registry; assert registry.get('', 'Relu').name == 'Relu'")
+    assert "graphkit.ops.nn.activation" in found
+    assert "graphkit.ops.nn.conv" not in found
+
+
+def test_former_name_imports_its_operator() -> None:
+    found = imported_by(
+        "from graphkit.ops import registry; assert registry.find('ai.graphkit', 'AllSum').name == 'AllReduce'"
+    )
+    assert "graphkit.ops.internal.moments" in found
+
+
+def test_custom_operator_cannot_take_an_unimported_name() -> None:
+    code = """
+import graphkit as gk
+from graphkit.errors import UsageError
+
+for name, domain in (("Relu", ""), ("Relu", "mine")):
+    try:
+        gk.op(type(name, (gk.Op,), {"domain": domain, "inputs": ("x",)}))
+    except UsageError as error:
+        assert "registered already" in str(error), error
+    else:
+        raise AssertionError(f"{domain}.{name} replaced an operator")
+"""
+    assert "graphkit.ops.nn.activation" in imported_by(code)
+
+
+def test_iteration_imports_all_operators() -> None:
+    code = "from graphkit.ops import registry; from graphkit.ops._index import OPERATORS; "
+    found = imported_by(f"{code}assert [(c.domain, c.name) for c in registry] == list(OPERATORS)")
+    assert {"graphkit.ops.nn.conv", "graphkit.ops.text.tokenizer"} <= found
