@@ -21,7 +21,7 @@ from graphkit.errors import RuntimeFailure
 from graphkit.ir.locks import try_lock
 
 _SUFFIX = ".graphkit.tmp"
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}" + re.escape(_SUFFIX))
+_TEMPORARY = r"\..+\.[0-9a-f]{12}" + re.escape(_SUFFIX)
 _SCRATCH = "graphkit-scratch-"
 _OWNER = "owner"
 
@@ -107,7 +107,7 @@ def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files in `folder` whose writers are gone."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
-            if _TEMPORARY.fullmatch(entry.name) and _is_abandoned(Path(entry.path)):
+            if re.fullmatch(_TEMPORARY, entry.name) and _is_abandoned(Path(entry.path)):
                 with contextlib.suppress(OSError):
                     os.unlink(entry.path)
 

@@ -84,7 +84,7 @@ class OnnxRuntimeModel:
         if isinstance(model, ModelProto):
             # A process that runs files alone does without the exporter, which takes most of the time of its start.
             from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
-            from graphkit.onnx_io.external_data import raw_bytes
+            from graphkit.onnx_io.externalised import raw_bytes
 
             if raw_bytes(model) <= EXTERNAL_ABOVE:
                 return session(model.SerializeToString())

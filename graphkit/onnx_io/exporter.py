@@ -24,7 +24,7 @@ from graphkit.ir.names import Names
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io import initializers
-from graphkit.onnx_io.external_data import Externalised, previous_data_files, raw_bytes
+from graphkit.onnx_io.externalised import Externalised, previous_data_files, raw_bytes
 from graphkit.onnx_io.lowering import lower
 from graphkit.onnx_io.scopes import Reader
 from graphkit.onnx_io.spelling import domain_version, spelled, target_schema

@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
-
-from onnx import ModelProto
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.ir.types import FLOATS
 from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import DTYPES
-from graphkit.passes.training.separate_roles import SETTINGS
+from graphkit.passes.core.operand_roles import SETTINGS
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 ROLES_KEY = "ai.graphkit.roles"
 ATTRIBUTES_KEY = "ai.graphkit.attributes"

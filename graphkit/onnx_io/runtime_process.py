@@ -21,7 +21,7 @@ from graphkit import errors
 from graphkit.errors import ReferenceEnded, RuntimeFailure
 from graphkit.ir.atomic import scratch_folder
 from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
-from graphkit.onnx_io.external_data import raw_bytes
+from graphkit.onnx_io.externalised import raw_bytes
 
 # Finds what this process finds, whatever the options and the environment of the interpreter.
 _PROGRAM = (

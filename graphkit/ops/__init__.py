@@ -1,7 +1,7 @@
 """The operators: one class each, one file per family, grouped in packages.
 
 Operators are imported when they are first used: `registry` finds them in `graphkit.ops._index`, which
-`python -P -m graphkit.checks.operator_index` writes.
+`python -P -m graphkit.checks.indexes` writes.
 """
 
 from __future__ import annotations

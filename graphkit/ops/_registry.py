@@ -45,8 +45,10 @@ class Registry:
 
     def add(self, cls: type[Op]) -> None:
         key = (cls.domain, cls.name)
-        function = function_name(cls)
-        if not _is_built_in(cls):
+        if _is_built_in(cls) and key in OPERATORS:
+            function, _ = OPERATORS[key]
+        else:
+            function = function_name(cls)
             self._import(self._modules.get(key))
             self._import(self._modules_of_functions.get(function))
         self._replace(cls, function)

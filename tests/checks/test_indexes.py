@@ -1,13 +1,18 @@
-"""The index of operators: it agrees with the classes, and looking up an operator imports its module alone."""
+"""The indexes of code: they are complete, and looking up an operator imports its module alone."""
 
 import subprocess
 import sys
+from pathlib import Path
 
-from graphkit.checks.operator_index import PATH, index
+import pytest
+
+from graphkit.checks.indexes import indexes
 
 
-def test_index_agrees_with_classes() -> None:
-    assert PATH.read_text(encoding="utf-8") == index()
+@pytest.mark.parametrize(("path", "text"), indexes().items(), ids=["operators", "upgrade rules"])
+def test_index_is_up_to_date(path: Path, text: str) -> None:
+    stale = "run python -P -m graphkit.checks.indexes"
+    assert path.read_text(encoding="utf-8") == text, stale
 
 
 def imported_by(code: str) -> set[str]:
