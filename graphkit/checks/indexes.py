@@ -1,20 +1,24 @@
 """Write the indexes of code that is imported when it is used: `python -P -m graphkit.checks.indexes`.
 
-`graphkit/ops/_index.py` says in which module each operator is, and `graphkit/onnx_io/upgrade/_index.py` which modules
-have the rules of an operator of an ONNX file.
+`graphkit/ops/_index.py` says in which module each operator is, `graphkit/onnx_io/upgrade/_index.py` which modules have
+the rules of an operator of an ONNX file, and `graphkit/passes/core/_index.py` what passes declare.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 
-from graphkit import ops
+from graphkit import ops, passes
 from graphkit.onnx_io import upgrade
 from graphkit.ops import Op, registry
 from graphkit.ops._calls import function_name
+from graphkit.passes import core
+from graphkit.passes.core.declare import Pass, Property
 
 _WIDTH = 120
 
@@ -40,6 +44,21 @@ from __future__ import annotations
 # Domain and operator -> each module with rules of it, and the opset below which the last of these applies.
 MODULES: dict[tuple[str, str], tuple[tuple[str, int], ...]] = {
 '''
+_PASSES = '''\
+"""What passes declare. Made from their modules by `python -P -m graphkit.checks.indexes`."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+_Names: TypeAlias = tuple[str, ...]
+
+# Pass -> its module in graphkit.passes, names of operators without which it does nothing (None: any graph), and the
+# properties that it requires, ensures and breaks.
+PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
+'''
+# Modules that put passes in order: they read the index.
+_PIPELINES = ("graphkit.passes.pipeline", "graphkit.passes.cleanup", "graphkit.passes.fuse.recognise")
 
 
 def indexes() -> dict[Path, str]:
@@ -47,12 +66,14 @@ def indexes() -> dict[Path, str]:
     return {
         Path(ops.__file__).parent / "_index.py": _operators(),
         Path(upgrade.__file__).parent / "_index.py": _upgrade_rules(),
+        Path(core.__file__).parent / "_index.py": _passes(),
     }
 
 
-def _all_modules(package: ModuleType) -> dict[str, int]:
+def _all_modules(package: ModuleType, without: Collection[str] = ()) -> dict[str, int]:
     """Import all modules of a package; return the position of each one."""
-    names = [name for _, name, _ in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    names = [name for _, name, _ in found if name not in without]
     for name in names:
         importlib.import_module(name)
     return {name: position for position, name in enumerate(names)}
@@ -82,6 +103,24 @@ def _upgrade_rules() -> str:
             else f'    ("{domain}", "{operator}"): ({pairs}),\n'
         )
     return "".join([_RULES, *lines, "}\n"])
+
+
+def _passes() -> str:
+    lines = []
+    for module in sorted(_all_modules(passes, without=_PIPELINES)):
+        found = [item for item in vars(sys.modules[module]).values() if isinstance(item, Pass)]
+        for step in sorted((p for p in found if p.__module__ == module), key=lambda p: p.name):
+            at = "None" if step.at is None else _tuple(sorted(step.at))
+            declared = [step.requires, step.ensures, step.breaks]
+            properties = [_tuple([p.name for p in Property if p in names]) for names in declared]
+            parts = [f'"{_inside(passes, module)}"', at, *properties]
+            lines.append("".join([f'    "{step.name}": (\n', *(f"        {part},\n" for part in parts), "    ),\n"]))
+    return "".join([_PASSES, *lines, "}\n"])
+
+
+def _tuple(texts: list[str]) -> str:
+    quoted = ", ".join(f'"{text}"' for text in texts)
+    return f"({quoted},)" if len(texts) == 1 else f"({quoted})"
 
 
 def _former(cls: type[Op]) -> tuple[str, ...]:

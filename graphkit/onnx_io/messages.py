@@ -269,7 +269,9 @@ def _classes() -> dict[str, type[Message]]:
     """The classes of messages, by name."""
     if _known:
         return _known
-    made = {name: type(name, (Message,), {"_one_of": _ONE_OF.get(name, ())}) for name in _FIELDS}
+    made: dict[str, type[Message]] = {
+        name: type(name, (Message,), {"_one_of": _ONE_OF.get(name, ())}) for name in _FIELDS
+    }
     for name, fields in _FIELDS.items():
         cls = made[name]
         cls._fields = {}

@@ -24,7 +24,7 @@ _OF_SCANS = ("captures", "num_scan_inputs", "scan_input_axes", "scan_input_direc
 _Merged: TypeAlias = dict[Node, tuple[Node, Sequence[int]]]
 
 
-@graph_pass(ensures=[Property.CONTROL_MERGED])
+@graph_pass(ensures=[Property.CONTROL_MERGED], at=CONTROL)
 def merge_control(graph: Graph) -> Graph:
     """Merge nodes of control flow, with CSE before and after; a graph with less than two is returned as it is."""
     if graph.operators.isdisjoint(CONTROL) or sum(is_control(node) for node in graph.nodes) < 2:

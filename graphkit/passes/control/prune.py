@@ -15,7 +15,7 @@ from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import CONTROL, is_control, rewrite, use_counts
 
 
-@graph_pass(requires=[Property.CONTROL_MERGED])
+@graph_pass(requires=[Property.CONTROL_MERGED], at=CONTROL)
 def prune_control(graph: Graph) -> Graph:
     """Drop unread results of If, Loop and Scan, and what is computed for them alone, in subgraphs too. Linear.
 

@@ -34,6 +34,7 @@ def _is_scan(node: Node) -> bool:
     ensures=[Property.SCANS_ALONG_FIRST_AXIS],
     breaks=[Property.TRANSPOSES_MERGED],
     check=_along_another_axis,
+    at=["Scan"],
 )
 def scan_axes(graph: Graph) -> Graph:
     """Transpose what a Scan reads or writes along another axis than the first. Linear.

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+import importlib
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, cast
 
 from graphkit.errors import CheckFailed, PassOrderError
 from graphkit.ir.graph import Graph, Node
+from graphkit.passes.core._index import PASSES
+
+# The operators of control flow.
+CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
 class Property(Enum):
@@ -59,7 +64,8 @@ class Pass(Generic[P]):
     """A function from graph to graph that keeps what the graph computes, with its declaration. Made by `graph_pass`.
 
     Attributes: `name`; `requires`, properties that must hold before it; `ensures`, those that hold behind it; `breaks`,
-    those that need not hold any more; `check`, which finds a node that contradicts what it ensures, or None.
+    those that need not hold any more; `check`, which finds a node that contradicts what it ensures, or None; `at`, the
+    operators one of which a graph must have for the pass to change it, or None.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class Pass(Generic[P]):
         ensures: Iterable[Property] = (),
         breaks: Iterable[Property] = (),
         check: Check | None = None,
+        at: Iterable[str] | None = None,
     ):
         self._apply = apply
         self.name = name
@@ -77,15 +84,26 @@ class Pass(Generic[P]):
         self.ensures = frozenset(ensures)
         self.breaks = frozenset(breaks)
         self.check = check
+        self.at = None if at is None else frozenset(at)
         functools.update_wrapper(self, apply)
 
     def __call__(self, graph: Graph, *args: P.args, **kwargs: P.kwargs) -> Graph:
+        if self.at is not None and not _has_any(graph, self.at):
+            return graph
         return self._apply(graph, *args, **kwargs)
 
     def with_options(self, check: Check | None = None, **options: Any) -> Pass[...]:
         """The pass with these keyword arguments. check: of what it ensures then, where it is not as without them."""
-        apply = functools.partial(self._apply, **options)
-        return Pass(apply, self.name, self.requires, self.ensures, self.breaks, check or self.check)
+
+        @functools.wraps(self, updated=())
+        def apply(graph: Graph, *args: Any, **kwargs: Any) -> Graph:
+            return self._apply(graph, *args, **{**options, **kwargs})
+
+        def found(graph: Graph) -> Node | None:
+            own = check or self.check
+            return None if own is None else own(graph)
+
+        return Pass(apply, self.name, self.requires, self.ensures, self.breaks, found, self.at)
 
     def verify(self, graph: Graph) -> None:
         """Raises CheckFailed when `check` finds in `graph`, which the pass has made, that what it ensures is not so."""
@@ -101,15 +119,68 @@ class Pass(Generic[P]):
 Step: TypeAlias = Pass[...] | tuple[str, Rewrite]
 
 
+def _has_any(graph: Graph, operators: frozenset[str]) -> bool:
+    """Whether the graph, or a subgraph of its control flow, has one of these operators."""
+    if not graph.operators.isdisjoint(operators):
+        return True
+    if graph.operators.isdisjoint(CONTROL):
+        return False
+    nodes = (node for node in graph.nodes if node.op.name in CONTROL)
+    return any(_has_any(inner, operators) for node in nodes for inner in node.op.subgraphs().values())
+
+
+# The passes of the index that are there, by name; those of `deferred` get their functions later.
+_known: dict[str, Pass[...]] = {}
+
+
 def graph_pass(
     *,
     requires: Iterable[Property] = (),
     ensures: Iterable[Property] = (),
     breaks: Iterable[Property] = (),
     check: Check | None = None,
+    at: Collection[str] | None = None,
 ) -> Callable[[Callable[Concatenate[Graph, P], Graph]], Pass[P]]:
     """Decorator: a function from graph to graph, and what it declares (see Pass)."""
-    return lambda function: Pass(function, function.__name__, requires, ensures, breaks, check)
+
+    def declare(function: Callable[Concatenate[Graph, P], Graph]) -> Pass[P]:
+        name = function.__name__
+        made = Pass(function, name, requires, ensures, breaks, check, at)
+        if name not in PASSES or function.__module__ != _module_of(name):
+            return made
+        known: Any = _known.setdefault(name, made)
+        known.__dict__.update(made.__dict__)
+        return cast("Pass[P]", known)
+
+    return declare
+
+
+def deferred(name: str) -> Pass[...]:
+    """The pass of this name, whose module is imported when the pass first meets a graph that it may change.
+
+    `graphkit.passes.core._index` has its declaration; `python -P -m graphkit.checks.indexes` writes it.
+    """
+    if name in _known:
+        return _known[name]
+    path = _module_of(name)
+
+    def apply(graph: Graph, *args: Any, **kwargs: Any) -> Graph:
+        importlib.import_module(path)  # which gives `made` the function
+        return made._apply(graph, *args, **kwargs)
+
+    def check(graph: Graph) -> Node | None:
+        importlib.import_module(path)
+        return None if made.check is None else made.check(graph)
+
+    apply.__name__, apply.__module__ = name, path
+    _, at, *properties = PASSES[name]
+    requires, ensures, breaks = ([Property[p] for p in names] for names in properties)
+    made: Pass[...] = Pass(apply, name, requires, ensures, breaks, check, at)
+    return _known.setdefault(name, made)
+
+
+def _module_of(name: str) -> str:
+    return f"graphkit.passes.{PASSES[name][0]}"
 
 
 def pipeline(*passes: Pass[...], given: Iterable[Property] = INITIAL) -> tuple[Pass[...], ...]:

@@ -25,7 +25,7 @@ from graphkit.passes.core.sweep import CONTROL, is_control, map_bodies, rewrite,
 _ROWS = 2
 
 
-@graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.CACHES_ATTENDED])
+@graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.CACHES_ATTENDED], at=["FusedAttention"])
 def fuse_attention_cache(graph: Graph) -> Graph:
     """Make CachedAttention of float32 attention and of the joins of keys and of values before it, where nothing else
     reads what is joined but who runs the graph. Shapes are asked of the parts. Linear.

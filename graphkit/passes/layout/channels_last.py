@@ -45,7 +45,7 @@ from graphkit.ops.quant.rounding import BYTES
 from graphkit.ops.tensor.concat import Concat, Split
 from graphkit.ops.tensor.layout import Transpose
 from graphkit.ops.tensor.shape import Shape
-from graphkit.passes.core.declare import Pass, Property, graph_pass
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import array_of, first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
 from graphkit.passes.layout.quantised_last import (
@@ -63,7 +63,8 @@ _MOST_ELEMENTS = 256
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
 
-def _channels_first(graph: Graph, kinds: Collection[DType] = frozenset({DType.FLOAT32})) -> Node | None:
+def channels_first(graph: Graph, kinds: Collection[DType] = frozenset({DType.FLOAT32})) -> Node | None:
+    """A convolution of floats of `kinds`, of known rank, that does not have the channels last."""
     names = {("", "Conv"), ("", "ConvTranspose"), (DOMAIN, "FusedConv")}
     convolutions = (node for node in graph.nodes if (node.op.domain, node.op.name) in names)
     ranked = (node for node in convolutions if not any(map(_unranked, node.operands)))
@@ -73,7 +74,8 @@ def _channels_first(graph: Graph, kinds: Collection[DType] = frozenset({DType.FL
 @graph_pass(
     requires=[Property.HALVES_WIDENED, Property.RANKS_KNOWN, Property.CONVOLUTIONS_FUSED, Property.POINTWISE_APART],
     ensures=[Property.CHANNELS_LAST],
-    check=_channels_first,
+    check=channels_first,
+    at=_CONVOLUTIONS,
 )
 def channels_last(
     graph: Graph, *, kinds: Collection[DType] = frozenset({DType.FLOAT32, *BYTES}), filters_last: bool = False
@@ -87,12 +89,6 @@ def channels_last(
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
         return _Sweep(graph, kinds, filters_last=filters_last).result()
     return graph
-
-
-def with_filters_last(kinds: Collection[DType]) -> Pass[...]:
-    """The pass for convolutions of floats of `kinds`, whose filters have the channels last as well."""
-    check = partial(_channels_first, kinds=kinds)
-    return channels_last.with_options(check, kinds=kinds, filters_last=True)
 
 
 def _is_convolution(node: Node, kinds: Collection[DType]) -> bool:

@@ -40,7 +40,7 @@ _READERS = frozenset(
 )  # fmt: skip
 
 
-@graph_pass()
+@graph_pass(at=_READERS)
 def resolve_sequences(graph: Graph) -> Graph:
     """Read elements of sequences, and what optionals hold, where they come from, in subgraphs too.
 
