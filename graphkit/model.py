@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import weakref
@@ -187,6 +186,8 @@ class Model:
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The class names in the order of class numbers, from the metadata "classes"; None without a list of names."""
+        import json
+
         try:
             names = json.loads(self.meta.get(CLASSES, "null"))
         except ValueError:

@@ -119,8 +119,12 @@ def _passes() -> str:
 
 
 def _tuple(texts: list[str]) -> str:
-    quoted = ", ".join(f'"{text}"' for text in texts)
-    return f"({quoted},)" if len(texts) == 1 else f"({quoted})"
+    """A line in an entry of the last table, as ruff formats it."""
+    quoted = [f'"{text}"' for text in texts]
+    line = f"({', '.join(quoted)},)" if len(texts) == 1 else f"({', '.join(quoted)})"
+    if len(line) <= _WIDTH - 9:
+        return line
+    return "".join(["(\n", *(f"            {text},\n" for text in quoted), "        )"])
 
 
 def _former(cls: type[Op]) -> tuple[str, ...]:

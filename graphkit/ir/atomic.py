@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -91,6 +90,8 @@ def scratch_folder() -> Iterator[Path]:
 
     Those that killed processes left go at the beginning.
     """
+    import tempfile
+
     _remove_abandoned_scratch(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
     try:

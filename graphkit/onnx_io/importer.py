@@ -8,7 +8,6 @@ Nothing in the file is executed.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -229,9 +228,9 @@ class Builder:
             if node.name and graph.node_name(node) != node.name:
                 renamed[graph.node_name(node)] = node.name
         if self.top.replaced:
-            meta["onnx.replaced"] = json.dumps(self.top.replaced)
+            meta["onnx.replaced"] = _json(self.top.replaced)
         if renamed:
-            meta["onnx.renamed"] = json.dumps(renamed)
+            meta["onnx.renamed"] = _json(renamed)
         return meta
 
     def check_operators(self) -> None:
@@ -438,6 +437,12 @@ class Builder:
         cls = registry.get("", "Constant")
         node_name, meta = ("", {}) if raw is None else (raw.name, raw.meta)
         return Node(cls(value=tensor), (), node_name, meta, output_names=[name]).output
+
+
+def _json(data: Any) -> str:
+    import json
+
+    return json.dumps(data)
 
 
 def _draws(node: Node) -> bool:

@@ -18,7 +18,6 @@ of its parameters (lr_mult, wd_mult, trainable, lazy, ...).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -165,6 +164,8 @@ def _declared(model: ModelProto, key: str) -> dict[str, Any]:
     """A JSON object of the metadata; empty when there is none."""
     for entry in model.metadata_props:
         if entry.key == key:
+            import json
+
             try:
                 found = json.loads(entry.value)
             except (ValueError, RecursionError):

@@ -135,7 +135,7 @@ _GIVEN_TO_ARRAYS = (
 _LAST = {precision: HALVES | {DType.FLOAT32} for precision in ("tf32", "bf16", "f16", "fp8")} | {"f32": HALVES}
 
 
-def _with_filters_last(kinds: Collection[DType]) -> Pass[...]:
+def with_filters_last(kinds: Collection[DType]) -> Pass[...]:
     """`channels_last` for convolutions of floats of `kinds`, whose filters have the channels last as well."""
 
     def check(graph: Graph) -> Node | None:
@@ -174,7 +174,7 @@ def array_passes(
         *ordered(
             share_heads, eliminate_reshape, fold_batch_norm, fuse_conv,
             # The library has no activations: they are for the pointwise region behind.
-            fuse_matmul.with_options(activations=False), _with_filters_last(_LAST[precision]),
+            fuse_matmul.with_options(activations=False), with_filters_last(_LAST[precision]),
         ),
         eliminate_reshape,
     )  # fmt: skip

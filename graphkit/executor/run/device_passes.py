@@ -10,8 +10,9 @@ from graphkit.executor.devices.registry import has_factory, is_fusable, runs_who
 from graphkit.executor.lower.lowering import Settings
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
-from graphkit.ops.quant.fake import FakeQuantize
+from graphkit.ops._base import DOMAIN
 from graphkit.passes.core.declare import Step
+from graphkit.passes.core.match import is_op
 from graphkit.passes.pipeline import array_passes, inference_passes
 
 
@@ -28,7 +29,7 @@ def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
 
 def _stays_whole(kind: str, node: Node) -> bool:
     """Whether a node of a composite operator has a kernel, or may consist of values that no array holds."""
-    return has_factory(kind, node.op.domain, node.op.name) or isinstance(node.op, FakeQuantize)
+    return has_factory(kind, node.op.domain, node.op.name) or is_op(node, "FakeQuantize", domain=DOMAIN)
 
 
 def _computed_in_float32() -> frozenset[DType]:

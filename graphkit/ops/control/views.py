@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeGuard, cast
 
 from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.ir.types import TensorType
@@ -59,12 +58,14 @@ class Capture(NamedTuple):
     outer: Value
 
 
-@dataclass(frozen=True)
 class IfView:
     """An If: its condition is the first operand; all others are captured, by both branches in the same order."""
 
-    node: Node
-    operands: tuple[Value | None, ...]
+    __slots__ = ("node", "operands")
+
+    def __init__(self, node: Node, operands: tuple[Value | None, ...]):
+        self.node: Final = node
+        self.operands: Final = operands
 
     @staticmethod
     def of(node: Node, operands: Sequence[Value | None] | None = None) -> IfView:
@@ -99,7 +100,6 @@ class IfView:
         return made
 
 
-@dataclass(frozen=True)
 class LoopView:
     """A Loop or a Scan. Its operands, which absent ones at the end are added to, and the inputs of its body lie alike:
 
@@ -108,12 +108,15 @@ class LoopView:
     scan output; the node the final states and the scan outputs.
     """
 
-    node: Node
-    operands: tuple[Value | None, ...]
-    lead: int
-    flag: int
-    state_count: int
-    scan_count: int
+    def __init__(
+        self, node: Node, operands: tuple[Value | None, ...], lead: int, flag: int, state_count: int, scan_count: int
+    ):
+        self.node: Final = node
+        self.operands: Final = operands
+        self.lead: Final = lead
+        self.flag: Final = flag
+        self.state_count: Final = state_count
+        self.scan_count: Final = scan_count
 
     @staticmethod
     def of(node: Node, operands: Sequence[Value | None] | None = None) -> LoopView:

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ops.control.views import IfView, LoopView, is_if, repeating
-from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.sweep import CONTROL, is_control, rewrite
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
+from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.simplify.cse import cse
 
 # Attributes that Scan nodes must have in common to be one.

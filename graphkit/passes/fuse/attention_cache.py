@@ -18,9 +18,9 @@ from graphkit.ops.internal.attention_cache import CachedAttention
 from graphkit.ops.internal.fused import FusedAttention
 from graphkit.ops.tensor.concat import Concat
 from graphkit.ops.tensor.shape import Shape
-from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
 from graphkit.passes.core.match import is_op, producer
-from graphkit.passes.core.sweep import CONTROL, is_control, map_bodies, rewrite, use_counts
+from graphkit.passes.core.sweep import is_control, map_bodies, rewrite, use_counts
 
 _ROWS = 2
 
