@@ -16,8 +16,18 @@ from graphkit.onnx_io.wire import Malformed
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-# Files of more bytes take longer here than the library takes, with its import.
+# Models of more bytes, tensors aside, take longer here than the library takes, with its import.
 SMALL = 1 << 18
+# Most bytes of a tensor are copied at once.
+_TENSOR = 1 << 8
+# By message, the fields that may contain tensors.
+_WITH_TENSORS = {
+    "model": {7: "graph"},
+    "graph": {1: "node", 5: "tensor"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph"},
+}
+_LONG = 1 << 10
 
 _VARINT, _BYTES, _FIXED32, _FIXED64 = 0, 2, 5, 1
 # Of a tag or a length; longer ones are for the library to refuse.
@@ -120,9 +130,32 @@ class Message:
 def read(data: bytes) -> ModelProto | None:
     """The model, which has the attributes of a ModelProto; None if the library is to parse the bytes."""
     try:
+        if not _is_small(data):
+            return None
         return cast("ModelProto", _message(_classes()["ModelProto"], data, 0, len(data), 0))
     except (Malformed, IndexError, UnicodeDecodeError, struct.error):
         return None
+
+
+def _is_small(data: bytes) -> bool:
+    left = SMALL
+    waiting = [("model", 0, len(data))]
+    while waiting:
+        kind, at, end = waiting.pop()
+        inside = _WITH_TENSORS[kind]
+        while at < end:
+            tag, begin = _varint(data, at, _MAX_FRAME_BYTES)
+            begin, at = _span(data, begin, tag & 7)
+            size, inner = at - begin, inside.get(tag >> 3)
+            if inner == "tensor":
+                left -= min(size, _TENSOR)
+            elif inner is not None and size > _LONG:
+                waiting.append((inner, begin, min(at, end)))
+            else:
+                left -= size
+            if left < 0:
+                return False
+    return True
 
 
 def _message(cls: type[Message], data: bytes, start: int, end: int, depth: int) -> Message:

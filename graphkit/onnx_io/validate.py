@@ -126,7 +126,7 @@ def parse(data: bytes, label: str) -> ModelProto:
         raise InvalidModel(f"{label}: {problem}")
     if len(data) > _MANY_BYTES and count_messages(data, _MOST_MESSAGES) == _MOST_MESSAGES:
         raise InvalidModel(f"{label}: the file consists of {_MOST_MESSAGES} messages or more, too many for any model")
-    found = messages.read(data) if len(data) <= messages.SMALL else None
+    found = messages.read(data)
     return _parsed_by_library(data, label) if found is None else found
 
 

@@ -178,3 +178,19 @@ def nested(depth: int) -> bytes:
 def test_leaves_deep_nesting_to_the_library() -> None:
     assert read(nested(10)) is not None
     assert read(nested(30)) is None
+
+
+def test_large_tensors_do_not_count_as_messages() -> None:
+    weight = numpy_helper.from_array(np.zeros(messages.SMALL, np.float32), "w")
+    node = helper.make_node("Constant", [], ["y"], value=weight)
+    found = read(helper.make_model(helper.make_graph([node], "g", [], [], [weight])).SerializeToString())
+    assert found is not None
+    assert len(found.graph.initializer[0].raw_data) == 4 * messages.SMALL
+
+
+def test_leaves_many_messages_to_the_library() -> None:
+    nodes = [helper.make_node("Neg", ["x"], [f"y{i}"]) for i in range(messages.SMALL // 10)]
+    many = helper.make_graph(nodes, "many", [], [])
+    assert read(helper.make_model(many).SerializeToString()) is None
+    branch = helper.make_node("If", ["c"], ["y"], then_branch=many)
+    assert read(helper.make_model(helper.make_graph([branch], "g", [], [])).SerializeToString()) is None
