@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphkit.ir.types import FLOATS
 from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import DTYPES
-from graphkit.passes.core.operand_roles import SETTINGS
+from graphkit.ops.operand_roles import SETTINGS
 
 if TYPE_CHECKING:
     from onnx import ModelProto

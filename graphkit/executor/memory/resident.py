@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphkit.executor.devices.device import Device
+if TYPE_CHECKING:
+    from graphkit.executor.devices.device import Device
 
 
 class Resident:

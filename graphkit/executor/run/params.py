@@ -10,18 +10,20 @@ device has written stay on the device, and are copied when they are read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphkit.errors import InputError, did_you_mean
-from graphkit.executor.devices.device import Device
-from graphkit.executor.memory.resident import Resident
 from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir.arrays import array_of
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.text import human, quantity, short_repr
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.device import Device
+    from graphkit.executor.memory.resident import Resident
 
 # Of so many lists of names a joint store knows which are whose.
 _DIVIDED = 16

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
 from graphkit.ops.control.views import capture_count
+from graphkit.ops.operand_roles import SETTINGS
 from graphkit.passes.core.captures import add_captures, captured
-from graphkit.passes.core.operand_roles import SETTINGS
 from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.training.to_training import is_batch_norm
 
