@@ -69,3 +69,36 @@ def test_compile_imports_passes_that_may_change_the_graph(imported: dict[str, se
     assert "graphkit.passes.fuse.conv" in imported["compile"]
     for name in ("fuse.attention", "fuse.layer_norm", "quantise.integers", "control.scan_axes", "training.recompute"):
         assert f"graphkit.passes.{name}" not in imported["compile"]
+
+
+def test_threads_may_load_and_run_their_first_models_at_once(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{name}.onnx") for name in ("lenet", "mlp")]
+    for path in paths:
+        gk.models.build(Path(path).stem).save(path)
+    code = """
+        import sys
+        import threading
+
+        import numpy as np
+
+        import graphkit as gk
+
+        sys.setswitchinterval(1e-6)
+        together, done = threading.Barrier(6), []
+
+        def run(path):
+            together.wait()
+            net = gk.load(path)
+            net.run({name: np.zeros([2, *t.shape[1:]], np.float32) for name, t in net.input_types.items()})
+            done.append(path)
+
+        threads = [threading.Thread(target=run, args=(path,)) for path in sys.argv[1:] * 3]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(done) == 6
+    """
+    command = [sys.executable, "-P", "-c", textwrap.dedent(code), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

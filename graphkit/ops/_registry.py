@@ -42,6 +42,8 @@ class Registry:
         # By operator of graphkit and by its function, the module that registers it; removed operators are not in them.
         self._modules = {key: module for key, (_, module) in OPERATORS.items()}
         self._modules_of_functions = dict(OPERATORS.values())
+        # Modules that have been imported completely. Others may be on their way, in another thread.
+        self._complete: set[str | None] = {None}
 
     def add(self, cls: type[Op]) -> None:
         key = (cls.domain, cls.name)
@@ -60,10 +62,13 @@ class Registry:
         self._former.update(((cls.domain, name), cls) for name in cls.__dict__.get("former_names", ()))
         self._functions[function] = OpFunction(cls, function)
 
-    @staticmethod
-    def _import(module: str | None) -> None:
-        if module is not None:
-            importlib.import_module(f"{__package__}.{module}")
+    def _import(self, module: str | None) -> None:
+        """Import a module of operators; wait for it if another thread imports it."""
+        if module not in self._complete:
+            loaded = importlib.import_module(f"{__package__}.{module}")
+            # This thread may be in the middle of its import.
+            if not getattr(loaded.__spec__, "_initializing", False):
+                self._complete.add(module)
 
     def _replace(self, cls: type[Op], function: str) -> None:
         """Take back what `cls` defines again: in a notebook, or in a module that is loaded once more."""
@@ -96,10 +101,8 @@ class Registry:
     def find(self, domain: str, name: str) -> type[Op] | None:
         """The operator of this name, or of this former name."""
         key = (domain, name)
-        found = self._by_key.get(key)
-        if found is None:
-            self._import(self._modules.get(key))
-            found = self._by_key.get(key) or self._former.get(key)
+        self._import(self._modules.get(key))
+        found = self._by_key.get(key) or self._former.get(key)
         if found is None and key in FORMER:
             found = self.find(*FORMER[key])
         return found
@@ -112,10 +115,8 @@ class Registry:
         return found
 
     def function(self, name: str) -> OpFunction | None:
+        self._import(self._modules_of_functions.get(name))
         found = self._functions.get(name)
-        if found is None:
-            self._import(self._modules_of_functions.get(name))
-            found = self._functions.get(name)
         if found is None:
             old = next((key for key in (*FORMER, *self._former) if snake_case(key[1]) == name), None)
             former = None if old is None else self.find(*old)

@@ -61,3 +61,28 @@ def test_iteration_imports_all_operators() -> None:
     code = "from graphkit.ops import registry; from graphkit.ops._index import OPERATORS; "
     found = imported_by(f"{code}assert [(c.domain, c.name) for c in registry] == list(OPERATORS)")
     assert {"graphkit.ops.nn.conv", "graphkit.ops.text.tokenizer"} <= found
+
+
+def test_lookup_waits_for_import_in_another_thread() -> None:
+    code = """
+import sys
+import threading
+import time
+from graphkit.ops import registry
+
+add, begun = registry.add, threading.Event()
+
+def add_slowly(cls):
+    add(cls)
+    begun.set()
+    time.sleep(0.05)
+
+registry.add = add_slowly
+thread = threading.Thread(target=registry.find, args=("", "Conv"))
+thread.start()
+begun.wait()
+found = registry.find("", "Conv")
+assert hasattr(sys.modules[found.__module__], "ConvTranspose")  # the last one in the file
+thread.join()
+"""
+    assert "graphkit.ops.nn.conv" in imported_by(code)

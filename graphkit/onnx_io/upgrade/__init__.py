@@ -112,11 +112,11 @@ def upgrade(*operators: str, below: int, becomes: str | None = None, domain: str
 
     def register(apply: Any) -> Any:
         for operator in operators:
-            rules = _rules.setdefault((domain, operator), [])
+            rules = _rules.get((domain, operator), [])
             if any(rule.below == below for rule in rules):
                 raise ValueError(f"two upgrade rules of {operator} below {below}")
-            rules.append(Rule(below, apply, becomes))
-            rules.sort(key=lambda rule: rule.below)
+            # A new list: another thread may read the old one.
+            _rules[domain, operator] = sorted([*rules, Rule(below, apply, becomes)], key=lambda rule: rule.below)
         return apply
 
     return register

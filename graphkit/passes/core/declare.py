@@ -129,8 +129,10 @@ def _has_any(graph: Graph, operators: frozenset[str]) -> bool:
     return any(_has_any(inner, operators) for node in nodes for inner in node.op.subgraphs().values())
 
 
-# The passes of the index that are there, by name; those of `deferred` get their functions later.
+# The passes of the index that are there, by name; which of them `deferred` has made; and what these become.
 _known: dict[str, Pass[...]] = {}
+_deferred: set[str] = set()
+_imported: dict[str, Pass[...]] = {}
 
 
 def graph_pass(
@@ -149,7 +151,10 @@ def graph_pass(
         if name not in PASSES or function.__module__ != _module_of(name):
             return made
         known: Any = _known.setdefault(name, made)
-        known.__dict__.update(made.__dict__)
+        if known is not made:
+            functools.update_wrapper(known, function)
+            # It becomes this one when its module is complete: another thread may use it now.
+            _imported[name] = made
         return cast("Pass[P]", known)
 
     return declare
@@ -160,23 +165,30 @@ def deferred(name: str) -> Pass[...]:
 
     `graphkit.passes.core._index` has its declaration; `python -P -m graphkit.checks.indexes` writes it.
     """
-    if name in _known:
-        return _known[name]
     path = _module_of(name)
+    if name in _known:
+        if name not in _deferred:
+            importlib.import_module(path)  # waits for another thread
+        return _known[name]
 
     def apply(graph: Graph, *args: Any, **kwargs: Any) -> Graph:
-        importlib.import_module(path)  # which gives `made` the function
+        importlib.import_module(path)
+        made.__dict__.update(_imported[name].__dict__)
         return made._apply(graph, *args, **kwargs)
 
     def check(graph: Graph) -> Node | None:
         importlib.import_module(path)
-        return None if made.check is None else made.check(graph)
+        own = _imported[name].check
+        return None if own is None else own(graph)
 
     apply.__name__, apply.__module__ = name, path
     _, at, *properties = PASSES[name]
     requires, ensures, breaks = ([Property[p] for p in names] for names in properties)
     made: Pass[...] = Pass(apply, name, requires, ensures, breaks, check, at)
-    return _known.setdefault(name, made)
+    known = _known.setdefault(name, made)
+    if known is made:
+        _deferred.add(name)
+    return known
 
 
 def _module_of(name: str) -> str:
