@@ -50,6 +50,9 @@ class Property(Enum):
     CHANNELS_LAST = "convolutions of the requested types have the channels last"
     POINTWISE_APART = "pointwise nodes are not fused"
 
+    # Enum's own hashes the name, in Python.
+    __hash__ = object.__hash__
+
 
 # What holds of a graph that no pass has seen.
 INITIAL = frozenset({Property.POINTWISE_APART})
