@@ -1,4 +1,4 @@
-"""Read the messages of a small model file in Python, because importing the protobuf library takes longer.
+"""Read the messages of small model files in Python, because importing the protobuf library takes longer.
 
 The objects have the attributes and methods of onnx's classes, as far as the import reads them: absent fields have their
 default values, repeated ones are lists. `read` refuses everything that is unusual, and the library parses it instead.
@@ -8,6 +8,7 @@ The format is that of `wire`; the field numbers are those of onnx.proto.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -16,7 +17,7 @@ from graphkit.onnx_io.wire import Malformed
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-# Models of more bytes, tensors aside, take longer here than the library takes, with its import.
+# More bytes of models, tensors aside, take longer here than the library takes, with its import.
 SMALL = 1 << 18
 # Most bytes of a tensor are copied at once.
 _TENSOR = 1 << 8
@@ -127,18 +128,34 @@ class Message:
         return bytes(data[start:end])
 
 
+# Bytes that have been read here, tensors aside.
+_read_before = 0
+
+
+def read_small(data: bytes) -> ModelProto | None:
+    """As `read`; also None if it is faster to import the library, or if it is there already."""
+    global _read_before
+    if "onnx" in sys.modules:
+        return None
+    try:
+        size = _message_bytes(data, SMALL - _read_before)
+    except (Malformed, IndexError):
+        return None
+    _read_before += size
+    return read(data) if _read_before <= SMALL else None
+
+
 def read(data: bytes) -> ModelProto | None:
     """The model, which has the attributes of a ModelProto; None if the library is to parse the bytes."""
     try:
-        if not _is_small(data):
-            return None
         return cast("ModelProto", _message(_classes()["ModelProto"], data, 0, len(data), 0))
     except (Malformed, IndexError, UnicodeDecodeError, struct.error):
         return None
 
 
-def _is_small(data: bytes) -> bool:
-    left = SMALL
+def _message_bytes(data: bytes, most: int) -> int:
+    """Bytes of a model without its tensors; counting ends above `most`. Raises Malformed, IndexError."""
+    found = 0
     waiting = [("model", 0, len(data))]
     while waiting:
         kind, at, end = waiting.pop()
@@ -148,14 +165,14 @@ def _is_small(data: bytes) -> bool:
             begin, at = _span(data, begin, tag & 7)
             size, inner = at - begin, inside.get(tag >> 3)
             if inner == "tensor":
-                left -= min(size, _TENSOR)
+                found += min(size, _TENSOR)
             elif inner is not None and size > _LONG:
                 waiting.append((inner, begin, min(at, end)))
             else:
-                left -= size
-            if left < 0:
-                return False
-    return True
+                found += size
+            if found > most:
+                return found
+    return found
 
 
 def _message(cls: type[Message], data: bytes, start: int, end: int, depth: int) -> Message:

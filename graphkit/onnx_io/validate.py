@@ -126,7 +126,7 @@ def parse(data: bytes, label: str) -> ModelProto:
         raise InvalidModel(f"{label}: {problem}")
     if len(data) > _MANY_BYTES and count_messages(data, _MOST_MESSAGES) == _MOST_MESSAGES:
         raise InvalidModel(f"{label}: the file consists of {_MOST_MESSAGES} messages or more, too many for any model")
-    found = messages.read(data)
+    found = messages.read_small(data)
     return _parsed_by_library(data, label) if found is None else found
 
 

@@ -1,6 +1,8 @@
 """Small files are read without the protobuf library, and give what the library gives."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
 from graphkit.onnx_io import codes, messages
-from graphkit.onnx_io.messages import _FIELDS, read
+from graphkit.onnx_io.messages import _FIELDS, read, read_small
 
 # Messages of onnx.proto that have other names here.
 _NAMES = {
@@ -180,17 +182,59 @@ def test_leaves_deep_nesting_to_the_library() -> None:
     assert read(nested(30)) is None
 
 
+MODELS = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data").rglob("*.onnx"))
+
+
+@pytest.mark.parametrize("start", range(20))
+def test_reads_models_of_onnx(start: int) -> None:
+    for path in MODELS[start::20]:
+        data = path.read_bytes()
+        found = read(data)
+        assert found is not None, path
+        assert_same(found, ModelProto.FromString(data))
+
+
+@pytest.fixture
+def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has read nothing."""
+    monkeypatch.delitem(sys.modules, "onnx")
+    monkeypatch.setattr(messages, "_read_before", 0)
+
+
+def test_imported_library_reads_all_files() -> None:
+    assert read_small(model().SerializeToString()) is None
+
+
+@pytest.mark.usefixtures("without_onnx")
 def test_large_tensors_do_not_count_as_messages() -> None:
     weight = numpy_helper.from_array(np.zeros(messages.SMALL, np.float32), "w")
     node = helper.make_node("Constant", [], ["y"], value=weight)
-    found = read(helper.make_model(helper.make_graph([node], "g", [], [], [weight])).SerializeToString())
+    found = read_small(helper.make_model(helper.make_graph([node], "g", [], [], [weight])).SerializeToString())
     assert found is not None
     assert len(found.graph.initializer[0].raw_data) == 4 * messages.SMALL
 
 
-def test_leaves_many_messages_to_the_library() -> None:
-    nodes = [helper.make_node("Neg", ["x"], [f"y{i}"]) for i in range(messages.SMALL // 10)]
-    many = helper.make_graph(nodes, "many", [], [])
-    assert read(helper.make_model(many).SerializeToString()) is None
-    branch = helper.make_node("If", ["c"], ["y"], then_branch=many)
-    assert read(helper.make_model(helper.make_graph([branch], "g", [], [])).SerializeToString()) is None
+def many_nodes(count: int) -> onnx.GraphProto:
+    return helper.make_graph([helper.make_node("Neg", ["x"], [f"y{i}"]) for i in range(count)], "many", [], [])
+
+
+@pytest.mark.usefixtures("without_onnx")
+@pytest.mark.parametrize("nested", [False, True])
+def test_library_reads_files_of_many_nodes(nested: bool) -> None:
+    graph = many_nodes(messages.SMALL // 10)
+    if nested:
+        graph = helper.make_graph([helper.make_node("If", ["c"], ["y"], then_branch=graph)], "outer", [], [])
+    assert read_small(helper.make_model(graph).SerializeToString()) is None
+
+
+@pytest.mark.usefixtures("without_onnx")
+def test_library_reads_later_files_of_many() -> None:
+    data = helper.make_model(many_nodes(1000)).SerializeToString()
+    found = [read_small(data) is not None for _ in range(2 * messages.SMALL // len(data))]
+    assert found[0]
+    assert not found[-1]
+
+
+@pytest.mark.usefixtures("without_onnx")
+def test_library_reads_damaged_files() -> None:
+    assert read_small(b"\x3a\x05\x0a") is None
