@@ -6,14 +6,15 @@ before it is used; one that does not fit is replaced.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkit import config
 from graphkit.executor.memory.planner import Layout, Request, fits, plan_memory
 from graphkit.executor.memory.schedule import Schedule, Task, is_order, measured, schedule
-from graphkit.shelf import Shelf
+
+if TYPE_CHECKING:
+    from graphkit.shelf import Shelf
 
 # Below this many steps planning is faster than reading a file.
 LEAST_STEPS = 100
@@ -52,15 +53,25 @@ def cached_layout(requests: Sequence[Request], *, inplace: bool, share: bool) ->
 def _shelf(kind: str, steps: int) -> Shelf | None:
     """None where nothing is kept."""
     folder = config.CACHE.get()
-    return None if folder is None or steps < LEAST_STEPS else Shelf(Path(folder), kind, ".json", MOST_ENTRIES)
+    if folder is None or steps < LEAST_STEPS:
+        return None
+    from pathlib import Path
+
+    from graphkit.shelf import Shelf
+
+    return Shelf(Path(folder), kind, ".json", MOST_ENTRIES)
 
 
 def _text(numbers: Sequence[int]) -> bytes:
+    import json
+
     return json.dumps(list(numbers), separators=(",", ":")).encode()
 
 
 def _numbers(kept: bytes | None) -> tuple[int, ...] | None:
     """None where nothing is kept, or what is no list of numbers."""
+    import json
+
     try:
         numbers = json.loads(kept or b"")
     except ValueError:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from graphkit.executor.report.plan import Plan
-from graphkit.executor.report.plan_data import Block, Operand, PlanStep
 from graphkit.ir.types import TensorType, Type
+
+# Most runs are not described.
+if TYPE_CHECKING:
+    from graphkit.executor.report.plan import Plan
+    from graphkit.executor.report.plan_data import Block, Operand, PlanStep
 
 
 class Move(NamedTuple):
@@ -33,6 +36,8 @@ def join(parts: Sequence[PartPlan]) -> Plan:
     Parts of the host take turns on one arena; each part of another device has its own, behind those of the parts before
     it. Where memory is that of several parts, bytes are their sum.
     """
+    from graphkit.executor.report.plan import Plan
+
     steps: list[PlanStep] = []
     blocks: list[Block] = []
     base = max((p.plan.arena_bytes for p in parts if p.device == "cpu"), default=0)
@@ -72,6 +77,8 @@ def join(parts: Sequence[PartPlan]) -> Plan:
 
 
 def _copy(move: Move, device: str) -> PlanStep:
+    from graphkit.executor.report.plan_data import Operand, PlanStep
+
     kind = move.type
     nbytes = kind.nbytes if isinstance(kind, TensorType) and kind.is_static else 0
     read = Operand(move.value, str(kind), "result", None, nbytes)
