@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from graphkit.cores import allowed_cores
 from graphkit.errors import UsageError
@@ -17,14 +16,16 @@ from graphkit.errors import UsageError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Knob(Generic[T]):
     """One environment variable: its name, a parser for its text, its default and its meaning."""
 
-    name: str
-    parse: Callable[[str], T]
-    default: T
-    help: str
+    __slots__ = ("default", "help", "name", "parse")
+
+    def __init__(self, name: str, parse: Callable[[str], T], default: T, help: str):
+        self.name: Final = name
+        self.parse: Final = parse
+        self.default: Final = default
+        self.help: Final = help
 
     def get(self) -> T:
         """Return the value in effect. Raises UsageError if the text cannot be parsed."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+from typing import TYPE_CHECKING
 
 from graphkit.errors import MissingDependency
+
+if TYPE_CHECKING:
+    import importlib.metadata
 
 # The name in pyproject.toml. On the package index, `graphkit` is another project.
 NAME = "graphkit-engine"
@@ -43,6 +46,8 @@ def version() -> str:
 
 
 def _installed() -> importlib.metadata.Distribution | None:
+    import importlib.metadata
+
     try:
         return importlib.metadata.distribution(NAME)
     except importlib.metadata.PackageNotFoundError:

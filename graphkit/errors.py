@@ -6,7 +6,6 @@ runtime failure.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 
@@ -173,6 +172,8 @@ def closest(name: str, known: Sequence[str], alike: float = 0.6) -> str | None:
     if not isinstance(name, str):
         return None
     meant = [other for other in _OTHER_NAMES.get(name, ()) if other in known]
+    import difflib  # only errors need it
+
     return next(iter(meant or difflib.get_close_matches(name, known, n=1, cutoff=alike)), None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import weakref
@@ -15,18 +14,13 @@ import numpy as np
 from graphkit import config
 from graphkit.errors import InputError, InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
-from graphkit.ir import limits, printing
+from graphkit.ir import limits
 from graphkit.ir.counts import elements, parameters, trainable
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.origin import signature, titled
-from graphkit.ir.pickling import Packed, pack, unpack
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
-from graphkit.passes.control.merge import merge_control
-from graphkit.passes.control.prune import prune_control
-from graphkit.passes.training.randomness import bind_nested
-from graphkit.passes.training.separate_roles import separate_roles
 from graphkit.signatures import typed
 from graphkit.text import human, quantity, short_repr
 
@@ -168,6 +162,8 @@ class Model:
             was copied from. If there are any, `graph` and `params` are new objects; programs compiled before keep the
             old ones.
         """
+        from graphkit.passes.training.separate_roles import separate_roles
+
         graph, origins = separate_roles(self.graph)
         if graph is not self.graph:
             before = self.params
@@ -192,6 +188,8 @@ class Model:
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The class names in the order of class numbers, from the metadata "classes"; None without a list of names."""
+        import json
+
         try:
             names = json.loads(self.meta.get(CLASSES, "null"))
         except ValueError:
@@ -340,10 +338,14 @@ class Model:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Model:
         """Return an independent model with equal names, metadata and parameters."""
+        from graphkit.ir.pickling import pack
+
         packed = pack(self.graph, self.params)
         return _unpacked(*packed._replace(tensors={n: a.copy() for n, a in packed.tensors.items()}))
 
     def __reduce__(self) -> Any:
+        from graphkit.ir.pickling import pack
+
         return _unpacked, tuple(pack(self.graph, self.params))
 
     # --- files -----------------------------------------------------------------------------------
@@ -402,11 +404,15 @@ class Model:
 
     def to_dot(self) -> str:
         """Return the graph in the DOT language of Graphviz."""
-        return printing.to_dot(self.graph)
+        from graphkit.ir.printing import to_dot
+
+        return to_dot(self.graph)
 
     def to_text(self) -> str:
         """Return the graph as text, one line per input and node. The same construction always gives the same text."""
-        return printing.to_text(self.graph)
+        from graphkit.ir.printing import to_text
+
+        return to_text(self.graph)
 
     def show(self) -> None:
         """Print `to_text`."""
@@ -429,6 +435,8 @@ class Model:
 
 
 def _unpacked(*fields: Any) -> Model:
+    from graphkit.ir.pickling import Packed, unpack
+
     return Model.from_graph(*unpack(Packed(*fields)))
 
 
@@ -558,7 +566,10 @@ def grad(
             `with_outputs` keeps.
     """
     from graphkit.autodiff.reverse_mode import gradient, reached
+    from graphkit.passes.control.merge import merge_control
+    from graphkit.passes.control.prune import prune_control
     from graphkit.passes.training.fake_quantise import fake_quantise
+    from graphkit.passes.training.randomness import bind_nested
     from graphkit.passes.training.straight_through import pass_through_rounding
 
     graph = fake_quantise(model.graph)

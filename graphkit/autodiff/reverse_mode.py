@@ -8,7 +8,6 @@ in the group of the node whose gradient they are, so that they are computed on i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -215,7 +214,7 @@ def _gradient_of(node: Node) -> context.entered:
     group = node.meta.get(context.GROUP)
     attrs = scope.attrs if group is None else {**scope.attrs, context.GROUP: group}
     maker = f"the gradient of {brief(node)}"
-    return context.entered(replace(scope, attrs=attrs, maker=maker, prefixed=True))
+    return context.entered(scope._replace(attrs=attrs, maker=maker, prefixed=True))
 
 
 def _check_type(node: Node, value: Value, gradient_value: Value) -> None:

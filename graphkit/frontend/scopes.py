@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from graphkit.errors import UsageError
@@ -26,7 +25,7 @@ def name_scope(name: str) -> Iterator[str]:
     if not isinstance(name, str) or not name.strip("/"):
         raise UsageError(f"a name scope needs a name, not {name!r}")
     outer = context.current()
-    with context.entered(replace(outer, prefix=f"{outer.prefix}{name.strip('/')}/")) as scope:
+    with context.entered(outer._replace(prefix=f"{outer.prefix}{name.strip('/')}/")) as scope:
         yield scope.prefix
 
 
@@ -42,5 +41,5 @@ def attr_scope(**attrs: Any) -> Iterator[dict[str, str]]:
         raise UsageError(f"attr_scope cannot set {taken[0]!r}: give it to the layer or to gk.parameter")
     outer = context.current()
     merged = {**outer.attrs, **{key: str(value) for key, value in attrs.items()}}
-    with context.entered(replace(outer, attrs=merged)):
+    with context.entered(outer._replace(attrs=merged)):
         yield merged

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 # So many names of large expressions are kept, those used last. Their numbers are beyond those of all other names.
 _MAX_NAMES = 4096
 _FIRST_LARGE = 1 << 40
-_OF_LARGE = re.compile(r"\?(\d{13,})")
+_OF_LARGE = r"\?(\d{13,})"
 
 Expression = TypeVar("Expression", bound=Hashable)
 
@@ -47,7 +47,7 @@ class Anonymous(Generic[Expression]):
 
     def not_ours(self, text: str) -> str:
         """Text that somebody else wrote, whose names are none of those that are made here, then or later."""
-        text = _OF_LARGE.sub(r"given_\1", text)
+        text = re.sub(_OF_LARGE, r"given_\1", text)
         for number in re.findall(r"\?(\d+)", text):
             with self._lock:
                 self._next = max(self._next, int(number) + 1)

@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from graphkit.errors import RuntimeFailure
 from graphkit.ir.locks import try_lock
 
 _SUFFIX = ".graphkit.tmp"
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}" + re.escape(_SUFFIX))
+_TEMPORARY = r"\..+\.[0-9a-f]{12}" + re.escape(_SUFFIX)
 _SCRATCH = "graphkit-scratch-"
 _OWNER = "owner"
 
@@ -91,6 +90,8 @@ def scratch_folder() -> Iterator[Path]:
 
     Those that killed processes left go at the beginning.
     """
+    import tempfile
+
     _remove_abandoned_scratch(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
     try:
@@ -107,7 +108,7 @@ def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files in `folder` whose writers are gone."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
-            if _TEMPORARY.fullmatch(entry.name) and _is_abandoned(Path(entry.path)):
+            if re.fullmatch(_TEMPORARY, entry.name) and _is_abandoned(Path(entry.path)):
                 with contextlib.suppress(OSError):
                     os.unlink(entry.path)
 

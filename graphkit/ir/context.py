@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from graphkit.errors import UnsupportedError
 
@@ -19,8 +19,10 @@ GROUP = "ctx_group"
 GRADIENT = "gradient"
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+_EMPTY: Mapping[str, str] = {}
+
+
+class Scope(NamedTuple):
     """Settings for nodes that are made in a block.
 
     Attributes:
@@ -32,7 +34,7 @@ class Scope:
     """
 
     prefix: str = ""
-    attrs: Mapping[str, str] = field(default_factory=dict)
+    attrs: Mapping[str, str] = _EMPTY
     maker: str = ""
     prefixed: bool = False
     made: Iterator[int] | None = None
@@ -59,7 +61,6 @@ class Scope:
         return {**self.attrs, **(meta or _EMPTY)}
 
 
-_EMPTY: Mapping[str, str] = {}
 _ROOT = Scope()
 _scope: ContextVar[Scope] = ContextVar("graphkit_scope", default=_ROOT)
 
@@ -91,7 +92,7 @@ def detached() -> entered:
 
 def made_by(maker: str, prefixed: bool = False) -> entered:
     """Build nodes in the current scope with another maker. prefixed: see `Scope`."""
-    return entered(replace(current(), maker=maker, prefixed=prefixed))
+    return entered(current()._replace(maker=maker, prefixed=prefixed))
 
 
 def expanding(attrs: Mapping[str, str] | None = None, maker: str = "") -> entered:

@@ -16,7 +16,6 @@ from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.names import Names, snake_case
 from graphkit.ir.origin import described, graph_facts, titled, unfinished
-from graphkit.ir.printing import to_text
 from graphkit.ir.types import DType, SequenceType, TensorType, Type
 from graphkit.signatures import check_argument
 from graphkit.text import short_repr
@@ -512,6 +511,8 @@ class Graph:
         return graph
 
     def __str__(self) -> str:
+        from graphkit.ir.printing import to_text
+
         return to_text(self)
 
     def __repr__(self) -> str:

@@ -31,9 +31,9 @@ def unique_names(names: Iterable[str]) -> list[str]:
     return [allocator.take(name) for name in names]
 
 
-_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 
 
 def snake_case(name: str) -> str:
     """Relu -> relu, BatchNormalization -> batch_normalization, RMSNorm -> rms_norm, IsNaN -> is_nan."""
-    return _WORD.sub("_", name.replace("NaN", "Nan")).lower()
+    return re.sub(_WORD, "_", name.replace("NaN", "Nan")).lower()

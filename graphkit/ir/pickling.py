@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -45,12 +44,9 @@ def unpack_graph(*fields: Any) -> Graph:
     return unpack(Packed(*fields))[0]
 
 
-def _reduced(graph: Graph) -> tuple[Any, ...]:
+def reduced(graph: Graph) -> tuple[Any, ...]:
+    """What `pickle` and `copy` store of a Graph."""
     return unpack_graph, tuple(pack(graph, {}))
-
-
-# The codec builds graphs, so that Graph cannot know of it.
-copyreg.pickle(Graph, _reduced)
 
 
 def _operators(graph: Graph) -> dict[Any, None]:

@@ -11,7 +11,7 @@ from graphkit.ir.collector import uncollected
 if TYPE_CHECKING:
     from graphkit.ir.graph import Graph, Node, Value
 
-_FRESH = re.compile(r"\?\d+")
+_FRESH = r"\?\d+"
 
 
 @uncollected
@@ -22,7 +22,7 @@ def to_text(graph: Graph) -> str:
     def renumber(match: re.Match[str]) -> str:
         return numbers.setdefault(match.group(), f"?{len(numbers) + 1}")
 
-    return _FRESH.sub(renumber, "\n".join(_graph_lines(graph, "")))
+    return re.sub(_FRESH, renumber, "\n".join(_graph_lines(graph, "")))
 
 
 def _graph_lines(graph: Graph, indent: str) -> Iterator[str]:

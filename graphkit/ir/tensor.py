@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -58,6 +57,8 @@ class Tensor:
     def digest(self) -> bytes:
         """SHA-256 of dtype, shape and bytes, computed once."""
         if self._digest is None:
+            import hashlib
+
             state = hashlib.sha256(f"{self.dtype}{self.shape}".encode())
             if self.dtype is DType.STRING:
                 state.update(repr(self.array.tolist()).encode())

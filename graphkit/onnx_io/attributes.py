@@ -6,20 +6,22 @@ onnx's schemas say which attributes a standard operator has, and their default v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
-from onnx import AttributeProto
 
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir.tensor import Tensor
 from graphkit.onnx_io import functions, upgrade
+from graphkit.onnx_io.codes import AttributeType
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode
 from graphkit.onnx_io.tensors import densify, dtype_of_code, to_array, type_from_proto
 from graphkit.onnx_io.validate import tell
 from graphkit.ops import Op
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto
 
 
 def bound(raw: RawNode, outer: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:
@@ -36,23 +38,23 @@ def bound(raw: RawNode, outer: Mapping[str, AttributeProto]) -> dict[str, Attrib
 def value_of(proto: AttributeProto, where: str, external: ExternalData) -> Any:
     """The value of an attribute, unless it is a graph: a number, text, Tensor, type, or a tuple of numbers or texts."""
     match proto.type:
-        case AttributeProto.FLOAT:
+        case AttributeType.FLOAT:
             return proto.f
-        case AttributeProto.INT:
+        case AttributeType.INT:
             return proto.i
-        case AttributeProto.STRING:
+        case AttributeType.STRING:
             return _text(proto.s, where)
-        case AttributeProto.TENSOR:
+        case AttributeType.TENSOR:
             return Tensor(to_array(proto.t, where, external))
-        case AttributeProto.SPARSE_TENSOR:
+        case AttributeType.SPARSE_TENSOR:
             return Tensor(densify(proto.sparse_tensor, where, external))
-        case AttributeProto.FLOATS:
+        case AttributeType.FLOATS:
             return tuple(proto.floats)
-        case AttributeProto.INTS:
+        case AttributeType.INTS:
             return tuple(proto.ints)
-        case AttributeProto.STRINGS:
+        case AttributeType.STRINGS:
             return tuple(_text(s, where) for s in proto.strings)
-        case AttributeProto.TYPE_PROTO:
+        case AttributeType.TYPE_PROTO:
             return type_from_proto(proto.tp, where)
     raise UnsupportedError(f"{where}: attributes of type {proto.type} are not supported")
 
@@ -97,6 +99,8 @@ def fields(cls: type[Op], view: upgrade.NodeView) -> dict[str, Any]:
 
 
 def _is_default(view: upgrade.NodeView, name: str, value: Any) -> bool:
+    import onnx
+
     try:
         schema = onnx.defs.get_schema(view.op_type, view.version, view.domain)
     except onnx.defs.SchemaError:

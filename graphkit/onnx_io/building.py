@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
-
-from onnx import AttributeProto, TypeProto
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir import dims
@@ -13,6 +11,9 @@ from graphkit.ir.graph import Value
 from graphkit.ir.types import SequenceType, TensorType, Type
 from graphkit.onnx_io import validate
 from graphkit.onnx_io.scopes import Region
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, TypeProto
 
 # The gradients of values in others, as graph; a value that has no influence has zeros.
 Differentiate: TypeAlias = Callable[[Sequence[Value], Sequence[Value]], Sequence[Value]]

@@ -83,8 +83,7 @@ class OnnxRuntimeModel:
 
         if isinstance(model, ModelProto):
             # A process that runs files alone does without the exporter, which takes most of the time of its start.
-            from graphkit.onnx_io.external_data import raw_bytes
-            from graphkit.onnx_io.writing import EXTERNAL_ABOVE, write_proto
+            from graphkit.onnx_io.writing import EXTERNAL_ABOVE, raw_bytes, write_proto
 
             if raw_bytes(model) <= EXTERNAL_ABOVE:
                 return session(model.SerializeToString())

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 # A body is built anew for each trial of its states' types; those that change in all of these lose their rank.
 _TRIALS = 3
 
-# Operators with subgraphs that the standard defines by another one, as which they are built.
-BUILT_AS = {"SequenceMap": "Loop"}
-
 
 def build(
     builder: GraphBuilder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting

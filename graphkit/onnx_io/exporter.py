@@ -22,13 +22,12 @@ from graphkit.ir.names import Names
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io import initializers
-from graphkit.onnx_io.external_data import ALIGNMENT
+from graphkit.onnx_io.codes import NEWEST_OPSET
 from graphkit.onnx_io.lowering import lower
 from graphkit.onnx_io.scopes import Reader
 from graphkit.onnx_io.spelling import domain_version, spelled, target_schema
 from graphkit.onnx_io.tensors import packed_nbytes, to_header, to_proto, type_to_proto
-from graphkit.onnx_io.validate import NEWEST_OPSET
-from graphkit.onnx_io.writing import Initialiser, UnwrittenModel, write
+from graphkit.onnx_io.writing import ALIGNMENT, Initialiser, UnwrittenModel, write
 from graphkit.ops import Op, operator
 from graphkit.ops.control.views import capture_count
 from graphkit.passes.simplify.known_ranks import known_ranks

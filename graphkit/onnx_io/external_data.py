@@ -1,22 +1,22 @@
-"""Tensors stored outside the model file: read from there on load, one aligned file beside the model on save."""
+"""Find tensors that are stored outside the model file."""
 
 from __future__ import annotations
 
 import os
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+from typing import TYPE_CHECKING
 
 from graphkit.errors import InvalidModel, UnsafeModel
 from graphkit.ir.stored import StoredFile
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
 
-# Pages of files, which others map, begin at multiples of this; tensors smaller than it stay in the model.
-ALIGNMENT = 4096
+if TYPE_CHECKING:
+    from onnx import TensorProto
+
 _KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 
 
@@ -90,25 +90,3 @@ def _number(text: str, key: str, where: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise InvalidModel(f"{where}: external data {key} {text!r} is not a size")
     return int(text)
-
-
-def tensors_of(graph: GraphProto) -> Iterator[TensorProto]:
-    """Every initialiser, of subgraphs too. Tensors in attributes of Constant nodes are not initialisers."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield from tensors_of(attribute.g)
-            for subgraph in attribute.graphs:
-                yield from tensors_of(subgraph)
-
-
-def raw_bytes(model: ModelProto) -> int:
-    """Bytes that the initialisers hold inside the model."""
-    return sum(len(t.raw_data) for t in tensors_of(model.graph) if t.HasField("raw_data"))
-
-
-def previous_data_files(path: Path) -> list[Path]:
-    """Data files of earlier saves of the model at `path`."""
-    pattern = re.compile(re.escape(path.stem) + r"-[0-9a-f]{16}\.data")
-    return [p for p in path.parent.iterdir() if pattern.fullmatch(p.name)] if path.parent.is_dir() else []

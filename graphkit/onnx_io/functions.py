@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
-
-import onnx
-from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.errors import InvalidModel
+from graphkit.onnx_io.codes import NEWEST_OPSET
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
 from graphkit.onnx_io.validate import check_opset, opsets_of
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
 
 MAX_CALL_DEPTH = 32
 
@@ -115,6 +116,8 @@ def standard_function(
         data = schema.get_context_dependent_function_with_opset_version(written, node.SerializeToString(), serialized)
     if not data:
         return None
+    from onnx import FunctionProto
+
     proto = FunctionProto()
     proto.ParseFromString(data)
     label = f"the standard's definition of {name}"
@@ -132,8 +135,10 @@ def _body_version(available: Sequence[int], version: int) -> int:
 @cache
 def known_attributes(domain: str, name: str) -> frozenset[str] | None:
     """The attributes that any version of a standard operator has; None when the standard has no such operator."""
+    import onnx
+
     found: frozenset[str] | None = None
-    version = onnx.defs.onnx_opset_version()
+    version = NEWEST_OPSET
     while version > 0:
         try:
             schema = onnx.defs.get_schema(name, version, domain)
@@ -145,6 +150,8 @@ def known_attributes(domain: str, name: str) -> frozenset[str] | None:
 
 
 def _schema(domain: str, name: str, version: int) -> Any:
+    import onnx
+
     try:
         schema = onnx.defs.get_schema(name, version, domain)
     except onnx.defs.SchemaError:

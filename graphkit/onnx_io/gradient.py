@@ -14,7 +14,6 @@ from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir import context
 from graphkit.ir.graph import Value, next_serial, topological
 from graphkit.onnx_io.building import GraphBuilder, Names
-from graphkit.onnx_io.scopes import GRADIENT, RawNode
 from graphkit.ops import F
 
 if TYPE_CHECKING:
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
 
 # Gradients of gradients grow by a factor each time: a small file must not unfold without limit.
 MAX_VALUES = 2_000_000
-
-
-def is_gradient(raw: RawNode) -> bool:
-    return (raw.domain, raw.op_type) == GRADIENT
 
 
 def build(builder: GraphBuilder, view: NodeView, names: Names) -> Sequence[Value]:

@@ -8,15 +8,13 @@ Nothing in the file is executed.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, TypeProto
 
 from graphkit import config
 from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
@@ -28,10 +26,10 @@ from graphkit.ir.names import unique_names
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import OptionalType, TensorType, Type
-from graphkit.onnx_io import attributes, control, functions, gradient, initializers, upgrade, validate
+from graphkit.onnx_io import attributes, functions, initializers, upgrade, validate
 from graphkit.onnx_io.building import Differentiate, Names, Setting, StandIns
 from graphkit.onnx_io.external_data import ExternalData
-from graphkit.onnx_io.scopes import RawNode, Reader, Region
+from graphkit.onnx_io.scopes import GRADIENT, RawNode, Reader, Region
 from graphkit.onnx_io.tensors import (
     claims,
     densify,
@@ -45,10 +43,11 @@ from graphkit.onnx_io.uses import uses
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
 from graphkit.ops import F, Op, registry
-from graphkit.ops.nn.conv import Conv, ConvTranspose, check_not_empty
 from graphkit.ops.sequence.elements import with_own_sizes
-from graphkit.passes.training.randomness import bind_rng
 from graphkit.text import quantity
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, ModelProto, TypeProto
 
 # What to do about a file with operators of a domain of which graphkit has none.
 _HINTS = {
@@ -168,6 +167,8 @@ class Builder:
         unique = unique_names(name for name, _ in self.top.outputs)
         graph = Graph([*inputs, *arrays], outputs, name=self.top.name, output_names=unique)
         if any(_draws(node) for node in graph.nodes):
+            from graphkit.passes.training.randomness import bind_rng
+
             graph = bind_rng(graph)
         meta = self.metadata(graph, unique)
         params = {graph.name_of(value): array for value, array in arrays.items()}
@@ -228,9 +229,9 @@ class Builder:
             if node.name and graph.node_name(node) != node.name:
                 renamed[graph.node_name(node)] = node.name
         if self.top.replaced:
-            meta["onnx.replaced"] = json.dumps(self.top.replaced)
+            meta["onnx.replaced"] = _json(self.top.replaced)
         if renamed:
-            meta["onnx.renamed"] = json.dumps(renamed)
+            meta["onnx.renamed"] = _json(renamed)
         return meta
 
     def check_operators(self) -> None:
@@ -362,18 +363,24 @@ class Builder:
         view = upgrade.NodeView(raw.op_type, raw.domain, inputs, attrs, raw.outputs, version, where)
         mark = next_serial()
         built = upgrade.run(view)
-        if gradient.is_gradient(raw):
+        if (raw.domain, raw.op_type) == GRADIENT:
+            from graphkit.onnx_io import gradient
+
             built = gradient.build(self, view, names)
         if built is not None:
             for name in view.attrs:
                 attributes.ignored(view.domain, view.op_type, name, where)
             return _named(built, raw, mark)
-        if not view.domain and view.op_type in control.BUILT_AS:
+        if not view.domain and view.op_type == "SequenceMap":
+            from graphkit.onnx_io import control
+
             return _named(control.build_map(self, raw, view, names, setting), raw, mark)
         cls = registry.find(view.domain, view.op_type)
         if cls is None:
             return _named(self.call(raw, inputs, protos, setting, where), raw, mark)
         if raw.regions:
+            from graphkit.onnx_io import control
+
             return control.build(self, cls, raw, view, names, setting)
         return self.apply(cls, view, raw).outputs
 
@@ -388,7 +395,9 @@ class Builder:
             operands.pop()
         attrs = attributes.fields(cls, view)
         node = Node(cls(**attrs), operands, raw.name, raw.meta, output_names=raw.outputs)
-        if isinstance(node.op, (Conv, ConvTranspose)):
+        if not cls.domain and cls.name in ("Conv", "ConvTranspose"):
+            from graphkit.ops.nn.conv import check_not_empty
+
             check_not_empty(node.outputs[0])  # ONNX Runtime does not run it either
         return node
 
@@ -403,6 +412,8 @@ class Builder:
         """Build the body of the function that `raw` calls; absent operands stay absent inside."""
         function = self.library.find(raw)
         if function is None:
+            from onnx import TypeProto
+
             types = [TypeProto() if v is None else type_to_proto(v.type) for v in inputs]
             version = setting.version(raw.domain)
             function = functions.standard_function(raw.domain, raw.op_type, version, raw.proto, types)
@@ -431,6 +442,12 @@ class Builder:
         cls = registry.get("", "Constant")
         node_name, meta = ("", {}) if raw is None else (raw.name, raw.meta)
         return Node(cls(value=tensor), (), node_name, meta, output_names=[name]).output
+
+
+def _json(data: Any) -> str:
+    import json
+
+    return json.dumps(data)
 
 
 def _draws(node: Node) -> bool:

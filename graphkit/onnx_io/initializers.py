@@ -18,16 +18,16 @@ of its parameters (lr_mult, wd_mult, trainable, lazy, ...).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
-
-from onnx import ModelProto
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.ir.types import FLOATS
 from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import DTYPES
-from graphkit.passes.training.separate_roles import SETTINGS
+from graphkit.ops.operand_roles import SETTINGS
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 ROLES_KEY = "ai.graphkit.roles"
 ATTRIBUTES_KEY = "ai.graphkit.attributes"
@@ -164,6 +164,8 @@ def _declared(model: ModelProto, key: str) -> dict[str, Any]:
     """A JSON object of the metadata; empty when there is none."""
     for entry in model.metadata_props:
         if entry.key == key:
+            import json
+
             try:
                 found = json.loads(entry.value)
             except (ValueError, RecursionError):

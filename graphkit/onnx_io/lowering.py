@@ -16,13 +16,13 @@ from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.origin import brief
 from graphkit.onnx_io import downgrade
+from graphkit.onnx_io.codes import NEWEST_OPSET
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.functions import standard_function
 from graphkit.onnx_io.importer import Builder
 from graphkit.onnx_io.scopes import RawNode
 from graphkit.onnx_io.spelling import spelled
 from graphkit.onnx_io.tensors import type_to_proto
-from graphkit.onnx_io.validate import NEWEST_OPSET
 from graphkit.ops import DOMAIN, Op, operator
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from typing import NamedTuple
-
-from onnx import ModelProto, TensorProto, TypeProto
+from typing import TYPE_CHECKING, NamedTuple
 
 from graphkit.errors import UnsupportedError
 from graphkit.onnx_io import functions, validate
 from graphkit.onnx_io.scopes import Reader
 from graphkit.onnx_io.tensors import checked_shape, dtype_of_code, packed_nbytes, type_from_proto
 from graphkit.onnx_io.uses import Means, uses
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TensorProto, TypeProto
 
 
 class Entry(NamedTuple):

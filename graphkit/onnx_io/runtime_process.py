@@ -20,8 +20,7 @@ from onnx import ModelProto
 from graphkit import errors
 from graphkit.errors import ReferenceEnded, RuntimeFailure
 from graphkit.ir.atomic import scratch_folder
-from graphkit.onnx_io.external_data import raw_bytes
-from graphkit.onnx_io.writing import EXTERNAL_ABOVE, write_proto
+from graphkit.onnx_io.writing import EXTERNAL_ABOVE, raw_bytes, write_proto
 
 # Finds what this process finds, whatever the options and the environment of the interpreter.
 _PROGRAM = (

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
-
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
+from typing import TYPE_CHECKING, TypeVar
 
 from graphkit import config
 from graphkit.errors import InvalidModel
+from graphkit.onnx_io.codes import AttributeType
 from graphkit.onnx_io.validate import require_text, tell
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
 
 _Item = TypeVar("_Item")
 
@@ -262,7 +264,7 @@ class Reader:
                 require_text(f"{where}: {node}: attribute", name, attribute.ref_attr_name)
             if name in attributes or name in regions:
                 raise InvalidModel(f"{where}: {node}: attribute {name!r} is given twice")
-            if kind == AttributeProto.GRAPH or (not kind and attribute.HasField("g")):
+            if kind == AttributeType.GRAPH or (not kind and attribute.HasField("g")):
                 if attribute.ref_attr_name:
                     raise InvalidModel(f"{where}: {node}: a graph attribute cannot be a reference")
                 regions[name] = self.graph(attribute.g, depth + 1, f"the {name} of {node}")

@@ -8,46 +8,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from onnx import SparseTensorProto, TensorProto, TypeProto
 
 from graphkit.errors import InvalidModel, TypeMismatch, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.stored import LARGE, StoredArray
 from graphkit.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.onnx_io.codes import EXTERNAL, DataType
 from graphkit.onnx_io.validate import require_text
-from graphkit.onnx_io.wire import Place
+
+if TYPE_CHECKING:
+    from onnx import SparseTensorProto, TensorProto, TypeProto
+
+    from graphkit.onnx_io.wire import Place
 
 CODES: dict[DType, int] = {
-    DType.FLOAT32: TensorProto.FLOAT,
-    DType.FLOAT64: TensorProto.DOUBLE,
-    DType.FLOAT16: TensorProto.FLOAT16,
-    DType.BFLOAT16: TensorProto.BFLOAT16,
-    DType.INT8: TensorProto.INT8,
-    DType.INT16: TensorProto.INT16,
-    DType.INT32: TensorProto.INT32,
-    DType.INT64: TensorProto.INT64,
-    DType.UINT8: TensorProto.UINT8,
-    DType.UINT16: TensorProto.UINT16,
-    DType.UINT32: TensorProto.UINT32,
-    DType.UINT64: TensorProto.UINT64,
-    DType.BOOL: TensorProto.BOOL,
-    DType.STRING: TensorProto.STRING,
-    DType.COMPLEX64: TensorProto.COMPLEX64,
-    DType.COMPLEX128: TensorProto.COMPLEX128,
-    DType.FLOAT8E4M3FN: TensorProto.FLOAT8E4M3FN,
-    DType.FLOAT8E4M3FNUZ: TensorProto.FLOAT8E4M3FNUZ,
-    DType.FLOAT8E5M2: TensorProto.FLOAT8E5M2,
-    DType.FLOAT8E5M2FNUZ: TensorProto.FLOAT8E5M2FNUZ,
-    DType.FLOAT8E8M0: TensorProto.FLOAT8E8M0,
-    DType.FLOAT4E2M1: TensorProto.FLOAT4E2M1,
-    DType.INT4: TensorProto.INT4,
-    DType.UINT4: TensorProto.UINT4,
-    DType.INT2: TensorProto.INT2,
-    DType.UINT2: TensorProto.UINT2,
+    DType.FLOAT32: DataType.FLOAT,
+    DType.FLOAT64: DataType.DOUBLE,
+    DType.FLOAT16: DataType.FLOAT16,
+    DType.BFLOAT16: DataType.BFLOAT16,
+    DType.INT8: DataType.INT8,
+    DType.INT16: DataType.INT16,
+    DType.INT32: DataType.INT32,
+    DType.INT64: DataType.INT64,
+    DType.UINT8: DataType.UINT8,
+    DType.UINT16: DataType.UINT16,
+    DType.UINT32: DataType.UINT32,
+    DType.UINT64: DataType.UINT64,
+    DType.BOOL: DataType.BOOL,
+    DType.STRING: DataType.STRING,
+    DType.COMPLEX64: DataType.COMPLEX64,
+    DType.COMPLEX128: DataType.COMPLEX128,
+    DType.FLOAT8E4M3FN: DataType.FLOAT8E4M3FN,
+    DType.FLOAT8E4M3FNUZ: DataType.FLOAT8E4M3FNUZ,
+    DType.FLOAT8E5M2: DataType.FLOAT8E5M2,
+    DType.FLOAT8E5M2FNUZ: DataType.FLOAT8E5M2FNUZ,
+    DType.FLOAT8E8M0: DataType.FLOAT8E8M0,
+    DType.FLOAT4E2M1: DataType.FLOAT4E2M1,
+    DType.INT4: DataType.INT4,
+    DType.UINT4: DataType.UINT4,
+    DType.INT2: DataType.INT2,
+    DType.UINT2: DataType.UINT2,
 }
 DTYPES: dict[int, DType] = {code: dtype for dtype, code in CODES.items()}
 
@@ -113,7 +117,7 @@ def to_array(
     dtype = dtype_of_code(proto.data_type, where)
     shape = checked_shape(proto.dims, where)
     count = math.prod(shape)
-    if proto.data_location == TensorProto.EXTERNAL:
+    if proto.data_location == EXTERNAL:
         if dtype is DType.STRING:
             raise InvalidModel(f"{where}: strings cannot be stored as external data")
         if external is None:
@@ -152,7 +156,7 @@ def left_in_file(
     wanted = packed_nbytes(dtype, math.prod(shape))
     if wanted < LARGE:
         return None
-    if proto.data_location == TensorProto.EXTERNAL:
+    if proto.data_location == EXTERNAL:
         place = external.place(proto, wanted)
     if place is None or place.size != wanted or not place.file.may_stay_open:
         return None
@@ -236,6 +240,8 @@ def densify(proto: SparseTensorProto, where: str, external: ExternalPlaces | Non
 
 def to_proto(array: np.ndarray, name: str = "", into: TensorProto | None = None) -> TensorProto:
     """A TensorProto with raw data (strings: string_data); sub-byte types are packed. `into` is an empty one to fill."""
+    from onnx import TensorProto
+
     array = np.asarray(array)
     dtype = dtype_of(array.dtype)
     proto = TensorProto() if into is None else into
@@ -304,7 +310,7 @@ def type_from_proto(proto: TypeProto, where: str, depth: int = 0) -> Type | None
         raise InvalidModel(f"{where}: types nested deeper than 8")
     if kind == "tensor_type":
         tensor = proto.tensor_type
-        if tensor.elem_type == TensorProto.UNDEFINED:
+        if tensor.elem_type == DataType.UNDEFINED:
             return None
         dtype = dtype_of_code(tensor.elem_type, where)
         if not tensor.HasField("shape"):
@@ -340,6 +346,8 @@ def type_from_proto(proto: TypeProto, where: str, depth: int = 0) -> Type | None
 
 def type_to_proto(kind: Type) -> TypeProto:
     """The TypeProto; anonymous dimensions are left open, expressions are written as text."""
+    from onnx import TypeProto
+
     proto = TypeProto()
     if isinstance(kind, SequenceType):
         proto.sequence_type.elem_type.CopyFrom(type_to_proto(kind.element))

@@ -11,19 +11,19 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
-
-import onnx
-from google.protobuf.message import DecodeError
-from onnx import ModelProto, OperatorSetIdProto
+from typing import TYPE_CHECKING, NamedTuple
 
 from graphkit.errors import FileWarning, InvalidModel, UnsupportedError, UsageError
 from graphkit.ir.stored import LARGE, StoredFile
+from graphkit.onnx_io import messages
+from graphkit.onnx_io.codes import NEWEST_OPSET
 from graphkit.onnx_io.wire import Malformed, Place, count_messages, cut_out, fields
 from graphkit.signatures import shown
 
+if TYPE_CHECKING:
+    from onnx import ModelProto, OperatorSetIdProto
+
 OLDEST_OPSET = 1
-NEWEST_OPSET = onnx.defs.onnx_opset_version()
 # Schemas are looked up by 32-bit versions.
 _VERSIONS = 1 << 31
 # The wire format holds sizes in 31 bits.
@@ -65,22 +65,28 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
 
     Raises UsageError when there is no such file, InvalidModel saying what is wrong with it.
     """
-    if isinstance(source, ModelProto):
-        found = Source(source, source.graph.name or "model", ())
-    elif isinstance(source, (bytes, bytearray, memoryview)):
+    if isinstance(source, (bytes, bytearray, memoryview)):
         found = Source(parse(bytes(source), "model"), "model", ())
+    elif not isinstance(source, (str, os.PathLike)):
+        found = _parsed(source)
     else:
-        if not isinstance(source, (str, os.PathLike)):
-            raise UsageError(
-                "a model is read from the path of an .onnx or .json file, the bytes of an ONNX file, or a ModelProto, "
-                f"not from {shown(source)}"
-            )
         path = Path(source)
         data, large = _read_file(path)
         folders = tuple(dict.fromkeys((path.absolute().parent, path.resolve().parent)))
         found = Source(parse(data, str(path)), str(path), folders, large)
     check_frame(found.model, found.label)
     return found
+
+
+def _parsed(source: object) -> Source:
+    from onnx import ModelProto
+
+    if not isinstance(source, ModelProto):
+        raise UsageError(
+            "a model is read from the path of an .onnx or .json file, the bytes of an ONNX file, or a ModelProto, "
+            f"not from {shown(source)}"
+        )
+    return Source(source, source.graph.name or "model", ())
 
 
 def _read_file(path: Path) -> tuple[bytes, Mapping[str, Place]]:
@@ -120,6 +126,14 @@ def parse(data: bytes, label: str) -> ModelProto:
         raise InvalidModel(f"{label}: {problem}")
     if len(data) > _MANY_BYTES and count_messages(data, _MOST_MESSAGES) == _MOST_MESSAGES:
         raise InvalidModel(f"{label}: the file consists of {_MOST_MESSAGES} messages or more, too many for any model")
+    found = messages.read_small(data)
+    return _parsed_by_library(data, label) if found is None else found
+
+
+def _parsed_by_library(data: bytes, label: str) -> ModelProto:
+    from google.protobuf.message import DecodeError
+    from onnx import ModelProto
+
     model = ModelProto()
     try:
         model.ParseFromString(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +19,10 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 from graphkit.ir.types import dtype_of
-from graphkit.onnx_io.external_data import ALIGNMENT, previous_data_files
 from graphkit.onnx_io.tensors import packed_nbytes, to_buffer
 
+# Pages of files, which others map, begin at multiples of this. Smaller tensors stay in the model.
+ALIGNMENT = 4096
 # Larger models are written with external data: one protobuf message ends at 2 GiB.
 EXTERNAL_ABOVE = 1 << 30
 
@@ -220,3 +222,25 @@ def _copy_fields(message: Any, copy: Any, without: str) -> None:
             getattr(copy, field.name).CopyFrom(value)
         else:
             setattr(copy, field.name, value)
+
+
+def tensors_of(graph: GraphProto) -> Iterator[TensorProto]:
+    """Yield all initialisers, also of subgraphs. Tensors in attributes of Constant nodes are not initialisers."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from tensors_of(attribute.g)
+            for subgraph in attribute.graphs:
+                yield from tensors_of(subgraph)
+
+
+def raw_bytes(model: ModelProto) -> int:
+    """Return the bytes of raw data of all initialisers."""
+    return sum(len(t.raw_data) for t in tensors_of(model.graph) if t.HasField("raw_data"))
+
+
+def previous_data_files(path: Path) -> list[Path]:
+    """Return the data files of earlier saves of the model at `path`."""
+    pattern = re.compile(re.escape(path.stem) + r"-[0-9a-f]{16}\.data")
+    return [p for p in path.parent.iterdir() if pattern.fullmatch(p.name)] if path.parent.is_dir() else []

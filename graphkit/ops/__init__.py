@@ -1,10 +1,12 @@
-"""The operators: one class each, one file per family, grouped in packages. Importing this registers them all."""
+"""The operators: one class each, one file per family, grouped in packages.
+
+Operators are imported when they are first used: `registry` finds them in `graphkit.ops._index`, which
+`python -P -m graphkit.checks.indexes` writes.
+"""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
+from graphkit.ops import _overloads as _overloads  # operators of Python on values
 from graphkit.ops._base import (
     DOMAIN,
     F,
@@ -40,9 +42,3 @@ __all__ = [
     "operator",
     "registry",
 ]
-
-_NOT_FAMILIES = {f"{__name__}.evaluate", f"{__name__}.xp"}
-
-for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
-    if _module.name not in _NOT_FAMILIES:
-        importlib.import_module(_module.name)

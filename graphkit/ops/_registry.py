@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
 from graphkit.ops import _calls
 from graphkit.ops._calls import function_name
+from graphkit.ops._index import FORMER, OPERATORS
 from graphkit.ops._op import Op, OpT, declared, with_default
 from graphkit.signatures import shown
 
@@ -28,16 +30,29 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """All operators, by (domain, name) and by function name. The only list of operators."""
+    """All operators, by (domain, name) and by function name. The only list of operators.
+
+    Operators of graphkit are imported when they are first asked for: `graphkit.ops._index` says where each one is.
+    """
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str], type[Op]] = {}
         self._former: dict[tuple[str, str], type[Op]] = {}
         self._functions: dict[str, OpFunction] = {}
+        # By operator of graphkit and by its function, the module that registers it; removed operators are not in them.
+        self._modules = {key: module for key, (_, module) in OPERATORS.items()}
+        self._modules_of_functions = dict(OPERATORS.values())
+        # Modules that have been imported completely. Others may be on their way, in another thread.
+        self._complete: set[str | None] = {None}
 
     def add(self, cls: type[Op]) -> None:
         key = (cls.domain, cls.name)
-        function = function_name(cls)
+        if _is_built_in(cls) and key in OPERATORS:
+            function, _ = OPERATORS[key]
+        else:
+            function = function_name(cls)
+            self._import(self._modules.get(key))
+            self._import(self._modules_of_functions.get(function))
         self._replace(cls, function)
         if key in self._by_key:
             raise UsageError(f"operator {cls.domain or 'ai.onnx'}.{cls.name} is registered already")
@@ -46,6 +61,14 @@ class Registry:
         self._by_key[key] = cls
         self._former.update(((cls.domain, name), cls) for name in cls.__dict__.get("former_names", ()))
         self._functions[function] = OpFunction(cls, function)
+
+    def _import(self, module: str | None) -> None:
+        """Import a module of operators; wait for it if another thread imports it."""
+        if module not in self._complete:
+            loaded = importlib.import_module(f"{__package__}.{module}")
+            # This thread may be in the middle of its import.
+            if not getattr(loaded.__spec__, "_initializing", False):
+                self._complete.add(module)
 
     def _replace(self, cls: type[Op], function: str) -> None:
         """Take back what `cls` defines again: in a notebook, or in a module that is loaded once more."""
@@ -63,25 +86,40 @@ class Registry:
 
     def remove(self, cls: type[Op]) -> None:
         """Take back a registration (for tests of custom operators)."""
-        del self._by_key[cls.domain, cls.name]
+        key, function = (cls.domain, cls.name), function_name(cls)
+        del self._by_key[key]
         self._former = {key: known for key, known in self._former.items() if known is not cls}
-        del self._functions[function_name(cls)]
+        del self._functions[function]
+        self._modules.pop(key, None)
+        self._modules_of_functions.pop(function, None)
+
+    def knows(self, domain: str, name: str) -> bool:
+        """Whether there is an operator of this name, or of this former name. Imports nothing."""
+        key = (domain, name)
+        return any(key in table for table in (self._by_key, self._modules, self._former, FORMER))
 
     def find(self, domain: str, name: str) -> type[Op] | None:
         """The operator of this name, or of this former name."""
-        return self._by_key.get((domain, name)) or self._former.get((domain, name))
+        key = (domain, name)
+        self._import(self._modules.get(key))
+        found = self._by_key.get(key) or self._former.get(key)
+        if found is None and key in FORMER:
+            found = self.find(*FORMER[key])
+        return found
 
     def get(self, domain: str, name: str) -> type[Op]:
         found = self.find(domain, name)
         if found is None:
-            known = [n for d, n in self._by_key if d == domain]
+            known = [n for d, n in {**self._modules, **self._by_key} if d == domain]
             raise UnsupportedOperator(f"operator {domain or 'ai.onnx'}.{name} is not known{did_you_mean(name, known)}")
         return found
 
     def function(self, name: str) -> OpFunction | None:
+        self._import(self._modules_of_functions.get(name))
         found = self._functions.get(name)
         if found is None:
-            former = next((cls for (_, old), cls in self._former.items() if snake_case(old) == name), None)
+            old = next((key for key in (*FORMER, *self._former) if snake_case(key[1]) == name), None)
+            former = None if old is None else self.find(*old)
             found = None if former is None else self._functions[function_name(former)]
         return found
 
@@ -90,10 +128,18 @@ class Registry:
         return self._functions[function_name(cls)]
 
     def __iter__(self) -> Iterator[type[Op]]:
-        return iter(self._by_key.values())
+        """All operators: those of graphkit, which are imported, then others in the order of their registration."""
+        for module in dict.fromkeys(self._modules.values()):
+            self._import(module)
+        yield from [self._by_key[key] for key in self._modules if key in self._by_key]
+        yield from [cls for key, cls in self._by_key.items() if key not in self._modules]
+
+    def registered(self) -> list[type[Op]]:
+        """The operators that are registered so far, in the order of their registration. Imports nothing."""
+        return list(self._by_key.values())
 
     def function_names(self) -> list[str]:
-        return sorted(self._functions)
+        return sorted({*self._functions, *self._modules_of_functions})
 
 
 def _is_built_in(cls: type[Op]) -> bool:

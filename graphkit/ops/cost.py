@@ -11,7 +11,6 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import Op, operator
-from graphkit.ops.control.operators import Loop, Scan
 from graphkit.ops.control.views import IfView, LoopView, is_if
 
 # Of their first operand they read no more elements than the result has.
@@ -90,11 +89,12 @@ def costs(graph: Graph) -> Costs:
         found[key] = found.get(key, Cost()) + _cost(node)
         if is_if(node):
             add(_of_branch(IfView.of(node)), 1)
-        elif isinstance(op, (Loop, Scan)):
-            length = _length(LoopView.of(node))
+        elif not op.domain and op.name in ("Loop", "Scan"):
+            view = LoopView.of(node)
+            length = _length(view)
             if length is None:
                 open_loops.append(graph.node_name(node))
-            add(costs(op.body), 1 if length is None else length)
+            add(costs(view.body), 1 if length is None else length)
     return Costs(found, tuple(open_loops))
 
 

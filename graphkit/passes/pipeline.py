@@ -8,46 +8,49 @@ from typing import NamedTuple
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import FLOATS, HALVES, DType
 from graphkit.passes.cleanup import CLEANUP
-from graphkit.passes.control.merge_recurrences import merge_recurrences
-from graphkit.passes.control.scan_axes import scan_axes
-from graphkit.passes.core.declare import Pass, Property, held_after, ordered, pipeline
+from graphkit.passes.core.declare import Pass, Property, deferred, held_after, ordered, pipeline
 from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import effect, is_constant
-from graphkit.passes.fuse.activation import fuse_activation
-from graphkit.passes.fuse.attention import fuse_attention
-from graphkit.passes.fuse.attention_cache import fuse_attention_cache
-from graphkit.passes.fuse.attention_gradient import fuse_attention_gradient
-from graphkit.passes.fuse.batch_norm import fuse_batch_norm
-from graphkit.passes.fuse.conv import fuse_conv
-from graphkit.passes.fuse.float8_products import float8_products
-from graphkit.passes.fuse.fold_batch_norm import fold_batch_norm
-from graphkit.passes.fuse.gelu import fuse_gelu
-from graphkit.passes.fuse.layer_norm import fuse_layer_norm
-from graphkit.passes.fuse.loss_grad import fuse_loss_grad
-from graphkit.passes.fuse.matmul import fuse_matmul
-from graphkit.passes.fuse.norm_casts import fuse_norm_casts
-from graphkit.passes.fuse.pointwise import fuse_pointwise
-from graphkit.passes.fuse.shared_heads import repeat_heads, share_heads
-from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
-from graphkit.passes.fuse.string_encoders import fuse_string_encoders
-from graphkit.passes.fuse.table_update import fuse_table_update
-from graphkit.passes.fuse.tokenized_ngrams import fuse_tokenized_ngrams
-from graphkit.passes.layout.channels_last import channels_last, with_filters_last
-from graphkit.passes.layout.float16 import widen_halves
-from graphkit.passes.layout.move_casts import move_casts
-from graphkit.passes.layout.round_products import round_products
-from graphkit.passes.layout.unstride_transposed import unstride_transposed
-from graphkit.passes.quantise.dynamic import dynamic_products
-from graphkit.passes.quantise.integers import integers
-from graphkit.passes.quantise.weights import weight_products
-from graphkit.passes.simplify.composites import expand_composites
-from graphkit.passes.simplify.expand import eliminate_expand
-from graphkit.passes.simplify.fold import fold
-from graphkit.passes.simplify.identities import simplify
-from graphkit.passes.simplify.known_ranks import known_ranks
-from graphkit.passes.simplify.outer_taps import drop_outer_taps
-from graphkit.passes.simplify.reshape import eliminate_reshape
-from graphkit.passes.simplify.transpose import eliminate_transpose
+
+merge_recurrences = deferred("merge_recurrences")
+scan_axes = deferred("scan_axes")
+fuse_activation = deferred("fuse_activation")
+fuse_attention = deferred("fuse_attention")
+fuse_attention_cache = deferred("fuse_attention_cache")
+fuse_attention_gradient = deferred("fuse_attention_gradient")
+fuse_batch_norm = deferred("fuse_batch_norm")
+fuse_conv = deferred("fuse_conv")
+float8_products = deferred("float8_products")
+fold_batch_norm = deferred("fold_batch_norm")
+fuse_gelu = deferred("fuse_gelu")
+fuse_layer_norm = deferred("fuse_layer_norm")
+fuse_loss_grad = deferred("fuse_loss_grad")
+fuse_matmul = deferred("fuse_matmul")
+fuse_norm_casts = deferred("fuse_norm_casts")
+fuse_pointwise = deferred("fuse_pointwise")
+repeat_heads = deferred("repeat_heads")
+share_heads = deferred("share_heads")
+fuse_softmax = deferred("fuse_softmax")
+fuse_softmax_grad = deferred("fuse_softmax_grad")
+fuse_string_encoders = deferred("fuse_string_encoders")
+fuse_table_update = deferred("fuse_table_update")
+fuse_tokenized_ngrams = deferred("fuse_tokenized_ngrams")
+channels_last = deferred("channels_last")
+widen_halves = deferred("widen_halves")
+move_casts = deferred("move_casts")
+round_products = deferred("round_products")
+unstride_transposed = deferred("unstride_transposed")
+dynamic_products = deferred("dynamic_products")
+integers = deferred("integers")
+weight_products = deferred("weight_products")
+expand_composites = deferred("expand_composites")
+eliminate_expand = deferred("eliminate_expand")
+fold = deferred("fold")
+simplify = deferred("simplify")
+known_ranks = deferred("known_ranks")
+drop_outer_taps = deferred("drop_outer_taps")
+eliminate_reshape = deferred("eliminate_reshape")
+eliminate_transpose = deferred("eliminate_transpose")
 
 _HELD = held_after(CLEANUP)
 
@@ -130,6 +133,17 @@ _GIVEN_TO_ARRAYS = (
 
 # Where tensor cores multiply: they read channels that are last. Of precision "f32" half floats alone.
 _LAST = {precision: HALVES | {DType.FLOAT32} for precision in ("tf32", "bf16", "f16", "fp8")} | {"f32": HALVES}
+
+
+def with_filters_last(kinds: Collection[DType]) -> Pass[...]:
+    """`channels_last` for convolutions of floats of `kinds`, whose filters have the channels last as well."""
+
+    def check(graph: Graph) -> Node | None:
+        from graphkit.passes.layout.channels_last import channels_first
+
+        return channels_first(graph, kinds)
+
+    return channels_last.with_options(check, kinds=kinds, filters_last=True)
 
 
 def array_passes(

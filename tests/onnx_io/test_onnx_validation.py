@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UnsupportedError, UsageError
+from graphkit.onnx_io.codes import NEWEST_OPSET
 from graphkit.onnx_io.importer import import_model
-from graphkit.onnx_io.validate import NEWEST_OPSET
 
 FLOAT = TensorProto.FLOAT
 

@@ -22,9 +22,9 @@ from onnx.reference import ReferenceEvaluator
 from graphkit.checks.samples import Case, dtypes_of, has_doubles, make_case, samples_of
 from graphkit.checks.verify import compare_outputs
 from graphkit.errors import GraphkitError, UnsupportedError
+from graphkit.onnx_io.codes import NEWEST_OPSET
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.exporter import OLDEST_TARGET, export
-from graphkit.onnx_io.validate import NEWEST_OPSET
 from graphkit.ops import registry
 from graphkit.ops.evaluate import evaluate
 

@@ -6,14 +6,15 @@ options. An entry is checked before it is used, and replaced if it is not valid.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkit import config
 from graphkit.executor.memory.planner import Layout, Request, is_valid_layout, plan_memory
 from graphkit.executor.memory.schedule import Schedule, Task, is_topological_order, schedule, with_peaks
-from graphkit.shelf import Shelf
+
+if TYPE_CHECKING:
+    from graphkit.shelf import Shelf
 
 # With fewer steps, planning is faster than reading a file.
 MIN_STEPS = 100
@@ -52,15 +53,25 @@ def cached_layout(requests: Sequence[Request], *, inplace: bool, share: bool) ->
 def _shelf(kind: str, steps: int) -> Shelf | None:
     """Return the cache of a kind of entry, or None if GRAPHKIT_CACHE is not set or there are too few steps."""
     folder = config.CACHE.get()
-    return None if folder is None or steps < MIN_STEPS else Shelf(Path(folder), kind, ".json", MAX_ENTRIES)
+    if folder is None or steps < MIN_STEPS:
+        return None
+    from pathlib import Path
+
+    from graphkit.shelf import Shelf
+
+    return Shelf(Path(folder), kind, ".json", MAX_ENTRIES)
 
 
 def _text(numbers: Sequence[int]) -> bytes:
+    import json
+
     return json.dumps(list(numbers), separators=(",", ":")).encode()
 
 
 def _numbers(entry: bytes | None) -> tuple[int, ...] | None:
     """Return the numbers of an entry, or None if there is no entry, or it is not a list of integers."""
+    import json
+
     try:
         numbers = json.loads(entry or b"")
     except ValueError:

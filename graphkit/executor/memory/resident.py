@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from graphkit.executor.devices.capabilities import pinned_memory_of
-from graphkit.executor.devices.device import Device
 from graphkit.executor.memory.planner import aligned
 from graphkit.ir.graph import Value
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.device import Device
 
 
 class Resident:

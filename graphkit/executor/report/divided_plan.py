@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from graphkit.executor.report.plan import Plan
-from graphkit.executor.report.plan_data import Block, Operand, PlanStep
 from graphkit.ir.types import TensorType, Type
+
+# Most runs are not described.
+if TYPE_CHECKING:
+    from graphkit.executor.report.plan import Plan
+    from graphkit.executor.report.plan_data import Block, Operand, PlanStep
 
 
 class DeviceCopy(NamedTuple):
@@ -39,6 +42,8 @@ def join_plans(parts: Sequence[PartPlan]) -> Plan:
     The parts on the CPU share one arena. Each other part has its own arena. In the joined plan, the arenas lie one
     behind the other, and sizes are sums over the arenas.
     """
+    from graphkit.executor.report.plan import Plan
+
     steps: list[PlanStep] = []
     blocks: list[Block] = []
     base = max((p.plan.arena_bytes for p in parts if p.device == "cpu"), default=0)
@@ -79,6 +84,8 @@ def join_plans(parts: Sequence[PartPlan]) -> Plan:
 
 def _copy_step(copy: DeviceCopy, device: str) -> PlanStep:
     """Return the step that copies a value to `device`."""
+    from graphkit.executor.report.plan_data import Operand, PlanStep
+
     kind = copy.type
     nbytes = kind.nbytes if isinstance(kind, TensorType) and kind.is_static else 0
     read = Operand(copy.value, str(kind), "result", None, nbytes)

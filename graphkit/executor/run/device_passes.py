@@ -10,8 +10,9 @@ from graphkit.executor.devices.registry import rule_of, runs_whole
 from graphkit.executor.lower.lowering import Settings
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
-from graphkit.ops.quant.fake import FakeQuantize
+from graphkit.ops._base import DOMAIN
 from graphkit.passes.core.declare import Step
+from graphkit.passes.core.match import is_op
 from graphkit.passes.pipeline import array_passes, inference_passes
 
 
@@ -39,7 +40,7 @@ def _stays_whole(kind: str, node: Node) -> bool:
 
     Either the device has a kernel for it, or its expansion may use element types that arrays do not have.
     """
-    return rule_of(kind, node.op).has_kernels or isinstance(node.op, FakeQuantize)
+    return rule_of(kind, node.op).has_kernels or is_op(node, "FakeQuantize", domain=DOMAIN)
 
 
 def _computed_in_float32() -> frozenset[DType]:

@@ -10,18 +10,20 @@ were written on a device stay there, and are copied to host memory when they are
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphkit.errors import InputError, did_you_mean
-from graphkit.executor.devices.device import Device
-from graphkit.executor.memory.resident import Resident
 from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir.arrays import array_of
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.text import human, quantity, short_repr
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.device import Device
+    from graphkit.executor.memory.resident import Resident
 
 # A JointStore remembers for this many lists of names which store has which name.
 _MAX_GROUPINGS = 16

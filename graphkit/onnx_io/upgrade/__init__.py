@@ -3,13 +3,15 @@
 A rule is declared for operators and the version below which it applies. It either changes the node's view (attribute
 to input, another name, ...) and returns None, or builds the node's results and returns them. Rules of one operator
 run oldest first, each bringing the node up to its `below`.
+
+Modules of rules are imported when a node needs one: `_index` says which, written by
+`python -P -m graphkit.checks.indexes`.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 from graphkit.errors import InvalidModel
 from graphkit.ir import context
 from graphkit.ir.graph import Value
+from graphkit.onnx_io.upgrade._index import MODULES
 from graphkit.ops import constant
 
 Results: TypeAlias = Sequence[Value | None]
@@ -100,6 +103,7 @@ class Rule(NamedTuple):
     becomes: str | None
 
 
+# Those of the modules that have been imported.
 _rules: dict[tuple[str, str], list[Rule]] = {}
 
 
@@ -108,18 +112,28 @@ def upgrade(*operators: str, below: int, becomes: str | None = None, domain: str
 
     def register(apply: Any) -> Any:
         for operator in operators:
-            rules = _rules.setdefault((domain, operator), [])
+            rules = _rules.get((domain, operator), [])
             if any(rule.below == below for rule in rules):
                 raise ValueError(f"two upgrade rules of {operator} below {below}")
-            rules.append(Rule(below, apply, becomes))
-            rules.sort(key=lambda rule: rule.below)
+            # A new list: another thread may read the old one.
+            _rules[domain, operator] = sorted([*rules, Rule(below, apply, becomes)], key=lambda rule: rule.below)
         return apply
 
     return register
 
 
+def rules() -> Iterator[tuple[str, str, Rule]]:
+    """Domain, operator and rule, for all rules that have been imported."""
+    for (domain, operator), found in _rules.items():
+        for rule in found:
+            yield domain, operator, rule
+
+
 def next_rule(domain: str, operator: str, version: int) -> Rule | None:
     """The oldest rule that still applies to a node at `version`."""
+    for module, below in MODULES.get((domain, operator), ()):
+        if version < below:
+            importlib.import_module(f"{__name__}.{module}")
     for rule in _rules.get((domain, operator), ()):
         if version < rule.below:
             return rule
@@ -147,7 +161,3 @@ def run(view: NodeView) -> Results | None:
             return results
         version = rule.below
     return None
-
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")

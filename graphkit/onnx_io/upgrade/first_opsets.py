@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
@@ -78,9 +77,11 @@ def _wanted_output(node: NodeView) -> None:
 def _named_type(node: NodeView) -> None:
     to = node.attrs.get("to")
     if isinstance(to, str):
-        if to not in onnx.TensorProto.DataType.keys():  # noqa: SIM118 - an enumeration, not a dict
+        from onnx import TensorProto
+
+        if to not in TensorProto.DataType.keys():  # noqa: SIM118 - an enumeration, not a dict
             raise UnsupportedError(f"{node.label}: unknown element type {to!r}")
-        node.attrs["to"] = onnx.TensorProto.DataType.Value(to)
+        node.attrs["to"] = TensorProto.DataType.Value(to)
 
 
 @upgrade("Concat", below=4)

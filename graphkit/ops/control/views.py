@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeGuard, cast
 
 from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops._base import operator
-from graphkit.ops.control.operators import If, Loop, Scan
 
-Repeating: TypeAlias = Loop | Scan
+# Most graphs have no control flow, and import none of its operators.
+if TYPE_CHECKING:
+    from graphkit.ops.control.operators import If, Loop, Scan
+
+    Repeating: TypeAlias = Loop | Scan
 
 
 def repeating(node: Node) -> Repeating:
     """The operator of a Loop or a Scan."""
-    op = node.op
-    if not isinstance(op, (Loop, Scan)):
+    if node.op.domain or node.op.name not in ("Loop", "Scan"):
         raise TypeError(f"{node.describe()}: its operator is neither Loop nor Scan")
-    return op
+    return cast("Loop | Scan", node.op)
+
+
+def _is_scan(op: Repeating) -> TypeGuard[Scan]:
+    return op.name == "Scan"
+
+
+def _branching(node: Node) -> If:
+    if not is_if(node):
+        raise TypeError(f"{node.describe()}: its operator is not If")
+    return cast("If", node.op)
 
 
 class LoopState(NamedTuple):
@@ -48,12 +58,14 @@ class Capture(NamedTuple):
     outer: Value
 
 
-@dataclass(frozen=True)
 class IfView:
     """An If: its condition is the first operand; all others are captured, by both branches in the same order."""
 
-    node: Node
-    operands: tuple[Value | None, ...]
+    __slots__ = ("node", "operands")
+
+    def __init__(self, node: Node, operands: tuple[Value | None, ...]):
+        self.node: Final = node
+        self.operands: Final = operands
 
     @staticmethod
     def of(node: Node, operands: Sequence[Value | None] | None = None) -> IfView:
@@ -72,7 +84,7 @@ class IfView:
     @property
     def branches(self) -> tuple[Graph, Graph]:
         """The branch that runs where the condition holds, and the other one."""
-        op = operator(self.node, If)
+        op = _branching(self.node)
         return op.then_branch, op.else_branch
 
     @property
@@ -83,12 +95,11 @@ class IfView:
 
     def with_branches(self, then: Graph, other: Graph) -> Operator:
         """The operator with these branches."""
-        op = operator(self.node, If)
+        op = _branching(self.node)
         made: Operator = op.replace(then_branch=then, else_branch=other)
         return made
 
 
-@dataclass(frozen=True)
 class LoopView:
     """A Loop or a Scan. Its operands, which absent ones at the end are added to, and the inputs of its body lie alike:
 
@@ -97,18 +108,21 @@ class LoopView:
     scan output; the node the final states and the scan outputs.
     """
 
-    node: Node
-    operands: tuple[Value | None, ...]
-    lead: int
-    flag: int
-    state_count: int
-    scan_count: int
+    def __init__(
+        self, node: Node, operands: tuple[Value | None, ...], lead: int, flag: int, state_count: int, scan_count: int
+    ):
+        self.node: Final = node
+        self.operands: Final = operands
+        self.lead: Final = lead
+        self.flag: Final = flag
+        self.state_count: Final = state_count
+        self.scan_count: Final = scan_count
 
     @staticmethod
     def of(node: Node, operands: Sequence[Value | None] | None = None) -> LoopView:
         """The view of a Loop or Scan, on other `operands` than its own where they are given."""
         op = repeating(node)
-        lead, flag, scanned = (2, 1, 0) if isinstance(op, Loop) else (0, 0, op.num_scan_inputs)
+        lead, flag, scanned = (0, 0, op.num_scan_inputs) if _is_scan(op) else (2, 1, 0)
         given = node.inputs if operands is None else operands
         given = (*given, *[None] * (lead - len(given)))
         return LoopView(node, given, lead, flag, len(given) - lead - scanned - op.captures, scanned)

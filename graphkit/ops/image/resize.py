@@ -7,7 +7,6 @@ pytorch_half_pixel), graphkit follows the text, as ONNX Runtime does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -261,6 +260,8 @@ def _scaled_dim(size: Dim, scale: float) -> Dim:
         raise TypeMismatch(f"a size cannot be scaled by {scale:g}")
     if not isinstance(size, DimExpr):
         return _scaled(size, scale)
+    from fractions import Fraction  # imports decimal
+
     exact = Fraction(scale)
     if exact.denominator > _DENOMINATOR_LIMIT:
         return dims.fresh()

@@ -123,20 +123,22 @@ class Round(_Rounding):
         return xp.rint(x)
 
 
+def _test_samples() -> tuple[Sample, ...]:
+    special = np.array([0.0, 1.0, np.nan, np.inf, -np.inf], np.float32)
+    return (
+        Sample((2, 3)),
+        Sample(np.array([0.0, np.nan, np.inf, -np.inf], np.float32)),
+        *(Sample(special.astype(t.numpy)) for t in sorted(FLOAT8, key=str)),
+    )
+
+
 class _Test(Op):
     """A predicate of one float operand."""
 
     inputs = ("x",)
     types = {"x": FLOATS | FLOAT8}
     pointwise = True
-    samples = (
-        Sample((2, 3)),
-        Sample(np.array([0.0, np.nan, np.inf, -np.inf], np.float32)),
-        *(
-            Sample(np.array([0.0, 1.0, np.nan, np.inf, -np.inf], np.float32).astype(t.numpy))
-            for t in sorted(FLOAT8, key=str)
-        ),
-    )
+    samples = _test_samples
 
     def infer(self, x: TensorType) -> TensorType:
         return TensorType(DType.BOOL, x.shape)

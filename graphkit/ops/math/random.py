@@ -288,6 +288,20 @@ class Multinomial(RandomOp):
         return None
 
 
+def _dropout_samples() -> tuple[Sample, ...]:
+    return (
+        Sample((2, 3)),
+        Sample((2, 3), np.array(0.25, np.float32)),
+        Sample((2, 3), np.array(0.25, np.float32), np.array(False)),
+        Sample((4, 5), np.array(0.25, np.float32), np.array(True), _RNG, stream=3, onnx=False),
+        Sample((4, 5), None, np.array(True), seed=5, onnx=False),
+        Sample((2, 3), np.array(0.0, np.float32), np.array(True), _RNG),
+        Sample((2, 3), np.array(1.0, np.float32), np.array(True), _RNG, onnx=False),
+        Sample((0, 3), np.array(0.5, np.float32), np.array(True), _RNG),
+        Sample(np.array([0.5, -2.0], DType.FLOAT8E5M2.numpy), np.array(0.25, DType.FLOAT8E5M2.numpy)),
+    )
+
+
 @op
 class Dropout(RandomOp):
     """In training, set elements to zero with probability `ratio` and divide the others by 1 - ratio; else return x.
@@ -307,17 +321,7 @@ class Dropout(RandomOp):
     }
     onnx = Onnx("Dropout", since=22, hidden=_HIDDEN)
     inplace = ((0, 0),)
-    samples = (
-        Sample((2, 3)),
-        Sample((2, 3), np.array(0.25, np.float32)),
-        Sample((2, 3), np.array(0.25, np.float32), np.array(False)),
-        Sample((4, 5), np.array(0.25, np.float32), np.array(True), _RNG, stream=3, onnx=False),
-        Sample((4, 5), None, np.array(True), seed=5, onnx=False),
-        Sample((2, 3), np.array(0.0, np.float32), np.array(True), _RNG),
-        Sample((2, 3), np.array(1.0, np.float32), np.array(True), _RNG, onnx=False),
-        Sample((0, 3), np.array(0.5, np.float32), np.array(True), _RNG),
-        Sample(np.array([0.5, -2.0], DType.FLOAT8E5M2.numpy), np.array(0.25, DType.FLOAT8E5M2.numpy)),
-    )
+    samples = _dropout_samples
 
     def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         ratio = inputs[1] if len(inputs) > 1 else None

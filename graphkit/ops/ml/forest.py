@@ -176,9 +176,6 @@ def checked_forest(
 
 def _require_no_cycle(inner: np.ndarray, yes: np.ndarray, no: np.ndarray) -> None:
     """Raise UsageError where a node is among its own descendants: it would be alone in no strong component."""
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import connected_components
-
     nodes = np.flatnonzero(inner)
     itself = (yes[nodes] == nodes) | (no[nodes] == nodes)
     if itself.any():
@@ -187,11 +184,30 @@ def _require_no_cycle(inner: np.ndarray, yes: np.ndarray, no: np.ndarray) -> Non
         return
     size = len(inner)
     edges = np.concatenate([nodes, nodes]), np.concatenate([yes[nodes], no[nodes]])
+    if _all_descend_from_roots(*edges, size):
+        return
+    # Its import takes longer than all else here.
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+
     graph = csr_matrix((np.ones(len(edges[0]), np.int8), edges), shape=(size, size))
     found, component = connected_components(graph, directed=True, connection="strong")
     if found < size:
         shared = np.bincount(component, minlength=found)[component] > 1
         raise UsageError(f"node {_first(shared)} is its own descendant: the trees have a cycle")
+
+
+def _all_descend_from_roots(parents: np.ndarray, children: np.ndarray, size: int) -> bool:
+    """Whether no node has two parents, and every node has an ancestor without a parent, or is one itself."""
+    if np.bincount(children, minlength=size).max() > 1:
+        return False
+    ancestor = np.full(size + 1, size)  # the last entry stands for none
+    ancestor[children] = parents
+    for _ in range(size.bit_length()):
+        if (ancestor == size).all():
+            return True
+        ancestor = ancestor[ancestor]  # twice as far
+    return bool((ancestor == size).all())
 
 
 def _first(mask: np.ndarray) -> int:

@@ -17,6 +17,11 @@ from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.pointwise import scalar_like
 
+# The names of all operators that are Updates and elementwise.
+ELEMENTWISE_UPDATES = (
+    "AdadeltaUpdate", "AdagradUpdate", "AdamUpdate", "AdamWUpdate", "FtrlUpdate", "RmsPropUpdate", "SgdUpdate",
+)  # fmt: skip
+
 _LR = np.array(0.125, np.float32)
 _FIRST, _THIRD = np.array(1, np.int64), np.array(3.0, np.float32)
 _SQUARE = Rand((2, 3), 0.1, 2.0)
@@ -27,6 +32,7 @@ class Update(Op):
 
     weight_decay: float = 0.0
     domain = DOMAIN
+    is_update = True
     # Whether an element of the new weight depends on no others of the old one and of the gradient.
     elementwise = True
 

@@ -159,7 +159,7 @@ class QuantizeLinear(_Linear):
     inputs = ("x", "y_scale", "y_zero_point?")
     types = {"x": SCALES | {DType.INT32}, "y_scale": SCALES | _E8M0 | {DType.INT32}, "y_zero_point": _TARGETS}
     onnx: ClassVar[Onnx | None] = Onnx("QuantizeLinear", since=28)
-    samples = _quantise_samples()
+    samples: ClassVar[Any] = _quantise_samples
 
     def infer(self, x: TensorType, y_scale: TensorType, y_zero_point: TensorType | None = None) -> TensorType:
         self.check_parameters(x, y_scale, y_zero_point)
@@ -242,7 +242,7 @@ class DequantizeLinear(_Linear):
     inputs = ("x", "x_scale", "x_zero_point?")
     types = {"x": _TARGETS | {DType.INT32}, "x_scale": SCALES | _E8M0, "x_zero_point": "x"}
     onnx = Onnx("DequantizeLinear", since=28)
-    samples = _dequantise_samples()
+    samples: ClassVar[Any] = _dequantise_samples
 
     def infer(self, x: TensorType, x_scale: TensorType, x_zero_point: TensorType | None = None) -> TensorType:
         self.check_parameters(x, x_scale, x_zero_point)

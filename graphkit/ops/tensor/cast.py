@@ -157,42 +157,45 @@ class _Conversion(Op):
 _MIXED = np.array([-2.7, -0.0, 0.4, 1.5, 3.0, 100.0], np.float32)
 _EXTREME = np.array([0.0, -0.0, 1e-9, 1.0, -447.0, 464.0, 1e6, np.inf, -np.inf, np.nan], np.float32)
 _POWERS = np.array([1.0, 1.4, 1.5, 1.6, 3.0, 1e30, 3e38, np.nan, 2e-39, 7e-39], np.float32)
-# Rounded values have no derivative that differences could measure.
-_TO = (
-    Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT64),
-    Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT32, grad=False),
-    Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT16, grad=False),
-    Sample(Rand((2, 3), -50.0, 50.0), to=DType.BFLOAT16, grad=False),
-    Sample(_MIXED, to=DType.INT32, grad=False),
-    Sample(_MIXED, to=DType.BOOL, grad=False),
-    Sample(np.array([300, -1, 65, 0]), to=DType.UINT8),
-    Sample(np.array([200, -200], np.int16), to=DType.INT8),
-    Sample(np.array([True, False]), to=DType.FLOAT32),
-    Sample(np.array([True, False]), to=DType.INT64),
-    Sample(np.array([5, 0, -1]), to=DType.BOOL),
-    Sample(np.zeros((0, 2), np.int32), to=DType.FLOAT32),
-    Sample(np.array(3, np.int64), to=DType.INT32),
-    Sample(np.array(["3.5", "-1e-2", "INF", "-inf", "nan"], object), to=DType.FLOAT32),
-    Sample(np.array(["12", "-7"], object), to=DType.INT64),
-    Sample(np.array(["18446744073709551615", " 7 "], object), to=DType.UINT64),
-    Sample(np.array([1, -20]), to=DType.STRING),
-    # The text of a float or of truth is not fixed by the standard; ONNX Runtime's is taken.
-    Sample(np.array([True, False]), to=DType.STRING, onnx=False),
-    Sample(np.array([0.5, -3.25], np.float32), to=DType.STRING, grad=False, onnx=False),
-    *(Sample(_EXTREME, to=to, grad=False) for to in sorted(FLOAT8, key=str)),
-    *(Sample(_EXTREME, to=to, saturate=False, grad=False) for to in sorted(FLOAT8, key=str)),
-    *(
-        Sample(_POWERS, to=DType.FLOAT8E8M0, round_mode=mode, saturate=saturate, grad=False)
-        for mode in _ROUND_MODES
-        for saturate in (True, False)
-    ),
-    *(Sample(np.array([-9.0, -1.5, 0.5, 7.6, 200.0], np.float32), to=to, grad=False, onnx=False) for to in _NARROW),
-    *(Sample(np.array([-9, 0, 7, 8, 300]), to=to) for to in _NARROW),
-    *(Sample(np.array([-2, 0, 1], np.int8).astype(t.numpy), to=DType.FLOAT32) for t in (DType.INT4, DType.INT2)),
-    Sample(np.array([0.25, 0.75, -3.5, 100.0, np.inf], np.float32), to=DType.FLOAT4E2M1, grad=False),
-    # onnx's evaluator gives NaN, where the standard's table has the largest number.
-    Sample(np.array([np.inf], np.float32), to=DType.FLOAT8E8M0, grad=False, onnx=False),
-)
+
+
+def _samples() -> tuple[Sample, ...]:
+    # Rounded values have no derivative that differences could measure.
+    return (
+        Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT64),
+        Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT32, grad=False),
+        Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT16, grad=False),
+        Sample(Rand((2, 3), -50.0, 50.0), to=DType.BFLOAT16, grad=False),
+        Sample(_MIXED, to=DType.INT32, grad=False),
+        Sample(_MIXED, to=DType.BOOL, grad=False),
+        Sample(np.array([300, -1, 65, 0]), to=DType.UINT8),
+        Sample(np.array([200, -200], np.int16), to=DType.INT8),
+        Sample(np.array([True, False]), to=DType.FLOAT32),
+        Sample(np.array([True, False]), to=DType.INT64),
+        Sample(np.array([5, 0, -1]), to=DType.BOOL),
+        Sample(np.zeros((0, 2), np.int32), to=DType.FLOAT32),
+        Sample(np.array(3, np.int64), to=DType.INT32),
+        Sample(np.array(["3.5", "-1e-2", "INF", "-inf", "nan"], object), to=DType.FLOAT32),
+        Sample(np.array(["12", "-7"], object), to=DType.INT64),
+        Sample(np.array(["18446744073709551615", " 7 "], object), to=DType.UINT64),
+        Sample(np.array([1, -20]), to=DType.STRING),
+        # The text of a float or of truth is not fixed by the standard; ONNX Runtime's is taken.
+        Sample(np.array([True, False]), to=DType.STRING, onnx=False),
+        Sample(np.array([0.5, -3.25], np.float32), to=DType.STRING, grad=False, onnx=False),
+        *(Sample(_EXTREME, to=to, grad=False) for to in sorted(FLOAT8, key=str)),
+        *(Sample(_EXTREME, to=to, saturate=False, grad=False) for to in sorted(FLOAT8, key=str)),
+        *(
+            Sample(_POWERS, to=DType.FLOAT8E8M0, round_mode=mode, saturate=saturate, grad=False)
+            for mode in _ROUND_MODES
+            for saturate in (True, False)
+        ),
+        *(Sample(np.array([-9.0, -1.5, 0.5, 7.6, 200.0], np.float32), to=to, grad=False, onnx=False) for to in _NARROW),
+        *(Sample(np.array([-9, 0, 7, 8, 300]), to=to) for to in _NARROW),
+        *(Sample(np.array([-2, 0, 1], np.int8).astype(t.numpy), to=DType.FLOAT32) for t in (DType.INT4, DType.INT2)),
+        Sample(np.array([0.25, 0.75, -3.5, 100.0, np.inf], np.float32), to=DType.FLOAT4E2M1, grad=False),
+        # onnx's evaluator gives NaN, where the standard's table has the largest number.
+        Sample(np.array([np.inf], np.float32), to=DType.FLOAT8E8M0, grad=False, onnx=False),
+    )
 
 
 @op
@@ -209,7 +212,7 @@ class Cast(_Conversion):
     types = {"x": ANY}
     pointwise = True
     onnx = Onnx("Cast", since=28)
-    samples = _TO
+    samples = _samples
 
     def infer(self, x: TensorType) -> TensorType:
         return self.converted(x, self.to)
@@ -304,17 +307,8 @@ class StraightThrough(Op):
         return F.identity(y)
 
 
-@op
-class BitCast(Op):
-    """Read the bytes of x as another element type of the same size."""
-
-    to: DType
-    reference_in_float32 = False
-    inputs = ("x",)
-    types = {"x": _WHOLE_BYTES}
-    onnx = Onnx("BitCast", since=26)
-    views = ((0, 0),)
-    samples = (
+def _bit_samples() -> tuple[Sample, ...]:
+    return (
         Sample(np.array([1.0, -2.5, 0.0], np.float32), to=DType.INT32),
         Sample(np.array([0x3F800000, -1], np.int32), to=DType.UINT32),
         Sample(np.array([[0x3F80], [0x4049]], np.uint16), to=DType.BFLOAT16),
@@ -325,6 +319,19 @@ class BitCast(Op):
         Sample(np.array([1.0, -2.0], DType.FLOAT8E5M2.numpy), to=DType.UINT8),
         Sample(np.array([0x3FF0000000000000], np.int64), to=DType.FLOAT64),
     )
+
+
+@op
+class BitCast(Op):
+    """Read the bytes of x as another element type of the same size."""
+
+    to: DType
+    reference_in_float32 = False
+    inputs = ("x",)
+    types = {"x": _WHOLE_BYTES}
+    onnx = Onnx("BitCast", since=26)
+    views = ((0, 0),)
+    samples = _bit_samples
 
     def infer(self, x: TensorType) -> TensorType:
         if self.to not in _WHOLE_BYTES or self.to.itemsize != x.dtype.itemsize:

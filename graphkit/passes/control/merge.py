@@ -12,17 +12,19 @@ from typing import Any, TypeAlias
 
 from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.ir.subgraph import inline
-from graphkit.ops.control.operators import Loop, Scan
 from graphkit.ops.control.views import IfView, LoopView, is_if, repeating
-from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.sweep import CONTROL, is_control, rewrite
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
+from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.simplify.cse import cse
+
+# Attributes that Scan nodes must have in common to be one.
+_OF_SCANS = ("captures", "num_scan_inputs", "scan_input_axes", "scan_input_directions")
 
 # The node that takes over, and the positions of the results among its results, for each merged node.
 _Merged: TypeAlias = dict[Node, tuple[Node, Sequence[int]]]
 
 
-@graph_pass(ensures=[Property.CONTROL_MERGED])
+@graph_pass(ensures=[Property.CONTROL_MERGED], at=CONTROL)
 def merge_control(graph: Graph) -> Graph:
     """Merge nodes of control flow, with CSE before and after; a graph with less than two is returned as it is."""
     if graph.operators.isdisjoint(CONTROL) or sum(is_control(node) for node in graph.nodes) < 2:
@@ -61,9 +63,8 @@ def _merge_once(graph: Graph) -> tuple[Graph, bool]:
 
 def _form(op: Operator) -> tuple[Any, ...]:
     """What operators of control flow on the same operands must have in common to be one."""
-    if isinstance(op, Scan):
-        return op.name, op.captures, op.num_scan_inputs, op.scan_input_axes, op.scan_input_directions
-    return (op.name, op.captures) if isinstance(op, Loop) else (op.name,)
+    common = {"If": (), "Loop": ("captures",), "Scan": _OF_SCANS}[op.name]
+    return op.name, *(getattr(op, name) for name in common)
 
 
 class _Outputs:

@@ -15,7 +15,7 @@ from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, rewrite
 
 
-@graph_pass(requires=[Property.COMPOSITES_EXPANDED])
+@graph_pass(requires=[Property.COMPOSITES_EXPANDED], at=["RNNRecurrence", "GRURecurrence", "LSTMRecurrence"])
 def merge_recurrences(graph: Graph) -> Graph:
     """Replace layers by recurrences over the same operands, in subgraphs too. Linear in nodes."""
     recurrences: dict[Any, Node] = {}

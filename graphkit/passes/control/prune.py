@@ -11,11 +11,11 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ops.control.views import IfView, LoopView, is_if, repeating
-from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.sweep import CONTROL, is_control, rewrite, use_counts
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
+from graphkit.passes.core.sweep import is_control, rewrite, use_counts
 
 
-@graph_pass(requires=[Property.CONTROL_MERGED])
+@graph_pass(requires=[Property.CONTROL_MERGED], at=CONTROL)
 def prune_control(graph: Graph) -> Graph:
     """Drop unread results of If, Loop and Scan, and what is computed for them alone, in subgraphs too. Linear.
 

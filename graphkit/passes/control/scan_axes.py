@@ -8,8 +8,8 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, operator
 from graphkit.ops.control.operators import Scan
 from graphkit.ops.control.views import LoopView
-from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.sweep import CONTROL, all_nodes, map_bodies, rewrite
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
+from graphkit.passes.core.sweep import all_nodes, map_bodies, rewrite
 
 
 def _axes_to_move(view: LoopView) -> tuple[list[int], list[int]] | None:
@@ -34,6 +34,7 @@ def _is_scan(node: Node) -> bool:
     ensures=[Property.SCANS_ALONG_FIRST_AXIS],
     breaks=[Property.TRANSPOSES_MERGED],
     check=_along_another_axis,
+    at=["Scan"],
 )
 def scan_axes(graph: Graph) -> Graph:
     """Transpose what a Scan reads or writes along another axis than the first. Linear.

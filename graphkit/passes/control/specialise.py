@@ -12,8 +12,8 @@ from graphkit.ops import Op
 from graphkit.ops.control.loop_state import output_types, stable_types, without_value
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.bind import rebind
-from graphkit.passes.core.declare import Step
-from graphkit.passes.core.sweep import CONTROL, is_control, rewrite, run_passes
+from graphkit.passes.core.declare import CONTROL, Step
+from graphkit.passes.core.sweep import is_control, rewrite, run_passes
 
 # Why a subgraph (node, attribute) could not be specialised.
 Unspecialised: TypeAlias = Mapping[tuple[Node, str], str]

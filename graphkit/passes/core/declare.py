@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+import importlib
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, cast
 
 from graphkit.errors import CheckFailed, PassOrderError
 from graphkit.ir.graph import Graph, Node
+from graphkit.passes.core._index import PASSES
+
+# The operators of control flow.
+CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
 class Property(Enum):
@@ -45,6 +50,9 @@ class Property(Enum):
     CHANNELS_LAST = "convolutions of the requested types have the channels last"
     POINTWISE_APART = "pointwise nodes are not fused"
 
+    # Enum's own hashes the name, in Python.
+    __hash__ = object.__hash__
+
 
 # What holds of a graph that no pass has seen.
 INITIAL = frozenset({Property.POINTWISE_APART})
@@ -59,7 +67,8 @@ class Pass(Generic[P]):
     """A function from graph to graph that keeps what the graph computes, with its declaration. Made by `graph_pass`.
 
     Attributes: `name`; `requires`, properties that must hold before it; `ensures`, those that hold behind it; `breaks`,
-    those that need not hold any more; `check`, which finds a node that contradicts what it ensures, or None.
+    those that need not hold any more; `check`, which finds a node that contradicts what it ensures, or None; `at`, the
+    operators one of which a graph must have for the pass to change it, or None.
     """
 
     def __init__(
@@ -70,6 +79,7 @@ class Pass(Generic[P]):
         ensures: Iterable[Property] = (),
         breaks: Iterable[Property] = (),
         check: Check | None = None,
+        at: Iterable[str] | None = None,
     ):
         self._apply = apply
         self.name = name
@@ -77,15 +87,26 @@ class Pass(Generic[P]):
         self.ensures = frozenset(ensures)
         self.breaks = frozenset(breaks)
         self.check = check
+        self.at = None if at is None else frozenset(at)
         functools.update_wrapper(self, apply)
 
     def __call__(self, graph: Graph, *args: P.args, **kwargs: P.kwargs) -> Graph:
+        if self.at is not None and not _has_any(graph, self.at):
+            return graph
         return self._apply(graph, *args, **kwargs)
 
     def with_options(self, check: Check | None = None, **options: Any) -> Pass[...]:
         """The pass with these keyword arguments. check: of what it ensures then, where it is not as without them."""
-        apply = functools.partial(self._apply, **options)
-        return Pass(apply, self.name, self.requires, self.ensures, self.breaks, check or self.check)
+
+        @functools.wraps(self, updated=())
+        def apply(graph: Graph, *args: Any, **kwargs: Any) -> Graph:
+            return self._apply(graph, *args, **{**options, **kwargs})
+
+        def found(graph: Graph) -> Node | None:
+            own = check or self.check
+            return None if own is None else own(graph)
+
+        return Pass(apply, self.name, self.requires, self.ensures, self.breaks, found, self.at)
 
     def verify(self, graph: Graph) -> None:
         """Raises CheckFailed when `check` finds in `graph`, which the pass has made, that what it ensures is not so."""
@@ -101,15 +122,80 @@ class Pass(Generic[P]):
 Step: TypeAlias = Pass[...] | tuple[str, Rewrite]
 
 
+def _has_any(graph: Graph, operators: frozenset[str]) -> bool:
+    """Whether the graph, or a subgraph of its control flow, has one of these operators."""
+    if not graph.operators.isdisjoint(operators):
+        return True
+    if graph.operators.isdisjoint(CONTROL):
+        return False
+    nodes = (node for node in graph.nodes if node.op.name in CONTROL)
+    return any(_has_any(inner, operators) for node in nodes for inner in node.op.subgraphs().values())
+
+
+# The passes of the index that are there, by name; which of them `deferred` has made; and what these become.
+_known: dict[str, Pass[...]] = {}
+_deferred: set[str] = set()
+_imported: dict[str, Pass[...]] = {}
+
+
 def graph_pass(
     *,
     requires: Iterable[Property] = (),
     ensures: Iterable[Property] = (),
     breaks: Iterable[Property] = (),
     check: Check | None = None,
+    at: Collection[str] | None = None,
 ) -> Callable[[Callable[Concatenate[Graph, P], Graph]], Pass[P]]:
     """Decorator: a function from graph to graph, and what it declares (see Pass)."""
-    return lambda function: Pass(function, function.__name__, requires, ensures, breaks, check)
+
+    def declare(function: Callable[Concatenate[Graph, P], Graph]) -> Pass[P]:
+        name = function.__name__
+        made = Pass(function, name, requires, ensures, breaks, check, at)
+        if name not in PASSES or function.__module__ != _module_of(name):
+            return made
+        known: Any = _known.setdefault(name, made)
+        if known is not made:
+            functools.update_wrapper(known, function)
+            # It becomes this one when its module is complete: another thread may use it now.
+            _imported[name] = made
+        return cast("Pass[P]", known)
+
+    return declare
+
+
+def deferred(name: str) -> Pass[...]:
+    """The pass of this name, whose module is imported when the pass first meets a graph that it may change.
+
+    `graphkit.passes.core._index` has its declaration; `python -P -m graphkit.checks.indexes` writes it.
+    """
+    path = _module_of(name)
+    if name in _known:
+        if name not in _deferred:
+            importlib.import_module(path)  # waits for another thread
+        return _known[name]
+
+    def apply(graph: Graph, *args: Any, **kwargs: Any) -> Graph:
+        importlib.import_module(path)
+        made.__dict__.update(_imported[name].__dict__)
+        return made._apply(graph, *args, **kwargs)
+
+    def check(graph: Graph) -> Node | None:
+        importlib.import_module(path)
+        own = _imported[name].check
+        return None if own is None else own(graph)
+
+    apply.__name__, apply.__module__ = name, path
+    _, at, *properties = PASSES[name]
+    requires, ensures, breaks = ([Property[p] for p in names] for names in properties)
+    made: Pass[...] = Pass(apply, name, requires, ensures, breaks, check, at)
+    known = _known.setdefault(name, made)
+    if known is made:
+        _deferred.add(name)
+    return known
+
+
+def _module_of(name: str) -> str:
+    return f"graphkit.passes.{PASSES[name][0]}"
 
 
 def pipeline(*passes: Pass[...], given: Iterable[Property] = INITIAL) -> tuple[Pass[...], ...]:

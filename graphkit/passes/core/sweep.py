@@ -16,12 +16,9 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 from graphkit.ops.control.views import LoopView, is_if
-from graphkit.passes.core.declare import Pass, Rewrite, Step
+from graphkit.passes.core.declare import CONTROL, Pass, Rewrite, Step
 
 Rule: TypeAlias = Callable[[Node, Sequence[Value | None]], Sequence[Value] | None]
-
-# The operators of control flow.
-CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
 def is_control(node: Node) -> bool:

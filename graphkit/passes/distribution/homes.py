@@ -9,23 +9,22 @@ follow from its type, such as a shape, has no home either: it need not be sent.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from graphkit.errors import UsageError
 from graphkit.ir.context import GROUP
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
+from graphkit.ops import DOMAIN
 from graphkit.ops.control.views import IfView, LoopView, is_if
-from graphkit.ops.internal.ordering import ControlDependency
 from graphkit.passes.core.bind import plain_name
+from graphkit.passes.core.match import is_op
 from graphkit.passes.core.sweep import is_control
 
 # For a size that only inputs tell, where bytes are compared.
 _ASSUMED_SIZE = 64
 
 
-@dataclass
 class Homes:
     """The homes of one graph: ranks, or None for what is computed wherever it is read.
 
@@ -33,10 +32,11 @@ class Homes:
     symbols: the names of sizes that the inputs of the outermost graph tell, as far as they mean the same in this one.
     """
 
-    symbols: frozenset[str]
-    of: dict[Value, int | None] = field(default_factory=dict)
-    nodes: dict[Node, int | None] = field(default_factory=dict)
-    inner: dict[Node, tuple[Homes, ...]] = field(default_factory=dict)
+    def __init__(self, symbols: frozenset[str]):
+        self.symbols = symbols
+        self.of: dict[Value, int | None] = {}
+        self.nodes: dict[Node, int | None] = {}
+        self.inner: dict[Node, tuple[Homes, ...]] = {}
 
     def told(self, value: Value) -> bool:
         return is_told(value, self.symbols)
@@ -86,7 +86,7 @@ class _Finder:
     def _of_node(self, node: Node, homes: Homes, around: int | None) -> int | None:
         if not node.operands:
             return None
-        if isinstance(node.op, ControlDependency):
+        if is_op(node, "ControlDependency", domain=DOMAIN):
             return homes.of[node.operands[0]]
         if (found := self._group(node, around)) is not None:
             return found

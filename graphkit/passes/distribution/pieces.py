@@ -11,21 +11,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops.internal.ordering import ControlDependency
-from graphkit.ops.internal.transfer import Elements
-from graphkit.ops.optim.updates import Update
+from graphkit.ops import DOMAIN
+from graphkit.passes.core.match import is_op
 from graphkit.passes.distribution.homes import sources_of
 from graphkit.passes.distribution.places import Places
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """The nodes that one place computes in one go.
 
     inputs and outputs: the values of the whole graph that those of `graph` correspond to; its updates are those of the
@@ -107,7 +105,7 @@ def _cannot_fail(node: Node) -> bool:
     """Whether a node is an optimizer's update, or arithmetic by elements in floating point: which has a result for all
     operands.
     """
-    if isinstance(node.op, Update):
+    if getattr(node.op, "is_update", False):
         return True
     kinds = [v.type for v in (*node.operands, *node.outputs)]
     return getattr(node.op, "pointwise", False) and all(isinstance(t, TensorType) and t.dtype.is_float for t in kinds)
@@ -158,23 +156,21 @@ def _greedy(
     return turns
 
 
-@dataclass
 class _Builder:
     """A piece that is being made. table: what stands in it for values of the whole graph; inputs: those of other pieces
     and of the whole graph.
     """
 
-    places: Places
-    place: int
-    nodes: list[Node]
-    table: dict[Value, Value] = field(default_factory=dict)
-    inputs: dict[Value, Value] = field(default_factory=dict)
-    outputs: dict[Value, None] = field(default_factory=dict)
-    updates: list[tuple[Value, Value]] = field(default_factory=list)
+    def __init__(self, places: Places, place: int, nodes: list[Node]):
+        self.places, self.place, self.nodes = places, place, nodes
+        self.table: dict[Value, Value] = {}
+        self.inputs: dict[Value, Value] = {}
+        self.outputs: dict[Value, None] = {}
+        self.updates: list[tuple[Value, Value]] = []
 
     def build(self) -> None:
         for node in self.nodes:
-            if isinstance(node.op, ControlDependency) and node.operands[1] not in self.table:
+            if is_op(node, "ControlDependency", domain=DOMAIN) and node.operands[1] not in self.table:
                 self.table[node.output] = self.at(node.operands[0])  # the order of the pieces is enough
                 continue
             made = node.rebuilt([None if v is None else self.at(v) for v in node.inputs])
@@ -195,6 +191,8 @@ class _Builder:
         return value if value.node is None else Value(value.type, self.places.graph.name_of(value))
 
     def _elements(self, value: Value) -> Value:
+        from graphkit.ops.internal.transfer import Elements
+
         kind = value.tensor
         assert kind.value is not None, "its elements are told"
         symbols = tuple(sorted({s for d in kind.value if not isinstance(d, int) for s in d.symbols}))

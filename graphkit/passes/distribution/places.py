@@ -9,11 +9,12 @@ and constants alone, where it is read first. A parameter or state is on the devi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from graphkit.ir.context import GROUP
 from graphkit.ir.graph import Graph, Node, Value, topological
-from graphkit.ops.internal.ordering import ControlDependency
+from graphkit.ops import DOMAIN
+from graphkit.passes.core.match import is_op
 from graphkit.passes.core.sweep import all_nodes, is_control
 from graphkit.passes.distribution.homes import is_told, sources_of, tensor_bytes
 
@@ -25,8 +26,7 @@ def groups_of(graph: Graph) -> dict[str, None]:
     return dict.fromkeys(group for node in all_nodes(graph) if (group := node.meta.get(GROUP)) is not None)
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """Places, by number, of a graph.
 
     nodes: computed nodes, each after its operands. of: the place of each node, except those without operands, which are
@@ -116,7 +116,7 @@ class _Finder:
     def _place(self, node: Node, homes: Mapping[Value, int], of: Mapping[Node, int]) -> int | None:
         if (group := _group(node)) is not None:
             return self._groups.get(group, self._default)
-        orders = isinstance(node.op, ControlDependency)
+        orders = is_op(node, "ControlDependency", domain=DOMAIN)
         if self._default is not None and not orders and node not in self._writing:
             return self._default
         weights: dict[int, int] = {}

@@ -56,7 +56,11 @@ _FORMULAS: tuple[tuple[Pattern, Callable[[Match, Node], Value | None]], ...] = (
 )
 
 
-@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.ACTIVATIONS_FUSED])
+@graph_pass(
+    requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART],
+    ensures=[Property.ACTIVATIONS_FUSED],
+    at=["Mul", "Div", "Max", "Min", "Clip"],
+)
 def fuse_activation(graph: Graph, bounds: bool = True) -> Graph:
     """Replace the nodes of an activation by the operator, when nothing else reads what is between. Linear.
 

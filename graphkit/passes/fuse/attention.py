@@ -41,6 +41,7 @@ _PEELED = 6
 @graph_pass(
     requires=[Property.HALVES_WIDENED, Property.SOFTMAXES_FUSED, Property.TRANSPOSES_MERGED, Property.HEADS_REPEATED],
     ensures=[Property.ATTENTION_FUSED],
+    at=["Softmax", *_OPERATORS],
 )
 def fuse_attention(graph: Graph, *, kinds: Collection[DType] = (DType.FLOAT32,)) -> Graph:
     """Make FusedAttention of the two products and what is between them, when nothing else reads it.

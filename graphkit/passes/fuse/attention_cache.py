@@ -18,14 +18,14 @@ from graphkit.ops.internal.attention_cache import CachedAttention
 from graphkit.ops.internal.fused import FusedAttention
 from graphkit.ops.tensor.concat import Concat
 from graphkit.ops.tensor.shape import Shape
-from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
 from graphkit.passes.core.match import is_op, producer
-from graphkit.passes.core.sweep import CONTROL, is_control, map_bodies, rewrite, use_counts
+from graphkit.passes.core.sweep import is_control, map_bodies, rewrite, use_counts
 
 _ROWS = 2
 
 
-@graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.CACHES_ATTENDED])
+@graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.CACHES_ATTENDED], at=["FusedAttention"])
 def fuse_attention_cache(graph: Graph) -> Graph:
     """Make CachedAttention of float32 attention and of the joins of keys and of values before it, where nothing else
     reads what is joined but who runs the graph. Shapes are asked of the parts. Linear.

@@ -26,6 +26,7 @@ from graphkit.passes.fuse.attention import Attended, attended, peeled, swapped
         Property.ATTENTION_FUSED,
     ],
     breaks=[Property.TRANSPOSES_MERGED],
+    at=["SoftmaxGrad"],
 )
 def fuse_attention_gradient(graph: Graph, *, kinds: Collection[DType] = FLOATS, nested: bool = False) -> Graph:
     """Make FusedAttentionWithStatistics and FusedAttentionGrad of attention, as `fuse_attention` knows it, and of the

@@ -42,7 +42,7 @@ class _Gradient:
     mask: _Fusion | None = None
 
 
-@graph_pass(requires=[Property.CHANNELS_LAST, Property.POINTWISE_APART])
+@graph_pass(requires=[Property.CHANNELS_LAST, Property.POINTWISE_APART], at=["ChannelsLastBatchNorm"])
 def fuse_batch_norm(graph: Graph) -> Graph:
     """Let ChannelsLastBatchNorm absorb what follows it, and its gradient what comes before. Linear."""
     return _Plan(graph).result() if any(_is_norm(node) or node.op.subgraphs() for node in graph.nodes) else graph

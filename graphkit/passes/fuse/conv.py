@@ -25,6 +25,7 @@ from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
         Property.POINTWISE_APART,
     ],
     ensures=[Property.CONVOLUTIONS_FUSED],
+    at=["Conv", "FusedConv"],
 )
 def fuse_conv(graph: Graph) -> Graph:
     """Make FusedConv of a Conv and the nodes behind it that are its only readers, one after the other.

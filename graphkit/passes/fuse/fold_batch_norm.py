@@ -27,7 +27,11 @@ _VIEWS = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten")
 _Rebuild = Callable[[Value, Value | None, Node], Value]
 
 
-@graph_pass(requires=[Property.HALVES_WIDENED, Property.RANKS_KNOWN], ensures=[Property.BATCH_NORMS_FOLDED])
+@graph_pass(
+    requires=[Property.HALVES_WIDENED, Property.RANKS_KNOWN],
+    ensures=[Property.BATCH_NORMS_FOLDED],
+    at=["BatchNormalization", "Mul"],
+)
 def fold_batch_norm(graph: Graph) -> Graph:
     """Multiply the weights and shift the bias of a Conv, ConvTranspose, Gemm or matrix product with bias by what its
     only reader, a BatchNormalization or a Mul with one number per channel or for all, does to each channel.

@@ -23,7 +23,9 @@ _DEPTH = 3
 _ARGUMENT_DEPTH = 4
 
 
-@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.GELUS_FUSED])
+@graph_pass(
+    requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.GELUS_FUSED], at=["Erf", "Tanh"]
+)
 def fuse_gelu(graph: Graph) -> Graph:
     """Replace the nodes of a GELU by Gelu, with approximate="tanh" for the formula with tanh, when nothing else reads
     what is between. Factors and terms may come in any order. Linear.

@@ -21,7 +21,11 @@ from graphkit.passes.core.sweep import Readers, fuse
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 
-@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.LAYER_NORMS_FUSED])
+@graph_pass(
+    requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART],
+    ensures=[Property.LAYER_NORMS_FUSED],
+    at=["ReduceMean", "LayerNormalization"],
+)
 def fuse_layer_norm(graph: Graph) -> Graph:
     """Replace (x - mean) / sqrt(var + epsilon), over last axes of known size, and the factor and term that follow, by
     LayerNormalization. Linear.

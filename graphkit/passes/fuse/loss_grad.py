@@ -13,7 +13,7 @@ from graphkit.passes.core.match import is_op, producer
 from graphkit.passes.core.sweep import is_constant, rewrite, use_counts
 
 
-@graph_pass(requires=[Property.CONSTANTS_FOLDED])
+@graph_pass(requires=[Property.CONSTANTS_FOLDED], at=["SoftmaxCrossEntropyGrad"])
 def fuse_loss_grad(graph: Graph) -> Graph:
     """Make SoftmaxCrossEntropyWithGrad of a loss and its gradient.
 

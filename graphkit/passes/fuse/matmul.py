@@ -31,6 +31,7 @@ _OPERATORS = ABSORBED | {"MatMul", "Gemm", "Reshape", "Transpose", "Mul", "Div"}
         Property.POINTWISE_APART,
     ],
     ensures=[Property.MATMULS_FUSED],
+    at=["MatMul", "Gemm", "FusedMatMul"],
 )
 def fuse_matmul(graph: Graph, *, activations: bool = True) -> Graph:
     """Make FusedMatMul of a MatMul or Gemm and its neighbours. activations: whether these go in.

@@ -31,7 +31,7 @@ _HALVES = {
 _CHAIN = 8
 
 
-@graph_pass(requires=[Property.POINTWISE_APART])
+@graph_pass(requires=[Property.POINTWISE_APART], at=["Cast"])
 def fuse_norm_casts(graph: Graph) -> Graph:
     """Let normalisations of batches and layers, their gradients and those of losses widen what they read, in whatever
     shape it is, and round a result that is read rounded alone.

@@ -26,7 +26,7 @@ _HEADS = 1
 _KEPT, _SWAPPED = (0, 1, 2, 3), (0, 1, 3, 2)
 
 
-@graph_pass(ensures=[Property.HEADS_REPEATED])
+@graph_pass(ensures=[Property.HEADS_REPEATED], at=["Softmax"])
 def repeat_heads(graph: Graph) -> Graph:
     """Products of heads that share a factor, as `shared_product` writes them: of a factor for each. Linear."""
 
@@ -43,7 +43,7 @@ def repeat_heads(graph: Graph) -> Graph:
     return fuse(graph, rule, needs=("Softmax",), at=("Reshape",))
 
 
-@graph_pass(requires=[Property.ATTENTION_FUSED], ensures=[Property.HEADS_SHARED])
+@graph_pass(requires=[Property.ATTENTION_FUSED], ensures=[Property.HEADS_SHARED], at=["Expand", "Tile"])
 def share_heads(graph: Graph) -> Graph:
     """Give attention, and products of heads, what heads were before each was repeated for neighbours. Linear."""
 

@@ -28,7 +28,11 @@ _OF_LOGARITHM = Op(
 )
 
 
-@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.SOFTMAXES_FUSED])
+@graph_pass(
+    requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART],
+    ensures=[Property.SOFTMAXES_FUSED],
+    at=["ReduceMax", "Softmax"],
+)
 def fuse_softmax(graph: Graph) -> Graph:
     """Replace exp(x - max x) / sum(exp(x - max x)) along one axis by Softmax, and Log of a Softmax by LogSoftmax.
 
@@ -52,6 +56,7 @@ def fuse_softmax(graph: Graph) -> Graph:
 @graph_pass(
     requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART, Property.SOFTMAXES_FUSED],
     ensures=[Property.SOFTMAX_GRADIENTS_FUSED],
+    at=["ReduceSum"],
 )
 def fuse_softmax_grad(graph: Graph) -> Graph:
     """Replace the gradients of Softmax and LogSoftmax along one axis by SoftmaxGrad. Linear."""

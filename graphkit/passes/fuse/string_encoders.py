@@ -18,7 +18,7 @@ from graphkit.passes.core.match import ints
 from graphkit.passes.core.sweep import rewrite, use_counts
 
 
-@graph_pass()
+@graph_pass(at=["OneHotEncoder", "LabelEncoder"])
 def fuse_string_encoders(graph: Graph) -> Graph:
     """Make EncodedColumns of neighbouring operands of a Concat that encode columns of strings. Linear.
 

@@ -18,7 +18,7 @@ from graphkit.passes.core.sweep import rewrite, use_counts
 _GRADIENT = 1  # the position of the gradient among an update's operands
 
 
-@graph_pass()
+@graph_pass(at=["GatherGrad"])
 def fuse_table_update(graph: Graph) -> Graph:
     """Make TableUpdate of each elementwise update with a GatherGrad along axis 0 that nobody else reads. Linear."""
     counts = use_counts(graph)

@@ -18,7 +18,7 @@ from graphkit.passes.core.match import ints
 from graphkit.passes.core.sweep import rewrite, use_counts
 
 
-@graph_pass()
+@graph_pass(at=["TfIdfVectorizer"])
 def fuse_tokenized_ngrams(graph: Graph) -> Graph:
     """Make TokenizedNgrams of a TfIdfVectorizer and what splits texts into words before it. Linear.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
-from graphkit.ops import DOMAIN, F, Op, operator
-from graphkit.ops.image.resize import Resize
+from graphkit.ops import DOMAIN, F, Op, operator, registry
 from graphkit.ops.internal.channels_last import (
     ChannelsLastAveragePool,
     ChannelsLastConv,
@@ -27,25 +26,12 @@ from graphkit.ops.internal.channels_last import (
     to_first,
     to_last,
 )
-from graphkit.ops.internal.channels_last_gradient import (
-    ChannelsLastAveragePoolGrad,
-    ChannelsLastConvGradInput,
-    ChannelsLastConvGradWeight,
-    ChannelsLastMaxPoolGrad,
-    ChannelsLastMaxPoolIndices,
-)
-from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
 from graphkit.ops.internal.fused import FusedConv
-from graphkit.ops.math.reduce import Reduction
 from graphkit.ops.nn.conv import ConvGradInput, ConvGradWeight, Convolution, ConvTranspose
-from graphkit.ops.nn.norm import BatchNormalization, BatchNormGrad
 from graphkit.ops.nn.pool import MaxPool, Pooling
-from graphkit.ops.nn.softmax import AlongAxis
 from graphkit.ops.quant.rounding import BYTES
-from graphkit.ops.tensor.concat import Concat, Split
 from graphkit.ops.tensor.layout import Transpose
-from graphkit.ops.tensor.shape import Shape
-from graphkit.passes.core.declare import Pass, Property, graph_pass
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import array_of, first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
 from graphkit.passes.layout.quantised_last import (
@@ -56,6 +42,15 @@ from graphkit.passes.layout.quantised_last import (
     moved_elements,
 )
 
+# Most graphs have few of these operators, and import no more of them.
+if TYPE_CHECKING:
+    from graphkit.ops.image.resize import Resize
+    from graphkit.ops.math.reduce import Reduction
+    from graphkit.ops.nn.norm import BatchNormalization, BatchNormGrad
+    from graphkit.ops.nn.softmax import AlongAxis
+    from graphkit.ops.tensor.concat import Concat, Split
+    from graphkit.ops.tensor.shape import Shape
+
 _CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", *INTEGER_CONVOLUTIONS)
 # Elements of a window that one byte counts, as the kernels do.
 _MOST_ELEMENTS = 256
@@ -63,7 +58,8 @@ _MOST_ELEMENTS = 256
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
 
-def _channels_first(graph: Graph, kinds: Collection[DType] = frozenset({DType.FLOAT32})) -> Node | None:
+def channels_first(graph: Graph, kinds: Collection[DType] = frozenset({DType.FLOAT32})) -> Node | None:
+    """A convolution of floats of `kinds`, of known rank, that does not have the channels last."""
     names = {("", "Conv"), ("", "ConvTranspose"), (DOMAIN, "FusedConv")}
     convolutions = (node for node in graph.nodes if (node.op.domain, node.op.name) in names)
     ranked = (node for node in convolutions if not any(map(_unranked, node.operands)))
@@ -73,7 +69,8 @@ def _channels_first(graph: Graph, kinds: Collection[DType] = frozenset({DType.FL
 @graph_pass(
     requires=[Property.HALVES_WIDENED, Property.RANKS_KNOWN, Property.CONVOLUTIONS_FUSED, Property.POINTWISE_APART],
     ensures=[Property.CHANNELS_LAST],
-    check=_channels_first,
+    check=channels_first,
+    at=_CONVOLUTIONS,
 )
 def channels_last(
     graph: Graph, *, kinds: Collection[DType] = frozenset({DType.FLOAT32, *BYTES}), filters_last: bool = False
@@ -87,12 +84,6 @@ def channels_last(
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
         return _Sweep(graph, kinds, filters_last=filters_last).result()
     return graph
-
-
-def with_filters_last(kinds: Collection[DType]) -> Pass[...]:
-    """The pass for convolutions of floats of `kinds`, whose filters have the channels last as well."""
-    check = partial(_channels_first, kinds=kinds)
-    return channels_last.with_options(check, kinds=kinds, filters_last=True)
 
 
 def _is_convolution(node: Node, kinds: Collection[DType]) -> bool:
@@ -359,12 +350,12 @@ class _Sweep:
 
     def _conv_grad_input(self, node: Node, op: Convolution) -> Sequence[Value]:
         dy, w, x = node.operands
-        made = ChannelsLastConvGradInput(**self._attributes(op))
+        made = registry.get(DOMAIN, "ChannelsLastConvGradInput")(**self._attributes(op))
         return self._node(node, made, [self._moved(dy), self._filters(w), self._moved(x)])
 
     def _conv_grad_weight(self, node: Node, op: Convolution) -> Sequence[Value]:
         x, dy, w = node.operands
-        made = ChannelsLastConvGradWeight(**self._attributes(op))
+        made = registry.get(DOMAIN, "ChannelsLastConvGradWeight")(**self._attributes(op))
         (dw,) = self._node(node, made, [self._moved(x), self._moved(dy), self._filters(w)])
         # What is computed of a gradient by weights has no channels: it is not at home.
         (self._last if self._filters_last else self._standard)[node.output] = dw
@@ -374,7 +365,7 @@ class _Sweep:
         x, *vectors = node.operands
         if x.dtype not in self._kinds or any(v.dtype is not x.dtype for v in vectors):
             return None
-        made = ChannelsLastBatchNorm(epsilon=op.epsilon, momentum=op.momentum)
+        made = registry.get(DOMAIN, "ChannelsLastBatchNorm")(epsilon=op.epsilon, momentum=op.momentum)
         operands = [self._moved(x), *(self._in_order(v) for v in vectors)]
         names = [v.name for v in node.outputs]
         y, running_mean, running_var, *statistics = Node(
@@ -391,7 +382,8 @@ class _Sweep:
             return None
         operands = known[0] if known else self._with_statistics(self._last[x], self._in_order(scale), op.epsilon)
         names = [*(v.name for v in node.outputs), ""]
-        made = Node(ChannelsLastBatchNormGrad(), [self._moved(dy), *operands], node.name, node.meta, output_names=names)
+        gradient = registry.get(DOMAIN, "ChannelsLastBatchNormGrad")()
+        made = Node(gradient, [self._moved(dy), *operands], node.name, node.meta, output_names=names)
         self._standard.update(zip(node.outputs[1:], made.outputs[1:3], strict=True))
         return [made.outputs[0]]
 
@@ -411,11 +403,12 @@ class _Sweep:
             return None
         if op.kernel_shape is None or math.prod(op.kernel_shape) > _MOST_ELEMENTS:
             return None
-        fields = {k: v for k, v in op.related().items() if k in ChannelsLastMaxPoolIndices.fields}
+        with_indices = registry.get(DOMAIN, "ChannelsLastMaxPoolIndices")
+        fields = {k: v for k, v in op.related().items() if k in with_indices.fields}
         operands = [self._moved(node.operands[0])]
-        made = Node(ChannelsLastMaxPoolIndices(**fields), operands, node.name, node.meta,
+        made = Node(with_indices(**fields), operands, node.name, node.meta,
                     output_names=[node.outputs[0].name, ""])  # fmt: skip
-        self._pools[indices] = (ChannelsLastMaxPoolGrad(**fields), made.outputs[1])
+        self._pools[indices] = (registry.get(DOMAIN, "ChannelsLastMaxPoolGrad")(**fields), made.outputs[1])
         return [made.outputs[0]]
 
     def _max_pool_grad(self, node: Node, op: Op) -> Sequence[Value] | None:
@@ -435,7 +428,8 @@ class _Sweep:
         dy, x = node.operands
         if x not in self._home:
             return None
-        return self._node(node, ChannelsLastAveragePoolGrad(**op.related()), [self._moved(dy), self._moved(x)])
+        made = registry.get(DOMAIN, "ChannelsLastAveragePoolGrad")(**op.related())
+        return self._node(node, made, [self._moved(dy), self._moved(x)])
 
 
 class _Norm(NamedTuple):

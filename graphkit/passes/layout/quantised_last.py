@@ -6,22 +6,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from graphkit.ir.graph import Node, Value
-from graphkit.ops import Op, operator
+from graphkit.ops import DOMAIN, Op, operator, registry
 from graphkit.ops.internal.channels_last import to_last
-from graphkit.ops.internal.channels_last_quantised import (
-    ChannelsLastConvInteger,
-    ChannelsLastQLinearConv,
-    ChannelsLastQLinearGlobalAveragePool,
-)
 from graphkit.ops.nn.conv import Convolution
 from graphkit.ops.quant.rounding import BYTES
 
-_CONVOLUTIONS = {"ConvInteger": ChannelsLastConvInteger, "QLinearConv": ChannelsLastQLinearConv}
 # Operands that have an element for each one of the result; the others are parameters of all.
 _ELEMENTWISE = {"QLinearAdd": (0, 3), "QLinearMul": (0, 3), "TableLookup": (0,)}
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 
-INTEGER_CONVOLUTIONS = tuple(_CONVOLUTIONS)
+INTEGER_CONVOLUTIONS = ("ConvInteger", "QLinearConv")
 QUANTISED = (*_ELEMENTWISE, *_LINEAR, "QLinearGlobalAveragePool")
 
 Place = Callable[[Value], Value]
@@ -36,7 +30,7 @@ class Moved(NamedTuple):
 
 def is_integer_convolution(node: Node) -> bool:
     """Whether a node is a convolution of bytes of known rank, with one to three spatial axes."""
-    if node.op.domain or node.op.name not in _CONVOLUTIONS:
+    if node.op.domain or node.op.name not in INTEGER_CONVOLUTIONS:
         return False
     x, w = node.operands[0], node.operands[operator(node, Op).inputs.index("w")]
     return x.dtype in BYTES and x.rank is not None and w.rank == x.rank and 3 <= x.rank <= 5
@@ -44,8 +38,8 @@ def is_integer_convolution(node: Node) -> bool:
 
 def moved_convolution(node: Node, moved: Place, in_order: Place) -> Moved:
     """An integer convolution with its image's channels last."""
-    made = _CONVOLUTIONS[node.op.name](**operator(node, Convolution).related())
-    return Moved(made, _placed(node, (0,), moved, in_order))
+    made = registry.get(DOMAIN, f"ChannelsLast{node.op.name}")
+    return Moved(made(**operator(node, Convolution).related()), _placed(node, (0,), moved, in_order))
 
 
 def moved_elements(node: Node, moved: Place, in_order: Place) -> Moved | None:
@@ -64,7 +58,8 @@ def moved_elements(node: Node, moved: Place, in_order: Place) -> Moved | None:
         axis = to_last(rank).index(axis % rank) if -rank <= axis < rank else axis
         return Moved(op.replace(axis=axis), _placed(node, (0, 1, 2) if blocks else (0,), moved, in_order))
     if name == "QLinearGlobalAveragePool":
-        return Moved(ChannelsLastQLinearGlobalAveragePool(), _placed(node, (0,), moved, in_order))
+        made = registry.get(DOMAIN, f"ChannelsLast{name}")
+        return Moved(made(), _placed(node, (0,), moved, in_order))
     positions = _ELEMENTWISE[name]
     if any(node.operands[i].rank != rank for i in positions):
         return None

@@ -39,7 +39,7 @@ def scatters(x: Sequence[Dim], w: Sequence[int], y: Sequence[Dim]) -> bool:
     return results * vectors > _LEAST_GAIN * (elements * math.ceil(filters * taps / _LANES) + sums)
 
 
-@graph_pass(requires=[Property.RANKS_KNOWN], ensures=[Property.TRANSPOSED_CONVOLUTIONS_CONVERTED])
+@graph_pass(requires=[Property.RANKS_KNOWN], ensures=[Property.TRANSPOSED_CONVOLUTIONS_CONVERTED], at=["ConvTranspose"])
 def unstride_transposed(graph: Graph) -> Graph:
     """Make a Conv of each ConvTranspose whose strides are 1 and whose padding the kernel covers. Linear.
 

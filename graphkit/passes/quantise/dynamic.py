@@ -17,7 +17,11 @@ from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.quantise.match import is_one_number, is_vector
 
 
-@graph_pass(requires=[Property.QUANTISED_INTEGER, Property.POINTWISE_APART], breaks=[Property.SIMPLIFIED])
+@graph_pass(
+    requires=[Property.QUANTISED_INTEGER, Property.POINTWISE_APART],
+    breaks=[Property.SIMPLIFIED],
+    at=["MatMulInteger", "MatMulIntegerToFloat"],
+)
 def dynamic_products(graph: Graph) -> Graph:
     """Make one operator of Cast(MatMulInteger(a, b, a_zero, b_zero)) * (a_scale * b_scale), and a bias behind it.
 

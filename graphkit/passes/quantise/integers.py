@@ -26,6 +26,7 @@ _PRODUCTS = ("MatMul", "Gemm")
     requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART],
     ensures=[Property.QUANTISED_INTEGER],
     breaks=[Property.SIMPLIFIED],
+    at=["DequantizeLinear"],
 )
 def integers(graph: Graph) -> Graph:
     """Make integer operators of what lies between DequantizeLinear and QuantizeLinear of 8 bits and one scale.

@@ -22,7 +22,11 @@ _BITS = {DType.INT4: 4, DType.UINT4: 4, DType.INT8: 8, DType.UINT8: 8}
 _WORD_BITS = 32
 
 
-@graph_pass(requires=[Property.QUANTISED_INTEGER, Property.POINTWISE_APART], breaks=[Property.SIMPLIFIED])
+@graph_pass(
+    requires=[Property.QUANTISED_INTEGER, Property.POINTWISE_APART],
+    breaks=[Property.SIMPLIFIED],
+    at=["DequantizeLinear"],
+)
 def weight_products(graph: Graph) -> Graph:
     """Make one operator of MatMul with a matrix that is dequantised from 4 or 8 bits: WeightOnlyMatMul. Linear.
 

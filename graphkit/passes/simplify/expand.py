@@ -11,7 +11,7 @@ from graphkit.passes.core.match import first, producer
 from graphkit.passes.core.sweep import Readers, fuse
 
 
-@graph_pass(ensures=[Property.BROADCASTS_LAZY])
+@graph_pass(ensures=[Property.BROADCASTS_LAZY], at=["Expand"])
 def eliminate_expand(graph: Graph) -> Graph:
     """Give pointwise nodes what an operand was before its Expand, where the result's shape stays. Linear."""
 

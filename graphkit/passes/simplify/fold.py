@@ -17,11 +17,10 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import IfView, is_if
 from graphkit.ops.evaluate import run_node
-from graphkit.ops.quant.linear import DequantizeLinear
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.declare import Property, Rewrite, graph_pass
 from graphkit.passes.core.draws import is_random
-from graphkit.passes.core.match import array_of
+from graphkit.passes.core.match import array_of, is_op
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
 # A folded result may be larger than its operands only up to this many bytes: files should not grow by folding.
@@ -97,7 +96,7 @@ def _on_constants(node: Node) -> bool:
 def _foldable(node: Node, size_limit: int) -> bool:
     """Whether a node on constants has results that may be constants."""
     # Weights that are stored in few bits stay so.
-    if node.op.subgraphs() or isinstance(node.op, DequantizeLinear):
+    if node.op.subgraphs() or is_op(node, "DequantizeLinear"):
         return False
     if not all(isinstance(v.type, TensorType) for v in node.outputs):
         return False

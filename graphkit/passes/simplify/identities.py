@@ -13,9 +13,8 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import Op, operator
 from graphkit.ops._base import DOMAIN
-from graphkit.ops.tensor.layout import Transpose
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import RESHAPES, array_of
+from graphkit.passes.core.match import RESHAPES, array_of, permutation
 from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.simplify.fold import map_branches
 
@@ -131,26 +130,18 @@ def _reshape(node: Node) -> Sequence[Value] | None:
 @_rule("Transpose")
 def _transpose(node: Node) -> Sequence[Value] | None:
     x = _first(node)
-    outer = _permutation(node)
+    outer = permutation(node)
     if outer is None:
         return None
     if x.node is not None and x.node.op.name == "Transpose" and x.node.op.domain == "":
-        inner = _permutation(x.node)
+        inner = permutation(x.node)
         if inner is not None:
             x, outer = _first(x.node), tuple(inner[axis] for axis in outer)
     if outer == tuple(range(len(outer))):
         return (x,)
     if x is node.inputs[0]:
         return None
-    return node.rebuilt([x], operator(node, Transpose).replace(perm=outer)).outputs
-
-
-def _permutation(node: Node) -> tuple[int, ...] | None:
-    perm = operator(node, Transpose).perm
-    rank = _first(node).rank
-    if rank is None:
-        return None
-    return tuple(range(rank))[::-1] if perm is None else perm
+    return node.rebuilt([x], operator(node, Op).replace(perm=outer)).outputs
 
 
 @_rule("Dropout")

@@ -45,7 +45,9 @@ class _Axis(NamedTuple):
 
 
 @graph_pass(
-    requires=[Property.RANKS_KNOWN, Property.TRANSPOSED_CONVOLUTIONS_CONVERTED], ensures=[Property.TAPS_MEET_DATA]
+    requires=[Property.RANKS_KNOWN, Property.TRANSPOSED_CONVOLUTIONS_CONVERTED],
+    ensures=[Property.TAPS_MEET_DATA],
+    at=["Conv"],
 )
 def drop_outer_taps(graph: Graph) -> Graph:
     """Cut the weights of each Conv whose image and kernel have known sizes. Linear.

@@ -14,7 +14,7 @@ from graphkit.passes.core.match import RESHAPES, first, ints, is_op, permutation
 from graphkit.passes.core.sweep import Readers, fuse
 
 
-@graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.RESHAPES_MERGED])
+@graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.RESHAPES_MERGED], at=["Transpose", *RESHAPES])
 def eliminate_reshape(graph: Graph) -> Graph:
     """One Reshape, or none, for each chain of Reshape, Flatten, Squeeze, Unsqueeze, and Transpose of axes of size 1.
 

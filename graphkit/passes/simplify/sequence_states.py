@@ -19,9 +19,9 @@ from graphkit.ops.control.operators import Loop
 from graphkit.ops.control.views import IfView, LoopView, capture_count, is_if, repeating
 from graphkit.ops.sequence.elements import drawn, is_unnamed
 from graphkit.ops.sequence.split import SplitToSequence
+from graphkit.passes.core.declare import CONTROL
 from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.core.match import first, producer
-from graphkit.passes.core.sweep import CONTROL
 from graphkit.passes.simplify.elements import MOST_ELEMENTS, Elements, length_of, rows_of, stacked
 
 # How many nodes a loop may become that is written out.

@@ -18,9 +18,9 @@ from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.axes import i64, normal_axis
 from graphkit.ops.sequence.gradient import SequenceElementSizes
 from graphkit.ops.sequence.split import ConcatFromSequence, SplitToSequence
-from graphkit.passes.core.declare import graph_pass
+from graphkit.passes.core.declare import CONTROL, graph_pass
 from graphkit.passes.core.match import first, producer
-from graphkit.passes.core.sweep import CONTROL, all_nodes, bodies_hold, is_control, map_subgraphs, rewrite
+from graphkit.passes.core.sweep import all_nodes, bodies_hold, is_control, map_subgraphs, rewrite
 from graphkit.passes.simplify.elements import (
     MOST_ELEMENTS,
     Budget,
@@ -40,7 +40,7 @@ _READERS = frozenset(
 )  # fmt: skip
 
 
-@graph_pass()
+@graph_pass(at=_READERS)
 def resolve_sequences(graph: Graph) -> Graph:
     """Read elements of sequences, and what optionals hold, where they come from, in subgraphs too.
 

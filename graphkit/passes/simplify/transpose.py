@@ -24,6 +24,7 @@ def _transposed_twice(graph: Graph) -> Node | None:
     requires=[Property.LAYER_NORMS_FUSED, Property.SCANS_ALONG_FIRST_AXIS],
     ensures=[Property.TRANSPOSES_MERGED],
     check=_transposed_twice,
+    at=["Transpose"],
 )
 def eliminate_transpose(graph: Graph) -> Graph:
     """Let pointwise nodes work on what their operands were before a transpose, and transpose the result.

@@ -11,8 +11,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F, Op, operator
-from graphkit.ops.control.operators import If, Loop, Scan
-from graphkit.ops.control.views import LoopView
+from graphkit.ops.control.views import LoopView, repeating
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.draws import draws_anew, is_unbound, rng_position
 from graphkit.passes.core.sweep import all_nodes, rewrite
@@ -87,7 +86,7 @@ def _capture() -> Value:
 
 
 def _bind_if(node: Node, operands: Sequence[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
-    op = operator(node, If)
+    op = operator(node, Op)
     branches = {}
     for key, branch in op.subgraphs().items():
         inner = _capture()
@@ -96,7 +95,7 @@ def _bind_if(node: Node, operands: Sequence[Value | None], state: Value, streams
 
 
 def _bind_loop(node: Node, operands: Sequence[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
-    op = operator(node, Loop)
+    op = repeating(node)
     inner = _capture()
     derived = F.rng_fold_in(inner, op.body.inputs[0])
     body = _bind(op.body, derived, streams, extra=(inner,))
@@ -106,7 +105,7 @@ def _bind_loop(node: Node, operands: Sequence[Value | None], state: Value, strea
 
 def _bind_scan(node: Node, operands: Sequence[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
     # A Scan's body does not see the iteration: the state carries a counter, after what it carried before.
-    op = operator(node, Scan)
+    op = repeating(node)
     body = op.body
     states = LoopView.of(node).state_count
     inner, counter = _capture(), Value(TensorType(DType.INT64, ()), "iteration")

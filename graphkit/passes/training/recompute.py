@@ -20,6 +20,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops.cost import multiply_adds
 from graphkit.ops.internal.guard import FiniteGuard
 from graphkit.passes.core.sweep import elements_read
+from graphkit.passes.training import marks
 from graphkit.passes.training.mirror import mirrored
 
 # What stands for a dimension of unknown size where activations are compared.
@@ -77,9 +78,9 @@ def recompute_marked(graph: Graph) -> Graph:
     return mirrored(graph, [frozenset(run) for run in runs]) if runs else graph
 
 
-def is_marked(node: Node, mark: str = MARK) -> bool:
-    """Whether a node is to be computed again; or has another mark of `gk.attr_scope`."""
-    return node.meta.get(mark, "").lower() in ("1", "true", "yes")
+def is_marked(node: Node) -> bool:
+    """Whether a node is to be computed again."""
+    return marks.is_marked(node, MARK)
 
 
 @dataclass

@@ -8,26 +8,12 @@ from typing import NamedTuple
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
 from graphkit.ops.control.views import capture_count
+from graphkit.ops.operand_roles import SETTINGS
 from graphkit.passes.core.captures import add_captures, captured
 from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.training.to_training import is_batch_norm
 
 _STATISTICS = {3: "running_mean", 4: "running_var"}
-# Operands that configure an operator rather than being learned, by position.
-SETTINGS: Mapping[str, frozenset[int]] = {
-    "Clip": frozenset({1, 2}),
-    "Dropout": frozenset({1}),
-    "OneHot": frozenset({2}),
-    "Pad": frozenset({2}),
-    "QuantizeLinear": frozenset({1}),
-    "DequantizeLinear": frozenset({1}),
-    "QLinearConv": frozenset({1, 4, 6}),
-    "QLinearMatMul": frozenset({1, 4, 6}),
-    "Range": frozenset({0, 1, 2}),
-    "Resize": frozenset({1, 2}),
-    "NonMaxSuppression": frozenset({3, 4}),
-    "Upsample": frozenset({1}),
-}
 # Roles that several readers share. A running statistic is its node's alone: its role is (node, position).
 _LEARNED, _SETTING = "learned", "setting"
 

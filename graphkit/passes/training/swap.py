@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.passes.core.sweep import rewrite
-from graphkit.passes.training.recompute import is_marked
+from graphkit.passes.training.marks import is_marked
 
 MARK = "swap_memory"
 

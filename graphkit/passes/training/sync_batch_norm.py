@@ -7,7 +7,6 @@ The gradients go the same way back, so that they are those of one process with a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -44,7 +43,7 @@ def synchronise(graph: Graph) -> Graph:
                     )
         if not _in_training(node):
             return None
-        with context.entered(replace(context.current().bare(), attrs=node.meta)):
+        with context.entered(context.current().bare()._replace(attrs=node.meta)):
             outputs, previous = _synchronised(node, operands, f"statistics {number:05}", previous)
         number += 1
         return outputs

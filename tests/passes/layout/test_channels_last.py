@@ -18,7 +18,8 @@ from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.layout.channels_last import channels_last, with_filters_last
+from graphkit.passes.layout.channels_last import channels_last
+from graphkit.passes.pipeline import with_filters_last
 
 rng = np.random.default_rng(0)
 

@@ -11,15 +11,15 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops._base import DOMAIN, Op, operator, registry
 from graphkit.ops.internal.fused import Fused
-from graphkit.ops.optim.updates import Update
+from graphkit.ops.optim.updates import ELEMENTWISE_UPDATES
 from graphkit.ops.tensor.constants import Constant
 
 # Operators that stand for a graph of pointwise ones.
-EXPANDED = tuple(cls.name for cls in registry if issubclass(cls, Update) and cls.elementwise)
+EXPANDED = ELEMENTWISE_UPDATES
 
 # Domain and name of all operators whose nodes may have a program.
 NAMES = (
-    *((domain, name) for name in RULES for domain in ("", DOMAIN) if registry.find(domain, name) is not None),
+    *((domain, name) for name in RULES for domain in ("", DOMAIN) if registry.knows(domain, name)),
     *((DOMAIN, name) for name in (*EXPANDED, "Fused")),
 )
 

@@ -7,8 +7,6 @@ error, because it may change the result.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -35,7 +33,3 @@ def contrib(*operators: str, domain: str = DOMAIN) -> Callable[[Callable[[NodeVi
         return build
 
     return register
-
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,0 +1,154 @@
+"""Write the indexes of code that is imported when it is used: `python -P -m graphkit.checks.indexes`.
+
+`graphkit/ops/_index.py` says in which module each operator is, `graphkit/onnx_io/upgrade/_index.py` which modules have
+the rules of an operator of an ONNX file, and `graphkit/passes/core/_index.py` what passes declare.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from types import ModuleType
+
+from graphkit import ops, passes
+from graphkit.onnx_io import upgrade
+from graphkit.ops import Op, registry
+from graphkit.ops._calls import function_name
+from graphkit.passes import core
+from graphkit.passes.core.declare import Pass, Property
+
+_WIDTH = 120
+
+_OPERATORS = '''\
+"""In which module each operator is. Made from the classes by `python -P -m graphkit.checks.indexes`."""
+
+from __future__ import annotations
+
+# Operator -> its function, and its module in graphkit.ops.
+OPERATORS: dict[tuple[str, str], tuple[str, str]] = {
+'''
+_FORMER = """\
+}
+
+# Former name -> operator.
+FORMER: dict[tuple[str, str], tuple[str, str]] = {
+"""
+_RULES = '''\
+"""In which modules the rules of an operator are. Made from the rules by `python -P -m graphkit.checks.indexes`."""
+
+from __future__ import annotations
+
+# Domain and operator -> each module with rules of it, and the opset below which the last of these applies.
+MODULES: dict[tuple[str, str], tuple[tuple[str, int], ...]] = {
+'''
+_PASSES = '''\
+"""What passes declare. Made from their modules by `python -P -m graphkit.checks.indexes`."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+_Names: TypeAlias = tuple[str, ...]
+
+# Pass -> its module in graphkit.passes, names of operators without which it does nothing (None: any graph), and the
+# properties that it requires, ensures and breaks.
+PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
+'''
+# Modules that put passes in order: they read the index.
+_PIPELINES = ("graphkit.passes.pipeline", "graphkit.passes.cleanup", "graphkit.passes.fuse.recognise")
+
+
+def indexes() -> dict[Path, str]:
+    """Return the text of each index by its path. Imports all modules that an index is about."""
+    return {
+        Path(ops.__file__).parent / "_index.py": _operators(),
+        Path(upgrade.__file__).parent / "_index.py": _upgrade_rules(),
+        Path(core.__file__).parent / "_index.py": _passes(),
+    }
+
+
+def _all_modules(package: ModuleType, without: Collection[str] = ()) -> dict[str, int]:
+    """Import all modules of a package; return the position of each one."""
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    names = [name for _, name, _ in found if name not in without]
+    for name in names:
+        importlib.import_module(name)
+    return {name: position for position, name in enumerate(names)}
+
+
+def _operators() -> str:
+    modules = _all_modules(ops)
+    own = sorted((c for c in registry.registered() if c.__module__ in modules), key=lambda c: modules[c.__module__])
+    lines = [_entry(_key(cls), [function_name(cls), _inside(ops, cls.__module__)]) for cls in own]
+    former = [_entry(f'("{cls.domain}", "{name}")', [cls.domain, cls.name]) for cls in own for name in _former(cls)]
+    return "".join([_OPERATORS, *lines, _FORMER, *former, "}\n"])
+
+
+def _upgrade_rules() -> str:
+    _all_modules(upgrade)
+    last: dict[tuple[str, str], dict[str, int]] = {}
+    for domain, operator, rule in upgrade.rules():
+        module = _inside(upgrade, rule.apply.__module__)
+        found = last.setdefault((domain, operator), {})
+        found[module] = max(found.get(module, 0), rule.below)
+    lines = []
+    for (domain, operator), modules in sorted(last.items()):
+        pairs = ", ".join(f'("{module}", {below})' for module, below in sorted(modules.items()))
+        lines.append(
+            f'    ("{domain}", "{operator}"): ({pairs},),\n'
+            if len(modules) == 1
+            else f'    ("{domain}", "{operator}"): ({pairs}),\n'
+        )
+    return "".join([_RULES, *lines, "}\n"])
+
+
+def _passes() -> str:
+    lines = []
+    for module in sorted(_all_modules(passes, without=_PIPELINES)):
+        found = [item for item in vars(sys.modules[module]).values() if isinstance(item, Pass)]
+        for step in sorted((p for p in found if p.__module__ == module), key=lambda p: p.name):
+            at = "None" if step.at is None else _tuple(sorted(step.at))
+            declared = [step.requires, step.ensures, step.breaks]
+            properties = [_tuple([p.name for p in Property if p in names]) for names in declared]
+            parts = [f'"{_inside(passes, module)}"', at, *properties]
+            lines.append("".join([f'    "{step.name}": (\n', *(f"        {part},\n" for part in parts), "    ),\n"]))
+    return "".join([_PASSES, *lines, "}\n"])
+
+
+def _tuple(texts: list[str]) -> str:
+    """A line in an entry of the last table, as ruff formats it."""
+    quoted = [f'"{text}"' for text in texts]
+    line = f"({', '.join(quoted)},)" if len(texts) == 1 else f"({', '.join(quoted)})"
+    if len(line) <= _WIDTH - 9:
+        return line
+    return "".join(["(\n", *(f"            {text},\n" for text in quoted), "        )"])
+
+
+def _former(cls: type[Op]) -> tuple[str, ...]:
+    names: tuple[str, ...] = cls.__dict__.get("former_names", ())
+    return names
+
+
+def _key(cls: type[Op]) -> str:
+    return f'("{cls.domain}", "{cls.name}")'
+
+
+def _inside(package: ModuleType, module: str) -> str:
+    return module.removeprefix(f"{package.__name__}.")
+
+
+def _entry(key: str, texts: list[str]) -> str:
+    """An entry of a table, as ruff formats it."""
+    quoted = [f'"{text}"' for text in texts]
+    line = f"    {key}: ({', '.join(quoted)}),\n"
+    if len(line) <= _WIDTH + 1:
+        return line
+    return "".join([f"    {key}: (\n", *(f"        {text},\n" for text in quoted), "    ),\n"])
+
+
+if __name__ == "__main__":
+    for path, text in indexes().items():
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,104 @@
+"""What a new process imports until a small file has its first result."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import graphkit as gk
+
+# The most modules of graphkit after each step. Each module takes 0.2 to 1 ms of processor time.
+MOST = {"import": 1, "load": 76, "compile": 335, "run": 335}
+# Other packages that a file does not need before it is compiled.
+HEAVY = {"onnx", "google", "scipy", "ml_dtypes", "json", "dataclasses", "difflib", "hashlib", "tempfile"}
+CODE = """
+    import sys
+
+    import numpy as np
+
+    def show(step):
+        print(step, *sorted(set(sys.modules) - before))
+
+    before = set(sys.modules)
+    import graphkit as gk
+
+    show("import")
+    net = gk.load(sys.argv[1])
+    show("load")
+    exe = net.compile(threads=1)
+    show("compile")
+    exe.run({name: np.zeros([2, *t.shape[1:]], np.float32) for name, t in net.input_types.items()})
+    show("run")
+"""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The modules that are there after each step for a LeNet."""
+    path: Path = tmp_path_factory.mktemp("models") / "lenet.onnx"
+    gk.models.build("lenet").save(path)
+    command = [sys.executable, "-P", "-c", textwrap.dedent(CODE), str(path)]
+    # Checks of passes, which tests switch on, import all of them.
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("GRAPHKIT_")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    steps = (line.split() for line in done.stdout.splitlines())
+    return {step: set(names) for step, *names in steps}
+
+
+@pytest.mark.parametrize("step", MOST)
+def test_number_of_modules(imported: dict[str, set[str]], step: str) -> None:
+    own = sorted(name for name in imported[step] if name.partition(".")[0] == "graphkit")
+    assert len(own) <= MOST[step], own
+
+
+def test_load_imports_no_heavy_packages(imported: dict[str, set[str]]) -> None:
+    assert imported["load"].isdisjoint(HEAVY)
+
+
+def test_load_imports_operators_of_the_file_alone(imported: dict[str, set[str]]) -> None:
+    assert "graphkit.ops.nn.conv" in imported["load"]
+    for name in ("ops.nn.norm", "ops.control.operators", "onnx_io.upgrade.contrib", "onnx_io.downgrade", "passes"):
+        assert f"graphkit.{name}" not in imported["load"]
+
+
+def test_compile_imports_passes_that_may_change_the_graph(imported: dict[str, set[str]]) -> None:
+    assert "graphkit.passes.fuse.conv" in imported["compile"]
+    for name in ("fuse.attention", "fuse.layer_norm", "quantise.integers", "control.scan_axes", "training.recompute"):
+        assert f"graphkit.passes.{name}" not in imported["compile"]
+
+
+def test_threads_may_load_and_run_their_first_models_at_once(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{name}.onnx") for name in ("lenet", "mlp")]
+    for path in paths:
+        gk.models.build(Path(path).stem).save(path)
+    code = """
+        import sys
+        import threading
+
+        import numpy as np
+
+        import graphkit as gk
+
+        sys.setswitchinterval(1e-6)
+        together, done = threading.Barrier(6), []
+
+        def run(path):
+            together.wait()
+            net = gk.load(path)
+            net.run({name: np.zeros([2, *t.shape[1:]], np.float32) for name, t in net.input_types.items()})
+            done.append(path)
+
+        threads = [threading.Thread(target=run, args=(path,)) for path in sys.argv[1:] * 3]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(done) == 6
+    """
+    command = [sys.executable, "-P", "-c", textwrap.dedent(code), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
