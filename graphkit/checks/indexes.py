@@ -1,7 +1,8 @@
 """Write the indexes of code that is imported when it is used: `python -P -m graphkit.checks.indexes`.
 
 `graphkit/ops/_index.py` says in which module each operator is, `graphkit/onnx_io/upgrade/_index.py` which modules have
-the rules of an operator of an ONNX file, and `graphkit/passes/core/_index.py` what passes declare.
+the rules of an operator of an ONNX file, `graphkit/passes/core/_index.py` what passes declare, and
+`graphkit/executor/devices/cpu/_index.py` which modules have kernels of an operator.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 from graphkit import ops, passes
+from graphkit.executor.devices import cpu
+from graphkit.executor.devices.registry import sources
 from graphkit.onnx_io import upgrade
 from graphkit.ops import Op, registry
 from graphkit.ops._calls import function_name
@@ -57,6 +60,20 @@ _Names: TypeAlias = tuple[str, ...]
 # properties that it requires, ensures and breaks.
 PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
 '''
+_KERNELS = '''\
+"""In which modules the kernels of an operator are. Made from them by `python -P -m graphkit.checks.indexes`."""
+
+from __future__ import annotations
+
+# Domain and name of an operator -> modules.
+MODULES: dict[tuple[str, str], tuple[str, ...]] = {
+'''
+_STRING_FUNCTIONS = """\
+}
+
+# The same for functions on tensors of strings.
+STRING_MODULES: dict[tuple[str, str], tuple[str, ...]] = {
+"""
 # Modules that put passes in order: they read the index.
 _PIPELINES = ("graphkit.passes.pipeline", "graphkit.passes.cleanup", "graphkit.passes.fuse.recognise")
 
@@ -67,6 +84,7 @@ def indexes() -> dict[Path, str]:
         Path(ops.__file__).parent / "_index.py": _operators(),
         Path(upgrade.__file__).parent / "_index.py": _upgrade_rules(),
         Path(core.__file__).parent / "_index.py": _passes(),
+        Path(cpu.__file__).parent / "_index.py": _kernels(),
     }
 
 
@@ -116,6 +134,22 @@ def _passes() -> str:
             parts = [f'"{_inside(passes, module)}"', at, *properties]
             lines.append("".join([f'    "{step.name}": (\n', *(f"        {part},\n" for part in parts), "    ),\n"]))
     return "".join([_PASSES, *lines, "}\n"])
+
+
+def _kernels() -> str:
+    """The modules of the CPU's kernels. Operators that C++ registers itself need no module."""
+    _all_modules(cpu)
+    numbers: list[str] = []
+    strings: list[str] = []
+    for (domain, name), modules in sorted(sources("cpu").items()):
+        own = sorted(_inside(cpu, module) for module in modules if module.startswith(f"{cpu.__name__}."))
+        for lines, found in (
+            (numbers, [module for module in own if module != "strings" and not module.startswith("_")]),
+            (strings, [module for module in own if module == "strings"]),
+        ):
+            if found:
+                lines.append(f'    ("{domain}", "{name}"): {_tuple(found)},\n')
+    return "".join([_KERNELS, *numbers, _STRING_FUNCTIONS, *strings, "}\n"])
 
 
 def _tuple(texts: list[str]) -> str:

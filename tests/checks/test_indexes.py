@@ -9,7 +9,7 @@ import pytest
 from graphkit.checks.indexes import indexes
 
 
-@pytest.mark.parametrize(("path", "text"), indexes().items(), ids=["operators", "upgrade rules", "passes"])
+@pytest.mark.parametrize(("path", "text"), indexes().items(), ids=["operators", "upgrade rules", "passes", "kernels"])
 def test_index_is_up_to_date(path: Path, text: str) -> None:
     stale = "run python -P -m graphkit.checks.indexes"
     assert path.read_text(encoding="utf-8") == text, stale

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 from functools import cache
 from types import ModuleType
 
@@ -41,6 +40,8 @@ def _imported() -> ModuleType:
 
 
 def _onednn_library(cause: ImportError) -> str:
+    import importlib.metadata
+
     try:
         files = importlib.metadata.files(_ONEDNN_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

@@ -6,7 +6,8 @@ if it does not support this case. The executor then interprets the node, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeAlias
 
@@ -100,28 +101,72 @@ def _given(rule: KernelRule) -> dict[str, Any]:
     return {name: value for name, value in found if value}
 
 
+# Device, domain and name.
+_Key: TypeAlias = tuple[str, str, str]
+
 _NO_KERNELS = KernelRule()
-_rules: dict[tuple[str, str, str], KernelRule] = {}
+_rules: dict[_Key, KernelRule] = {}
+# The modules that registered a rule, and those that will register one when they are imported.
+_sources: dict[_Key, set[str]] = {}
+_unimported: dict[_Key, Sequence[str]] = {}
+# The same for modules of string functions, which few programs need.
+_unimported_strings: dict[_Key, Sequence[str]] = {}
 
 
-def register(device: str, domain: str, name: str, rule: KernelRule) -> None:
+def register(device: str, domain: str, name: str, rule: KernelRule, module: str = "") -> None:
     """Add the rule of operator `domain`.`name` on `device`.
 
     Two modules may register different fields, for example the kernels for numbers and the functions for strings.
+    module: the one that registers it.
 
     Raises:
         UsageError: A field was already registered.
     """
     key = device, domain, name
+    _sources.setdefault(key, set()).add(module)
     try:
         _rules[key] = _rules.get(key, _NO_KERNELS).joined(rule)
     except ValueError as error:
         raise UsageError(f"device {device!r} has {error} for {domain or 'ai.onnx'}.{name}") from None
 
 
-def rule_of(device: str, operator: Named) -> KernelRule:
-    """Return the rule of an operator on a device; one without kernels if none is registered."""
-    return _rules.get((device, operator.domain, operator.name), _NO_KERNELS)
+def rule_of(device: str, operator: Named, *, strings: bool = False) -> KernelRule:
+    """Return the rule of an operator on a device; one without kernels if none is registered.
+
+    strings: Whether `string_function` is needed, too.
+    """
+    key = device, operator.domain, operator.name
+    if key in _unimported:
+        _import(_unimported, key)
+    if strings and key in _unimported_strings:
+        _import(_unimported_strings, key)
+    return _rules.get(key, _NO_KERNELS)
+
+
+def _import(unimported: dict[_Key, Sequence[str]], key: _Key) -> None:
+    for module in unimported[key]:
+        importlib.import_module(module)
+    # Only now: another thread that finds no entry must find the rule.
+    unimported.pop(key, None)
+
+
+def register_modules(
+    device: str, modules: Mapping[tuple[str, str], Sequence[str]], strings: Mapping[tuple[str, str], Sequence[str]]
+) -> None:
+    """Let modules be imported, and so register rules, when a rule is asked for.
+
+    Args:
+        device: The device.
+        modules: Names of modules by domain and name of the operator.
+        strings: The same for string functions.
+    """
+    _unimported.update(((device, *operator), found) for operator, found in modules.items())
+    _unimported_strings.update(((device, *operator), found) for operator, found in strings.items())
+
+
+def sources(device: str) -> dict[tuple[str, str], set[str]]:
+    """Return the modules that have registered rules of a device, by domain and name of the operator."""
+    return {(domain, name): found for (kind, domain, name), found in _sources.items() if kind == device}
 
 
 def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | None:

@@ -263,6 +263,9 @@ class Lowering(ABC):
         unread: Positions of operands that the step does not read.
         subgraphs: The graphs that the node runs, by the part of a step's name that says which one a step is in.
         in_python: Whether the step is a call of Python.
+        may_fail: Whether such steps may fail at run time for reasons of their own.
+        runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
+        unlimited: Whether a run may reach the limit of iterations.
     """
 
     kind: KernelKind = "native"
@@ -273,6 +276,9 @@ class Lowering(ABC):
     unread: Set[int] = frozenset()
     subgraphs: Mapping[str, LoweredGraph] = MappingProxyType({})
     in_python: ClassVar[bool] = False
+    may_fail: ClassVar[bool] = False
+    runs_in_subgraph: ClassVar[bool] = False
+    unlimited: bool = False
 
     @abstractmethod
     def emit(self, step: Emission) -> None:

@@ -39,6 +39,9 @@ class PythonStep(Lowering):
 class PythonKernel(PythonStep):
     """A function that writes its results to planned memory."""
 
+    may_fail = True
+    runs_in_subgraph = True
+
     def __init__(self, kind: KernelKind, node: Node, kernel: Kernel, reason: str = ""):
         super().__init__(kind, reason)
         self.kernel = kernel
@@ -47,6 +50,8 @@ class PythonKernel(PythonStep):
 
 class LaunchedStep(PythonStep):
     """A kernel of a device with its own memory."""
+
+    runs_in_subgraph = True
 
     def __init__(self, kernel: LaunchedKernel):
         super().__init__("native")
@@ -57,6 +62,8 @@ class LaunchedStep(PythonStep):
 
 class PythonFunction(PythonStep):
     """A function that returns new arrays. owned: none of them shares memory with an operand."""
+
+    may_fail = True
 
     def __init__(self, kind: KernelKind, function: ArrayFunction, reason: str = "", owned: bool = False):
         super().__init__(kind, reason)
@@ -75,7 +82,7 @@ def string_function(site: Site) -> Lowering | None:
     node = site.node
     if site.inner or not any(_holds_strings(value) for value in (*node.operands, *node.outputs)):
         return None
-    make = rule_of(site.settings.device, node.op).string_function
+    make = rule_of(site.settings.device, node.op, strings=True).string_function
     function = None if make is None else make(node)
     if function is None:
         return None

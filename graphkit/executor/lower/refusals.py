@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from graphkit.executor.lower.arrays.body import SubgraphStep
-from graphkit.executor.lower.data_dependent import DataDependent
 from graphkit.executor.lower.lowering import Lowering
-from graphkit.executor.lower.python_step import LaunchedStep, PythonFunction, PythonKernel
-from graphkit.executor.lower.run_time_kernel import AtRunTime
+from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.memory.placement import Placement, has_run_time_size
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
@@ -57,16 +54,11 @@ def _may_fail(node: Node, lowering: Lowering | None, placement: Placement, repea
     made = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
     if made or any(has_run_time_size(v) for v in node.operands):
         return True
-    if isinstance(lowering, (PythonKernel, PythonFunction, AtRunTime, DataDependent)):
+    if lowering is not None and lowering.may_fail:
         return True
     if lowering is not None and lowering.subgraphs:
-        return _may_go_on(lowering) or any(
+        return lowering.unlimited or any(
             _may_fail(*step, graph.placement, ()) for graph in lowering.subgraphs.values() for step in graph.steps
         )
     refuses = value_check(node) is not None and node not in repeats
     return refuses and (not isinstance(lowering, LaunchedStep) or bool(lowering.kernel.fault))
-
-
-def _may_go_on(lowering: Lowering) -> bool:
-    """Whether a run may reach the limit of iterations."""
-    return isinstance(lowering, SubgraphStep) and lowering.unlimited

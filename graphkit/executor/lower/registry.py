@@ -7,26 +7,82 @@ from typing import TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
-from graphkit.executor.lower.arrays.body import SubgraphStep
-from graphkit.executor.lower.arrays.swapped import SwapStep
-from graphkit.executor.lower.branch import branch
-from graphkit.executor.lower.channel import channel, check_channels
-from graphkit.executor.lower.collective import collective
-from graphkit.executor.lower.data_dependent import data_dependent
-from graphkit.executor.lower.loop import loop
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
 from graphkit.executor.lower.native_kernel import native_kernel
-from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, interpreted, launched, string_function
+from graphkit.executor.lower.python_step import interpreted, launched, string_function
 from graphkit.executor.lower.refusals import failing_steps
-from graphkit.executor.lower.run_time_kernel import interpreted_in_subgraph, run_time_kernel
-from graphkit.executor.lower.run_time_shape import row_step, shape_step
 from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops._base import DOMAIN
 from graphkit.ops.evaluate import failure_of
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.control.specialise import Unspecialised
+from graphkit.passes.core.match import is_op
+
+# Rules that few graphs need import their module when they apply.
+
+
+def _collective(site: Site) -> Lowering | None:
+    if site.settings.collectives is None or site.node.op.domain != DOMAIN:
+        return None
+    from graphkit.executor.lower.collective import collective
+
+    return collective(site)
+
+
+def _channel(site: Site) -> Lowering | None:
+    if not is_op(site.node, "Send", "Receive", domain=DOMAIN):
+        return None
+    from graphkit.executor.lower.channel import channel
+
+    return channel(site)
+
+
+def _branch(site: Site) -> Lowering | None:
+    if not is_op(site.node, "If"):
+        return None
+    from graphkit.executor.lower.branch import branch
+
+    return branch(site)
+
+
+def _loop(site: Site) -> Lowering | None:
+    if not is_op(site.node, "Loop", "Scan"):
+        return None
+    from graphkit.executor.lower.loop import loop
+
+    return loop(site)
+
+
+def _data_dependent(site: Site) -> Lowering | None:
+    from graphkit.executor.lower.data_dependent import data_dependent
+
+    return data_dependent(site)
+
+
+def _shape_or_row(site: Site) -> Lowering | None:
+    if not is_op(site.node, "Shape", "Gather"):
+        return None
+    from graphkit.executor.lower.run_time_shape import row_step, shape_step
+
+    return shape_step(site) or row_step(site)
+
+
+def _at_run_time(site: Site) -> Lowering | None:
+    from graphkit.executor.lower.run_time_kernel import run_time_kernel
+
+    return run_time_kernel(site)
+
+
+def _interpreted_in_subgraph(site: Site) -> Lowering | None:
+    if not site.inner:
+        return None
+    from graphkit.executor.lower.run_time_kernel import interpreted_in_subgraph
+
+    return interpreted_in_subgraph(site)
+
 
 # Returns the lowering of a node, or None if the rule is not for such nodes. Raises NotNative, which says why the rule
 # does not apply to this node.
@@ -34,19 +90,18 @@ LoweringRule: TypeAlias = Callable[[Site], Lowering | None]
 
 # A view of known size is not a step: `place_values` finds its memory.
 _IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
-    collective,
-    channel,
+    _collective,
+    _channel,
     native_kernel,
     string_function,
-    branch,
-    loop,
-    data_dependent,
-    shape_step,
-    row_step,
-    run_time_kernel,
-    interpreted_in_subgraph,
+    _branch,
+    _loop,
+    _data_dependent,
+    _shape_or_row,
+    _at_run_time,
+    _interpreted_in_subgraph,
 )
-_ELSEWHERE: tuple[LoweringRule, ...] = (collective, native_kernel, launched, branch, loop)
+_ELSEWHERE: tuple[LoweringRule, ...] = (_collective, native_kernel, launched, _branch, _loop)
 
 
 def lower_graph(
@@ -83,6 +138,8 @@ def lower_graph(
 
     def lowering(node: Node) -> Lowering:
         if placement.host_storage(node) is not None:
+            from graphkit.executor.lower.arrays.swapped import SwapStep
+
             return SwapStep(node)
         context = kernel_context(node, placement, known, settings)
         is_dynamic = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
@@ -122,7 +179,10 @@ def choose(site: Site) -> Lowering:
         if found is not None:
             found.reason = reason or found.reason
             return found
-    check_channels(site.node, reason)
+    if site.node.op.subgraphs() or is_op(site.node, "Send", "Receive", domain=DOMAIN):
+        from graphkit.executor.lower.channel import check_channels
+
+        check_channels(site.node, reason)
     return interpreted(site, reason)
 
 
@@ -154,4 +214,4 @@ def _runs_inside(lowering: Lowering, settings: Settings) -> bool:
     """Return whether a step of a subgraph runs without the outermost program."""
     if settings.native:
         return not lowering.in_python
-    return isinstance(lowering, (LaunchedStep, SubgraphStep, PythonKernel))
+    return lowering.runs_in_subgraph

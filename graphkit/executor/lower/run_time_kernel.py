@@ -52,6 +52,8 @@ class Prepared(NamedTuple):
 class AtRunTime(Lowering):
     """A node for which the native program calls `make` when it reaches the step."""
 
+    may_fail = True
+
     def __init__(self, node: Node, by_value: frozenset[int] = frozenset()):
         self.node = node
         self._by_value = by_value  # operands whose elements are needed to prepare it

@@ -7,24 +7,18 @@ steps, plan the memory (`lower_graph`), and write the program (`Program`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphkit import config
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import find_device
-from graphkit.executor.lower.batch import Batch, batch_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Settings
 from graphkit.executor.lower.registry import lower_graph
-from graphkit.executor.lower.swapped_stacks import stacks_on_host
-from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.memory.swapping import insert_swaps
-from graphkit.executor.run.arrays.program import ArrayProgram
 from graphkit.executor.run.executable import DeviceProgram, Executable
 from graphkit.executor.run.program import Program
-from graphkit.executor.run.sized_program import SizedProgram
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Value
 from graphkit.passes.cleanup import CLEANUP
@@ -33,6 +27,12 @@ from graphkit.passes.control.specialise import Unspecialised, specialise_subgrap
 from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import ARRAYS_BOUND, BOUND
+
+# Imported when a program needs them.
+if TYPE_CHECKING:
+    from graphkit.executor.lower.batch import Batch
+    from graphkit.executor.lower.template import Template
+    from graphkit.executor.run.sized_program import SizedProgram
 
 
 @uncollected
@@ -77,6 +77,9 @@ def _with_swaps(
     lowered: LoweredGraph, fixed: Mapping[Value, VersionedArray], unspecialised: Unspecialised
 ) -> LoweredGraph:
     """Return the graph with swaps for its marked nodes, or the graph itself if no swap is worth it."""
+    from graphkit.executor.lower.swapped_stacks import stacks_on_host
+    from graphkit.executor.memory.swapping import insert_swaps
+
     stacks = stacks_on_host(lowered)
     swapped = insert_swaps(lowered.graph, lowered.placement, lowered.memory.order, stacks)
     if swapped is None:
@@ -91,7 +94,11 @@ def _with_swaps(
 def find_batch(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Batch | None:
     """Return how large batches of a graph are split into parts, or None if batches of this graph are not split."""
     has_defaults = settings.optimize and settings.inplace and settings.share
-    return batch_of(graph, fixed) if settings.native and has_defaults and settings.device == "cpu" else None
+    if not (settings.native and has_defaults and settings.device == "cpu"):
+        return None
+    from graphkit.executor.lower.batch import batch_of
+
+    return batch_of(graph, fixed)
 
 
 def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Template | None:
@@ -102,6 +109,8 @@ def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: S
     has_defaults = settings.optimize and settings.inplace and settings.share and not settings.deterministic
     if not (settings.native and has_defaults):
         return None
+    from graphkit.executor.lower.template import Template
+
     settings = settings._replace(sizes_vary=True)
     try:
         return Template(graph, {graph.inputs[position]: array for position, array in fixed.items()}, settings)
@@ -113,6 +122,7 @@ def sized_program(
     template: Template, shapes: Mapping[str, Any], fixed: Mapping[int, VersionedArray], pools: Pools
 ) -> SizedProgram | None:
     """Return a template's program for these shapes, or None if the template cannot make it. Raises InputError."""
+    from graphkit.executor.run.sized_program import SizedProgram
 
     def lower() -> LoweredGraph:
         graph = bind(template.graph, shapes)
@@ -134,4 +144,8 @@ def refuse_fallbacks(program: Executable) -> None:
 def _program(lowered: LoweredGraph, pools: Pools, device_inputs: Collection[Value]) -> DeviceProgram:
     """Return the program of a lowered graph, for the device of its settings."""
     device = find_device(lowered.settings.device, lowered.settings.number)
-    return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools, device_inputs)
+    if device is None:
+        return Program(lowered, pools)
+    from graphkit.executor.run.arrays.program import ArrayProgram
+
+    return ArrayProgram(lowered, device, pools, device_inputs)

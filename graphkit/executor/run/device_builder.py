@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from graphkit.errors import TypeMismatch
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.loading import find_device
-from graphkit.executor.lower.batch import Batch
 from graphkit.executor.lower.lowering import Settings
-from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run import program_log
 from graphkit.executor.run.base_program import Group, Key
-from graphkit.executor.run.batched_program import BatchedProgram, BatchParts
 from graphkit.executor.run.compile import compile_graph, find_batch, make_template, sized_program
 from graphkit.executor.run.executable import DeviceProgram
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import Selection
+
+if TYPE_CHECKING:
+    from graphkit.executor.lower.batch import Batch
+    from graphkit.executor.lower.template import Template
+    from graphkit.executor.run.batched_program import BatchParts
 
 
 class DeviceBuilder:
@@ -82,6 +85,8 @@ class DeviceBuilder:
         if parts is None or (remaining and rest is None):
             self._batches[group] = None
             return None
+        from graphkit.executor.run.batched_program import BatchedProgram
+
         return BatchedProgram(parts._replace(number=batch_size // part_size), rest, batch.inputs, self._pools)
 
 

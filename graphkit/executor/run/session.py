@@ -16,7 +16,7 @@ import numpy as np
 from graphkit import config
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.executor.devices.capabilities import Prefetcher
-from graphkit.executor.devices.groups import AnyDevice, grouped
+from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import DeviceName, load_device, native_module
 from graphkit.executor.lower.lowering import Channels, Collectives, Settings
@@ -26,9 +26,9 @@ from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.declared import DeclarationChecker
+from graphkit.executor.run.device_builder import device_cache
 from graphkit.executor.run.device_passes import device_passes
-from graphkit.executor.run.divided.builder import cache_of
-from graphkit.executor.run.executable import Executable
+from graphkit.executor.run.executable import DeviceProgram, Executable
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import HeldSignals
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
@@ -52,6 +52,8 @@ from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
+    from graphkit.executor.run.divided.program import DividedProgram
+    from graphkit.executor.run.program_cache import ProgramCache
 
 
 class Executor:
@@ -153,7 +155,7 @@ class Executor:
         self._pools = Pools(lambda: params.stamp, arenas=Arenas(threads))
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
-        self._programs = cache_of(device, settings, self._pools, precision)
+        self._programs = _program_cache(device, settings, self._pools, precision)
         self._latest: Executable | None = None
         self._last_run: LastRun | None = None
         self._lock = threading.RLock()
@@ -576,6 +578,17 @@ def _results(
 def _has_shape(value: Value) -> bool:
     """Whether a value is a tensor. Sequences, optionals and maps have no shape."""
     return isinstance(value.type, TensorType)
+
+
+def _program_cache(
+    device: str | GroupDevices, settings: Sequence[Settings], pools: Pools, precision: str
+) -> ProgramCache[DeviceProgram] | ProgramCache[DividedProgram]:
+    """Return the cache of programs for one device, or for those of groups of nodes. See `divided_cache`."""
+    if isinstance(device, str):
+        return device_cache(settings[0], pools)
+    from graphkit.executor.run.divided.builder import divided_cache
+
+    return divided_cache(device, settings, pools, precision)
 
 
 def _check_stored(names: Sequence[str], inputs: Sequence[Value], params: ParamStore) -> None:

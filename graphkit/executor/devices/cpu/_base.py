@@ -24,13 +24,12 @@ from graphkit.executor.devices.registry import (
 )
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops.image.resampling import Taps
-from graphkit.ops.internal.fused import Epilogue
 
 T = TypeVar("T")
 
 if TYPE_CHECKING:
     import graphkit._native
+    from graphkit.ops.image.resampling import Taps
 
     native = graphkit._native
 else:
@@ -63,7 +62,7 @@ def kernel(
             return _or_none(node, lambda: factory(node, context))
 
         if native.has_onednn() or not onednn:
-            register("cpu", domain, name, KernelRule(make, covers=covers, fusable=fusable))
+            register("cpu", domain, name, KernelRule(make, covers=covers, fusable=fusable), factory.__module__)
         return factory
 
     return install
@@ -80,7 +79,7 @@ def prepared_kernel(name: str, domain: str = "") -> Callable[[Preparation], Prep
             return lambda inputs, outputs: _or_none(node, lambda: sized(inputs, outputs))
 
         if native.has_onednn():
-            register("cpu", domain, name, KernelRule(prepare=prepared))
+            register("cpu", domain, name, KernelRule(prepare=prepared), prepare.__module__)
         return prepare
 
     return install
@@ -93,7 +92,7 @@ def data_dependent(name: str, domain: str = "") -> Callable[[DataDependentFactor
         def make(node: Node, context: KernelContext) -> DataDependentKernel | None:
             return _or_none(node, lambda: factory(node, context))
 
-        register("cpu", domain, name, KernelRule(data_dependent=make))
+        register("cpu", domain, name, KernelRule(data_dependent=make), factory.__module__)
         return factory
 
     return install
@@ -151,6 +150,8 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
 
 def epilogue(node: Node, residual: int) -> native.Epilogue:
     """What a fused operator does to its product; `residual` is the position of that operand."""
+    from graphkit.ops.internal.fused import Epilogue
+
     op = node.op
     adds = operand(node, residual) is not None
     if not isinstance(op, Epilogue) or not op.activation:

@@ -35,7 +35,7 @@ def _of_strings(name: str, domain: str = "") -> Callable[[StringFunctionFactory]
         def make(node: Node) -> Callable[..., Any] | None:
             return factory(node) if node.operands[0].dtype is DType.STRING else None
 
-        register("cpu", domain, name, KernelRule(string_function=make))
+        register("cpu", domain, name, KernelRule(string_function=make), __name__)
         return factory
 
     return install

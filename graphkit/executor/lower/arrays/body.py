@@ -48,11 +48,12 @@ class SubgraphStep(Lowering):
     """A node that runs subgraphs: in a native program, or by steps on the arrays of a device.
 
     failure: Makes the error of the node if the step itself sets its fault, whose word comes after those of its
-    subgraphs. None: it sets none. unlimited: whether only `max_iterations` bounds its iterations.
+    subgraphs. None: it sets none.
     """
 
+    runs_in_subgraph = True
+
     failure: Callable[[Node, int], RuntimeFailure] | None = None
-    unlimited: bool = False
 
     @abstractmethod
     def prepared(self, device: Device, context: InstanceContext) -> SubgraphKernel:

@@ -16,28 +16,25 @@ from graphkit.executor.run.device_builder import device_cache
 from graphkit.executor.run.device_passes import device_passes
 from graphkit.executor.run.divided.division import Division, Target
 from graphkit.executor.run.divided.program import DividedProgram
-from graphkit.executor.run.executable import DeviceProgram
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import Selection
 from graphkit.passes.core.bind import bind
 
 
-def cache_of(
-    device: str | GroupDevices, settings: Sequence[Settings], pools: Pools, precision: str
-) -> ProgramCache[DeviceProgram] | ProgramCache[DividedProgram]:
-    """Return the cache of an executor's programs.
+def divided_cache(
+    device: GroupDevices, settings: Sequence[Settings], pools: Pools, precision: str
+) -> ProgramCache[DividedProgram]:
+    """Return the cache of the programs of an executor on several devices.
 
     Args:
-        device: One device, or the devices of groups of nodes.
+        device: The devices of groups of nodes.
         settings: For each device.
         pools: Memory that all programs share.
         precision: Precision of matrix products.
 
     Raises:
-        UsageError: There are several devices, and programs exchange values with other processes.
+        UsageError: Programs exchange values with other processes.
     """
-    if isinstance(device, str):
-        return device_cache(settings[0], pools)
     if settings[0].collectives is not None or settings[0].channels is not None:
         raise UsageError("device: with several processes, each runs on one device, not on one for each group")
     targets = []
