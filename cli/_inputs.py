@@ -210,8 +210,15 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
             f"input {text!r}: expected NAME:SHAPE (x:1,3,224,224), NAME=FILE, FILE.npz, a table or an image"
         )
     if not _SIZES.fullmatch(inner := sizes.strip("[]() ")):
-        raise UsageError(f"input {text!r}: {sizes!r} is not a shape such as 1,3,224,224")
+        raise _not_a_shape(text, sizes)
     return name, tuple(map(int, re.findall(r"\d+", inner)))
+
+
+def _not_a_shape(text: str, sizes: str) -> UsageError:
+    return UsageError(
+        f"input {text!r}: {sizes!r} is not a shape; give integers of at least 0, separated by "
+        "commas, such as 1,3,224,224"
+    )
 
 
 def _check_name(text: str, name: str, inputs: Iterable[str]) -> None:
@@ -220,7 +227,7 @@ def _check_name(text: str, name: str, inputs: Iterable[str]) -> None:
         return
     known, _, sizes = text.partition(":")
     if known in inputs:
-        raise UsageError(f"input {text!r}: {sizes!r} is not a shape such as 1,3,224,224")
+        raise _not_a_shape(text, sizes)
     raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
 
 

@@ -27,7 +27,9 @@ _READ = {"rule": "rewritten on import", "function": "by its definition"}
 @click.command()
 @click.argument("model", required=False)
 @click.argument("shapes", nargs=-1, metavar="[NAME:SHAPE]...")
-@click.option("--markdown", is_flag=True, help="Print the page docs/operator_table.md, which runs every operator.")
+@click.option(
+    "--markdown", is_flag=True, help="Run the kernels of all operators, and print the page docs/operator_table.md."
+)
 @model_file_options
 @limit_options
 @json_option
@@ -37,10 +39,10 @@ def command(
     """List all operators. With MODEL (.onnx or .json), list the operators that it uses, how each is supported, and what
     it costs.
 
-    "runs" says whether an operator has a native kernel; only --markdown runs the kernels. A multiply-add of a matrix
-    product, convolution, recurrent layer or attention counts as two FLOPs. Bytes are those of operands and results, as
-    if nothing were fused. Operators that are rewritten as others on import have their own table. A file that cannot be
-    run is listed without costs.
+    The column "runs" says how an operator runs, for example "native" (it has a native kernel) or "reference" (it is
+    interpreted). A multiply-add of a matrix product, convolution, recurrent layer or attention counts as two FLOPs.
+    Bytes are those of operands and results, as if nothing were fused. Operators that are rewritten as others on import
+    have their own table. A file that cannot be run is listed without costs.
 
     Exit code 3: the model uses an operator that graphkit does not know.
     """

@@ -32,9 +32,8 @@ from graphkit.cli._output import print_json, print_table, show
 )  # fmt: skip
 @option(
     "--opset", group=COMPARISON, type=int, default=None,
-    help="Export MODEL with this opset for ONNX Runtime. Default: ONNX Runtime runs MODEL without an export if it is "
-    "an .onnx "
-    "file, else an export with the opset that graphkit export chooses.",
+    help="Export MODEL with this opset for ONNX Runtime. Default: if MODEL is an .onnx file, ONNX Runtime runs "
+    "that file itself. Any other MODEL is exported with the opset that graphkit export chooses.",
 )  # fmt: skip
 @model_file_options
 @limit_options

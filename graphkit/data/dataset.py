@@ -90,8 +90,9 @@ class Dataset:
         if len(set(lengths.values())) != 1:
             listed = ", ".join(f"{label} has {length}" for label, length in lengths.items())
             hint = next((
-                f"; if another axis of {label!r} counts samples, pass axes={{{label!r}: 1}} (--batch-axis "
-                f"{label}=1); if none does, pass None (--batch-axis {label}=none)"
+                f"; if another axis of {label!r} counts samples, pass axes={{{label!r}: 1}} to gk.data.Dataset or "
+                f"gk.data.load (--batch-axis {label}=1); if none does, pass axes={{{label!r}: None}} (--batch-axis "
+                f"{label}=none)"
                 for label, length in lengths.items()
                 if label != "targets" and length != lengths.get("targets", len(self))
             ), "")  # fmt: skip
@@ -217,11 +218,11 @@ class Dataset:
             test_fraction: Share of the samples in the test part.
             seed: Chooses the samples.
             stratify: If targets are one integer per sample, divide each class in that proportion.
-            by: "name" or "position" (default: by name, if the samples have names). By name, a sample stays in its part
-                when others are added or removed. (Exception: a class for which the hash would leave a part empty.) The
-                share is then `test_fraction` on average, and more for small classes: see `order.split_by_name`. By
-                position, samples are chosen at random by their numbers, and the test part has exactly
-                round(test_fraction * n) samples.
+            by: "name" or "position" (default: by name, if the samples have names). By name, a hash of the seed and the
+                name of a sample chooses its part. The sample stays there when others are added or removed. (Exception:
+                if the hash puts all samples of a class into one part, one of them is moved.) The share is then
+                `test_fraction` on average, and more for small classes: see `order.split_by_name`. By position, samples
+                are chosen at random by their numbers, and the test part has exactly round(test_fraction * n) samples.
         """
         labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None
@@ -315,8 +316,7 @@ def _check(source: str, label: str, array: np.ndarray, axis: int | None) -> None
     if array.ndim == 0 and axis is not None:
         raise InputError(
             f"{source}: {label} is a single number, but the first axis must count samples, unless "
-            f"axes={{{label!r}: None}} "
-            f"(--batch-axis {label}=none)"
+            f"you pass axes={{{label!r}: None}} to gk.data.Dataset or gk.data.load (--batch-axis {label}=none)"
         )
     if axis is not None and not 0 <= axis < array.ndim:
         raise InputError(f"{source}: {label} has shape {list(array.shape)}, and no axis {axis} to count samples")

@@ -82,7 +82,8 @@ class LazyDataset(Dataset):
                 not change the sample.
 
         Returns:
-            Inputs and target. If the target is None, that of `targets` is used.
+            The inputs, and the target. If the data set was created with `targets`, the target may be None: then
+            `targets[number]` is used.
 
         Raises:
             DamagedSample: The sample cannot be read. The message must name the file or record.

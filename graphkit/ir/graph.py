@@ -306,10 +306,11 @@ def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> l
 
 
 class Graph:
-    """Inputs, outputs, and updates: pairs `(state input, new value)` that take effect together after a run.
+    """A graph: inputs, outputs, updates, and the nodes that compute the outputs and updates.
 
-    The nodes are those that outputs and updates depend on. Raises InvalidModel if a node needs an input that `inputs`
-    lacks, if an input occurs twice, or if an update does not have its input's type.
+    An update is a pair `(state input, new value)`. All updates take effect together after a run. Raises InvalidModel
+    if a node needs an input that `inputs` lacks, if an input occurs twice, or if an update does not have its input's
+    type.
     """
 
     __slots__ = (

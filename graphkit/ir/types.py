@@ -277,10 +277,10 @@ class TensorType:
 
 
 class SequenceType:
-    """Type of a sequence: a list of values of one type. A dimension without a name may differ between the values.
+    """Type of a sequence: a list of values of one type. An unnamed dimension may have another size in each value.
 
-    `length`, the number of values if it is known, does not affect equality. An empty sequence fits every element type
-    of its kind.
+    `length`, the number of values if it is known, does not affect equality. If a sequence is empty, the shapes in its
+    `element` are ignored when types are joined.
     """
 
     __slots__ = ("element", "length")
@@ -415,5 +415,5 @@ def _join_sequences(a: SequenceType, b: SequenceType) -> SequenceType:
     element = join(a.element, b.element)
     if a.length == b.length:
         return SequenceType(element, a.length)
-    # What an empty sequence could hold says nothing.
+    # The shapes in the element type of an empty sequence are ignored.
     return SequenceType(b.element if a.length == 0 else a.element if b.length == 0 else element)

@@ -9,7 +9,7 @@ from graphkit.ir.types import DType
 
 
 class Rand(NamedTuple):
-    """Sample input: random values in [low, high), or of the standard normal distribution.
+    """Input of a `Sample`: random values in [low, high), or of the standard normal distribution.
 
     shape: of the array; dtype: None takes the dtype under test. `definite` makes symmetric positive definite matrices:
     x x^T + n for such values x.
@@ -23,7 +23,12 @@ class Rand(NamedTuple):
 
 
 class SequenceSample:
-    """Sample input: a sequence whose items are sample inputs. `dtype` is the element type of an empty sequence."""
+    """Input of a `Sample`: a sequence.
+
+    Args:
+        items: The values of the sequence, in any form that `Sample` takes (a shape, a `Rand`, an array, ...).
+        dtype: Element type of an empty sequence.
+    """
 
     __slots__ = ("items", "dtype")
 
@@ -36,7 +41,11 @@ class SequenceSample:
 
 
 class OptionalSample(NamedTuple):
-    """Sample input: an optional that holds a sample input, or nothing (None)."""
+    """Input of a `Sample`: an optional.
+
+    item: The value of the optional, in any form that `Sample` takes (a shape, a `Rand`, an array, ...). None: the
+    optional is empty.
+    """
 
     item: Any
 

@@ -106,5 +106,6 @@ def _converted(name: str, kind: Type, array: Any) -> Any:
             raise
         raise InputError(
             f"{error}; the model takes only batches of {shape[0]}: free_batch(net) (--dynamic-batch) allows any size; "
-            f"if another axis than the first counts samples, set axes={{{name!r}: ...}} (--batch-axis)"
+            f"if another axis than the first counts samples, pass axes={{{name!r}: AXIS}} to gk.data.Dataset or "
+            f"gk.data.load (--batch-axis {name}=AXIS)"
         ) from None

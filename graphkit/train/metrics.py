@@ -93,6 +93,9 @@ class Accuracy(_Average):
 
     Outputs [..., classes] predict the class with the largest value; targets are ints [...]. Alternatively there is one
     number per sample, with targets 0 and 1. A logit above 0, or a probability above 1/2, predicts 1.
+
+    Args:
+        probabilities: True: outputs are probabilities. False: they are logits.
     """
 
     name = "accuracy"
@@ -115,6 +118,10 @@ class TopK(_Average):
     """Share of samples whose target class is among the `k` largest outputs.
 
     Of equal outputs, the lower class comes first. Outputs are [..., classes], targets are ints [...].
+
+    Args:
+        k: Number of largest outputs.
+        probabilities: Accepted by every metric; this one ignores it.
     """
 
     def __init__(self, k: int = 5, probabilities: bool = False) -> None:
@@ -138,6 +145,9 @@ class F1(_WithRepr):
     A class without any of these has F1 = 0. Outputs are [..., classes], targets are ints [...]. With more than two
     classes, F1 is the mean over the classes that occur ("macro"). With two classes, it is the F1 of class 1 ("binary").
     Alternatively there is one number per sample: a logit above 0, or a probability above 1/2, predicts class 1.
+
+    Args:
+        probabilities: True: outputs are probabilities. False: they are logits.
     """
 
     name = "f1"
@@ -191,6 +201,9 @@ class AUC(_WithRepr):
     Ties count half (Hanley and McNeil, 1982). Outputs are one score per sample, or logits [..., 2], whose difference is
     the score. Targets are 0 or 1. The metric keeps all scores in memory. It is NaN while one of the two classes is
     missing.
+
+    Args:
+        probabilities: Accepted by every metric; this one ignores it.
     """
 
     name = "auc"
@@ -240,6 +253,9 @@ class Perplexity(_Average):
     """exp of the mean of -log softmax(output)[target].
 
     Outputs are logits [..., classes], or probabilities, whose logarithm is used. Targets are ints [...].
+
+    Args:
+        probabilities: True: outputs are probabilities. False: they are logits.
     """
 
     name = "perplexity"
@@ -264,7 +280,11 @@ class Perplexity(_Average):
 
 
 class MeanSquaredError(_Average):
-    """Mean of (output - target)^2."""
+    """Mean of (output - target)^2.
+
+    Args:
+        probabilities: Accepted by every metric; this one ignores it.
+    """
 
     name = "mse"
 
@@ -273,7 +293,11 @@ class MeanSquaredError(_Average):
 
 
 class RootMeanSquaredError(MeanSquaredError):
-    """Root of the mean of (output - target)^2 over all elements of all batches."""
+    """Root of the mean of (output - target)^2 over all elements of all batches.
+
+    Args:
+        probabilities: Accepted by every metric; this one ignores it.
+    """
 
     name = "rmse"
 
@@ -283,7 +307,11 @@ class RootMeanSquaredError(MeanSquaredError):
 
 
 class MeanAbsoluteError(_Average):
-    """Mean of |output - target|."""
+    """Mean of |output - target|.
+
+    Args:
+        probabilities: Accepted by every metric; this one ignores it.
+    """
 
     name = "mae"
 

@@ -37,7 +37,7 @@ class Schedule:
         return False
 
     def over(self, steps: int) -> Schedule:
-        """Return the schedule with `steps` set to a number of updates, if it is open."""
+        """Return the schedule for a run of `steps` updates. A schedule with `steps` of its own stays unchanged."""
         return self
 
     def describe(self) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def as_array(given: Any) -> np.ndarray | None:
 
 
 def aligned(array: np.ndarray, shape: tuple[Any, ...]) -> np.ndarray | None:
-    """Return the array with axes of size 1 inserted or removed, so that it has a shape. None if that is not enough.
+    """Return the array in the given shape, with axes of size 1 inserted or removed. None if that is not enough.
 
     shape: integers, and any other object for a symbolic dimension. The first axis counts samples and is kept.
     """

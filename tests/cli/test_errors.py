@@ -295,7 +295,7 @@ def test_external_data_outside_the_folder_is_refused(call, tmp_path):
     ("command", "arguments", "code", "message"),
     [
         ("plan", ["--shape", "x:-1,4"], USAGE, "'-1,4' is not a shape"),
-        ("run", ["x:-1,4"], USAGE, "'-1,4' is not a shape"),
+        ("run", ["x:-1,4"], USAGE, "'-1,4' is not a shape; give integers of at least 0"),
         ("plan", ["--shape", "x:2,4", "--shape", "x:3,4"], USAGE, "input 'x' has two shapes"),
         ("run", ["x:999999999999999,4"], RUNTIME, "out of memory"),
         ("bench", ["--rtol", "-1"], USAGE, "--rtol"),

@@ -161,7 +161,12 @@ def test_split_without_classes():
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [
-        (np.zeros((4, 2)), np.zeros(3), "set: the arrays have different numbers of samples: x has 4, targets has 3"),
+        (
+            np.zeros((4, 2)),
+            np.zeros(3),
+            r"set: the arrays have different numbers of samples: x has 4, targets has 3; "
+            r".*pass axes=\{'x': 1\} to gk.data.Dataset",
+        ),
         (np.array([[1.0], [np.nan], [np.nan]]), None, "set: x holds NaN in 2 of 3 samples, first in sample 1"),
         (np.array([[1.0], [np.inf]]), None, "set: x holds infinity"),
         (np.zeros(2), np.array([0.0, np.nan]), "set: targets holds NaN"),

@@ -138,7 +138,9 @@ class Augment:
 
     def _cropped(self, picture: Picture, preprocess: Preprocess, draw: np.random.Generator) -> Any:
         if preprocess.size is None:
-            raise UsageError("augment: crop needs a fixed size of images; set it, for example size=224")
+            raise UsageError(
+                "augment: crop needs a fixed size of images; set it, for example size=224 (--data-option size=224)"
+            )
         height, width = preprocess.size
         window = resized_crop(picture.size, (self.crop or 1.0, 1.0), self.ratio, draw)
         right, bottom = window.left + window.width, window.top + window.height

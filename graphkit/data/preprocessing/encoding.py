@@ -128,7 +128,7 @@ class Encoding:
         if isinstance(found, Numbers):  # of a file whose cells of this column all look like numbers, or are empty
             raise InputError(
                 f"{table.path}: column {column.name!r} contains numbers, but contained names in training; read it "
-                f"with categorical={column.name}"
+                f"with categorical={column.name} (--data-option categorical={column.name})"
             )
         places = {value: i for i, value in enumerate(column.values, 1)}
         of_texts = np.array([*(places.get(text, 0) for text in found.texts), 0], np.int64)
@@ -166,7 +166,8 @@ def _number_column(
     known = column.values[rows][~gaps[rows]]
     if not known.size:
         raise InputError(
-            f"{table.path}: column {column.name!r} is empty in all training rows; drop={column.name} leaves it out"
+            f"{table.path}: column {column.name!r} is empty in all training rows; drop={column.name} (--data-option "
+            f"drop={column.name}) leaves it out"
         )
     fill = None
     if missing != "raise":
@@ -190,7 +191,8 @@ def _gap(table: Table, column: Numbers) -> InputError:
     gaps = np.flatnonzero(column.missing)
     return InputError(
         f"{table.path}: column {column.name!r} has no value in {len(gaps)} of {table.rows} rows, first in "
-        f"{table.row(int(gaps[0]))}; missing=mean, median or zero fills them"
+        f"{table.row(int(gaps[0]))}; to fill such cells, train with missing=mean, median or zero (--data-option "
+        "missing=mean)"
     )
 
 

@@ -119,8 +119,8 @@ def _csv(path: Path, lines: Any, choice: Choice, header: bool | None) -> Table:
         row, cell = error.text
         raise InputError(
             f"{path}: line {_line(found, row)}: {cell!r} in column {error.column!r} is not a number, but "
-            f"{error.number[1]!r} in line {_line(found, error.number[0])} is; categorical={error.column} reads all "
-            "cells as names"
+            f"{error.number[1]!r} in line {_line(found, error.number[0])} is; correct the file, or set "
+            f"categorical={error.column} (--data-option categorical={error.column}) to read all cells as names"
         ) from None
     if not rows:
         raise InputError(f"{path}: there is a header, but no sample below it")
@@ -194,7 +194,8 @@ def _arrow(path: Path, name: str, chunks: Any, categorical: bool) -> Column:
         return Numbers(name, source.to_numpy().astype(np.float64))
     if not (numeric or pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         raise InputError(
-            f"{path}: column {name!r} contains {kind}, neither numbers nor text; drop={name} leaves it out"
+            f"{path}: column {name!r} contains {kind}, neither numbers nor text; drop={name} (--data-option "
+            f"drop={name}) leaves it out"
         )
     encoded = pyarrow.compute.dictionary_encode(chunks.cast(pyarrow.string())).combine_chunks()
     if isinstance(encoded, pyarrow.ChunkedArray):

@@ -107,7 +107,7 @@ def _inputs(table: Table, targets: tuple[str, ...], taken: tuple[str, ...]) -> l
         if isinstance(column, Texts) and len(column.texts) > max(1000, table.rows // 2):
             raise InputError(
                 f"{table.path}: column {name!r} has {len(column.texts)} different texts in {table.rows} rows, too "
-                f"many for a category; drop={name} leaves it out"
+                f"many for a category; drop={name} (--data-option drop={name}) leaves it out"
             )
     return found
 

@@ -63,7 +63,7 @@ def load(path: Path, *, test_fraction: float | None = 0.2, seed: int = 0, held_o
         return part(everything, str(path))
     if held_out == "last":
         if time is None:
-            raise InputError(f"{file}: held_out=last needs times, but the file has none")
+            raise InputError(f"{file}: held_out=last (--data-option held_out=last) needs times, but the file has none")
         test = np.sort(_last(user, time))
         train = np.setdiff1d(everything, test, assume_unique=True)
         if not train.size:

@@ -174,7 +174,7 @@ def _widen(before: Type, after: Type, unknown: set[Dim]) -> Type:
         return TensorType(before.dtype, shape)
     if isinstance(before, SequenceType) and isinstance(after, SequenceType):
         if before.length == 0 or after.length == 0:
-            # What an empty sequence could hold is no matter, as long as it is of the same kind.
+            # The shapes in the element type of an empty sequence are ignored; the rest must match.
             _widen(before.element, after.element, set())
             element = (after if before.length == 0 else before).element
             return SequenceType(element, 0 if before.length == after.length else None)

@@ -82,8 +82,8 @@ class Division:
         if len(set(found.values())) > 1:
             counts = ", ".join(f"{n} has {count}" for n, count in found.items())
             raise InputError(
-                f"arrays of one batch have different numbers of samples: {counts}; batch_axes= sets the axis that "
-                "counts them"
+                f"arrays of one batch have different numbers of samples: {counts}; Trainer(batch_axes={{NAME: AXIS}}) "
+                "sets the axis that counts them"
             )
         count = next(iter(found.values()), 0) if size is None else size
         if not count:

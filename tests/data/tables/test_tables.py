@@ -98,7 +98,9 @@ def test_numbers_that_are_names(tmp_path):
     assert found.inputs.tolist() == [[1, 0], [0, 1], [1, 0]]
     assert found.encoding.categories[0].values == ("3000", "8000")
     path.write_text("zip,y\n3000,0\n8000,1\nA1,1\n")
-    with pytest.raises(InputError, match=r"line 4: 'A1' in column 'zip' is not a number.*categorical=zip"):
+    with pytest.raises(
+        InputError, match=r"line 4: 'A1' in column 'zip' is not a number.*--data-option categorical=zip"
+    ):
         data.read(path)
     assert data.read(path, categorical="zip").inputs.shape == (3, 3)
 
@@ -159,7 +161,12 @@ def test_other_tables_of_a_model(tmp_path, path):
 @pytest.mark.parametrize(
     ("text", "options", "message", "error"),
     [
-        (TEXT, {}, r"column 'age' has no value in 1 of 5 rows, first in line 3; missing=mean", InputError),
+        (
+            TEXT,
+            {},
+            r"column 'age' has no value in 1 of 5 rows, first in line 3; to fill such cells, train with missing=mean",
+            InputError,
+        ),
         (TEXT, {"missing": "men"}, "missing must be one of raise, mean, median, zero", UsageError),
         (TEXT, {"missing": "mean", "categories": "hash"}, "categories must be one of onehot, codes", UsageError),
         (TEXT, {"missing": "mean", "scale": "log"}, "scale must be one of", UsageError),
