@@ -6,10 +6,12 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from typing import TypeAlias
 
 # Controllers of one hierarchy whose orders are tried; in fact there are two.
 _FEW = 4
+
+_Path: TypeAlias = "str | os.PathLike[str]"
 
 
 def allowed_cores() -> int:
@@ -28,7 +30,7 @@ def loading_workers() -> int:
     return max(1, min(16, allowed_cores() // 2))
 
 
-def nearest(system: Path = Path("/sys/devices/system"), running_on: int | None = None) -> list[int]:
+def nearest(system: _Path = "/sys/devices/system", running_on: int | None = None) -> list[int]:
     """Return the cores that this process may run on, nearest to the calling thread first.
 
     Cores of its memory node (NUMA) come before those of others. Within a node, the first hardware thread of each core
@@ -39,25 +41,25 @@ def nearest(system: Path = Path("/sys/devices/system"), running_on: int | None =
         return []
     allowed = sorted(os.sched_getaffinity(0))
     here = _running_on() if running_on is None else running_on
-    nodes = [_listed(folder / "cpulist") for folder in (system / "node").glob("node[0-9]*")]
+    nodes = _nodes(system)
 
     def distance(core: int) -> tuple[bool, int, int, int]:
         node = next((n for n in nodes if core in n), set())
-        siblings = sorted(_listed(system / f"cpu/cpu{core}/topology/thread_siblings_list") or {core})
+        siblings = sorted(_listed(os.path.join(system, f"cpu/cpu{core}/topology/thread_siblings_list")) or {core})
         return here not in node, min(node, default=0), siblings.index(core) if core in siblings else 0, core
 
     return sorted(allowed, key=distance)
 
 
-def neighbours(some: Iterable[int], system: Path = Path("/sys/devices/system")) -> list[int]:
+def neighbours(some: Iterable[int], system: _Path = "/sys/devices/system") -> list[int]:
     """Return these cores so that those that share most are adjacent: hardware threads of a core, cores of a NUMA
     node.
     """
-    nodes = [_listed(folder / "cpulist") for folder in (system / "node").glob("node[0-9]*")]
+    nodes = _nodes(system)
 
     def place(core: int) -> tuple[int, int, int]:
         node = next((n for n in nodes if core in n), set())
-        siblings = _listed(system / f"cpu/cpu{core}/topology/thread_siblings_list")
+        siblings = _listed(os.path.join(system, f"cpu/cpu{core}/topology/thread_siblings_list"))
         return min(node, default=0), min(siblings, default=core), core
 
     return sorted(some, key=place)
@@ -65,11 +67,19 @@ def neighbours(some: Iterable[int], system: Path = Path("/sys/devices/system")) 
 
 def _running_on() -> int | None:
     """The current core of the calling thread: field 39 of proc(5)'s stat, counted after the name."""
-    fields = (_text(Path("/proc/thread-self/stat")) or "").rpartition(")")[2].split()
+    fields = (_text("/proc/thread-self/stat") or "").rpartition(")")[2].split()
     return int(fields[36]) if len(fields) > 36 else None
 
 
-def _listed(path: Path) -> set[int]:
+def _nodes(system: _Path) -> list[set[int]]:
+    """The cores of each NUMA node."""
+    folder = os.path.join(system, "node")
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    numbered = (name for name in names if name.startswith("node") and name[4:5].isdigit())
+    return [_listed(os.path.join(folder, name, "cpulist")) for name in numbered]
+
+
+def _listed(path: _Path) -> set[int]:
     """The numbers of a list of ranges such as "0-3,8"; none if there is no such file."""
     found: set[int] = set()
     for part in (_text(path) or "").split(","):
@@ -79,7 +89,7 @@ def _listed(path: Path) -> set[int]:
     return found
 
 
-def cgroup_quota(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> float | None:
+def cgroup_quota(proc: _Path = "/proc/self/cgroup", mounted: _Path = "/sys/fs/cgroup") -> float | None:
     """Return the smallest quota, in cores, of this process's control groups; None without a quota.
 
     Reads version 2 (cpu.max) and version 1 (cpu.cfs_quota_us), as in Linux's Documentation/admin-guide/cgroup-v2.rst
@@ -89,7 +99,7 @@ def cgroup_quota(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/
     return min(quotas, default=None)
 
 
-def _folders(proc: Path, mounted: Path) -> Iterator[Path]:
+def _folders(proc: _Path, mounted: _Path) -> Iterator[str]:
     """The folders of the groups that limit this process, from the innermost outwards.
 
     Inside a container, whose path may be that on the host, the outermost folder is the container's own.
@@ -103,18 +113,19 @@ def _folders(proc: Path, mounted: Path) -> Iterator[Path]:
         # A hierarchy of several controllers is mounted under their names in any order, or linked under one of them.
         orders = itertools.permutations(together) if len(together) <= _FEW else [together]
         names = {"cpu", *map(",".join, orders)} if controllers else {""}
-        inside = Path(path.lstrip("/"))
+        parts = path.strip("/").split("/")
         for name in sorted(names):
-            for folder in (inside, *inside.parents):
-                yield mounted / name / folder
+            for count in range(len(parts), -1, -1):
+                yield os.path.join(mounted, name, *parts[:count])
 
 
-def _quota_in(folder: Path) -> float | None:
-    unified = _text(folder / "cpu.max")
+def _quota_in(folder: str) -> float | None:
+    unified = _text(os.path.join(folder, "cpu.max"))
     if unified is not None:
         quota, _, period = unified.partition(" ")
     else:
-        quota, period = _text(folder / "cpu.cfs_quota_us") or "-1", _text(folder / "cpu.cfs_period_us") or "0"
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        quota, period = (_text(os.path.join(folder, name)) or "0" for name in names)
     try:
         cores = float(quota) / float(period or 100_000)
     except (ValueError, ZeroDivisionError):  # "max", or no such file
@@ -122,8 +133,9 @@ def _quota_in(folder: Path) -> float | None:
     return cores if cores > 0 else None
 
 
-def _text(path: Path) -> str | None:
+def _text(path: _Path) -> str | None:
     try:
-        return path.read_text().strip()
+        with open(path) as file:
+            return file.read().strip()
     except OSError:  # no such group here
         return None

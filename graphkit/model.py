@@ -6,7 +6,6 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +18,15 @@ from graphkit.ir.counts import elements, parameters, trainable
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.origin import signature, titled
+from graphkit.ir.stored import plain_path
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
 from graphkit.signatures import typed
 from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from onnx import ModelProto
 
     from graphkit.executor.devices.groups import AnyDevice
@@ -364,6 +366,8 @@ class Model:
         Raises:
             UsageError: The suffix is neither `.json` nor `.onnx`.
         """
+        from pathlib import Path
+
         path = Path(path)
         match path.suffix:
             case ".json":
@@ -505,16 +509,18 @@ def load(
 
 def _read(source: Any, external_root: str | Path | None) -> Model:
     if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        if path.is_dir():
-            if not (path / "model.json").exists():
-                raise UsageError(f"{str(path)!r} is not a run folder: it contains no model.json")
-            path = path / "model.json"
-        if path.suffix == ".json":
+        path = plain_path(source)
+        if os.path.isdir(path):
+            if not os.path.exists(f"{path}/model.json"):
+                raise UsageError(f"{path!r} is not a run folder: it contains no model.json")
+            path = plain_path(f"{path}/model.json")
+        if os.path.splitext(path)[1] == ".json":
+            from pathlib import Path
+
             from graphkit.ir import serialize
             from graphkit.ops import registry
 
-            graph, params, _ = serialize.load(path, registry.get, external_root)
+            graph, params, _ = serialize.load(Path(path), registry.get, external_root)
             return Model.from_graph(graph, params)
         source = path
     from graphkit.onnx_io.importer import import_model

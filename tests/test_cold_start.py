@@ -13,7 +13,7 @@ import graphkit as gk
 # The most modules of graphkit after each step. Each module takes 0.2 to 1 ms of processor time.
 MOST = {"import": 1, "load": 76, "compile": 335, "run": 335}
 # Other packages that a file does not need before it is compiled.
-HEAVY = {"onnx", "google", "scipy", "ml_dtypes", "json", "dataclasses", "difflib", "hashlib", "tempfile"}
+HEAVY = {"onnx", "google", "scipy", "ml_dtypes", "json", "dataclasses", "difflib", "hashlib", "pathlib"}
 CODE = """
     import sys
 

@@ -14,13 +14,15 @@ import resource
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit import config
 from graphkit.errors import LimitReached, OutOfMemory, UsageError
 from graphkit.signatures import check_argument
 from graphkit.text import human
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Requests of fewer bytes are not held against what the machine has left, but their sum now and then.
 _SMALL = 1 << 26
@@ -232,8 +234,11 @@ def _of_machine() -> int:
         return 1 << 62
 
 
-def _of_control_groups(root: Path = Path("/sys/fs/cgroup")) -> int:
+def _of_control_groups(root: str | os.PathLike[str] = "/sys/fs/cgroup") -> int:
     """The least that a control group around this process has left: of version 2, else of version 1."""
+    from pathlib import Path
+
+    root = Path(root)
     left = 1 << 62
     for line in _lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)

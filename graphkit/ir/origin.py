@@ -6,7 +6,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.text import listed, quantity
@@ -14,7 +13,7 @@ from graphkit.text import listed, quantity
 if TYPE_CHECKING:
     from graphkit.ir.graph import Graph, Node, Value
 
-_PACKAGE = str(Path(__file__).parent.parent) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # How many nodes are looked at to find one that has a name.
 _FARTHEST = 1000
 # How many operands an error lists.
@@ -144,6 +143,6 @@ def _caller() -> str:
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith((_PACKAGE, "<frozen")):
-            return f"{Path(path).name}:{frame.f_lineno}"
+            return f"{os.path.basename(path)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""

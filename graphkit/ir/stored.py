@@ -16,13 +16,15 @@ import stat
 import time
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphkit.errors import FileChanged, RuntimeFailure
 from graphkit.text import human, short_repr
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Arrays below so many bytes are not worth a read of their own.
 LARGE = 1 << 16
@@ -34,6 +36,17 @@ _HUGE = 1 << 22
 _TICK_NS = 20_000_000
 
 
+def plain_path(path: str | os.PathLike[str]) -> str:
+    """The path as pathlib writes it, whose import takes a while: without dots and slashes that mean nothing."""
+    text = os.fspath(path)
+    parts = text.removeprefix("/").split("/")
+    if text != "/" and not {"", "."}.isdisjoint(parts):
+        from pathlib import Path
+
+        return str(Path(text))
+    return text
+
+
 class StoredFile:
     """A regular file, open as long as it is referenced. Raises OSError if it cannot be opened or is not a regular file.
 
@@ -41,7 +54,7 @@ class StoredFile:
     FileChanged.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: str | os.PathLike[str]):
         self._path = path
         # Whatever the path leads to meanwhile: a pipe is not waited for, and what is open is what is looked at.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -63,6 +76,8 @@ class StoredFile:
     @property
     def place(self) -> Path | None:
         """The path of this very file, without symbolic links; None where the system does not tell it."""
+        from pathlib import Path
+
         try:
             return Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
         except OSError:
@@ -105,7 +120,9 @@ class StoredFile:
     @property
     def path(self) -> Path:
         """Where the file was opened."""
-        return self._path
+        from pathlib import Path
+
+        return Path(self._path)
 
     def __repr__(self) -> str:
         return short_repr(self, self._repr_facts)

@@ -6,7 +6,6 @@ import os
 import re
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.errors import InvalidModel, UnsafeModel
@@ -15,6 +14,8 @@ from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from onnx import TensorProto
 
 _KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
@@ -29,10 +30,12 @@ class ExternalData:
     target. Those of a model without folders, which was given as bytes, are relative to `external_root`.
     """
 
-    def __init__(self, folders: Sequence[Path] = (), external_root: Path | None = None):
+    def __init__(
+        self, folders: Sequence[str | os.PathLike[str]] = (), external_root: str | os.PathLike[str] | None = None
+    ):
         roots = [*folders, *([] if external_root is None else [external_root])]
         self._bases = folders or roots
-        self._roots = [Path(os.path.realpath(p)) for p in roots]
+        self._roots = [os.path.realpath(p) for p in roots]
         self._files: weakref.WeakValueDictionary[Path, StoredFile] = weakref.WeakValueDictionary()
         self._latest: StoredFile | None = None
 
@@ -60,8 +63,11 @@ class ExternalData:
             raise InvalidModel(f"{where}: its data are in {location!r}, but the model was given without a folder")
         if "\0" in location:
             raise UnsafeModel(f"{where}: external data location {location!r} is not a path")
+        from pathlib import Path  # most files have no external data
+
+        bases = [Path(base) for base in self._bases]
         try:
-            base = next((b for b in self._bases if (b / location).exists()), self._bases[0])
+            base = next((b for b in bases if (b / location).exists()), bases[0])
             path = Path(os.path.realpath(base / location))
             self._check_inside(path, location, where)
             file = self._files.get(path)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -95,7 +94,7 @@ def import_model(
         UnsupportedError: A feature is not supported. UnsupportedOperator lists every unknown operator.
     """
     parsed = validate.read_model(source)
-    external = ExternalData(parsed.folders, None if external_root is None else Path(external_root))
+    external = ExternalData(parsed.folders, external_root)
     try:
         with context.detached():
             return Builder(parsed.model, parsed.label, external, parsed.large, differentiate).build()

@@ -6,15 +6,16 @@ modules validate the rest where they read the data: names and cycles in `scopes`
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import warnings
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from graphkit.errors import FileWarning, InvalidModel, UnsupportedError, UsageError
-from graphkit.ir.stored import LARGE, StoredFile
+from graphkit.ir.stored import LARGE, StoredFile, plain_path
 from graphkit.onnx_io import messages
 from graphkit.onnx_io.codes import NEWEST_OPSET
 from graphkit.onnx_io.wire import Malformed, Place, count_messages, cut_out, fields
@@ -56,7 +57,7 @@ class Source(NamedTuple):
 
     model: ModelProto
     label: str
-    folders: tuple[Path, ...]
+    folders: tuple[str, ...]
     large: Mapping[str, Place] = MappingProxyType({})
 
 
@@ -70,10 +71,11 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
     elif not isinstance(source, (str, os.PathLike)):
         found = _parsed(source)
     else:
-        path = Path(source)
+        path = plain_path(source)
         data, large = _read_file(path)
-        folders = tuple(dict.fromkeys((path.absolute().parent, path.resolve().parent)))
-        found = Source(parse(data, str(path)), str(path), folders, large)
+        places = os.path.join(os.getcwd(), path), os.path.realpath(path)
+        folders = tuple(dict.fromkeys(map(os.path.dirname, places)))
+        found = Source(parse(data, path), path, folders, large)
     check_frame(found.model, found.label)
     return found
 
@@ -89,13 +91,26 @@ def _parsed(source: object) -> Source:
     return Source(source, source.graph.name or "model", ())
 
 
-def _read_file(path: Path) -> tuple[bytes, Mapping[str, Place]]:
+def _mode(path: str) -> int | None:
+    """The mode of a file; None if there is no file. Raises OSError."""
+    try:
+        return os.stat(path).st_mode
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP):
+            raise
+    except ValueError:  # a name that no file has
+        pass
+    return None
+
+
+def _read_file(path: str) -> tuple[bytes, Mapping[str, Place]]:
     """The bytes to parse, and where the large tensors are that are not among them."""
-    if not path.exists():
+    mode = _mode(path)
+    if mode is None:
         raise UsageError(f"{path}: no such file")
-    if path.is_dir():
+    if stat.S_ISDIR(mode):
         raise InvalidModel(f"{path}: is a directory; name the .onnx file inside it")
-    if not path.is_file():
+    if not stat.S_ISREG(mode):
         raise InvalidModel(f"{path}: is not a regular file")
     try:
         file = StoredFile(path)

@@ -11,8 +11,9 @@ from graphkit.autodiff import gradient
 from graphkit.errors import MissingGradient, TypeMismatch, UsageError
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops import F
+from graphkit.ops import F, registry
 from graphkit.ops.evaluate import evaluate
+from graphkit.ops.optim.updates import ELEMENTWISE_UPDATES, Update
 
 STEPS = 5
 RNG = np.random.default_rng(3)
@@ -147,3 +148,8 @@ def test_updates_are_not_differentiated(name: str) -> None:
     operator = new.node.op.name
     with pytest.raises(MissingGradient, match=operator):
         gradient([new], [weight])
+
+
+def test_elementwise_updates_are_listed():
+    elementwise = {cls.name for cls in registry if issubclass(cls, Update) and cls.elementwise}
+    assert elementwise == set(ELEMENTWISE_UPDATES)
