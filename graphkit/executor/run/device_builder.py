@@ -106,4 +106,8 @@ def _batch_part(
     part_shapes = {position: (size, *shape[1:]) for position in examples if (shape := shapes[position]) is not None}
     part_key = selection.with_shapes(key, part_shapes)
     program = cache.get(part_key, selection).as_part()
-    return None if program is None else BatchParts(1, size, program, part_key)
+    if program is None:
+        return None
+    from graphkit.executor.run.batched_program import BatchParts
+
+    return BatchParts(1, size, program, part_key)
