@@ -73,8 +73,8 @@ class GpuCollectives:
         self.waited_seconds = 0.0
         self.sent_bytes = 0
 
-    def carries(self, dtype: DType) -> bool:
-        return nccl.carries(dtype)
+    def supports(self, dtype: DType) -> bool:
+        return nccl.supports(dtype)
 
     def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
         start = time.monotonic()
@@ -203,7 +203,7 @@ class GpuGroups:
         self._count = 0
 
     def sums(self, device: str, staged: str = "") -> tuple[GpuCollectives | None, str]:
-        """Return the collectives between GPUs, or None and the reason; "" if no rank has a GPU.
+        """Return the collectives between GPUs, or None and the reason. If no rank has a GPU, the reason is `staged`.
 
         Every rank must call it. If one rank cannot take part, no rank does, and rank 0 warns.
 

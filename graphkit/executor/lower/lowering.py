@@ -64,7 +64,7 @@ class DeviceSums(Protocol):
 
     broken: bool
 
-    def carries(self, dtype: DType) -> bool:
+    def supports(self, dtype: DType) -> bool:
         """Return whether such elements can be summed."""
         ...
 
