@@ -76,19 +76,19 @@ class GpuCollectives:
     def supports(self, dtype: DType) -> bool:
         return nccl.supports(dtype)
 
-    def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
+    def meet(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> Meeting:
         start = time.monotonic()
-        numbers = [int(known), *powers(recording), *powers(structure), *powers(self._fingerprint.number)]
+        numbers = [int(can_record), *powers(recording), *powers(structure), *powers(self._fingerprint.number)]
         total = self._summed(f"all-reduces on GPUs, {order}", numbers)
         self.waited_seconds += time.monotonic() - start
         self.sent_bytes += nbytes
         size = self._communicator.size
         self._fingerprint.check(total[5:7], size)
-        all_know = int(total[0]) == size and are_alike(total[3:5], size)
-        common = recording if all_know and are_alike(total[1:3], size) else 0
-        if all_know and not common:
+        all_can = int(total[0]) == size and are_alike(total[3:5], size)
+        common = recording if all_can and are_alike(total[1:3], size) else 0
+        if all_can and not common:
             self._recordings += 1
-        return Meeting(all_know, common, self._recordings)
+        return Meeting(all_can, common, self._recordings)
 
     def _summed(self, call: str, numbers: Sequence[int]) -> np.ndarray:
         """Return the sums of these numbers over all ranks, in one exchange of a few bytes."""

@@ -209,7 +209,7 @@ def layout_of(site: Site) -> LoopLayout:
         node,
         lowered,
         arena,
-        _known_trips(node, count, operands),
+        _largest_trips(node, count, operands),
         tuple(states),
         tuple(Scanned(p, body.inputs[p], bool(s.backwards)) for p, s in zip(operands, view.scan_inputs, strict=True)),
         tuple(unchanged),
@@ -241,7 +241,7 @@ def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[C
     return states, unchanged
 
 
-def _known_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
+def _largest_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
     """Return the largest number of iterations, or -1 if it is not known."""
     for position in scanned:
         length = operand_of(node, position).tensor.known_shape[0]

@@ -60,13 +60,13 @@ def _may_fail(node: Node, lowering: Lowering | None, placement: Placement, repea
     if isinstance(lowering, (PythonKernel, PythonFunction, AtRunTime, DataDependent)):
         return True
     if lowering is not None and lowering.subgraphs:
-        return _may_go_on(lowering) or any(
+        return _may_reach_limit(lowering) or any(
             _may_fail(*step, graph.placement, ()) for graph in lowering.subgraphs.values() for step in graph.steps
         )
     refuses = value_check(node) is not None and node not in repeats
     return refuses and (not isinstance(lowering, LaunchedStep) or bool(lowering.kernel.fault))
 
 
-def _may_go_on(lowering: Lowering) -> bool:
+def _may_reach_limit(lowering: Lowering) -> bool:
     """Whether a run may reach the limit of iterations."""
     return isinstance(lowering, SubgraphStep) and lowering.unlimited

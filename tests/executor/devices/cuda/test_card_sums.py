@@ -129,7 +129,7 @@ def test_ranks_with_other_fingerprints_do_not_meet(machine: Machine) -> None:
         with pytest.raises(RanksDiffer):
             sums.meet("order", 4, True, 1, 1)
         store.transport.fingerprint.number = 5
-        return sums.meet("order", 4, True, 1, 1).known
+        return sums.meet("order", 4, True, 1, 1).can_record
 
     assert machine.run(work, 3) == [True] * 3
 
@@ -267,8 +267,8 @@ def test_what_all_know(machine: Machine, told: Any, expected: Meeting) -> None:
     """Recordings are replayed where all have the same one, and made where all can."""
 
     def work(store: Any, card: Card) -> Any:
-        known, recording, structure = told[store.rank]
-        return sums_of(store).meet("2", 100, known, recording, structure), store.sent_bytes
+        can_record, recording, structure = told[store.rank]
+        return sums_of(store).meet("2", 100, can_record, recording, structure), store.sent_bytes
 
     assert machine.run(work) == [(expected, 100)] * 2
 
