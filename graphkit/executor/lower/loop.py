@@ -106,7 +106,7 @@ class Loop(SubgraphStep):
 
 
 def _too_many(node: Node, word: int) -> LimitReached:
-    """The error of a loop that has set its fault."""
+    """Return the error of a loop that reached the limit of iterations. word: as set by the device."""
     return limits.too_many_iterations()
 
 

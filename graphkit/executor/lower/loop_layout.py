@@ -258,7 +258,7 @@ def _largest_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
 
 
 def _check_axes(view: LoopView) -> None:
-    """Raise NotNative unless slices are along the first axis, and so contiguous, one behind the other."""
+    """Raise NotNative unless slices are along the first axis, so that each slice is contiguous."""
     for along in (*view.scan_inputs, *view.scan_outputs):
         shape = along.outer.tensor.shape
         if not shape or along.axis % len(shape):
