@@ -70,7 +70,7 @@ def job_of_run(context: click.Context, options: Mapping[str, Any], before: Mappi
         return {}
     if "processes" in given and options["processes"] == 1 and "kvstore" not in given:
         return {}
-    wanted = set(Job._fields) - given - (_OF_LAUNCHER if launch.has_given_size() else set())
+    wanted = set(Job._fields) - given - (_OF_LAUNCHER if launch.launcher_sets_size() else set())
     if "kvstore" in given and options["kvstore"] != before["kvstore"]:
         wanted &= _OF_ANY_STORE
     return {name: before[name] for name in Job._fields if name in wanted and name in before}

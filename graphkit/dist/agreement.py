@@ -119,12 +119,20 @@ LIMIT = 1 << 20
 
 
 def powers(number: int) -> list[int]:
-    """The first and the second power, which are to be summed over all ranks."""
+    """Return a number and its square. `are_alike` compares the numbers of all ranks by the sums of both."""
     return [number, number * number]
 
 
 def are_alike(sums: np.ndarray, ranks: int) -> bool:
-    """Whether integers whose `powers` have these sums are one and the same, and not 0 (Cauchy, Schwarz)."""
+    """Whether all ranks have the same number, and it is not 0.
+
+    By the inequality of Cauchy and Schwarz, the square of the sum of n numbers is n times the sum of their squares only
+    if the numbers are equal.
+
+    Args:
+        sums: The sums of the `powers` of each rank's number.
+        ranks: Number of ranks.
+    """
     first, second = map(int, sums.tolist())
     return first > 0 and first * first == ranks * second
 
@@ -136,6 +144,6 @@ class Fingerprint:
         self.number = 0
 
     def check(self, sums: np.ndarray, ranks: int) -> None:
-        """Raise RanksDiffer, on all ranks, where the sums of `powers` show that ranks have different numbers."""
+        """Raise RanksDiffer, on all ranks, if the sums of `powers` show that ranks have different numbers."""
         if not are_alike(sums, ranks) and sums.any():
             raise RanksDiffer("the ranks take steps with different settings or from different states")

@@ -43,14 +43,14 @@ class Communicator(Protocol):
         later: bool = True,
         operation: str = "",
     ) -> Pending:
-        """Take part in a call with arrays of these types, once every process does; all then perform `action`.
+        """Post an operation: once every process has posted it, with arrays of the same types, all run `action`.
 
-        Calls with the same name are performed in their order. Of different calls that are ready, those with the highest
-        priority come first. Raises RuntimeFailure, which names ranks and steps, if the processes make different calls;
-        so does waiting.
+        Operations with the same name run in the order in which they were posted. Of different ones that are ready,
+        those with the highest priority come first. Raises RuntimeFailure, which names ranks and steps, if the processes
+        post different operations; so does waiting.
 
-        later: a thread performs the action; otherwise the caller that waits for the result does. operation: names what
-        the action does, if calls of this name may do different things.
+        call: name of the operation. later: a thread runs the action; otherwise the caller that waits for the result
+        does. operation: names what the action does, if operations of this name may do different things.
         """
         ...
 
@@ -109,8 +109,11 @@ class Communicator(Protocol):
         """Context that runs the user's code, named by `code` in errors: others wait for it only for a limited time."""
         ...
 
-    def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
-        """Context in which this process waits for the others: to continue, or only to arrive."""
+    def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
+        """Context in which this process waits for others. A process that sends no heartbeats counts as lost meanwhile.
+
+        for_progress: so does one that sends heartbeats but makes no progress.
+        """
         ...
 
     def lost(self) -> str | None:
@@ -183,7 +186,7 @@ class LocalCommunicator:
     def running(self, code: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
+    def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
     def lost(self) -> str | None:

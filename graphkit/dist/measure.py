@@ -23,10 +23,16 @@ _COMPARED = 1024
 def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -> dict[str, Any]:
     """Return times of all-reduces of float32 arrays, one for each of `sizes` bytes. Collective.
 
-    The result is equal in all processes: `processes`, `library` of MPI, and `rows` by size. A row has `bytes`,
-    `sent_bytes` of a call of pushpull, and by engine (`mpi`, `graphkit`) the `calls` in a round and the `seconds` of a
-    call in each round, the mean of the slowest process. Compression applies only to pushpull. Raises RuntimeFailure if
-    a sum is wrong, OutOfMemory, and MissingDependency without MPI.
+    The result is equal in all processes: `processes`, `library` (the name of the MPI library), and `rows`, one for each
+    size. A row has these keys:
+
+    - `bytes`: size of the array.
+    - `sent_bytes`: bytes that one call of pushpull sends.
+    - `calls`: by engine (`mpi`, `graphkit`), the number of calls in a round.
+    - `seconds`: by engine, the seconds of one call in each round: the mean of the round in the slowest process.
+
+    Compression applies only to pushpull. Raises RuntimeFailure if a sum is wrong, OutOfMemory, and MissingDependency
+    without MPI.
     """
     communicator = join()
     store = KVStore("dist_sync", Transport(communicator))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.dist.agreement import compare, powers
-from graphkit.dist.collectives.buckets import Buckets
+from graphkit.dist.collectives.buckets import ProgramCollectives
 from graphkit.dist.collectives.operations import Collectives
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.progress.pending import Sum, unchanged
@@ -64,7 +64,7 @@ class Transport(Collectives):
         """Messages that send arrays from this rank to another one, and receive them."""
         return self.communicator.messages
 
-    def collectives(self, ordered: bool = False, device: str | None = None, staged: str = "") -> Buckets:
+    def collectives(self, ordered: bool = False, device: str | None = None, staged: str = "") -> ProgramCollectives:
         """Return the collectives that a program uses.
 
         Args:
@@ -79,12 +79,12 @@ class Transport(Collectives):
         if self._servers_of:
             raise UsageError(f"a {self._servers_of!r} store does not sum gradients inside a program; push them")
         if self.size == 1 or device is None:
-            return Buckets(self, ordered, staged=staged)
+            return ProgramCollectives(self, ordered, staged=staged)
         if self._gpu_groups is None:
             from graphkit.dist.collectives.gpu import GpuGroups
 
             self._gpu_groups = GpuGroups(self.communicator, self.fingerprint)
-        return Buckets(self, ordered, *self._gpu_groups.sums(device, staged))
+        return ProgramCollectives(self, ordered, *self._gpu_groups.sums(device, staged))
 
     # --- agreement --------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ import numpy as np
 from graphkit.dist.arguments import Key, callable_of, described
 from graphkit.errors import UsageError
 
-# Of a key, the sum (a RowSparse where such were pushed) and the stored value.
+# A function of a key, the sum of the pushed values (a RowSparse if RowSparse were pushed), and the stored value, which
+# it changes in place.
 Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
 
 

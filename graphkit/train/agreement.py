@@ -72,7 +72,7 @@ class Counts(Protocol):
     """Numbers of updates, of accumulated batches and of skipped steps, as a Stepper counts them."""
 
     updates: int
-    waiting: int
+    accumulated: int
     skipped: int
 
 
@@ -114,7 +114,7 @@ class StepAgreement(NoAgreement):
         self._state = self._checksum()
 
     def step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
-        self._rate, self._counts = rate, (counts.updates, counts.waiting, counts.skipped)
+        self._rate, self._counts = rate, (counts.updates, counts.accumulated, counts.skipped)
         return self
 
     def __enter__(self) -> None:
@@ -135,7 +135,7 @@ class StepAgreement(NoAgreement):
 
     def facts(self) -> dict[str, Any]:
         """Return the facts behind the fingerprint by name, for the message of an error."""
-        updates, waiting, skipped = self._counts
+        updates, accumulated, skipped = self._counts
         assigned = {
             f"parameter {name!r}": f"set {self._times(name)} (checksum {self._checksums[name]:08x})"
             for name in sorted(self._checksums)
@@ -143,7 +143,7 @@ class StepAgreement(NoAgreement):
         return {
             "learning rate": self._rate,
             "updates": updates,
-            "batches that wait for an update": waiting,
+            "batches that wait for an update": accumulated,
             "skipped steps": skipped,
             "resumed run": self._resumed,
             **{f"parameter {name!r}": "as trained" for name in self._params},

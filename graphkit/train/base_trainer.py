@@ -345,11 +345,11 @@ class BaseTrainer:
                 raise it, and nothing changes.
         """
         with self._interrupts:
-            self._exchange.read(False)
+            self._exchange.return_outputs(False)
             return LazyScalar(self._step(inputs, targets)[0])
 
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Train on a batch. Return the loss, and the outputs that are read (see `Exchange.read`)."""
+        """Train on a batch. Return the loss, and the outputs that are read (see `Exchange.return_outputs`)."""
         self._averages.check_not_swapped("the next step")
         if self.kvstore is None:
             return self._take(inputs, targets, size, self.learning_rate)
@@ -365,7 +365,7 @@ class BaseTrainer:
             feeds |= compared
         else:
             rank, ranks = self._place
-            batch = self._stepper.waiting * ranks + rank  # its number among the batches of the update
+            batch = self._stepper.accumulated * ranks + rank  # its number among the batches of the update
             key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
             feeds = self._mixing.mixed(feeds, compared, size, key)
         return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)

@@ -107,7 +107,7 @@ def find_lr(
     batch_size = integer("find_lr", "batch_size", batch_size, 1)
     if not trainer._alone or (trainer.kvstore is not None and trainer.kvstore.is_remote):
         raise UsageError("find_lr works with one process only; create the Trainer without a kvstore of several")
-    if trainer.position.within or trainer._stepper.waiting:
+    if trainer.position.within or trainer._stepper.accumulated:
         raise UsageError(f"find_lr must start between two epochs, but training is {trainer.position}")
     with employed(workers, trainer._data(data)) as (found,):
         if steps is None:
@@ -152,7 +152,7 @@ def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
     for batch in itertools.islice(batches, trainer.accumulate):
         given = trainer._prepared(batch)
         try:
-            trainer._exchange.read(bool(trainer._recurrent_state.names))
+            trainer._exchange.return_outputs(bool(trainer._recurrent_state.names))
             found, results = trainer._step(trainer._recurrent_state.feeds(given.inputs), given.targets, given.size)
         except NotFinite:
             return math.nan
@@ -181,7 +181,7 @@ class _SavedState:
         names = [*trainer.net.params, *stepper.slots]
         self._arrays = {name: stepper.store[name].copy() for name in names}
         self._optimizer, self._rng = trainer.optimizer, trainer.executor.rng
-        self._counts = stepper.updates, stepper.skipped, stepper.waiting, stepper.waiting_weight
+        self._counts = stepper.updates, stepper.skipped, stepper.accumulated, stepper.accumulated_weight
 
     def restore(self) -> None:
         """Reset the trainer to this state."""
@@ -190,6 +190,6 @@ class _SavedState:
             for name, array in self._arrays.items():
                 stepper.store.commit(name, array)
             trainer.optimizer, trainer.executor.rng = self._optimizer, self._rng
-            stepper.updates, stepper.skipped, stepper.waiting, stepper.waiting_weight = self._counts
+            stepper.updates, stepper.skipped, stepper.accumulated, stepper.accumulated_weight = self._counts
             trainer._recurrent_state.reset()
             trainer.step_incomplete = False

@@ -259,7 +259,7 @@ class Fit:
         before = trainer.updates
         inputs = trainer._recurrent_state.feeds(batch.inputs) if batch.size else batch.inputs
         skipped = trainer.skipped
-        trainer._exchange.read(bool(measured or trainer._recurrent_state.names))
+        trainer._exchange.return_outputs(bool(measured or trainer._recurrent_state.names))
         with self._writing_parameters():
             array, results = trainer._step(inputs, batch.targets, batch.size)
         loss = float(array)

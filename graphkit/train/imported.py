@@ -90,7 +90,8 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
     """Return a Reshape to constant sizes with a symbolic batch size; None if it needs no change or allows none.
 
-    The batch size is the 1 in the target before which input and target have the same number of elements.
+    The batch size in the target is a 1. The sizes before it have the same product as those before the batch size of the
+    input.
     """
     data, target = operands[:2]
     sizes = None if target is None else target.tensor.constants

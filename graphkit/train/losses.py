@@ -396,7 +396,7 @@ class Bound:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """The divisor of the mean of each loss (symbolic dimensions, or class weights), to an output that has it."""
+        """By divisor of the mean of a loss (symbolic dimensions, or class weights): an output whose loss has it."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             shape = self.targets[target].shape or ()

@@ -62,8 +62,8 @@ class Settings:
         warmup: Transitions that must be stored before the first update.
         sync: Updates between two copies into the target network.
         limit: Steps after which an episode is stopped.
-        double: Let the trained network choose the next action, which the target network values (van Hasselt et al.
-            2016).
+        double: The trained network chooses the next action, and the target network estimates its value (van Hasselt
+            et al. 2016).
     """
 
     discount: float = 0.95

@@ -36,11 +36,11 @@ _PATIENCE = 30.0
 def save(trainer: BaseTrainer, folder: str | Path) -> None:
     """Implement `Trainer.save`."""
     trainer._averages.check_not_swapped("save()")
-    waiting, ranks = trainer._stepper.waiting, trainer._place[1]
-    if waiting and ranks > 1:
+    accumulated, ranks = trainer._stepper.accumulated, trainer._place[1]
+    if accumulated and ranks > 1:
         raise UsageError(
-            f"{ranks} processes have accumulated gradients of {waiting} batches: call flush() in all of them before "
-            "save()"
+            f"{ranks} processes have accumulated gradients of {accumulated} batches: call flush() in all of them "
+            "before save()"
         )
     path, fit = Path(folder), trainer._fit
     within = fit is not None and fit.folder is not None and fit.folder.resolve() == path.resolve()
@@ -128,8 +128,8 @@ def _checkpoint(
         data_seed=trainer.seed,
         settings={
             "accumulate": trainer.accumulate,
-            "waiting": stepper.waiting,
-            "waiting_weight": stepper.waiting_weight,
+            "waiting": stepper.accumulated,
+            "waiting_weight": stepper.accumulated_weight,
             "skipped": stepper.skipped,
             "processes": trainer._place[1],
             "ema": None if trainer.ema is None else trainer.ema.describe(),
@@ -158,9 +158,9 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         check_links(folder)
     saved = checkpoints.load(folder)
     stepper, exchange = trainer._stepper, trainer._exchange
-    waiting = int(saved.settings.get("waiting", 0))
+    accumulated = int(saved.settings.get("waiting", 0))
     arrays = exchange.own_states(saved.arrays)
-    adapt_gradient_sums(arrays, trainer.trained, stepper.slots, waiting, trainer._place[0])
+    adapt_gradient_sums(arrays, trainer.trained, stepper.slots, accumulated, trainer._place[0])
     recurrent, metric_states = _epoch_states_of_rank(saved.parts, trainer._place, folder)
     own_residuals = _residuals_of_rank(trainer, saved.residuals, folder)
     unknown = set(recurrent) - {*trainer._recurrent_state.keys}
@@ -188,7 +188,7 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         # Workers with servers update independently: only rank 0 has the accumulated gradients.
         has_none = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
         weight = 0.0 if has_none else float(saved.settings.get("waiting_weight", 0.0))
-        stepper.waiting, stepper.waiting_weight = waiting, weight
+        stepper.accumulated, stepper.accumulated_weight = accumulated, weight
         trainer._resumed = trainer.position.until > trainer.position.start
         trainer.step_incomplete = False
 

@@ -56,9 +56,9 @@ def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division 
 class Stepper:
     """Trains on batches. Its Exchange runs the programs, alone or together with other ranks.
 
-    `updates` counts the updates, and `skipped` the steps that were skipped because something was not finite. `waiting`
-    is the number of batches whose gradients are accumulated for the next update, `waiting_weight` the sum of their
-    weights.
+    `updates` counts the updates, and `skipped` the steps that were skipped because something was not finite.
+    `accumulated` is the number of batches whose gradients are accumulated for the next update, `accumulated_weight` the
+    sum of their weights.
     """
 
     def __init__(self, spec: StepSpec, exchange: Exchange):
@@ -66,8 +66,8 @@ class Stepper:
         # The exchange replaces elements of these lists, but not the lists.
         self.programs, self.executors = exchange.programs, exchange.executors
         self.trained, self.slots, self.store = exchange.trained, exchange.slots, exchange.store
-        self.updates = self.skipped = self.waiting = 0
-        self.waiting_weight = 0.0
+        self.updates = self.skipped = self.accumulated = 0
+        self.accumulated_weight = 0.0
         self._rule, self._accumulate = spec.rule, spec.accumulate
         self._loss = spec.graph.output_names[0]
 
@@ -85,7 +85,7 @@ class Stepper:
         before, generator = self.updates, self.executors[0].rng
         samples = samples_of(feeds, size) if self._accumulate > 1 else 0
         try:
-            results: dict[str, Any] | None = self.exchange.run(feeds, size, rate, self.waiting)
+            results: dict[str, Any] | None = self.exchange.run(feeds, size, rate, self.accumulated)
         except NotFinite as error:
             self._raise_unless_skipped(error, feeds, generator, position)
             results = None
@@ -94,9 +94,9 @@ class Stepper:
             self.updates += results is not None or self.exchange.counts_every_step
         else:
             # The NaN of a skipped batch also drops the gradients of the other batches of its update.
-            self.waiting_weight += math.nan if results is None else weight_in(results, samples)
-            self.waiting += 1
-            if self.waiting >= self._accumulate:  # more if the checkpoint was written with a larger `accumulate`
+            self.accumulated_weight += math.nan if results is None else weight_in(results, samples)
+            self.accumulated += 1
+            if self.accumulated >= self._accumulate:  # more if the checkpoint was written with a larger `accumulate`
                 self._use_accumulated(rate)
         if self.updates > before:
             self.exchange.after_step(self.updates)
@@ -126,21 +126,21 @@ class Stepper:
         self.exchange.synchronise()
 
     def _use_accumulated(self, rate: float) -> None:
-        if not self.waiting:
+        if not self.accumulated:
             return
         updated = self._update(rate)
         if updated:
-            self.waiting, self.waiting_weight = 0, 0.0
+            self.accumulated, self.accumulated_weight = 0, 0.0
         else:
             self._drop_accumulated()
         self.updates += updated or self.exchange.counts_every_step
 
     def _update(self, rate: float) -> bool:
         """Update with accumulated gradients. Return False if the update must be skipped."""
-        if self._rule.on_nonfinite == "skip" and math.isnan(self.waiting_weight):
+        if self._rule.on_nonfinite == "skip" and math.isnan(self.accumulated_weight):
             return False
         try:
-            self.exchange.update(self.waiting_weight, rate)
+            self.exchange.update(self.accumulated_weight, rate)
         except NotFinite:
             if self._lower_scale() or self._rule.on_nonfinite != "raise":
                 return False
@@ -157,7 +157,7 @@ class Stepper:
             key = f"{name}/{steps.GRADIENT_SUM}"
             self.slots[key] = np.zeros_like(self.slots[key])
         self.skipped += 1
-        self.waiting, self.waiting_weight = 0, 0.0
+        self.accumulated, self.accumulated_weight = 0, 0.0
 
     def _lower_scale(self) -> bool:
         """Lower the factor on losses, because gradients may have overflowed. Return False if it is already 1."""

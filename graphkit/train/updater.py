@@ -82,7 +82,8 @@ class OptimizerUpdater:
         self._slots: dict[Key, list[np.ndarray]] = {}
         self._averages: dict[Key, np.ndarray] = {}
         self._updates: dict[Key, int] = {}
-        # Compiled updates, with the names of their inputs: of values by type and decay, of averages by type.
+        # Compiled programs, each with the names of its inputs: updates of values, by type and weight decay; and updates
+        # of averages, by type.
         self._programs: dict[tuple[str, tuple[str, ...], float], tuple[tuple[str, ...], Executor]] = {}
         self._averaging: dict[tuple[str, tuple[int, ...]], tuple[tuple[str, ...], Executor]] = {}
 

@@ -12,8 +12,8 @@ from graphkit import config, cores
 from graphkit.dist.hosts.placement import Allowed, are_apart, part, share
 
 
-def process(allowed, quota=None, group="", threads=None, placed=True):
-    return Allowed(frozenset(allowed), quota, group, threads, placed)
+def process(allowed, quota=None, group="", threads=None, may_bind=True):
+    return Allowed(frozenset(allowed), quota, group, threads, may_bind)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_cores_are_disjoint_and_as_many_for_each():
         [process(range(4)), process(range(4, 8))],
         [process(range(2))] * 3,  # fewer cores than processes
         [process(range(4), threads=3)] * 2,  # fewer cores than threads
-        [process(range(4)), process(range(4), placed=False)],
+        [process(range(4)), process(range(4), may_bind=False)],
     ],
 )
 def test_who_stays_where_the_launcher_has_put_it(processes):
@@ -66,7 +66,7 @@ def test_who_stays_where_the_launcher_has_put_it(processes):
         ([process(range(4)), process(range(4, 8))], True),
         ([process(range(4)), process(range(2, 6))], False),
         ([process(range(2))] * 3, False),  # waiting, they offer their cores to each other
-        ([process(range(4)), process(range(4), placed=False)], False),
+        ([process(range(4)), process(range(4), may_bind=False)], False),
     ],
 )
 def test_whether_cores_are_of_one_process_alone(processes, expected):

@@ -70,9 +70,9 @@ def test_options_of_processes_that_are_left_out_are_those_of_the_run(resumed, be
 
 def test_an_mpi_launcher_decides_how_many_processes_go_on(resumed, monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
-    assert launch.has_given_size()
+    assert launch.launcher_sets_size()
     monkeypatch.setenv(config.JOB_SIZE.name, "2")
-    assert not launch.has_given_size()
+    assert not launch.launcher_sets_size()
 
 
 def command(*given):

@@ -36,8 +36,8 @@ class Flight:
         self.arrived = time.monotonic_ns()
 
 
-class Buckets:
-    """Carries the collectives of one program at a time.
+class ProgramCollectives:
+    """Starts the collectives of a program, and waits for them. One program at a time can use it.
 
     Args:
         transport: The ranks.
@@ -47,7 +47,7 @@ class Buckets:
 
     Attributes:
         copied_bytes: Bytes that were copied to make arrays contiguous.
-        stamped: The key of a float64 sum that also carries the fingerprint of the transport.
+        stamped: The key of a float64 all-reduce that also sums the fingerprint, to compare the steps of the ranks.
         flights: The last collectives, for traces.
     """
 

@@ -73,22 +73,22 @@ class GpuCollectives:
         self.waited_seconds = 0.0
         self.sent_bytes = 0
 
-    def carries(self, dtype: DType) -> bool:
-        return nccl.carries(dtype)
+    def supports(self, dtype: DType) -> bool:
+        return nccl.supports(dtype)
 
-    def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
+    def meet(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> Meeting:
         start = time.monotonic()
-        numbers = [int(known), *powers(recording), *powers(structure), *powers(self._fingerprint.number)]
+        numbers = [int(can_record), *powers(recording), *powers(structure), *powers(self._fingerprint.number)]
         total = self._summed(f"all-reduces on GPUs, {order}", numbers)
         self.waited_seconds += time.monotonic() - start
         self.sent_bytes += nbytes
         size = self._communicator.size
         self._fingerprint.check(total[5:7], size)
-        all_know = int(total[0]) == size and are_alike(total[3:5], size)
-        common = recording if all_know and are_alike(total[1:3], size) else 0
-        if all_know and not common:
+        all_can = int(total[0]) == size and are_alike(total[3:5], size)
+        common = recording if all_can and are_alike(total[1:3], size) else 0
+        if all_can and not common:
             self._recordings += 1
-        return Meeting(all_know, common, self._recordings)
+        return Meeting(all_can, common, self._recordings)
 
     def _summed(self, call: str, numbers: Sequence[int]) -> np.ndarray:
         """Return the sums of these numbers over all ranks, in one exchange of a few bytes."""
@@ -203,7 +203,7 @@ class GpuGroups:
         self._count = 0
 
     def sums(self, device: str, staged: str = "") -> tuple[GpuCollectives | None, str]:
-        """Return the collectives between GPUs, or None and the reason; "" if no rank has a GPU.
+        """Return the collectives between GPUs, or None and the reason. If no rank has a GPU, the reason is `staged`.
 
         Every rank must call it. If one rank cannot take part, no rank does, and rank 0 warns.
 

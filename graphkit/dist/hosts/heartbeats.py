@@ -82,17 +82,18 @@ class HeartbeatBoard:
 class _Wait:
     """A context in which a process waits for others. It may be nested, and entered repeatedly."""
 
-    def __init__(self, monitor: HeartbeatMonitor, for_steps: bool):
-        self._monitor, self._for_steps = monitor, for_steps
+    def __init__(self, monitor: HeartbeatMonitor, for_progress: bool):
+        self._monitor, self._for_progress = monitor, for_progress
 
     def __enter__(self) -> None:
         monitor = self._monitor
-        monitor._outer.append((monitor._for_steps, monitor._waits, monitor._wait))
-        monitor._for_steps, monitor._waits, monitor._wait = self._for_steps, time.monotonic(), next(monitor._numbers)
+        monitor._outer.append((monitor._for_progress, monitor._waits, monitor._wait))
+        monitor._for_progress, monitor._waits = self._for_progress, time.monotonic()
+        monitor._wait = next(monitor._numbers)
 
     def __exit__(self, *_: object) -> None:
         monitor = self._monitor
-        monitor._for_steps, monitor._waits, monitor._wait = monitor._outer.pop()
+        monitor._for_progress, monitor._waits, monitor._wait = monitor._outer.pop()
 
 
 class HeartbeatMonitor:
@@ -131,11 +132,11 @@ class HeartbeatMonitor:
         self._running: list[int] = []
         self._progressed = time.monotonic()
         self._waits: float | None = None
-        self._for_steps = False  # whether the others should make progress
+        self._for_progress = False  # whether a process without progress counts as lost
         self._outer: list[tuple[bool, float | None, int]] = []
-        # Contexts of waiting for others: to make progress, or only to exist.
-        self.for_progress = _Wait(self, for_steps=True)
-        self.for_presence = _Wait(self, for_steps=False)
+        # Contexts of a wait. In the first, a process without progress counts as lost; in both, one without heartbeats.
+        self.for_progress = _Wait(self, for_progress=True)
+        self.for_presence = _Wait(self, for_progress=False)
         self._ended = threading.Event()
         self._at, self._process = mine * SLOT.itemsize, os.getpid()
         self.doing(b"", 0)
@@ -271,7 +272,7 @@ class HeartbeatMonitor:
         silent, still = now - float(slot["alive"]), now - float(slot["progress"])
         if silent > self.timeout:
             what = f"has sent no heartbeat for {silent:.0f} s"
-        elif self._for_steps and still > self.timeout:
+        elif self._for_progress and still > self.timeout:
             what = f"has made no progress for {still:.0f} s"
         else:
             return None
@@ -288,7 +289,7 @@ class HeartbeatMonitor:
         now = time.monotonic()
         self._mine["alive"] = now
         since = self._waits
-        # A long step may contain waits. Long work inside a wait is no wait.
+        # During long work, this process waits only if the wait began inside that work.
         waits = since is not None and max(self._working, default=-1) < self._wait
         self._mine["waits"] = max(since, self._progressed) if since is not None and waits else math.inf
         if progress:

@@ -26,7 +26,7 @@ class Allowed(NamedTuple):
     quota: float | None
     group: str
     threads: int | None  # as chosen by the user
-    placed: bool  # whether cores may be divided
+    may_bind: bool  # whether the process may be bound to some of its cores
 
     @classmethod
     def here(cls) -> Allowed:
@@ -35,8 +35,8 @@ class Allowed(NamedTuple):
         allowed = frozenset(os.sched_getaffinity(0)) if known else frozenset(range(os.cpu_count() or 1))
         group = Path("/proc/self/cgroup")
         text = group.read_text() if group.exists() else ""
-        placed = known and config.PLACE_RANKS.get()
-        return cls(allowed, cores.cgroup_quota(), text, config.NUM_THREADS.get(), placed)
+        may_bind = known and config.PLACE_RANKS.get()
+        return cls(allowed, cores.cgroup_quota(), text, config.NUM_THREADS.get(), may_bind)
 
 
 def share(processes: Sequence[Allowed], mine: int) -> int:
@@ -56,10 +56,10 @@ def part(processes: Sequence[Allowed], mine: int) -> list[int] | None:
     """Return the cores for this process alone.
 
     None if the processes have different cores, if there is one process, if they want more threads than there are cores,
-    or if one of them must not be placed.
+    or if one of them must not be bound.
     """
     count, allowed = len(processes), processes[mine].cores
-    if count == 1 or not all(process.placed and process.cores == allowed for process in processes):
+    if count == 1 or not all(process.may_bind and process.cores == allowed for process in processes):
         return None
     each = len(allowed) // count
     if any((process.threads or share(processes, index)) > each for index, process in enumerate(processes)):

@@ -63,7 +63,7 @@ def is_started() -> bool:
     return config.JOB_SIZE.get() is not None or launched_by_mpi()
 
 
-def has_given_size() -> bool:
+def launcher_sets_size() -> bool:
     """Whether an MPI launcher, and not `run_processes`, has set the number of processes."""
     return config.JOB_SIZE.get() is None and launched_by_mpi()
 

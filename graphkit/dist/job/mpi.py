@@ -44,16 +44,16 @@ _COUNTS = (
     ("PMI_SIZE", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
-# During a wait: seconds for which a process keeps a core of its own, seconds for which it only yields the core, and the
-# pause after that.
+# During a wait: seconds after which a process begins to yield its core (at once if others use the core), seconds after
+# which it sleeps instead, and the seconds of each sleep.
 _SPIN, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
 
 
 def launched_by_mpi() -> bool:
     """Whether a known MPI launcher has started this process. Imports nothing.
 
-    It is used before MPI is loaded, which takes long and may be impossible twice. If it is wrong, MPI's own answer
-    leads to an error (`graphkit train --processes`).
+    It is used before MPI starts, because that takes long, and a process can start MPI only once. If it is wrong, MPI's
+    own answer leads to an error (`graphkit train --processes`).
     """
     return any(v in os.environ for v in _LAUNCHER_VARIABLES)
 
@@ -324,10 +324,10 @@ class MpiCommunicator:
         if self._monitor is not None:
             self._monitor.made_progress()
 
-    def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
+    def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
         if self._monitor is None:
             return nullcontext()
-        return self._monitor.for_progress if for_steps else self._monitor.for_presence
+        return self._monitor.for_progress if for_progress else self._monitor.for_presence
 
     def lost(self) -> str | None:
         return None if self._monitor is None else self._monitor.lost()

@@ -146,11 +146,11 @@ def _first_number(variables: Sequence[str]) -> int | None:
 
 
 def _torch_processes() -> int:
-    """Return how many processes a PyTorch launcher has started; 0 if this process has none."""
+    """Return how many processes a PyTorch launcher has started; 0 if none has started this process."""
     processes = _first_number((_TORCH_SIZE,)) if _first_number((_TORCH_RANK,)) is not None else None
     return processes or 0
 
 
 def _torchrun_processes() -> int:
-    """Return the number if that launcher is torchrun; otherwise 0."""
+    """Return how many processes torchrun has started; 0 if it has not started this process."""
     return _torch_processes() if _TORCHRUN in os.environ else 0

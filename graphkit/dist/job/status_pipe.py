@@ -64,7 +64,8 @@ class StatusPipe:
         self._reports: dict[int, str] = {}
         # Ranks whose processes have ended, in this order.
         self._exited: list[int] = []
-        # Whether a rank reported its failure before any rank was lost. Launchers end the others after both.
+        # Whether a rank reported a failure while no rank was lost. The launcher then ends the other ranks, so they are
+        # lost for a known reason.
         self._explained = False
         self._incomplete = b""
 

@@ -85,7 +85,7 @@ class Digests:
         self._digests: dict[Any, tuple[int, int, bytes]] = {}
 
     def of(self, call: str, arrays: Sequence[np.ndarray], operation: str = "") -> tuple[int, int, bytes]:
-        """Return the digest of the name, that of name, operation and array types, and the name for messages."""
+        """Return two digests and a text: of the name; of name, operation and array types; and the name for messages."""
         key = (call, operation, *((a.dtype, a.shape) for a in arrays))
         found = self._digests.get(key)
         if found is None:

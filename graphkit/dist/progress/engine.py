@@ -26,7 +26,7 @@ from graphkit.dist.progress.pending import (
     Action,
     Pending,
     Sum,
-    can_run_alone,
+    can_run_in_background,
     complete_locally,
     fits_announcement,
     grouped,
@@ -397,7 +397,7 @@ class ProgressEngine:
             self._links.doing(group[0].text)
             running: _Running | None = None
             outcomes: list[_Outcome] = []
-            if self.overlap == "concurrent" and can_run_alone(group, known):
+            if self.overlap == "concurrent" and can_run_in_background(group, known):
                 running, failure = self._attempt(group[0], self._start_running, group[0])
             else:
                 outcomes, failure = self._attempt(group[0], self._outcomes, group, known)

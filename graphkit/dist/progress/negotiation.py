@@ -36,8 +36,8 @@ class Links(Protocol):
         """Report progress: this rank has reached this call."""
         ...
 
-    def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
-        """Context in which this rank waits for others: to make progress, or only to exist."""
+    def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
+        """Context in which this rank waits for others (see `Communicator.waiting`)."""
         ...
 
     def lost(self) -> str | None:

@@ -135,7 +135,7 @@ def grouped(chosen: Sequence[Pending], payload_sums: Mapping[str, np.ndarray]) -
         yield group
 
 
-def can_run_alone(group: Sequence[Pending], payload_sums: Mapping[str, np.ndarray]) -> bool:
+def can_run_in_background(group: Sequence[Pending], payload_sums: Mapping[str, np.ndarray]) -> bool:
     """Whether this is one sum that can run in the background."""
     first, action = group[0], group[0].action
     if len(group) > 1 or not isinstance(action, Sum) or first.call in payload_sums:

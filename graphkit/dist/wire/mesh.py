@@ -415,7 +415,7 @@ def open_mesh(
             listener = stack.enter_context(Listener(several, len(before)))
         contacts = allgather_objects((word, None if listener is None else listener.address))
         secret = contacts[0][0]
-        # The last server waits for no other one. Each server is accepted once those after it have connected.
+        # Every server connects to those after it before it accepts others. No deadlock: the last one accepts at once.
         sockets = {
             to: connect(rank, contacts[to][1], hosts[to] == hosts[rank], secret, seconds)
             for to in reversed(servers)

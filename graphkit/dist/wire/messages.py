@@ -52,7 +52,7 @@ class Links(Protocol):
         """Report that an operation that this rank waits for has made progress."""
         ...
 
-    def waiting(self, for_steps: bool) -> AbstractContextManager[None]: ...
+    def waiting(self, for_progress: bool) -> AbstractContextManager[None]: ...
     def lost(self) -> str | None: ...
     def fail(self, reason: str) -> None:
         """Stop all collectives with an error."""
@@ -275,17 +275,20 @@ def _parts(data: np.ndarray) -> list[np.ndarray]:
 # Lanes of messages; pipelines use lanes 0 to 4.
 _VALUES, _RECEIPTS = 5, 6
 
+# Largest number of values that are sent to one rank and not confirmed.
 WINDOW = 32
 
 
 class Channels:
     """Sends and receives the values of one rank's programs, which run one at a time, in the same order on every rank.
 
+    At most `window` values to one rank are not confirmed at a time. A receiver confirms half a window at once.
+
     Attributes:
         sent, received: Number of values by rank.
         by_key: Number of sent values by name.
         ahead: Largest number of values that were sent and not yet confirmed, by rank.
-        waits: How often a window was full.
+        waits: How often a value had to wait for a confirmation.
     """
 
     def __init__(self, messages: Messages, window: int = WINDOW):
@@ -297,11 +300,11 @@ class Channels:
         self.by_key: Counter[str] = Counter()
         self.ahead: Counter[int] = Counter()
         self.waits = 0
-        # Confirmations of each rank, for half a window each.
+        # Number of confirmations from each rank.
         self._receipts: Counter[int] = Counter()
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
-        """Send a copy of an array to a rank. Waits while the window of that rank is full."""
+        """Send a copy of an array to a rank. Waits while `window` values to this rank are not confirmed."""
         while (under_way := self.sent[to] - self._receipts[to] * self._half) >= self.window:
             self.waits += 1
             self._wait_for_receipt(to)

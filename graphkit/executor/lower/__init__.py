@@ -1,1 +1,1 @@
-"""From a graph whose dimensions are bound to steps of a native program; what values decide is left to the run."""
+"""Lower a graph for given input shapes to the steps of a program. The run computes sizes that depend on elements."""

@@ -20,10 +20,11 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.bind import match_shapes
 
-# What a step reads and writes of a part is to lie in a core's share of the caches.
+# Bytes of a core's share of the caches. The data that a step reads and writes for one part should fit into it.
 _CACHED = 8 << 20
 
-# Operators that may learn sizes, which depend on the batch, from operands: the types say what comes of them.
+# Operators that may take sizes that depend on the batch as operands. The types of their results show whether the
+# examples are still along the first axis.
 _SIZED = (Reshape, Resize)
 
 
@@ -80,7 +81,8 @@ def _bytes(itemsize: int, dims: Iterable[int]) -> int:
 def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
     """Return the Batch of a graph whose inputs, except the `fixed` ones (positions), are examples; None if it has none.
 
-    Values computed only from shapes may be operands that say how many examples there are, and nothing else. Linear.
+    Values that are computed only from the shapes of examples may be operands of Reshape and Resize. If another operator
+    reads them together with examples, the graph has no Batch. Linear.
     """
     used = {v for node in graph.nodes for v in node.operands} | set(graph.outputs)
     fed = [v for i, v in enumerate(graph.inputs) if i not in fixed and v in used]
@@ -91,12 +93,12 @@ def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
     examples = dict.fromkeys(fed)
     sized: set[Value] = set()
     for node in graph.nodes:
-        apart, about_sizes = (any(v in group for v in node.operands) for group in (examples, sized))
+        reads_examples, reads_sizes = (any(v in group for v in node.operands) for group in (examples, sized))
         results = [v for v in node.outputs if v in used]
-        if _reads_shapes_alone(node, examples) and (apart or about_sizes):
+        if _reads_shapes_alone(node, examples) and (reads_examples or reads_sizes):
             sized.update(results)
-        elif apart:
-            if not _keeps_apart(node, examples, sized) or not all(_has_examples(v, symbol) for v in results):
+        elif reads_examples:
+            if not _keeps_separate(node, examples, sized) or not all(_has_examples(v, symbol) for v in results):
                 return None
             examples.update(dict.fromkeys(results))
         if any(v not in examples and _mentions(v, symbol) for v in results):
@@ -141,7 +143,8 @@ def _reads_shapes_alone(node: Node, examples: Collection[Value]) -> bool:
     return all(v not in examples or n in shape_only for v, n in zip(node.inputs, names, strict=True))
 
 
-def _keeps_apart(node: Node, examples: Collection[Value], sized: Collection[Value]) -> bool:
+def _keeps_separate(node: Node, examples: Collection[Value], sized: Collection[Value]) -> bool:
+    """Return whether each example of the results depends only on the same example of the operands."""
     op = node.op
     if not isinstance(op, Op) or op.random or any(v.tensor.shape is None for v in node.operands if _is_tensor(v)):
         return False

@@ -96,7 +96,7 @@ class PreparedBranch(SubgraphKernel):
 
 
 class RecordedBranch(PreparedBranch, Conditional):
-    """The same, with the steps of both branches in recordings."""
+    """The kernel of a Branch whose recordings contain the steps of both branches: the device reads the condition."""
 
     can_be_recorded = True
 

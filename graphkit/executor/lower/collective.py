@@ -89,7 +89,7 @@ def _launched(node: Node, sums: DeviceSums) -> Lowering:
     """Return the lowering on a device that launches all-reduces itself."""
     if isinstance(node.op, (AllReduceStart, ReduceScatterStart, AllGatherStart)):
         dtype = node.outputs[0].dtype
-        if not sums.carries(dtype):
+        if not sums.supports(dtype):
             raise UnsupportedError(f"{node.describe()}: GPUs cannot all-reduce {dtype.value}; use GRAPHKIT_NCCL=0")
         inplace = [(i, i) for i in range(len(node.inputs))]
         match node.op:

@@ -34,8 +34,9 @@ from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import is_control
 
-# As the native builder takes them: a function, where the node's operands are, and how the program sees them.
-_Empty: TypeAlias = tuple[Callable[[Shapes, Shapes], Prepared], list[Location], list[RunTimeOperand]]
+# An argument of the native builder: a function that returns shapes, where its operands are, and the operands as
+# `RunTimeOperand`.
+_ShapesIfEmpty: TypeAlias = tuple[Callable[[Shapes, Shapes], Prepared], list[Location], list[RunTimeOperand]]
 
 
 class Loop(SubgraphStep):
@@ -85,7 +86,7 @@ class Loop(SubgraphStep):
             dynamic_states=memory.dynamic_states,
             slices=memory.slices,
             stacks=memory.stacks,
-            empty=self._empty(inputs) if _has_data_dependent_rows(layout) else None,
+            empty=self._shapes_if_empty(inputs) if _has_data_dependent_rows(layout) else None,
         )
         written = layout.written(flag, memory.rows, lambda state: memory.after[state.before])
         arena = step.scratch[1] + layout.arena
@@ -96,8 +97,8 @@ class Loop(SubgraphStep):
                 name = f"{step.name}/state {output}"
                 step.writer.copy(step.builder, name, value, inputs[operand], outputs[output])
 
-    def _empty(self, inputs: Sequence[Location]) -> _Empty:
-        """What computes the shapes of rows if there are none."""
+    def _shapes_if_empty(self, inputs: Sequence[Location]) -> _ShapesIfEmpty:
+        """Return what computes the shapes of stacked outputs if there is no iteration."""
         node = self.layout.node
         operands = [run_time_operand(v, at) for v, at in zip(node.inputs, inputs, strict=True)]
         outputs = [s.output for s in self.layout.grown]
@@ -105,20 +106,21 @@ class Loop(SubgraphStep):
 
 
 def _too_many(node: Node, word: int) -> LimitReached:
-    """The error of a loop that has set its fault."""
+    """Return the error of a loop that reached the limit of iterations. word: as set by the device."""
     return limits.too_many_iterations()
 
 
 def _has_data_dependent_rows(layout: LoopLayout) -> bool:
-    """Whether the shapes of rows are computed from the operands if there are no rows."""
+    """Whether stacked slices have data-dependent shapes. Without iterations, these are computed from the operands."""
     return any(has_run_time_size(s.row) for s in layout.stacked)
 
 
 class _NativeMemory:
     """Where a loop's values are, and what the native program does with them in each iteration.
 
-    `states`, `dynamic_states`, `slices` and `stacks` are arguments of the builder's `loop`. The body writes the slices
-    that are stacked to `rows`, and other states to `after`, by their input of the body.
+    `states`, `dynamic_states`, `slices` and `stacks` are arguments of the builder's `loop`. `rows` contains the place
+    where the body writes each slice that is stacked. `after` contains the place where it writes each state, by the
+    input of the body that reads the state.
     """
 
     def __init__(self, layout: LoopLayout, step: Emission):

@@ -209,7 +209,7 @@ def layout_of(site: Site) -> LoopLayout:
         node,
         lowered,
         arena,
-        _known_trips(node, count, operands),
+        _largest_trips(node, count, operands),
         tuple(states),
         tuple(Scanned(p, body.inputs[p], bool(s.backwards)) for p, s in zip(operands, view.scan_inputs, strict=True)),
         tuple(unchanged),
@@ -241,7 +241,7 @@ def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[C
     return states, unchanged
 
 
-def _known_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
+def _largest_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
     """Return the largest number of iterations, or -1 if it is not known."""
     for position in scanned:
         length = operand_of(node, position).tensor.known_shape[0]
@@ -258,7 +258,7 @@ def _known_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
 
 
 def _check_axes(view: LoopView) -> None:
-    """Raise NotNative unless slices are along the first axis, and so contiguous, one behind the other."""
+    """Raise NotNative unless slices are along the first axis, so that each slice is contiguous."""
     for along in (*view.scan_inputs, *view.scan_outputs):
         shape = along.outer.tensor.shape
         if not shape or along.axis % len(shape):

@@ -44,12 +44,12 @@ class Meeting(NamedTuple):
     """The agreement of all processes before a run.
 
     Args:
-        known: Whether all can replay their recordings, or record.
+        can_record: Whether all processes can replay their recordings, or record.
         recording: The number of the recording that all have; 0 if there is none.
         fresh: The number of a new recording.
     """
 
-    known: bool
+    can_record: bool
     recording: int
     fresh: int
 
@@ -58,25 +58,25 @@ class DeviceSums(Protocol):
     """All-reduces and similar collectives of arrays of devices, one device per process, without the host.
 
     All processes launch the same collectives in one order, which they compare before each run. The work is queued on
-    the current stream of the device, and recorded if that is recorded. `broken` is set once another process was given
-    up; what was launched has then been ended.
+    the current stream of the device, and recorded if that is recorded. `broken`: whether another process was lost, so
+    that the launched collectives were aborted.
     """
 
     broken: bool
 
-    def carries(self, dtype: DType) -> bool:
+    def supports(self, dtype: DType) -> bool:
         """Return whether such elements can be summed."""
         ...
 
-    def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
+    def meet(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> Meeting:
         """Agree with all processes on a run. Raises RuntimeFailure if another one is at a different run, or missing.
 
         Args:
             order: Name of the order of the all-reduces.
             nbytes: Their total size.
-            known: Whether this process can replay or record.
+            can_record: Whether this process can replay its recordings, or record.
             recording: The recording that this process has; 0 if it has none.
-            structure: Number, below 2**20, of the groups of all-reduces that are recorded together.
+            structure: A checksum, from 1 to 2**20 - 1, of which all-reduces are recorded together.
         """
         ...
 
@@ -93,7 +93,7 @@ class DeviceSums(Protocol):
         ...
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Return when `done()` is true. If another process is given up, end what was launched and raise RuntimeFailure.
+        """Return when `done()` is true. If another process is lost, abort the collectives and raise RuntimeFailure.
 
         If that was raised before, it returns after a while in any case.
         """
@@ -261,7 +261,7 @@ class Lowering(ABC):
         inplace: Positions (input, output) that may share memory.
         packing: The kernel that reads constant operands in its own layout.
         unread: Positions of operands that the step does not read.
-        subgraphs: The graphs that the node runs, by the part of a step's name that says which one a step is in.
+        subgraphs: The graphs that the node runs: "then" and "else", or "body". Names of their steps contain this word.
         in_python: Whether the step is a call of Python.
         may_fail: Whether such steps may fail at run time for reasons of their own.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
@@ -290,7 +290,8 @@ class LoweredGraph:
     """A graph with the lowering of each node, the order of its steps and its memory.
 
     It is the body of a program, a branch or the body of a loop. The arena of a subgraph is working memory of the step
-    that runs it. `lowerings` are those of `placement.steps`. `fixed` contains operands that only change with a version.
+    that runs it. `lowerings` are those of `placement.steps`. `fixed` contains operands that change only
+    if their VersionedArray gets a new version.
     """
 
     graph: Graph

@@ -33,7 +33,10 @@ def deciding_operands(node: Node) -> frozenset[int]:
 
 
 def _may_decide(kind: TensorType, *, floats: bool) -> bool:
-    """Return whether a shape is inferred from these unknown integers. floats: from float32 elements instead."""
+    """Return whether shapes may be inferred from the unknown elements of an operand: a number or a short vector.
+
+    Its elements are integers; float32 with `floats`.
+    """
     small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
     decide = kind.dtype is DType.FLOAT32 if floats else kind.dtype in (DType.INT64, DType.INT32)
     known = kind.constants is not None or kind.floats is not None
@@ -160,9 +163,9 @@ def _placeholder_type(node: Node, position: int, kind: TensorType, sizes: dict[s
 def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
     """Yield placeholders of unknown sizes, to be tried in this order.
 
-    First all are the same, then they are the sizes of other operands at the same axis, counted from the end. An axis of
-    size 1, which is broadcast, comes last. If a sum of unknown sizes has to equal another unknown size, one of them is
-    the whole sum.
+    First, all sizes are the same. Then each is the size of another operand at the same axis, counted from the end, at
+    first without and then with axes of size 1, which are broadcast. Then, in dimensions that are a sum of several
+    unknown sizes, all but one are 0. Last, all are 1.
     """
     shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]
     mentioned = [d for v in node.operands for d in (*(v.tensor.shape or ()), *(v.tensor.value or ()))]
@@ -230,7 +233,10 @@ def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
 
 
 def _multiplied(node: Node) -> dict[str, Dim]:
-    """Return unknown sizes of a product's operand that the other operand knows: rows of b, and leading axes."""
+    """Return unknown sizes of a matrix product that must equal a known size of the other operand.
+
+    These are the columns of a and rows of b, and the leading axes.
+    """
     if node.op.name not in ("MatMul", "FusedMatMul"):
         return {}
     a, b = (tuple(v.tensor.shape or ()) for v in node.operands[:2])

@@ -25,7 +25,8 @@ from graphkit.passes.core.sweep import rewrite
 # to be packed.
 KEPT_BYTES = 1 << 16
 
-# A node that makes this many times more bytes than it reads is left where its result can be short-lived.
+# Nodes whose results have more than this many times the bytes of their operands are not prepacked: it would keep the
+# results in memory, and otherwise they exist only for a part of a run.
 GROWTH_LIMIT = 4
 
 

@@ -118,7 +118,7 @@ def lower_graph(
 
     Args:
         graph: The graph. Its inputs have static types, except those of an `inner` graph.
-        fixed: Operands that only change with a version.
+        fixed: Operands that change only if their VersionedArray gets a new version.
         settings: How programs are made.
         unspecialised: The subgraphs that could not be specialised, and why.
         inner: Whether the graph is a subgraph.
@@ -189,7 +189,7 @@ def choose(site: Site) -> Lowering:
 def kernel_context(
     node: Node, placement: Placement, known: Mapping[Value, VersionedArray], settings: Settings
 ) -> KernelContext:
-    """Return the context for the factory of a node's kernel. known: operands that only change with a version."""
+    """Return the context for the factory of a node's kernel. known: see `LoweredGraph.fixed`."""
     root = placement.root
     constants = {i: known[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in known}
     used = tuple(v in placement.used for v in node.outputs)

@@ -160,7 +160,7 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             try:
                 types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # If sizes are known, elements computed by inference are not a kernel.
+                # If all sizes are known, only a kernel counts: inference computes elements only for the placeholders.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others

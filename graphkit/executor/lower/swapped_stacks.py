@@ -13,12 +13,15 @@ from graphkit.passes.training.swap import is_swapped
 # The smallest number of slices. A loop that writes slices holds two of them, and so does one that reads them.
 LEAST_ROWS = 5
 
-# A slice is at least this part of the smallest array that is swapped: each iteration makes one copy.
+# A slice must have at least MIN_BYTES / ROW_PARTS bytes, because each iteration copies one slice.
 ROW_PARTS = 16
 
 
 def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
-    """Return outputs that marked loops (`is_swapped`) stack and only loops scan, if their iterations are known. Linear.
+    """Return the outputs of loops whose slices are stacked in host memory. Linear.
+
+    A loop that is marked (`is_swapped`) stacks them, and only other loops read them, slice by slice. The number of
+    iterations of all these loops is known.
 
     lowered: the graph as it would run without swapping.
     """

@@ -104,7 +104,7 @@ class _Step:
         self.symbolic_inference = symbolic_inference  # inference need not be asked again
         self.mentioned = mentioned  # positions of symbols
         self.context = known  # None: no kernel is needed
-        # Makes the kernels if they need no node of their own; inference would say nothing new then.
+        # Makes the kernels from sizes alone. None if a node must be made and inferred for each kernel.
         self.make: SizedFactory | None = None
         prepare = rule_of("cpu", node.op).prepare
         if prepare is not None and known is not None and symbolic_inference:
@@ -135,13 +135,16 @@ class _Structure(NamedTuple):
     native: _native.Program
     externals: Sequence[tuple[int, int, int, VersionedArray]]  # step, position, external, array
     shape_values: Sequence[tuple[int, Value]]
-    requests: Sequence[tuple[int, int, int, list[int]]]  # position of the bytes or -1 - step, first, last, inplace
+    # Memory requests: bytes, first step, last step, inplace. The bytes are a position in the table of sizes. For the
+    # working memory of step i, they are -1 - i.
+    requests: Sequence[tuple[int, int, int, list[int]]]
 
 
 class Template:
     """A graph without updates whose nodes have native kernels for all sizes of the inputs.
 
-    `fixed` are the inputs that only change with a version. Raises NotNative, which says why, for other graphs.
+    `fixed`: inputs that change only if their VersionedArray gets a new version. Raises NotNative, which says why, for
+    other graphs.
     """
 
     def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):

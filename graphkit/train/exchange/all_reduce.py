@@ -63,9 +63,9 @@ class AllReduce(NoExchange):
 
     # --- one batch -------------------------------------------------------------------------------
 
-    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         if samples_of(feeds, size):
-            return super().run(feeds, size, rate, waiting)
+            return super().run(feeds, size, rate, accumulated)
         # There are fewer samples than ranks. This rank takes part in all all-reduces. Its random state advances as on
         # the other ranks, because a checkpoint stores one random state for all.
         results = self._run_idle(rate) if self.spec.accumulate == 1 else self._accumulate_idle()

@@ -145,7 +145,7 @@ class DividedModel:
 
     # --- one batch -------------------------------------------------------------------------------
 
-    def read(self, outputs: bool) -> None:
+    def return_outputs(self, wanted: bool) -> None:
         """Do nothing: outputs stay on the rank that computes them."""
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:

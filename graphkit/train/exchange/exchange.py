@@ -99,13 +99,13 @@ class Exchange(Protocol):
 
     # --- one batch -------------------------------------------------------------------------------
 
-    def read(self, outputs: bool) -> None:
+    def return_outputs(self, wanted: bool) -> None:
         """Set whether `run` returns the outputs of the model. If not, a device may leave them in its own memory."""
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
         """Begin to copy the arrays of a later batch to the device. Any thread may call it."""
 
-    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         """Run the forward and backward pass on a batch, and the update unless gradients are accumulated.
 
         Return the outputs by name. They contain no loss if this rank has no samples, and the other ranks do not send
@@ -115,7 +115,7 @@ class Exchange(Protocol):
             feeds: Inputs and targets by name. Entries may be added.
             size: Number of samples, or None for the length of the first array.
             rate: Learning rate of the update.
-            waiting: Number of batches of the same update that were already accumulated.
+            accumulated: Number of batches of the same update that were already accumulated.
 
         Raises:
             NotFinite: The loss is NaN or infinite (or a gradient, if the rule checks gradients). No parameter, slot

@@ -85,13 +85,13 @@ class NoExchange:
 
     # --- one batch -------------------------------------------------------------------------------
 
-    def read(self, outputs: bool) -> None:
-        self._unread = () if outputs else self._outputs
+    def return_outputs(self, wanted: bool) -> None:
+        self._unread = () if wanted else self._outputs
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
         self.executors[0].send_ahead(feeds)
 
-    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         if self._recompute is not None:
             self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
         self._feed(feeds, size, rate)

@@ -68,7 +68,7 @@ class Placement(DividedModel):
 
     # --- one batch -------------------------------------------------------------------------------
 
-    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         arrays = {n: np.asarray(a) for n, a in feeds.items()}
         self._check(arrays)
         self._ranks.transport.meet("step of placed groups", list(arrays.values()))

@@ -49,10 +49,10 @@ class WorkerExchange(NoExchange):
         super().__init__(spec)
         self._params = spec.params
 
-    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         if size == 0:  # the last batch of an epoch may have fewer samples than there are workers
             return {}
-        return super().run(feeds, size, rate, waiting)
+        return super().run(feeds, size, rate, accumulated)
 
     def update(self, total: float, rate: float) -> None:
         if total:  # otherwise this worker had no samples
@@ -153,10 +153,10 @@ class Servers(WorkerExchange):
 
     # --- one batch -------------------------------------------------------------------------------
 
-    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
-        if size != 0 and not waiting:
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
+        if size != 0 and not accumulated:
             self._pull(feeds)
-        results = super().run(feeds, size, rate, waiting)
+        results = super().run(feeds, size, rate, accumulated)
         if self.spec.accumulate == 1 and results:
             self._push(results)
         return results

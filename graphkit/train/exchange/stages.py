@@ -71,7 +71,7 @@ class Stages(DividedModel):
         """Return the plan of the stage's forward program. Its shapes are known after the first batch."""
         return self.executors[0].plan
 
-    def run(self, feeds: dict[str, Any], size: int | None, rate: float, waiting: int) -> dict[str, Any]:
+    def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         arrays = {n: np.asarray(a) for n, a in feeds.items()}
         division = self.division
         parts = pipeline.bounds(pipeline.sizes(division.samples(arrays, size), division.micro_batches))

@@ -57,7 +57,8 @@ class Stage:
         gradients_in: Gradients of sent values, from later stages.
         gradients_out: Gradients of received values, to earlier stages.
         results: Names of the requested outputs that this stage computes.
-        saved: Input of the backward program to output of the forward program: values to save for each micro-batch.
+        saved: The values to save for each micro-batch: by name of an input of the backward program, the name of the
+            output of the forward program.
         kept: Names of the received values that the backward program also reads.
         computes_loss: Whether this stage computes the loss.
     """
@@ -281,7 +282,7 @@ def _backward(
     Args:
         inputs: The inputs of the forward program.
         forward_nodes: The nodes that only the forward program computes.
-        placeholders: Saved value to the input of the backward program that contains it.
+        placeholders: By saved value: the input of the backward program that contains it.
         seeds: Further inputs: the gradients that the backward pass starts from, and the weight of the batch.
         sums: The accumulators with their new values.
         gradients: The gradients that are sent to earlier stages.

@@ -497,7 +497,7 @@ def _refuse_lazy(trained: Sequence[TrainedParameter]) -> None:
 
 
 def adapt_gradient_sums(
-    arrays: dict[str, np.ndarray], trained: Sequence[str], states: Mapping[str, np.ndarray], waiting: int, rank: int
+    arrays: dict[str, np.ndarray], trained: Sequence[str], states: Mapping[str, np.ndarray], accumulated: int, rank: int
 ) -> None:
     """Change the accumulated gradients of a checkpoint to those that a rank restores.
 
@@ -508,19 +508,19 @@ def adapt_gradient_sums(
         arrays: The arrays of the checkpoint. Changed in place.
         trained: Names of the trained parameters.
         states: The states of the trainer.
-        waiting: Number of accumulated batches in the checkpoint.
+        accumulated: Number of accumulated batches in the checkpoint.
         rank: This rank.
 
     Raises:
         UsageError: There are accumulated gradients, but this trainer does not accumulate.
     """
     for key in (f"{name}/{GRADIENT_SUM}" for name in trained):
-        if key in states and (rank > 0 or not waiting):
+        if key in states and (rank > 0 or not accumulated):
             arrays[key] = np.zeros_like(states[key])
         elif key not in states and key in arrays:
-            if waiting:
+            if accumulated:
                 raise UsageError(
-                    f"the checkpoint contains accumulated gradients of {waiting} batches, but this trainer updates "
-                    f"after every batch: resume with accumulate={waiting + 1} (--accumulate), or more"
+                    f"the checkpoint contains accumulated gradients of {accumulated} batches, but this trainer updates "
+                    f"after every batch: resume with accumulate={accumulated + 1} (--accumulate), or more"
                 )
             del arrays[key]

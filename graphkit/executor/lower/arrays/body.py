@@ -24,20 +24,21 @@ class InstanceContext:
 
     Args:
         device: The device.
-        faults: Words of uint32, one for each `Faulty` kernel, in their order.
-        most: The largest number of iterations of a loop: an int64 of one element.
-        alone: Whether recordings contain no all-reduce with other processes.
+        faults: Words of uint32 on the device: one for each `Faulty` kernel, in their order; one that ends all loops.
+        iteration_limit: The largest number of iterations that any loop in a recording may take, an int64 on the device.
+        without_collectives: Whether recordings contain no all-reduce with other processes.
     """
 
-    def __init__(self, device: Device, faults: Any, most: Any, *, alone: bool):
-        self._device, self.faults, self.most, self._alone = device, faults, most, alone
+    def __init__(self, device: Device, faults: Any, iteration_limit: Any, *, without_collectives: bool):
+        self._device, self.faults, self.iteration_limit = device, faults, iteration_limit
+        self._without_collectives = without_collectives
         self._words = (faults[number : number + 1] for number in range(len(faults)))
 
     @property
     def conditions(self) -> bool:
         """Whether recordings may contain conditions."""
-        # Recordings with NCCL wait for events that are not recorded, which those with conditions cannot do.
-        return self._alone and isinstance(self._device, Recorder) and self._device.supports_conditions()
+        # A recording with NCCL waits for events outside of it. A recording with conditions cannot wait for such events.
+        return self._without_collectives and isinstance(self._device, Recorder) and self._device.supports_conditions()
 
     def word(self) -> Any:
         """Return the word of the next kernel."""
@@ -47,8 +48,8 @@ class InstanceContext:
 class SubgraphStep(Lowering):
     """A node that runs subgraphs: in a native program, or by steps on the arrays of a device.
 
-    failure: Makes the error of the node if the step itself sets its fault, whose word comes after those of its
-    subgraphs. None: it sets none.
+    failure: Makes the error of the node from its word (see `Faulty`), if the step itself can fail; None if it cannot.
+    The word comes after those of the subgraphs.
     """
 
     runs_in_subgraph = True
@@ -61,8 +62,9 @@ class SubgraphStep(Lowering):
 
     @property
     def host_reason(self) -> str:
-        """Why no recording can contain the steps, so that the host reads values in each run to choose them. Empty if
-        one can, or if the steps do not depend on values.
+        """Why no recording can contain this node, so that the host reads values in each run to choose the steps.
+
+        Empty if a recording can contain the node, or if its steps do not depend on values.
         """
         return next(filter(None, map(_never_recorded, self.subgraphs.values())), "")
 
@@ -126,18 +128,19 @@ def launches_of(kernel: ArrayKernel | None) -> int:
 
 
 class Faulty(NamedTuple):
-    """A node whose kernel can set a fault.
+    """A node whose kernel can fail on the device. If it fails, it sets its word to another number than 0.
 
-    `failure` makes the error for its word. `refuses` says whether operands can be the cause.
+    `failure` makes the error from the node and the word. `rejects_operands`: whether it can fail because of the values
+    of its operands.
     """
 
     node: Node
     failure: Callable[[Node, int], RuntimeFailure]
-    refuses: bool
+    rejects_operands: bool
 
 
 def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
-    """Yield the kernels of a step that can set a fault, in the order in which `prepare` takes their words."""
+    """Yield the kernels of a step that can fail on the device, in the order in which `prepare` takes their words."""
     if isinstance(lowering, LaunchedStep) and lowering.kernel.fault:
         yield Faulty(node, lowering.kernel.failure, value_check(node) is not None)
     elif isinstance(lowering, SubgraphStep):
@@ -145,7 +148,7 @@ def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
             for inner in graph.steps:
                 yield from faulty(*inner)
         if lowering.failure is not None:
-            yield Faulty(node, lowering.failure, refuses=True)
+            yield Faulty(node, lowering.failure, rejects_operands=True)
 
 
 def prepare(device: Device, node: Node, lowering: Lowering, context: InstanceContext) -> ArrayKernel | None:
@@ -157,7 +160,7 @@ def prepare(device: Device, node: Node, lowering: Lowering, context: InstanceCon
     return device.prepare(node, None, None) if isinstance(lowering, PythonKernel) else None
 
 
-def laid(device: Device, memory: Any, offset: int, kind: TensorType) -> Any:
+def array_at(device: Device, memory: Any, offset: int, kind: TensorType) -> Any:
     """Return the array of a type at an offset in memory, or in the memory of an array."""
     return device.view(memory, offset, kind.static_shape, stored(device, kind))
 
@@ -210,8 +213,8 @@ class ArrayBody:
             if root not in places:
                 offset = lowered.memory.offset(root)
                 assert offset is not None, "all values but results, inputs and constants are in the arena"
-                places[root] = laid(self._device, arena, offset, root.tensor)
-            return places[root] if value is root else laid(self._device, places[root], 0, value.tensor)
+                places[root] = array_at(self._device, arena, offset, root.tensor)
+            return places[root] if value is root else array_at(self._device, places[root], 0, value.tensor)
 
         for index in lowered.memory.order:
             node, offset = placement.steps[index], lowered.memory.scratch_offset(index)

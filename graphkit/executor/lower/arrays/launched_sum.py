@@ -82,8 +82,12 @@ class SumQueue:
 
     # --- a run --------------------------------------------------------------------------------------------------
 
-    def describe(self, recordings: Iterable[Iterable[str]]) -> None:
-        """Set which all-reduces are recorded together, and which come before steps that can fail."""
+    def set_recordings(self, recordings: Iterable[Iterable[str]]) -> None:
+        """Set which all-reduces are recorded together. All processes must have the same recordings.
+
+        recordings: For each recording with all-reduces: a text that says whether it comes after all steps that can
+        fail, and the keys of its all-reduces. For other recordings: nothing.
+        """
         with_sums = [keys for keys in map(list, recordings) if keys]
         self._structure = zlib.crc32(repr(with_sums).encode()) % (2**20 - 1) + 1
 
@@ -104,14 +108,18 @@ class SumQueue:
                 self._sums.fail(error)
             raise
 
-    def meet(self, known: bool) -> tuple[bool, bool]:
-        """Return whether the run is recorded or replayed, and whether it is recorded again. known: this process can."""
-        self._recording = self._recording if known else 0
-        met = self._sums.meet(self._name, self._nbytes, known, self._recording, self._structure)
+    def meet(self, can_record: bool) -> tuple[bool, bool]:
+        """Agree with the other processes on a run. can_record: whether this process can record or replay it.
+
+        Returns:
+            Whether all processes record or replay the run, and whether all must record it again.
+        """
+        self._recording = self._recording if can_record else 0
+        met = self._sums.meet(self._name, self._nbytes, can_record, self._recording, self._structure)
         self._begun = True
-        anew = met.known and not met.recording
-        self._recording = (met.fresh if anew else met.recording) if met.known else 0
-        return met.known, anew
+        anew = met.can_record and not met.recording
+        self._recording = (met.fresh if anew else met.recording) if met.can_record else 0
+        return met.can_record, anew
 
     def begin(self, key: str, launch: Callable[[], None]) -> None:
         """Launch an all-reduce behind those before it. Its operands are ready at this point of the program's stream."""
@@ -140,7 +148,9 @@ class SumQueue:
             self.wait()
 
     def join(self) -> None:
-        """Wait for all launched ones in the same way: events of a recording are not valid in another."""
+        """Call `follow` for all launched all-reduces. A recording ends with it, because its events are not valid in
+        another one.
+        """
         self.follow([*self._points])
 
     @property
@@ -153,13 +163,13 @@ class SumQueue:
         self._sums.wait(partial(self._streams.done, self._stream))
 
     def has_ended(self) -> bool:
-        """Wait, and return whether all work is done: it may not be if other processes were given up."""
+        """Wait, and return whether all work is done. It may not be if another process was lost."""
         self.wait()
         return self._streams.done(self._stream)
 
     @property
     def is_broken(self) -> bool:
-        """Whether other processes have been given up."""
+        """Whether collectives were aborted, because another process was lost."""
         return self._sums.broken
 
     @contextmanager

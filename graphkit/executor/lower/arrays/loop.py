@@ -15,7 +15,7 @@ import numpy as np
 
 from graphkit.executor.devices.bound_steps import BoundStep, Conditional, Recorded, Repetition
 from graphkit.executor.devices.device import Copied, Device
-from graphkit.executor.lower.arrays.body import ArrayBody, ArrayMaker, InstanceContext, SubgraphKernel, laid
+from graphkit.executor.lower.arrays.body import ArrayBody, ArrayMaker, InstanceContext, SubgraphKernel, array_at
 from graphkit.executor.lower.arrays.swapped import SwapQueue
 from graphkit.executor.lower.loop_layout import Block, CarriedState, LoopLayout, Scanned, Stacked
 from graphkit.executor.lower.lowering import NotNative, Site
@@ -144,13 +144,13 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
             return []
         number, flag = self._head
         if self._numbers is not None:
-            iteration = laid(self._device, self._numbers, UNIT * trip, number)
+            iteration = array_at(self._device, self._numbers, UNIT * trip, number)
         else:
             assert self._layout.iteration is not None, "it is a Loop"
             iteration = memory.view(self._layout.iteration, number)
             if self._counts:
                 self._device.copy_in(np.full(number.static_shape, trip, np.int64), iteration)
-        return [iteration, laid(self._device, self._true, 0, flag)]
+        return [iteration, array_at(self._device, self._true, 0, flag)]
 
 
 class RecordedLoop(PreparedLoop, Conditional):
@@ -160,23 +160,25 @@ class RecordedLoop(PreparedLoop, Conditional):
         super().__init__(device, layout, body)
         self._context, self._fault = context, fault
         self.can_be_recorded = self.repeats = True
-        # Two launches that set the condition, and a node; states go in, back to the beginning, and out.
+        # Two launches that set the condition, and a node. Each state is copied three times: before the first iteration,
+        # after each one, and after the last one.
         self.launches = 3 + body.launches + 3 * len(layout.states)
 
     def recorded(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[Recorded]:
-        # Every iteration is the second one: it reads states where the first one writes them.
+        # The recording contains the body as the second iteration, which reads states where the first one writes them.
+        # So states are copied there before the loop (`first`) and after each iteration (`carried`).
         layout, memory = self._layout, _Memory(self._device, self._layout, inputs, outputs, scratch)
         number = layout.iteration
         assert number is not None, "it is a Loop"
         arena = memory.bytes_at(layout.arena, layout.body.memory.layout.arena_bytes)
-        head = [memory.view(number, self._head[0]), laid(self._device, self._true, 0, self._head[1])]
+        head = [memory.view(number, self._head[0]), array_at(self._device, self._true, 0, self._head[1])]
         body = [*self._body.steps(arena, memory.entry(head, 1), memory.written(1))]
         behind = [self._copied.step(*pair) for pair in memory.carried()]
         yield from (self._copied.step(*pair) for pair in memory.first())
         limit, condition = layout.bounds(inputs, None)
         context, trips = self._context, memory.view(number, TensorType("int64", ()))
         yield Repetition(
-            [*body, *behind], trips, condition, limit, memory.flag, context.most, self._fault, context.faults
+            [*body, *behind], trips, condition, limit, memory.flag, context.iteration_limit, self._fault, context.faults
         )
         yield from (self._copied.step(*pair) for pair in memory.finals(1))
 
@@ -197,10 +199,12 @@ class _Stack:
             self._device.copy_across(self.whole(), memory)
             self._memory = memory
         self._rows = max(self._rows, number + 1)
-        return laid(self._device, self._memory, number * self._kind.nbytes, self._kind)
+        return array_at(self._device, self._memory, number * self._kind.nbytes, self._kind)
 
     def whole(self) -> Any:
-        return laid(self._device, self._memory, 0, TensorType(self._kind.dtype, (self._rows, *self._kind.static_shape)))
+        return array_at(
+            self._device, self._memory, 0, TensorType(self._kind.dtype, (self._rows, *self._kind.static_shape))
+        )
 
 
 class _Memory:
@@ -216,7 +220,7 @@ class _Memory:
         return self._device.view(self._scratch, offset, (size,), np.dtype(np.uint8))
 
     def view(self, offset: int, kind: TensorType) -> Any:
-        return laid(self._device, self._scratch, offset, kind)
+        return array_at(self._device, self._scratch, offset, kind)
 
     def entry(self, head: Sequence[Any], trip: int) -> list[Any]:
         """The inputs of the body. head: the iteration number and the condition of a Loop."""
@@ -225,7 +229,7 @@ class _Memory:
             self._inputs,
             lambda state: self._before(state, trip),
             lambda scan: self._read_row(scan, trip),
-            lambda value, given: laid(self._device, given, 0, value.tensor) if has_fixed_size(value) else given,
+            lambda value, given: array_at(self._device, given, 0, value.tensor) if has_fixed_size(value) else given,
         )
 
     def written(self, trip: int) -> list[Any]:
@@ -240,7 +244,7 @@ class _Memory:
         number = whole.shape[0] - 1 - trip if backwards else trip
         if type(whole) is np.ndarray:
             return whole[number]
-        return laid(self._device, whole, number * kind.nbytes, kind)
+        return array_at(self._device, whole, number * kind.nbytes, kind)
 
     def _scanned_row(self, scan: Scanned, trip: int) -> Any:
         return self._row(self._inputs[scan.operand], scan.row.tensor, trip, scan.backwards)
@@ -262,7 +266,7 @@ class _Memory:
 
     def _before(self, state: CarriedState, trip: int) -> Any:
         source = self._inputs[state.operand] if trip == 0 else self._after(state, trip - 1)
-        return laid(self._device, source, 0, state.before.tensor)
+        return array_at(self._device, source, 0, state.before.tensor)
 
     def _after(self, state: CarriedState, trip: int) -> Any:
         if isinstance(state.buffers, int):

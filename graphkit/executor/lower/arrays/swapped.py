@@ -65,7 +65,7 @@ class SwapQueue:
             del self._points[value]
 
     def join(self) -> None:
-        """Wait for all copies in the same way: events of a recording are not valid in another."""
+        """Call `follow` for all copies. A recording ends with it, because its events are not valid in another one."""
         self.follow([*self._points])
 
     def beginning(self, value: Hashable, *, to_host: bool) -> ArrayKernel:

@@ -43,9 +43,9 @@ class Faults:
             self._found = self._pinned.host_memory(self._words.nbytes).view(np.uint32)
             self._most = device.copy_in(np.full((), self._allowed, np.int64))
 
-    def context(self, *, alone: bool) -> InstanceContext:
+    def context(self, *, without_collectives: bool) -> InstanceContext:
         """Return the context of the instance's kernels."""
-        return InstanceContext(self._device, self._words, self._most, alone=alone)
+        return InstanceContext(self._device, self._words, self._most, without_collectives=without_collectives)
 
     def allow_iterations(self) -> None:
         """Let loops in recordings end at the current limit of iterations, from here on in the current stream."""
@@ -83,7 +83,9 @@ class Faults:
 
     def can_begin_at(self, position: int) -> bool:
         """Return whether such a step can be the first one to fail: an earlier step may reject the same operands."""
-        return any(place >= position and one.refuses and one.node not in self._repeats for place, one in self._of)
+        return any(
+            place >= position and one.rejects_operands and one.node not in self._repeats for place, one in self._of
+        )
 
     def check(self, wait: Callable[[], None]) -> None:
         """Raise RuntimeFailure for the first step that has failed. Waits for all steps: `wait` is called first."""

@@ -97,7 +97,7 @@ class RecordingLoop(RunLoop):
         # Whether the device itself has checked the faults of the latest run before states were overwritten.
         self._device_checks = False
         if steps.sums is not None:
-            steps.sums.describe(self._sums_of(segment) for segment in self._segments)
+            steps.sums.set_recordings(self._sums_of(segment) for segment in self._segments)
 
     def run(self) -> None:
         """Run all segments: by one replay if they are one recording."""
@@ -117,19 +117,19 @@ class RecordingLoop(RunLoop):
     def run_segments(self) -> None:
         self.is_writing = False
         storages, sums, faults = self._steps.storages, self._steps.sums, self._steps.faults
-        is_known, storages.moved = not storages.moved, False
+        can_record, storages.moved = not storages.moved, False
         anew = False
-        if self._whole is not None and not is_known:
+        if self._whole is not None and not can_record:
             self._whole.replay = None
         if sums is not None:
-            is_known, anew = sums.meet(is_known)
+            can_record, anew = sums.meet(can_record)
         for segment in self._segments:
             if segment.positions[0] == self._commit:
                 self._steps.check_faults()
                 self.is_writing = True
-            if anew or not is_known:
+            if anew or not can_record:
                 segment.replay = None
-            if is_known and segment.is_recorded and segment.replay is None:
+            if can_record and segment.is_recorded and segment.replay is None:
                 self._try_to_record(segment)
             if segment.replay is None:
                 if not segment.is_recorded:

@@ -41,7 +41,7 @@ class Steps:
         self.swaps = SwapQueue(device) if swaps else None
         with self.streams.on(self.stream):
             self.faults = Faults(lowered, device, self.stream)
-            context = self.faults.context(alone=self.sums is None)
+            context = self.faults.context(without_collectives=self.sums is None)
             self.kernels = [self._prepared(*step, context) for step in lowered.steps]
             self.storages = Storages(lowered, device, self.stream, pools, borrowed)
             self.streams.synchronize(self.stream)

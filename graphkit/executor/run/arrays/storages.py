@@ -12,7 +12,7 @@ from graphkit.executor.devices.capabilities import streams_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.devices.registry import make_launched
-from graphkit.executor.lower.arrays.body import as_stored, laid, stored
+from graphkit.executor.lower.arrays.body import array_at, as_stored, stored
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import RECYCLED_BYTES, Pools
@@ -56,7 +56,8 @@ class Storages:
             if (offset := memory.scratch_offset(index)) is not None
         }
         self._arrays: dict[Value, Any] = {
-            storage: laid(device, arena, memory.offset(storage) or 0, storage.tensor) for storage in memory.request_of
+            storage: array_at(device, arena, memory.offset(storage) or 0, storage.tensor)
+            for storage in memory.request_of
         }
         self._arrays |= self._swapped()
         fed = [value for value in lowered.graph.inputs if self._is_fed(value)]
@@ -64,7 +65,7 @@ class Storages:
         self._arrays |= self._small_inputs.arrays
         for storage in self._separate(fed):
             if storage not in self._arrays:
-                self._arrays[storage] = laid(device, device.alloc(storage.tensor.nbytes), 0, storage.tensor)
+                self._arrays[storage] = array_at(device, device.alloc(storage.tensor.nbytes), 0, storage.tensor)
         self.kept = frozenset(self._arrays)
         outputs = [result.value for result in lowered.placement.results[len(self._residents) :]]
         planned = [value for value in outputs if self._root[value] in self.kept]

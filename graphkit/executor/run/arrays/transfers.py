@@ -12,7 +12,7 @@ import numpy as np
 
 from graphkit.executor.devices.capabilities import SMALL_BYTES, pinned_memory_of, streams_of
 from graphkit.executor.devices.device import Device
-from graphkit.executor.lower.arrays.body import laid
+from graphkit.executor.lower.arrays.body import array_at
 from graphkit.executor.memory.resident import arrays_in, host_arrays, packed_offsets
 from graphkit.ir.graph import Value
 
@@ -31,7 +31,9 @@ class SmallInputs:
         self._given = dict(zip(chosen, arrays_in(self._host, chosen), strict=True))
         memory = device.alloc(nbytes)
         self._memory = device.view(memory, 0, (nbytes,), np.dtype(np.uint8))
-        self.arrays = {value: laid(device, memory, at, value.tensor) for value, at in zip(chosen, begins, strict=True)}
+        self.arrays = {
+            value: array_at(device, memory, at, value.tensor) for value, at in zip(chosen, begins, strict=True)
+        }
         self._is_new = False
 
     def put(self, value: Value, array: np.ndarray) -> None:

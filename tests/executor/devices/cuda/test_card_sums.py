@@ -106,7 +106,7 @@ def parts(rank: int, dtype: DType) -> list[np.ndarray]:
 def test_sums_of_every_type(machine: Machine, dtype: DType) -> None:
     def work(store: Any, card: Card) -> list[np.ndarray]:
         sums = sums_of(store)
-        assert sums.carries(dtype)
+        assert sums.supports(dtype)
         arrays = on_card(card, parts(store.rank, dtype))
         sums.all_reduce(arrays, dtype)
         return awaited(sums, card, arrays, dtype)
@@ -129,14 +129,14 @@ def test_ranks_with_other_fingerprints_do_not_meet(machine: Machine) -> None:
         with pytest.raises(RanksDiffer):
             sums.meet("order", 4, True, 1, 1)
         store.transport.fingerprint.number = 5
-        return sums.meet("order", 4, True, 1, 1).known
+        return sums.meet("order", 4, True, 1, 1).can_record
 
     assert machine.run(work, 3) == [True] * 3
 
 
 @pytest.mark.parametrize("dtype", [DType.BOOL, DType.INT16, DType.COMPLEX64, DType.STRING], ids=lambda d: d.value)
 def test_other_types_are_not_carried(machine: Machine, dtype: DType) -> None:
-    assert not nccl.carries(dtype)
+    assert not nccl.supports(dtype)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -267,8 +267,8 @@ def test_what_all_know(machine: Machine, told: Any, expected: Meeting) -> None:
     """Recordings are replayed where all have the same one, and made where all can."""
 
     def work(store: Any, card: Card) -> Any:
-        known, recording, structure = told[store.rank]
-        return sums_of(store).meet("2", 100, known, recording, structure), store.sent_bytes
+        can_record, recording, structure = told[store.rank]
+        return sums_of(store).meet("2", 100, can_record, recording, structure), store.sent_bytes
 
     assert machine.run(work) == [(expected, 100)] * 2
 
@@ -304,8 +304,8 @@ class Alone:
     def __init__(self, reason: str | None):
         self.reason, self.told, self.said = reason, "", list[str]()
 
-    def waiting(self, for_steps: bool) -> Any:
-        assert for_steps
+    def waiting(self, for_progress: bool) -> Any:
+        assert for_progress
         self.said.append("waiting")
         return nullcontext()
 
@@ -384,7 +384,7 @@ def test_cupy_has_what_sums_use() -> None:
     except MissingDependency as error:
         pytest.skip(str(error))
     assert all(hasattr(module, name) for name in nccl._TYPES.values())
-    assert all(nccl.carries(dtype) for dtype in DTYPES)
+    assert all(nccl.supports(dtype) for dtype in DTYPES)
     methods = ("allReduce", "reduce", "broadcast", "check_async_error", "abort")
     assert all(hasattr(module.NcclCommunicator, name) for name in methods)
     assert nccl.version().startswith("2.")

@@ -459,8 +459,8 @@ def test_the_host_looks_beside_sums_of_cards(card: Card, monkeypatch: pytest.Mon
     """Their recordings have nodes that CUDA has in no graph with conditions."""
 
     class Sums:
-        def meet(self, name: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
-            return Meeting(known, recording, 1)
+        def meet(self, name: str, nbytes: int, can_record: bool, recording: int, structure: int) -> Meeting:
+            return Meeting(can_record, recording, 1)
 
         def wait(self, done: Callable[[], bool]) -> None:
             assert done()

@@ -26,7 +26,7 @@ class Told:
         self.left: list[BaseException] = []
         self._met = list(met)
 
-    def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
+    def meet(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> Meeting:
         assert 0 < structure < 2**20
         return self._met.pop(0)
 
@@ -42,7 +42,7 @@ def queue_of(keys: Sequence[str], steps: Sequence[Any], sums: Any) -> tuple[SumQ
     nodes = [Node(AllReduceStart(key=key), [Value(TensorType("float32", (3,)))]) for key in keys]
     stream = card.stream()
     made = SumQueue(card, stream, sums, nodes, steps)  # type: ignore[arg-type]
-    made.describe([keys])
+    made.set_recordings([keys])
     return made, card, stream
 
 
@@ -71,7 +71,7 @@ def test_recordings_without_sums_are_each_process_s_own() -> None:
     queue, _, _ = queue_of("ab", STEPS[:2], Told())
     found = []
     for recordings in ([["a"], ["b"]], [[], ["a"], [], ["b"]], [["a", "b"]], [["a"]], []):
-        queue.describe(recordings)
+        queue.set_recordings(recordings)
         found.append(queue._structure)
     assert found[0] == found[1]
     assert len({*found}) == 4

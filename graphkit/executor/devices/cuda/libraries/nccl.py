@@ -35,7 +35,7 @@ class Exchange(NamedTuple):
     root: int = 0
 
 
-def carries(dtype: DType) -> bool:
+def supports(dtype: DType) -> bool:
     """Return whether NCCL supports such elements. Raises as `bindings` does."""
     return hasattr(bindings(), _TYPES.get(dtype, "none"))
 
