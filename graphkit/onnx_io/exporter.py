@@ -218,16 +218,14 @@ class _Writer:
         self.detached[name] = array
 
     def detach(self, model: ModelProto) -> list[Initialiser]:
-        """Remove the initialisers without data from a written model; return them with their arrays."""
+        """Remove the initialisers from a written model, and return them in their order."""
         arrays = self.detached or {}
-        kept = [tensor for tensor in model.graph.initializer if tensor.name not in arrays]
-        found = [
-            Initialiser.of(arrays[tensor.name], TensorProto.FromString(tensor.SerializeToString()))
-            for tensor in model.graph.initializer
-            if tensor.name in arrays
-        ]
+        found = []
+        for tensor in model.graph.initializer:
+            header = TensorProto.FromString(tensor.SerializeToString())
+            array = arrays.get(tensor.name)
+            found.append(Initialiser(header) if array is None else Initialiser.of(array, header))
         del model.graph.initializer[:]
-        model.graph.initializer.extend(kept)
         return found
 
     def param(self, value: Value) -> np.ndarray | None:

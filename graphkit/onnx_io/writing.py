@@ -32,11 +32,17 @@ _LENGTH_DELIMITED = 2
 
 
 class Initialiser(NamedTuple):
-    """Name, type and shape of an initialiser, and how to get its data as they are in a file."""
+    """An initialiser whose data may be kept apart.
+
+    Attributes:
+        header: Name, type and shape; also the data, if they are not kept apart.
+        nbytes: Bytes of data that are kept apart.
+        data: Returns these data as they are in a file, or None.
+    """
 
     header: TensorProto
-    nbytes: int
-    data: Callable[[], memoryview]
+    nbytes: int = 0
+    data: Callable[[], memoryview] | None = None
 
     @staticmethod
     def of(array: np.ndarray, header: TensorProto) -> Initialiser:
@@ -49,7 +55,7 @@ class UnwrittenModel:
     """A model whose larger initialisers have no data in `proto`.
 
     So neither the data nor the file are in memory twice, and messages stay below the 2 GiB of protobuf. is_attached:
-    whether the headers of initialisers are in `proto`. Otherwise they belong to its graph and must be added.
+    whether the headers of initialisers are in `proto`. Otherwise the list has all initialisers of its graph, in order.
     """
 
     proto: ModelProto
@@ -79,11 +85,7 @@ class UnwrittenModel:
         """
         assert not self.is_attached, "the headers are written with their data"
         graph = self.proto.graph.SerializeToString()
-        heads = [t.header.SerializeToString() + _field(_RAW_DATA, t.nbytes) for t in self.initialisers]
-        heads = [
-            _field(_INITIALIZER, len(head) + tensor.nbytes) + head
-            for head, tensor in zip(heads, self.initialisers, strict=True)
-        ]
+        heads = [_head(tensor) for tensor in self.initialisers]
         rest = ModelProto()
         _copy_fields(self.proto, rest, without="graph")
         yield rest.SerializeToString()
@@ -91,7 +93,8 @@ class UnwrittenModel:
         yield graph
         for head, tensor in zip(heads, self.initialisers, strict=True):
             yield head
-            yield tensor.data()
+            if tensor.data is not None:
+                yield tensor.data()
 
     def external(self, stem: str) -> tuple[str, Iterator[bytes | memoryview]]:
         """Move the initialisers to a data file: return its name, and yield its content.
@@ -100,18 +103,21 @@ class UnwrittenModel:
         refers to the file.
         """
         digest, position = hashlib.sha256(), 0
-        offsets = []
+        offsets: list[int] = []
         for tensor in self.initialisers:
             position = -(-position // ALIGNMENT) * ALIGNMENT
-            digest.update(f"{tensor.header.name}:{position}:".encode())
-            digest.update(tensor.data())
             offsets.append(position)
+            if tensor.data is not None:
+                digest.update(f"{tensor.header.name}:{position}:".encode())
+                digest.update(tensor.data())
             position += tensor.nbytes
         location = f"{stem}-{digest.hexdigest()[:16]}.data"
         for tensor, offset in zip(self.initialisers, offsets, strict=True):
             header = tensor.header if self.is_attached else self.proto.graph.initializer.add()
             if not self.is_attached:
                 header.CopyFrom(tensor.header)
+            if tensor.data is None:
+                continue
             header.data_location = TensorProto.EXTERNAL
             for key, value in (("location", location), ("offset", str(offset)), ("length", str(tensor.nbytes))):
                 header.external_data.add(key=key, value=value)
@@ -120,9 +126,10 @@ class UnwrittenModel:
     def _contents(self, offsets: Sequence[int]) -> Iterator[bytes | memoryview]:
         written = 0
         for tensor, offset in zip(self.initialisers, offsets, strict=True):
-            yield b"\0" * (offset - written)
-            yield tensor.data()
-            written = offset + tensor.nbytes
+            if tensor.data is not None:
+                yield b"\0" * (offset - written)
+                yield tensor.data()
+                written = offset + tensor.nbytes
 
 
 def write(model: UnwrittenModel, path: str | os.PathLike[str], *, external: bool | None = None) -> list[Path]:
@@ -149,11 +156,11 @@ def write(model: UnwrittenModel, path: str | os.PathLike[str], *, external: bool
     location, content = model.external(path.stem)
     data = path.parent / location
     stale = [p for p in previous_data_files(path) if p != data]
-    if model.initialisers:
+    if model.data_bytes:
         write_whole(data, content)
     write_whole(path, [model.proto.SerializeToString()])
     _remove(stale)
-    return [data, path] if model.initialisers else [path]
+    return [data, path] if model.data_bytes else [path]
 
 
 def write_proto(model: ModelProto, path: Path, *, external: bool) -> list[Path]:
@@ -168,6 +175,14 @@ def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
+
+
+def _head(tensor: Initialiser) -> bytes:
+    """The bytes of an initialiser before its data."""
+    message: bytes = tensor.header.SerializeToString()
+    if tensor.data is not None:
+        message += _field(_RAW_DATA, tensor.nbytes)
+    return _field(_INITIALIZER, len(message) + tensor.nbytes) + message
 
 
 def _field(number: int, length: int) -> bytes:
