@@ -1384,7 +1384,7 @@ def instance_normalization(
     """(x - mean) / sqrt(var + epsilon) * scale + b over the spatial axes of x: [N, C, *spatial]; scale, b: [C]."""
 
 def inverse(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The inverse of each matrix of a: [..., n, n]. A singular matrix is an error at run time."""
+    """The inverse of each matrix of a: [..., n, n]. A singular matrix raises RuntimeFailure at run time."""
 
 def is_inf(
     x: Operand,

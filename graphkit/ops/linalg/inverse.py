@@ -19,7 +19,7 @@ _DEFINITE = Rand((3, 3), definite=True)
 
 @op
 class Inverse(Op):
-    """The inverse of each matrix of a: [..., n, n]. A singular matrix is an error at run time."""
+    """The inverse of each matrix of a: [..., n, n]. A singular matrix raises RuntimeFailure at run time."""
 
     domain = DOMAIN
     checks_values = True
@@ -151,7 +151,7 @@ class Slogdet(Op):
 class Solve(Op):
     """The solution x of a @ x = b. a: [..., n, n]; b: [..., n, k]; batches broadcast.
 
-    A singular a is an error at run time.
+    A singular a raises RuntimeFailure at run time.
     """
 
     domain = DOMAIN
