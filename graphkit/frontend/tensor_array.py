@@ -25,9 +25,13 @@ from graphkit.ops.axes import i64
 class TensorArray(tree.Nest):
     """An array of `size` tensors of one shape and type, initially 0.
 
-    size: an integer or an integer scalar of the graph; element_shape: integers. Indices are integers or integer
-    tensors; -1 is the last element. If an element is written twice, the last write determines its value and gets the
-    gradient.
+    Methods never change an array; `write` and the others return a new one. Indices are integers or integer tensors; -1
+    is the last element. If an element is written twice, the last write determines its value and gets the gradient.
+
+    Args:
+        size: An integer, or an integer scalar of the graph.
+        element_shape: Shape of one element, as integers.
+        dtype: Element type.
     """
 
     __slots__ = ("_elements",)

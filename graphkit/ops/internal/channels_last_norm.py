@@ -95,7 +95,7 @@ class _ChannelsLastNorm(Op):
 
 @op
 class ChannelsLastBatchNorm(_ChannelsLastNorm):
-    """BatchNormalization of x: [N, *spatial, C] by its own statistics; also returns these and the running ones.
+    """BatchNormalization of x: [N, *spatial, C] by the statistics of x; also returns them and the running statistics.
 
     residual: x's shape. running = input * momentum + current * (1 - momentum), with the biased variance. For float16
     and bfloat16, the mean and the reciprocal of the standard deviation are float32.

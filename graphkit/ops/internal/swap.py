@@ -19,7 +19,7 @@ from graphkit.ops.internal.ordering import Ordered
 class SwapOut(Op):
     """Copy x from device memory to host memory, if only SwapIn reads the result; on other devices, return x.
 
-    The copy is made while the following steps run.
+    The copy runs in parallel to the following steps.
     """
 
     domain = DOMAIN
@@ -45,6 +45,6 @@ class SwapOut(Op):
 class SwapIn(Ordered):
     """Copy a value of SwapOut back to device memory, after `token` is computed; on other devices, return x.
 
-    The value of `token` is not read. The copy is made while the steps run that come between this one and the first
-    reader.
+    The value of `token` is not read. The copy runs in parallel to the steps between this one and the first that reads
+    the result.
     """

@@ -89,7 +89,7 @@ class Cofactor(Op):
     """The matrix of cofactors: det(a) * a^-T if a has an inverse. a: [..., n, n].
 
     Computed from singular values: det(u) det(v) u diag(p) v^T for a = u diag(s) v^T, where p[i] is the product of all
-    elements of s but s[i]. The gradient needs invertible matrices.
+    elements of s except s[i]. The gradient needs invertible matrices.
     """
 
     domain = DOMAIN

@@ -171,9 +171,9 @@ class DFT(Op):
     """Discrete Fourier transform along `axis`; `inverse` divides by n.
 
     axis: 0-d, default -2: the last axis of the signal. x: [..., n, ..., 1 or 2]. dft_length: 0-d, default n: the signal
-    is cut to this length, or padded with zeros. The result is complex. onesided: the result has only the first
-    dft_length // 2 + 1 elements. With `onesided` and `inverse` x holds these elements, and the result is real, with a
-    default length of 2 * (n - 1).
+    is cut to this length, or padded with zeros. The result is complex. The last axis contains real numbers (size 1) or
+    real and imaginary parts (size 2). onesided: the result has only the first dft_length // 2 + 1 elements. With
+    `onesided` and `inverse` x holds these elements, and the result is real, with a default length of 2 * (n - 1).
     """
 
     inverse: bool = False

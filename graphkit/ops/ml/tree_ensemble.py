@@ -27,7 +27,7 @@ class TreeEnsemble(RowWise):
 
     The result has the type of x. Modes are 0 to 5 for <=, <, >=, >, ==, !=, and 6 for membership in a set. The sets are
     in `membership_values`, in the order of such nodes; NaN ends each set. For a single target, PROBIT is the only
-    transformation that applies.
+    `post_transform` that applies.
     """
 
     tree_roots: tuple[int, ...]

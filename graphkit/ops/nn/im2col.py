@@ -64,7 +64,7 @@ def _block_of(block: Any) -> list[int]:
 
 @op
 class Col2Im(ColumnBlocks):
-    """Add columns up to an image, one block of elements for each column; blocks may overlap. (PyTorch's fold.)
+    """Add the columns of x to an image: each column is one block of elements. Blocks may overlap. (PyTorch's fold.)
 
     x: [N, C * prod(block_shape), L], one column for each of the L positions of the block, in row-major order; the
     result is [N, C, *image_shape]. Elements that fall into the padding are dropped.

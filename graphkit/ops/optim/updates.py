@@ -196,8 +196,8 @@ class _Adam(Update):
 class AdamUpdate(_Adam):
     """Adam: weight' = weight - lr * (m' / (1 - beta1^step)) / (sqrt(v' / (1 - beta2^step)) + epsilon).
 
-    g = grad + weight_decay * weight; m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2. Kingma and Ba,
-    "Adam: a method for stochastic optimization", ICLR 2015.
+    m is `mean`, v is `variance`. g = grad + weight_decay * weight; m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 -
+    beta2) g^2. Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
     """
 
 
