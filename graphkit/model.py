@@ -189,7 +189,7 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The class names in the order of class numbers, from the metadata "classes"; None without a list of names."""
+        """The class names in the order of class numbers, from the metadata "classes"; None if absent."""
         import json
 
         try:

@@ -1913,7 +1913,7 @@ def one_hot_encoder(
 def optional(
     x: Operand | None = None, *, type: Type | None = None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """An optional that holds x; without x an empty optional of the given `type`."""
+    """Wrap x in an optional value; without x, return an empty optional value of the given `type`."""
 
 def optional_get_element(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The value that an optional holds; a tensor or a sequence is returned as it is."""

@@ -97,8 +97,10 @@ class _ChannelsLastNorm(Op):
 class ChannelsLastBatchNorm(_ChannelsLastNorm):
     """BatchNormalization of x: [N, *spatial, C] by the statistics of x; also returns them and the running statistics.
 
-    residual: x's shape. running = input * momentum + current * (1 - momentum), with the biased variance. For float16
-    and bfloat16, the mean and the reciprocal of the standard deviation are float32.
+    y = activation((x - mean) / sqrt(var + epsilon) * scale + b + residual). residual: of x's shape. `activation` is "",
+    "Relu" or "Clip", which limits to [activation_alpha, activation_beta]. The running statistics are input * momentum +
+    current * (1 - momentum), with the biased variance. `made`: type of y (default: that of scale). For float16 and
+    bfloat16, the mean and the reciprocal of the standard deviation are float32.
     """
 
     epsilon: float = 1e-5

@@ -258,8 +258,8 @@ class Bernoulli(RandomOp):
 class Multinomial(RandomOp):
     """Draw `sample_size` classes for each row with probabilities softmax(x). x: float [batch, classes].
 
-    The result is int32 or int64 [batch, sample_size]. Each class is drawn by inverting the distribution at one uniform
-    number. x gets no gradient, because the draw is a step function of x. `rng` and `stream` are filled in at
+    The result is int32 or int64 [batch, sample_size]. Each class is drawn by inverse transform sampling from one
+    uniform number. x gets no gradient, because the draw is a step function of x. `rng` and `stream` are filled in at
     compilation: leave them out. `seed`: a seed for this node alone.
     """
 

@@ -119,8 +119,8 @@ class BlackmanWindow(_Window):
 class MelWeightMatrix(Op):
     """Triangular mel filters, equally spaced on the mel scale: [dft_length // 2 + 1, num_mel_bins].
 
-    All operands are 0-d. mel(f) = 2595 log10(1 + f / 700). The filters lie between two edges. These are rounded down to
-    bins of the spectrum, so that the matrix is piecewise constant in them.
+    All operands are 0-d. mel(f) = 2595 log10(1 + f / 700). The filters lie between the two edges, which are rounded
+    down to bins of the spectrum. So the matrix is a step function of the edges.
     """
 
     output_datatype: DType = DType.FLOAT32

@@ -66,8 +66,8 @@ class ConstantOfShape(Op):
 class Range(Op):
     """start, start + delta, ... below `limit` (above it for a negative delta).
 
-    The result has max(ceil((limit - start) / delta), 0) elements. start, limit, delta: 0-d tensors of one dtype.
-    float16 and bfloat16 are counted and stepped in float32.
+    The result has max(ceil((limit - start) / delta), 0) elements. start, limit, delta: 0-d tensors of one dtype. For
+    float16 and bfloat16, the number of elements and the elements are computed in float32.
     """
 
     stash_type: int = 1
