@@ -53,7 +53,7 @@ class Model:
         params: Arrays by parameter name.
         seed: Seed of the initialisers (default: GRAPHKIT_SEED). They fill the parameters that `params` lacks.
             Parameters shared with an earlier Model keep their values.
-        meta: Metadata that is stored in files.
+        meta: Metadata that is saved with the model, texts by key.
     """
 
     @typed("gk.Model")
@@ -98,7 +98,7 @@ class Model:
             graph: The graph.
             params: Arrays by parameter name. Other parameters are initialised from `seed`.
             name: Name of the model (default: that of the graph).
-            meta: Metadata that is stored in files.
+            meta: Metadata that is saved with the model, texts by key.
             seed: Seed of the initialisers of parameters that `params` lacks (default: GRAPHKIT_SEED).
             declared: Shapes that a file declares; runs are checked against them.
         """

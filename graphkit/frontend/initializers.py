@@ -71,7 +71,7 @@ class Initializer:
         raise NotImplementedError(f"{type(self).__name__}.sample")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able dict with every option: `{"type": "he_normal", ...}`."""
+        """Return a dict for JSON with the type and every option: `{"type": "he_normal", ...}`."""
         return {"type": self.type, **dataclasses.asdict(self)}
 
 

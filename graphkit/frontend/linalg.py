@@ -87,7 +87,8 @@ def extracttrian(a: Any, offset: int = 0, lower: bool = True) -> Value:
     """Return the elements of one triangle of a [..., n, n], row by row: [..., k].
 
     The lower triangle of offset 0 includes the diagonal. A positive offset adds diagonals above it, a negative one
-    removes diagonals. The upper triangle mirrors this.
+    removes diagonals. For the upper triangle it is the reverse: a negative offset adds diagonals below the main one, a
+    positive one removes diagonals.
     """
     x = _matrices(a)
     rows, columns = _static_sides(x)

@@ -110,7 +110,7 @@ def adam_w_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Adam with decoupled weight decay: weight * (1 - lr * weight_decay) replaces weight, and g = grad."""
+    """AdamW: multiply weight by 1 - lr * weight_decay, then apply AdamUpdate without weight decay."""
 
 def add(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a + b with broadcasting."""
@@ -1292,7 +1292,7 @@ def gru_recurrence_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Recurrence backward in time of a GRU: gradients of its gates and initial state."""
+    """Backward pass through time of a GRU: gradients with respect to its gates and initial state."""
 
 def hamming_window(
     size: Operand,
@@ -1693,7 +1693,7 @@ def lstm_recurrence_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    """Recurrence backward in time of an LSTM: gradients of its gates and initial states."""
+    """Backward pass through time of an LSTM: gradients with respect to its gates and initial states."""
 
 def mat_mul(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Matrix product with numpy's rules: [..., m, k] @ [..., k, n] -> [..., m, n]; leading axes broadcast."""
@@ -2455,7 +2455,7 @@ def rnn_recurrence_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Recurrence backward in time of an RNN: gradients of its gates and initial state."""
+    """Backward pass through time of an RNN: gradients with respect to its gates and initial state."""
 
 def roi_align(
     x: Operand,
@@ -2576,7 +2576,7 @@ def sequence_at(
 def sequence_at_grad(
     dy: Operand, sequence: Operand, position: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Gradient of SequenceAt: zeros of the shapes of `sequence`, with dy at position."""
+    """Gradient of SequenceAt: zeros of the shapes of `sequence`, with dy at `position`."""
 
 def sequence_construct(
     *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
@@ -2596,7 +2596,7 @@ def sequence_empty(
 def sequence_erase(
     sequence: Operand, position: Operand | None = None, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Remove the element at position from a sequence; without position, remove the last one."""
+    """Remove the element at `position` from a sequence; without `position`, remove the last one."""
 
 def sequence_insert(
     sequence: Operand,
@@ -2606,7 +2606,7 @@ def sequence_insert(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Insert an element into a sequence before position; without position, append it."""
+    """Insert an element into a sequence before `position`; without `position`, append it."""
 
 def sequence_length(sequence: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The number of elements of a sequence, an int64 scalar."""
@@ -2860,10 +2860,10 @@ def svm_regressor(
     """Support vector regression: sum of kernel(x, support vector) * coefficient, plus rho; float32."""
 
 def swap_in(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Copy a value of SwapOut back to device memory, after `token` is computed; on other devices, return x."""
+    """Copy x, a result of SwapOut, back to GPU memory after `token` is computed; on the CPU, return x."""
 
 def swap_out(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Copy x from device memory to host memory, if only SwapIn reads the result; on other devices, return x."""
+    """Copy x from GPU memory to host memory, if only SwapIn reads the result; on the CPU, return x."""
 
 def swi_glu(
     a: Operand, b: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None
@@ -2882,7 +2882,7 @@ def syrk(
     """alpha * a @ a^T, or alpha * a^T @ a with `transpose`. a: [..., m, n]; the result is symmetric."""
 
 def table_lookup(x: Operand, table: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Replace each integer of x by an element of a table. It can represent any function of one 8-bit number."""
+    """Replace each integer of x by an element of a table. A table can represent any function of one 8-bit number."""
 
 def table_update(
     rows: Operand,

@@ -27,7 +27,7 @@ class Onnx(NamedTuple):
 
     Attributes:
         name: Name of the ONNX operator.
-        since: Version of the ONNX operator set that introduced the definition which graphkit's operator follows.
+        since: Opset version of the ONNX definition that graphkit's operator follows.
         domain: Domain of the ONNX operator; "" is the standard domain.
         renames: Dict from attribute names in graphkit to the names in ONNX, where they differ.
         hidden: Inputs and attributes that ONNX does not have.

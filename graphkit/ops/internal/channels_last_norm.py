@@ -177,8 +177,9 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
 class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
     """Gradient of ChannelsLastBatchNorm with respect to x, scale, b and the residual.
 
-    Reads the operands and statistics of ChannelsLastBatchNorm. The gradient with respect to y is dy + addend. If a
-    residual was added, `y` shows where the activation let values through; without `y` this is computed from x.
+    Reads the operands and statistics of ChannelsLastBatchNorm. `addend` is a second gradient with respect to y, which
+    is added to dy. Elements that the activation cuts off get no gradient. Pass `y` if a residual was added; otherwise y
+    can be computed from x.
     """
 
     domain = DOMAIN

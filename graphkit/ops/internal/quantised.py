@@ -176,7 +176,7 @@ class QLinearGlobalAveragePool(Op):
 
 @op
 class TableLookup(Op):
-    """Replace each integer of x by an element of a table. It can represent any function of one 8-bit number.
+    """Replace each integer of x by an element of a table. A table can represent any function of one 8-bit number.
 
     x: uint8 or int8 of any shape, table: [256]; element i is for the i-th integer of x's type, in ascending order. The
     result has the table's type.

@@ -17,7 +17,7 @@ from graphkit.ops.internal.ordering import Ordered
 
 @op
 class SwapOut(Op):
-    """Copy x from device memory to host memory, if only SwapIn reads the result; on other devices, return x.
+    """Copy x from GPU memory to host memory, if only SwapIn reads the result; on the CPU, return x.
 
     The copy runs in parallel to the following steps.
     """
@@ -43,7 +43,7 @@ class SwapOut(Op):
 
 @op
 class SwapIn(Ordered):
-    """Copy a value of SwapOut back to device memory, after `token` is computed; on other devices, return x.
+    """Copy x, a result of SwapOut, back to GPU memory after `token` is computed; on the CPU, return x.
 
     The value of `token` is not read. The copy runs in parallel to the steps between this one and the first that reads
     the result.

@@ -383,9 +383,8 @@ def _rows_of(values: Sequence[Any], axes: tuple[int, ...]) -> tuple[list[Any], C
 class LeaveOneOutProduct(Op):
     """For each element of x, the product of all other elements along `axes`: the derivative of ReduceProd.
 
-    The result has the shape of x. It is also exact where elements are 0. Products are computed in float64, because the
-    product of the elements before or after an element may overflow where the result does not. axes: int64 [k] (default:
-    all axes).
+    The result has the shape of x. It is also exact where elements are 0. Products are computed in float64, because
+    partial products may overflow although the result does not. axes: int64 [k] (default: all axes).
     """
 
     former_names = ("ProductOfOthers",)

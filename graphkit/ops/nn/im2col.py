@@ -118,7 +118,7 @@ class Col2Im(ColumnBlocks):
 class Im2Col(ColumnBlocks):
     """Return the block of an image at each position as a column: the adjoint of Col2Im. (PyTorch's unfold.)
 
-    x: [N, C, *image]; the result is [N, C * prod(block_shape), L].
+    x: [N, C, *image]; the result is [N, C * prod(block_shape), L], where L is the number of positions of the block.
     """
 
     domain = DOMAIN

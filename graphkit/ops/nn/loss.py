@@ -279,9 +279,9 @@ class SoftmaxCrossEntropyGrad(ClassLoss):
 class SoftmaxCrossEntropyWithGrad(ClassLoss):
     """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient, in one pass.
 
-    The gradient is that with respect to scores. scores: [N, C]; labels: int [N]; dloss: gradient of the loss, a scalar
-    that is known beforehand; weights: [C]. The computation uses the type of dloss. If that is float32, scores may be
-    float16 or bfloat16; `made`, if given, is the type of dscores.
+    The gradient is that with respect to scores. scores: [N, C]; labels: int [N]; dloss: gradient with respect to the
+    loss, a scalar; weights: [C]. The computation uses the type of dloss. If that is float32, scores may be float16 or
+    bfloat16; `made`, if given, is the type of dscores.
     """
 
     made: DType | None = None

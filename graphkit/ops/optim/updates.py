@@ -203,7 +203,7 @@ class AdamUpdate(_Adam):
 
 @op
 class AdamWUpdate(_Adam):
-    """Adam with decoupled weight decay: weight * (1 - lr * weight_decay) replaces weight, and g = grad.
+    """AdamW: multiply weight by 1 - lr * weight_decay, then apply AdamUpdate without weight decay.
 
     Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """

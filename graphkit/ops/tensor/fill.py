@@ -153,7 +153,7 @@ class OneHot(Op):
     """`values[1]` where the position along the new axis equals the index, `values[0]` elsewhere.
 
     indices: any numeric tensor, in [-depth, depth - 1] (others give rows of values[0]); depth: one element; values:
-    [off, on], of any dtype, which the result has too.
+    [off, on], of any dtype. The result has the dtype of `values`.
     """
 
     axis: int = -1
