@@ -48,7 +48,7 @@ class NotAnArray(UsageError, TypeError):
 
 
 class UnsupportedError(GraphkitError):
-    """Something valid that graphkit or the export target cannot do. The message names the operators."""
+    """The request is valid, but graphkit or the export target does not support it. The message names the operators."""
 
     exit_code = 3
 
@@ -119,7 +119,7 @@ class MissingDependency(RuntimeFailure):
 
 
 class GraphkitWarning(UserWarning):
-    """Base class of all warnings: the result is right, but something about the input is not."""
+    """Base class of all warnings. A warning means that the result is correct, but the input has a fault."""
 
 
 class FileWarning(GraphkitWarning):

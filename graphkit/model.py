@@ -53,7 +53,7 @@ class Model:
         params: Arrays by parameter name.
         seed: Seed of the initialisers (default: GRAPHKIT_SEED). They fill the parameters that `params` lacks.
             Parameters shared with an earlier Model keep their values.
-        meta: Metadata that is stored in files.
+        meta: Metadata that is saved with the model, texts by key.
     """
 
     @typed("gk.Model")
@@ -98,7 +98,7 @@ class Model:
             graph: The graph.
             params: Arrays by parameter name. Other parameters are initialised from `seed`.
             name: Name of the model (default: that of the graph).
-            meta: Metadata that is stored in files.
+            meta: Metadata that is saved with the model, texts by key.
             seed: Seed of the initialisers of parameters that `params` lacks (default: GRAPHKIT_SEED).
             declared: Shapes that a file declares; runs are checked against them.
         """
@@ -153,11 +153,11 @@ class Model:
             ) from error
 
     def separate_roles(self) -> dict[str, str]:
-        """Split stored tensors that serve several purposes in training into one each. Changes this model.
+        """Give each role in training its own copy of a tensor that several roles share. Changes this model.
 
-        Exporters merge equal tensors: the scale and the running variance of a fresh normalisation, the statistics of
-        several layers, a weight and a bound of Clip. Training changes some of these roles and not others. Learned
-        weights that layers share stay shared. Results do not change.
+        Exporters store equal tensors only once: the scale and the running variance of a new normalisation, the
+        statistics of several layers, or a weight and a bound of Clip. Training must update some of them and not others.
+        Weights that several layers share stay shared. Outputs of the model do not change.
 
         Returns:
             The name of each new tensor (of role "state", at the end of `params`) with the name of the tensor that it
@@ -184,12 +184,12 @@ class Model:
 
     @property
     def meta(self) -> Mapping[str, str]:
-        """Metadata, text by key, that files store."""
+        """Metadata that is saved with the model: a dict from keys to texts."""
         return self.graph.meta
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The class names in the order of class numbers, from the metadata "classes"; None without a list of names."""
+        """The class names in the order of class numbers, from the metadata "classes"; None if absent."""
         import json
 
         try:
@@ -241,12 +241,12 @@ class Model:
     def value(self, name: str) -> Value:
         """Return the output of this name, else the input, parameter or intermediate value.
 
-        Raises UsageError, with a similar name, if there is none.
+        Raises UsageError if there is none; the message shows a similar name.
         """
         return self.graph.find(name)
 
     def select(self, *names: str) -> Model:
-        """Return a model with the same parameters whose outputs are the values of these names (see `value`)."""
+        """Return a model with the same parameters whose outputs are the values with these names (see `value`)."""
         if any(not isinstance(n, str) for n in names):
             raise UsageError("select takes names of values, one by one: select('a', 'b')")
         outputs = {n: self.value(n) for n in names}
@@ -256,7 +256,7 @@ class Model:
 
     @typed("Model.infer_shapes")
     def infer_shapes(self, **shapes: Sequence[Any]) -> dict[str, Type]:
-        """Return the types of all values and outputs for given input shapes; None keeps a declared dimension."""
+        """Return the types of all values and outputs for given input shapes. None keeps a declared dimension."""
         from graphkit.passes.core.bind import bind
 
         given = {}
@@ -305,7 +305,8 @@ class Model:
 
         Args:
             device: One device, or one for each group of nodes (`{"first": "cuda:0", "second": "cuda:1"}`).
-            shapes: Input shapes by name, for which the program is compiled at once. Default: at the first run.
+            shapes: Input shapes by name: the program is compiled for them in this call. By default, it is compiled at
+                the first run.
             options: threads, seed, optimize, inplace, share, deterministic, precision, check_finite, max_memory,
                 max_iterations, timeout (see Executor).
         """
@@ -388,11 +389,11 @@ class Model:
         Args:
             opset: Version of the operators, 13 to 28 (default: 21, or the first later one that has all operators of the
                 model).
-            options: as_inputs=True makes parameters graph inputs, too; their values are then the defaults.
+            options: as_inputs=True lists the parameters as graph inputs, too, with their values as defaults.
                 with_updates=True adds an output `<state>_updated` for each state that a run of the graph updates.
 
         Raises:
-            UnsupportedError: Operators at this opset cannot express a node.
+            UnsupportedError: A node cannot be expressed with the operators of this opset.
         """
         from graphkit.onnx_io import exporter
 
@@ -413,13 +414,13 @@ class Model:
         return to_dot(self.graph)
 
     def to_text(self) -> str:
-        """Return the graph as text, one line per input and node. The same construction always gives the same text."""
+        """Return the graph as text, one line per input and node. Building the same model again gives the same text."""
         from graphkit.ir.printing import to_text
 
         return to_text(self.graph)
 
     def show(self) -> None:
-        """Print `to_text`."""
+        """Print the graph as text, as `to_text` returns it."""
         sys.stdout.write(self.to_text() + "\n")
 
     def __repr__(self) -> str:

@@ -42,9 +42,9 @@ def gradient(
         outputs: Graph values: float tensors, or sequences and optionals of float tensors.
         wrt: Graph values of the same kinds: inputs, parameters or intermediate values. Each gradient has the type of
             its value.
-        seeds: One value per output, of its type. Default: ones, which only tensors have.
+        seeds: One value per output, of the type of the output. By default they are 1; only tensors have this default.
         allow_unused: Return zeros for a value of `wrt` that an output does not depend on.
-        meta: Metadata of the nodes that are made, except those of expansions.
+        meta: Metadata of the nodes that are created, except nodes that replace a composite operator.
 
     Raises:
         MissingGradient: Operators have no gradient rule; the message lists all of them.

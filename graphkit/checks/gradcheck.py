@@ -143,11 +143,11 @@ def check_gradient(
         model: The model. It is rebuilt in float64, and not changed.
         inputs: Arrays by name. Missing ones are drawn at random.
         of: Names of outputs (default: all float outputs).
-        wrt: Names of inputs and parameters (default: all of floats).
+        wrt: Names of inputs and parameters (default: all of float type).
         rtol: Relative tolerance of a derivative.
         atol: Absolute tolerance of a derivative.
-        directions: 0 checks the derivative in every element. n > 0 checks the derivatives along n random directions.
-            Default: every element if there are few.
+        directions: 0 checks the derivative with respect to every element. n > 0 checks the derivatives along n random
+            directions. Default: 0 for up to 64 elements in all, else 4.
         together: Check all inputs and parameters of `wrt` with one derivative per direction, which moves all of them at
             once. If it fails, the group is halved until the failing ones are found. Use it for networks with many
             parameters, where separate checks take too long.
@@ -159,7 +159,7 @@ def check_gradient(
 
     Raises:
         MissingGradient: An operator has no gradient rule.
-        UnsupportedError: An operator on the way, such as QuantizeLinear, has no float64.
+        UnsupportedError: An operator, such as QuantizeLinear, does not support float64.
         UsageError: A name is unknown.
     """
     graph = in_float64(model.graph, narrow=True)

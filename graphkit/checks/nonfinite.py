@@ -59,10 +59,11 @@ class NonFinite:
 def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None = None) -> NonFinite | None:
     """Return the first node of `model` that creates a NaN or an infinity from these inputs; None if there is none.
 
-    This is the first node, in topological order, with a NaN in a result and none in its operands, or with an infinity
-    in a result and only finite operands. Constants may be infinite, such as masks of attention. An input or parameter
-    with a NaN is reported itself; one with an infinity only if nothing else is found and a result is not finite. The
-    graph is interpreted without fusion, which takes long for large models.
+    A node creates a NaN if a result contains one and no operand does. It creates an infinity if a result contains one
+    and all operands are finite. "First" refers to the topological order. Infinite constants, such as attention masks,
+    are not reported. If an input or parameter contains a NaN, it is reported instead of a node. If it contains an
+    infinity, it is reported only if no node is found and an output is not finite. Nodes run one by one, without fusion,
+    which is slow for large models.
 
     Args:
         feeds: Arrays by input name.

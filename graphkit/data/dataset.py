@@ -159,7 +159,7 @@ class Dataset:
         return inputs, None if self.targets is None else self.targets[index]
 
     def subset(self, index: Any, name: str | None = None) -> Dataset:
-        """Return a Dataset of the samples at `index`."""
+        """Return a Dataset of the samples at `index`, a slice or an integer array."""
         try:
             inputs, targets = self.take(index)
         except (IndexError, TypeError) as error:

@@ -38,8 +38,8 @@ class LazyDataset(Dataset):
         count: Number of samples.
         targets: int64 [count] or another array of that length, if the targets are known in advance (`split` can then
             divide by class). None if samples contain them.
-        classes: See Dataset.
-        name: See Dataset.
+        classes: Names of the classes, if targets are integers.
+        name: Name of the data in error messages.
 
     Raises:
         InputError: There are no samples.

@@ -115,7 +115,7 @@ def load(
         spec: See above.
         test_fraction: Share of the test part (default: 0.2, and 0.1 for text).
         seed: Chooses the samples of the test part.
-        axes: Input name to the axis that counts the samples, for inputs where it is not the first (see Dataset).
+        axes: A dict from input names to the axis that counts the samples, where it is not the first (see Dataset).
         split: How data without a test part are divided. "name": by a hash of the file name of each sample, so that a
             sample stays in its part if others are added or removed. "position": at random, by the number of each
             sample and `seed`; the test part then has exactly round(test_fraction * N) samples. The default is "name" if
@@ -127,7 +127,7 @@ def load(
 
     Raises:
         InputError: A file cannot be read, or contains numbers that are not finite. The message names the file.
-        UsageError: The source does not have an option.
+        UsageError: An option is given that the source does not have.
     """
     options, choices = _divided(options)
     loader = _loader(os.fspath(spec), axes, options)

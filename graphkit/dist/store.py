@@ -88,7 +88,10 @@ class KVStore:
 
     @property
     def sent_between_hosts(self) -> int:
-        """Bytes that this process exchanged with other hosts. One process of each host does it for all."""
+        """Bytes that this process exchanged with other hosts.
+
+        One process of each host sends and receives for all processes of its host.
+        """
         return self.transport.sent_between_hosts
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:

@@ -56,7 +56,10 @@ class Transport(Collectives):
 
     @property
     def sent_between_hosts(self) -> int:
-        """Bytes that this rank exchanged with other hosts. One rank of each host does it for all."""
+        """Bytes that this rank exchanged with other hosts.
+
+        One rank of each host sends and receives for all ranks of its host.
+        """
         return self.communicator.sent_between_hosts
 
     @property

@@ -73,13 +73,14 @@ def cond(
         else_fn: Function that returns the same: tuples of the same length, dicts with the same keys, and values of the
             same element types at the same places. Where sizes differ, the size of the result is unknown.
         args: The operands of both functions: a tuple, or a single value.
-        name: Name of the node, also in messages.
+        name: Name of the node, which error messages show.
 
     Returns:
         The result of the chosen function.
 
     Raises:
-        TypeMismatch: The functions return different things. The message names the value, such as `result[0]`.
+        TypeMismatch: The results of the two functions differ in structure or element types. The message names the
+            value, such as `result[0]`.
         UsageError: The functions return no value.
     """
     decision = predicate(as_value(pred), name, "pred")
@@ -133,12 +134,15 @@ def while_loop(
             are then unknown in the result.
         state: The initial state: a graph value, or nested tuples, lists and dicts of graph values. Both functions get
             it as one argument.
-        maximum_iterations: An integer, or a graph value, int64 []. recompute="sqrt" needs a value known before the run.
-        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
-        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
-            for the backward pass, which computes the other values again. Default: all values are kept.
+        maximum_iterations: An integer, or a graph value, int64 [] (default: no limit). recompute="sqrt" needs a value
+            known before the run.
+        parallel_iterations: Has no effect, because iterations run one after another. Accepted for compatibility with
+            TensorFlow.
+        recompute: Number of iterations per block: an integer, or "sqrt" for the square root of the number of
+            iterations. Only states between blocks are kept for the backward pass, which computes the other values
+            again. Default: all values are kept.
         swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
-        name: Name of the node, also in messages.
+        name: Name of the node, which error messages show.
 
     Returns:
         The last state.
@@ -198,16 +202,19 @@ def scan(
         fn: Function of (carry, x) that returns (next carry, y). The next carry has tuples of the same length, dicts
             with the same keys, and values of the same types as `init`.
         init: The first carry.
-        xs: The values to slice, all of the same length along `axis`. With None, fn gets x=None, `length` times.
+        xs: The values to slice, all of the same length along `axis`. With None, fn is called `length` times with
+            x=None.
         reverse: Take the slices from the end. Each y stays at the position of its x.
         axis: Axis of xs along which slices are taken: one integer for all values, or nested like xs.
         out_axis: Axis along which the ys are stacked: one integer for all values, or nested like y.
         length: Number of calls if xs is None.
-        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
-        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
-            for the backward pass, which computes the other values again. Default: all values are kept.
+        parallel_iterations: Has no effect, because iterations run one after another. Accepted for compatibility with
+            TensorFlow.
+        recompute: Number of iterations per block: an integer, or "sqrt" for the square root of the number of
+            iterations. Only states between blocks are kept for the backward pass, which computes the other values
+            again. Default: all values are kept.
         swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
-        name: Name of the node, also in messages.
+        name: Name of the node, which error messages show.
 
     Returns:
         The last carry, and all ys stacked.
@@ -307,11 +314,13 @@ def map(
         xs: The values to slice, all of the same length along `axis`.
         axis: Axis of xs along which slices are taken: one integer for all values, or nested like xs.
         out_axis: Axis along which the results are stacked: one integer for all values, or nested like the result.
-        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
-        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
-            for the backward pass, which computes the other values again. Default: all values are kept.
+        parallel_iterations: Has no effect, because iterations run one after another. Accepted for compatibility with
+            TensorFlow.
+        recompute: Number of iterations per block: an integer, or "sqrt" for the square root of the number of
+            iterations. Only states between blocks are kept for the backward pass, which computes the other values
+            again. Default: all values are kept.
         swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
-        name: Name of the node, also in messages.
+        name: Name of the node, which error messages show.
 
     Returns:
         The stacked results.
@@ -336,10 +345,10 @@ def sequence_map(fn: Callable[..., Any], sequence: Value, *others: Any, name: st
         sequence: A graph value of a sequence type.
         others: Further arguments. If one is a sequence, it must have the same length, and fn gets one element of it at
             a time. A tensor is passed to every call.
-        name: Name of the node, also in messages.
+        name: Name of the node, which error messages show.
 
     Raises:
-        TypeMismatch: An operand or a result has an unsuitable type.
+        TypeMismatch: `sequence` is not a sequence, or an argument or result of fn has a type that is not supported.
     """
     operands = [sequence, *(as_value(v) for v in others)]
     mark = checkpoint()
@@ -379,11 +388,13 @@ def foreach(
         reverse: Take the slices from the end. Each output stays at the position of its element.
         axis: Axis of data along which slices are taken: one integer for all values, or nested like data.
         out_axis: Axis along which the outputs are stacked: one integer for all values, or nested like the output.
-        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
-        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
-            for the backward pass, which computes the other values again. Default: all values are kept.
+        parallel_iterations: Has no effect, because iterations run one after another. Accepted for compatibility with
+            TensorFlow.
+        recompute: Number of iterations per block: an integer, or "sqrt" for the square root of the number of
+            iterations. Only states between blocks are kept for the backward pass, which computes the other values
+            again. Default: all values are kept.
         swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
-        name: Name of the node, also in messages.
+        name: Name of the node, which error messages show.
 
     Returns:
         All outputs stacked, and the last states.
@@ -433,11 +444,13 @@ def fold(
         xs: The values to slice, all of the same length along `axis`.
         reverse: Take the slices from the end.
         axis: Axis of xs along which slices are taken: one integer for all values, or nested like xs.
-        parallel_iterations: Has no effect: iterations run one after another. Accepted as in TensorFlow.
-        recompute: Block length (an integer, or "sqrt" of the number of iterations). Only states between blocks are kept
-            for the backward pass, which computes the other values again. Default: all values are kept.
+        parallel_iterations: Has no effect, because iterations run one after another. Accepted for compatibility with
+            TensorFlow.
+        recompute: Number of iterations per block: an integer, or "sqrt" for the square root of the number of
+            iterations. Only states between blocks are kept for the backward pass, which computes the other values
+            again. Default: all values are kept.
         swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
-        name: Name of the node, also in messages.
+        name: Name of the node, which error messages show.
 
     Returns:
         The last carry.

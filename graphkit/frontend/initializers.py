@@ -1,4 +1,4 @@
-"""gk.init: initialisers, which compute the first value of a parameter. Each is a small JSON-able record.
+"""gk.init: initialisers, which compute the first value of a parameter. Each can be stored as a JSON object.
 
 The array of a parameter depends only on (seed, parameter name, initialiser, shape, dtype), never on the order in which
 parameters are made. The random bits come from Philox4x64-10, whose stream numpy guarantees, keyed by SHA-256(seed,
@@ -54,7 +54,10 @@ _registry: dict[str, type[Initializer]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Initializer:
-    """Base class. A subclass sets its `type` and implements `sample(stream, shape)`: float64, of that shape or flat."""
+    """Base class. A subclass sets its `type` and implements `sample(stream, shape)`.
+
+    `sample` returns float64 values for an array of this shape, in this shape or as a vector.
+    """
 
     type: ClassVar[str] = ""
     # Whether the values are meaningful for integer and boolean parameters.
@@ -68,7 +71,7 @@ class Initializer:
         raise NotImplementedError(f"{type(self).__name__}.sample")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able dict with every option: `{"type": "he_normal", ...}`."""
+        """Return a dict for JSON with the type and every option: `{"type": "he_normal", ...}`."""
         return {"type": self.type, **dataclasses.asdict(self)}
 
 
@@ -158,7 +161,10 @@ class Normal(Initializer):
 @typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class TruncatedNormal(Initializer):
-    """Normal with `mean` and `std`, restricted to [mean + low * std, mean + high * std] (std: before truncation)."""
+    """Normal with `mean` and `std`, restricted to [mean + low * std, mean + high * std].
+
+    `std` is the standard deviation before the restriction.
+    """
 
     std: float = 0.02
     mean: float = 0.0
@@ -253,7 +259,10 @@ class _He(Initializer):
 @typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class HeUniform(_He):
-    """Uniform with variance 2 / ((1 + slope^2) * fan), for (leaky) ReLU of that slope (He et al. 2015)."""
+    """Uniform with variance 2 / ((1 + slope^2) * fan) (He et al. 2015).
+
+    fan: "in" or "out", to use the fan in or the fan out. slope: negative slope of the leaky ReLU that follows; 0: ReLU.
+    """
 
     type = "he_uniform"
 
@@ -264,7 +273,10 @@ class HeUniform(_He):
 @typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class HeNormal(_He):
-    """Normal with variance 2 / ((1 + slope^2) * fan), for (leaky) ReLU of that slope (He et al. 2015)."""
+    """Normal with variance 2 / ((1 + slope^2) * fan) (He et al. 2015).
+
+    fan: "in" or "out", to use the fan in or the fan out. slope: negative slope of the leaky ReLU that follows; 0: ReLU.
+    """
 
     type = "he_normal"
 
@@ -299,7 +311,7 @@ class LeCunNormal(Initializer):
 class FanInUniform(Initializer):
     """Uniform in +-1/sqrt(fan in): PyTorch's default for weights and biases of linear and convolution layers.
 
-    `fan_in` replaces the weight's own fan in. A bias has none, and needs it.
+    By default, the fan in is that of the parameter's shape. A bias has no fan in, so `fan_in` is required for it.
     """
 
     fan_in: int | None = None
@@ -326,7 +338,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 def names() -> list[str]:
-    """Return the type names that `of` accepts."""
+    """Return the names of initialisers that `gk.init.of` accepts."""
     return sorted([*_registry, *_ALIASES])
 
 

@@ -55,17 +55,17 @@ def linear(
 ) -> Value:
     """Fully connected layer: y = x W^T + b over the last axis.
 
-    The parameters are `<name>_weight`, W [units, in_features], and `<name>_bias`, b [units]. A matrix is computed by
-    Gemm, any other rank by MatMul with the transposed weight.
+    The parameters are `<name>_weight`, W [units, in_features], and `<name>_bias`, b [units]. The operator is Gemm if x
+    is a matrix, else MatMul with the transposed weight.
 
     Args:
         x: float [..., in_features].
         units: Number of outputs.
-        bias: False leaves out b. A Value uses this parameter instead of a new one.
+        bias: False leaves out b. If a Value is given, it is used as b instead of a new parameter.
         init: Initialiser of W (default: uniform in +-1 / sqrt(in_features), as in PyTorch; see `gk.init.of`).
-        bias_init: Initialiser of b (default: the same).
+        bias_init: Initialiser of b (default: uniform in the same range).
         weight: An existing parameter to use as W.
-        in_features: Size of the last axis of x; only needed if x does not have a fixed one.
+        in_features: Size of the last axis of x; only needed if this size is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
 
     Returns:
@@ -214,11 +214,11 @@ def conv1d(
             none. "same" adds as many as make W' = ceil(W / stride).
         dilation: Distance between elements of a window: an integer.
         groups: Number of groups of channels. Each group of outputs reads one group of inputs.
-        bias: False leaves out the bias. A Value uses this parameter instead of a new one.
+        bias: False leaves out the bias. If a Value is given, it is used as bias instead of a new parameter.
         init: Initialiser of the weight (default: uniform in +-1 / sqrt(fan in), as in PyTorch; see `gk.init.of`).
-        bias_init: Initialiser of the bias (default: the same).
+        bias_init: Initialiser of the bias (default: uniform in the same range).
         weight: An existing parameter to use as weight.
-        in_channels: C; only needed if x does not have a fixed one.
+        in_channels: C; only needed if this size of x is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
 
     Returns:
@@ -254,11 +254,11 @@ def conv2d(
             all begins, then all ends. "valid" adds none. "same" adds as many as make H' = ceil(H / stride).
         dilation: Distance between elements of a window: one integer, or one per axis.
         groups: Number of groups of channels. Each group of outputs reads one group of inputs.
-        bias: False leaves out the bias. A Value uses this parameter instead of a new one.
+        bias: False leaves out the bias. If a Value is given, it is used as bias instead of a new parameter.
         init: Initialiser of the weight (default: uniform in +-1 / sqrt(fan in), as in PyTorch; see `gk.init.of`).
-        bias_init: Initialiser of the bias (default: the same).
+        bias_init: Initialiser of the bias (default: uniform in the same range).
         weight: An existing parameter to use as weight.
-        in_channels: C; only needed if x does not have a fixed one.
+        in_channels: C; only needed if this size of x is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
 
     Returns:
@@ -295,11 +295,11 @@ def conv3d(
             all begins, then all ends. "valid" adds none. "same" adds as many as make D' = ceil(D / stride).
         dilation: Distance between elements of a window: one integer, or one per axis.
         groups: Number of groups of channels. Each group of outputs reads one group of inputs.
-        bias: False leaves out the bias. A Value uses this parameter instead of a new one.
+        bias: False leaves out the bias. If a Value is given, it is used as bias instead of a new parameter.
         init: Initialiser of the weight (default: uniform in +-1 / sqrt(fan in), as in PyTorch; see `gk.init.of`).
-        bias_init: Initialiser of the bias (default: the same).
+        bias_init: Initialiser of the bias (default: uniform in the same range).
         weight: An existing parameter to use as weight.
-        in_channels: C; only needed if x does not have a fixed one.
+        in_channels: C; only needed if this size of x is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
 
     Returns:
@@ -337,11 +337,11 @@ def conv_transpose2d(
         output_pad: Elements added at the end of each axis of the result: one integer, or one per axis.
         dilation: Distance between elements of a window: one integer, or one per axis.
         groups: Number of groups of channels. Each group of outputs reads one group of inputs.
-        bias: False leaves out the bias. A Value uses this parameter instead of a new one.
+        bias: False leaves out the bias. If a Value is given, it is used as bias instead of a new parameter.
         init: Initialiser of the weight (default: uniform in +-1 / sqrt(fan in), as in PyTorch; see `gk.init.of`).
-        bias_init: Initialiser of the bias (default: the same).
+        bias_init: Initialiser of the bias (default: uniform in the same range).
         weight: An existing parameter to use as weight.
-        in_channels: C; only needed if x does not have a fixed one.
+        in_channels: C; only needed if this size of x is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
 
     Returns:

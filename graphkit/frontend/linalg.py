@@ -2,7 +2,8 @@
 
 The functions and conventions are those of Seeger, Hetzel, Dai, Meissner, Lawrence, "Auto-Differentiating Linear
 Algebra" (2017), arXiv:1710.08717, and of MXNet's `linalg`. Matrices are the last two axes of float32 or float64
-tensors; the axes before them are a batch, and broadcast. Everything has gradients, and exports as standard operators.
+tensors; the axes before them are a batch, and broadcast. All functions have gradients, and are exported as standard
+ONNX operators.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def extracttrian(a: Any, offset: int = 0, lower: bool = True) -> Value:
     """Return the elements of one triangle of a [..., n, n], row by row: [..., k].
 
     The lower triangle of offset 0 includes the diagonal. A positive offset adds diagonals above it, a negative one
-    removes diagonals. The upper triangle mirrors this.
+    removes diagonals. For the upper triangle it is the reverse: a negative offset adds diagonals below the main one, a
+    positive one removes diagonals.
     """
     x = _matrices(a)
     rows, columns = _static_sides(x)
@@ -99,7 +101,7 @@ def extracttrian(a: Any, offset: int = 0, lower: bool = True) -> Value:
 def maketrian(a: Any, offset: int = 0, lower: bool = True) -> Value:
     """Return square matrices with the elements a [..., k] in one triangle, row by row, zero elsewhere.
 
-    The inverse of `extracttrian`. Raises TypeMismatch if k elements do not make such a triangle.
+    The inverse of `extracttrian`. Raises TypeMismatch if no such triangle has k elements.
     """
     x = as_value(a)
     if x.rank is None or x.rank < 1 or not dims.is_static(x.tensor.known_shape[-1]):

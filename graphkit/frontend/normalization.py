@@ -41,7 +41,7 @@ def batch_norm(
         momentum: Share of the old running statistics that is kept, as in ONNX. PyTorch's momentum is 1 - momentum.
         epsilon: Added to the variance.
         affine: False leaves out the parameters `<name>_weight` and `<name>_bias` [C].
-        channels: C; only needed if x does not have a fixed one.
+        channels: C; only needed if this size of x is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
     """
     size = (_channels("batch_norm", name, x, channels),)
@@ -102,7 +102,7 @@ def instance_norm(
         x: float [N, C, *spatial].
         epsilon: Added to the variance.
         affine: False leaves out the parameters `<name>_weight` and `<name>_bias` [C].
-        channels: C; only needed if x does not have a fixed one.
+        channels: C; only needed if this size of x is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
     """
     size = (_channels("instance_norm", name, x, channels),)
@@ -122,7 +122,7 @@ def group_norm(
         groups: Number of groups; C must be a multiple of it.
         epsilon: Added to the variance.
         affine: False leaves out the parameters `<name>_weight` and `<name>_bias` [C].
-        channels: C; only needed if x does not have a fixed one.
+        channels: C; only needed if this size of x is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
     """
     count = _channels("group_norm", name, x, channels)

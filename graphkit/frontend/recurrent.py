@@ -30,14 +30,14 @@ def rnn(
     Args:
         x: float [T, N, in_features]: T steps of N sequences.
         units: Number of hidden units.
-        lengths: Integers [N], the number of steps of each sequence (default: T). After them y is 0, and the state does
-            not change.
+        lengths: Integers [N], the number of steps of each sequence (default: T). After these steps, y is 0, and the
+            state does not change.
         initial: [D, N, units], the state before the first step (default: 0).
         direction: "forward", "reverse" (from the last step to the first) or "bidirectional" (both).
         activation: "Tanh", "Relu" or another activation of ONNX's RNN.
         bias: False leaves out the bias.
         init: Initialiser of all parameters (default: uniform in +-1 / sqrt(units), as in PyTorch).
-        in_features: Size of the last axis of x; only needed if x does not have a fixed one.
+        in_features: Size of the last axis of x; only needed if this size is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
 
     Returns:
@@ -67,13 +67,13 @@ def gru(
     Args:
         x: float [T, N, in_features]: T steps of N sequences.
         units: Number of hidden units.
-        lengths: Integers [N], the number of steps of each sequence (default: T). After them y is 0, and the state does
-            not change.
+        lengths: Integers [N], the number of steps of each sequence (default: T). After these steps, y is 0, and the
+            state does not change.
         initial: [D, N, units], the state before the first step (default: 0).
         direction: "forward", "reverse" (from the last step to the first) or "bidirectional" (both).
         bias: False leaves out the bias.
         init: Initialiser of all parameters (default: uniform in +-1 / sqrt(units), as in PyTorch).
-        in_features: Size of the last axis of x; only needed if x does not have a fixed one.
+        in_features: Size of the last axis of x; only needed if this size is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
 
     Returns:
@@ -102,13 +102,13 @@ def lstm(
     Args:
         x: float [T, N, in_features]: T steps of N sequences.
         units: Number of hidden units.
-        lengths: Integers [N], the number of steps of each sequence (default: T). After them y is 0, and the state does
-            not change.
+        lengths: Integers [N], the number of steps of each sequence (default: T). After these steps, y is 0, and the
+            state does not change.
         initial: A pair (h, c), each [D, N, units]: the states before the first step (default: 0).
         direction: "forward", "reverse" (from the last step to the first) or "bidirectional" (both).
         bias: False leaves out the bias.
         init: Initialiser of all parameters (default: uniform in +-1 / sqrt(units), as in PyTorch).
-        in_features: Size of the last axis of x; only needed if x does not have a fixed one.
+        in_features: Size of the last axis of x; only needed if this size is not a fixed integer.
         name: Name of the layer and prefix of its parameters.
 
     Returns:

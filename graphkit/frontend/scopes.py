@@ -15,7 +15,7 @@ RESERVED_ATTRS = ("init", "trainable")
 
 @contextlib.contextmanager
 def name_scope(name: str) -> Iterator[str]:
-    """Put `name/` before the names of layers, nodes, inputs and parameters made inside; scopes nest.
+    """Put `name/` before the names of layers, nodes, inputs and parameters created in a `with` block. Blocks nest.
 
     Yields the whole prefix. Unnamed nodes stay unnamed. Raises UsageError for an empty name.
 
@@ -31,7 +31,7 @@ def name_scope(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def attr_scope(**attrs: Any) -> Iterator[dict[str, str]]:
-    """Attach attributes, as text, to the nodes and parameters made inside; inner scopes override outer ones.
+    """Attach attributes, as text, to nodes and parameters created in a `with` block; inner blocks take precedence.
 
     Nodes store them in `meta`, parameters in `attrs` (`attr_scope(lr_mult="0.1")`). Yields all attributes that apply
     inside. Raises UsageError for names that graphkit itself uses.

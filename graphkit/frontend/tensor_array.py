@@ -25,9 +25,13 @@ from graphkit.ops.axes import i64
 class TensorArray(tree.Nest):
     """An array of `size` tensors of one shape and type, initially 0.
 
-    size: an integer or an integer scalar of the graph; element_shape: integers. Indices are integers or integer
-    tensors; -1 is the last element. If an element is written twice, the last write determines its value and gets the
-    gradient.
+    Methods never change an array; `write` and the others return a new one. Indices are integers or integer tensors; -1
+    is the last element. If an element is written twice, the last write determines its value and gets the gradient.
+
+    Args:
+        size: An integer, or an integer scalar of the graph.
+        element_shape: Shape of one element, as integers.
+        dtype: Element type.
     """
 
     __slots__ = ("_elements",)
@@ -81,7 +85,7 @@ class TensorArray(tree.Nest):
         return element
 
     def write(self, index: Any, value: Any) -> TensorArray:
-        """Return the array with element `index`, an integer scalar, replaced."""
+        """Return a new array in which element `index`, an integer scalar, is `value`."""
         element = self._fitting("write", as_value(value, self._elements), ())
         places = F.reshape(self._numbers("write", index, 0), i64(1, 1))
         return self._around(F.scatter_nd(self._elements, places, F.unsqueeze(element, i64(0))))
@@ -92,9 +96,9 @@ class TensorArray(tree.Nest):
         return elements
 
     def scatter(self, indices: Any, values: Any) -> TensorArray:
-        """Return the array with the elements at `indices` replaced by the slices of `values`.
+        """Return a new array in which the elements at `indices` are the slices of `values`.
 
-        indices: n integers that do not repeat.
+        indices: n different integers; values: [n, *element].
         """
         places = self._numbers("scatter", indices, 1)
         count = places.shape[0] if places.shape is not None else dims.fresh()
@@ -107,7 +111,7 @@ class TensorArray(tree.Nest):
         return elements
 
     def unstack(self, values: Any) -> TensorArray:
-        """Return the array of the slices of `values`, one for each element of this array."""
+        """Return a new array of the same size whose elements are the slices of `values` [size, *element]."""
         size = dims.fresh() if self._elements.shape is None else self._elements.shape[0]
         return self._around(self._fitting("unstack", as_value(values), (size,)))
 

@@ -30,11 +30,11 @@ class Nest(ABC):
 
     @abstractmethod
     def items(self) -> Sequence[Any]:
-        """Its items, in order."""
+        """Return the items of the container, in order."""
 
     @abstractmethod
     def around(self, items: Sequence[Any]) -> Nest:
-        """One like it around other items."""
+        """Return a container of the same kind that contains other items."""
 
 
 def _keys(tree: dict[Any, Any]) -> list[Any]:

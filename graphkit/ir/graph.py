@@ -156,8 +156,9 @@ def give_name(value: Value, name: str) -> None:
 class Node:
     """One application of an operator to values. Raises TypeMismatch, which names the node, if the operands do not fit.
 
-    `types`, if given, are taken instead of inference; they must be what inference returns. `meta` holds user attributes
-    (string keys) that passes keep. `scope` is the scope in which the node was first made.
+    If `types` is given, the output types are not inferred; it must contain the types that inference would return.
+    `meta` contains attributes of the user, text by key, which rewrites of the graph keep. `scope` contains the settings
+    of `gk.name_scope` and `gk.attr_scope` under which the node was created.
     """
 
     __slots__ = ("op", "inputs", "outputs", "name", "meta", "scope", "serial", "__weakref__")
@@ -215,11 +216,11 @@ class Node:
         raise UsageError("a node is pickled with the graph that it belongs to: pickle the Model, or the Graph")
 
     def describe(self) -> str:
-        """One line for errors: name, operator and operand types; without a name, also the code that made the node."""
+        """Return one line for errors: name, operator and operand types; without a name, also the user's code."""
         return described(self)
 
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
-        """Return this node on other operands; itself if nothing differs. Types are inferred only if they may change."""
+        """Return this node with other operands, or itself if nothing changes. Infers types only if necessary."""
         if op is None:
             given = tuple(inputs)
             # Values are equal to themselves alone.
@@ -308,9 +309,9 @@ def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> l
 class Graph:
     """A graph: inputs, outputs, updates, and the nodes that compute the outputs and updates.
 
-    An update is a pair `(state input, new value)`. All updates take effect together after a run. Raises InvalidModel
-    if a node needs an input that `inputs` lacks, if an input occurs twice, or if an update does not have its input's
-    type.
+    An update is a pair `(state input, new value)`. All updates take effect together after a run. Raises InvalidModel if
+    a node needs an input that `inputs` lacks, if an input occurs twice, or if a new value does not have the type of its
+    state input.
     """
 
     __slots__ = (
@@ -384,14 +385,14 @@ class Graph:
 
     @property
     def operators(self) -> frozenset[str]:
-        """The names of all operators in the graph, without domains and without those of subgraphs."""
+        """The names of all operators in the graph, without domains. Operators in subgraphs are not included."""
         if self._operators is None:
             self._operators = frozenset([node.op.name for node in self.nodes])
         return self._operators
 
     @property
     def spent(self) -> tuple[tuple[Value, ...], ...]:
-        """For each node, its operands and results that no later node reads, each once."""
+        """For each node, the operands and results that nothing reads after this node has run, each once."""
         if self._spent is None:
             read = {*self.outputs, *(new for _, new in self.updates)}
             spent = []
@@ -447,7 +448,7 @@ class Graph:
             inputs_first: Look for inputs, parameters and intermediate values first, then for outputs.
 
         Raises:
-            UsageError: Nothing has the name; the message shows the closest one.
+            UsageError: Nothing has this name. The message shows the closest name.
         """
         check_argument(titled(self), "the name of a value", "str", name)
         if self._by_name is None:

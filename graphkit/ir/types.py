@@ -22,7 +22,7 @@ MAX_KNOWN_FLOATS = 16
 
 
 class DType(enum.Enum):
-    """An element type, named as in numpy (or ml_dtypes)."""
+    """Element type of a tensor, with the name that numpy (or ml_dtypes) gives it."""
 
     FLOAT32 = "float32"
     FLOAT64 = "float64"
@@ -76,7 +76,7 @@ class DType(enum.Enum):
 
     @staticmethod
     def of(spec: Any) -> DType:
-        """Return the DType for a name, a numpy dtype, a Python type or a DType; raises UsageError."""
+        """Return the DType for a name, a numpy dtype, a Python type or a DType. Raises UsageError for others."""
         return dtype_of(spec)
 
 
@@ -164,9 +164,10 @@ def _elements(dtype: DType, value: Iterable[Dim]) -> tuple[Dim, ...] | None:
 class TensorType:
     """Type of a tensor: element type, shape (None: unknown rank) and, for small integer tensors, the known elements.
 
-    `value` holds the known elements as a flat tuple of dimensions in row-major order. It is unknown if a number exceeds
-    the element type, because it wraps around at run time. `floats` holds the elements of a small floating-point
-    constant, from which Resize infers its shape; only constants have it. Neither affects equality.
+    `value` holds the known elements as a flat tuple of dimensions in row-major order. It is None if a number does not
+    fit the element type, because such numbers wrap around at run time. `floats` holds the elements of a small
+    floating-point constant, from which Resize infers its shape; only constants have it. `value` and `floats` do not
+    affect equality.
     """
 
     __slots__ = ("dtype", "shape", "value", "floats")
@@ -215,7 +216,7 @@ class TensorType:
 
     @property
     def static_shape(self) -> tuple[int, ...]:
-        """The shape as integers; raises TypeMismatch otherwise."""
+        """The shape as integers; raises TypeMismatch if the rank or a dimension is unknown."""
         if not self.is_static:
             raise TypeMismatch(f"the shape of {self} is not static")
         return self.shape  # type: ignore[return-value]
@@ -228,7 +229,7 @@ class TensorType:
     def of_sizes(
         dtype: DType, shape: tuple[int, ...], value: tuple[int, ...] | None, floats: tuple[float, ...] | None
     ) -> TensorType:
-        """Return a type of sizes and elements that are already checked. Faster than the constructor."""
+        """Return a type without checking the arguments, which must be valid. Faster than the constructor."""
         made = object.__new__(TensorType)
         made.dtype, made.shape, made.value, made.floats = dtype, shape, value, floats
         return made
@@ -252,7 +253,7 @@ class TensorType:
         return self.value  # type: ignore[return-value]
 
     def substitute(self, bindings: dict[str, Dim]) -> TensorType:
-        """Replace dimension names in shape and known value."""
+        """Return the type with dimension names replaced, as `bindings` maps them, in shape and known elements."""
         shape = None if self.shape is None else [dims.substitute(d, bindings) for d in self.shape]
         value = None if self.value is None else [dims.substitute(d, bindings) for d in self.value]
         return TensorType(self.dtype, shape, value, self.floats)
@@ -279,8 +280,8 @@ class TensorType:
 class SequenceType:
     """Type of a sequence: a list of values of one type. An unnamed dimension may have another size in each value.
 
-    `length`, the number of values if it is known, does not affect equality. If a sequence is empty, the shapes in its
-    `element` are ignored when types are joined.
+    `length` is the number of values; None if it is unknown. It does not affect equality. If one branch of an If returns
+    an empty sequence, the shapes in its `element` are ignored.
     """
 
     __slots__ = ("element", "length")

@@ -14,7 +14,7 @@ def abs(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) ->
     """|x|; the gradient at 0 is 0."""
 
 def absolute_maxima(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The largest finite |x| of each of 256 slices of x: float32 [256]."""
+    """Divide x into 256 slices, and return the largest finite |x| of each slice: float32 [256]."""
 
 def acos(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Inverse cosine in [0, pi]; NaN outside [-1, 1]."""
@@ -110,7 +110,7 @@ def adam_w_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Adam with decoupled weight decay: weight * (1 - lr * weight_decay) replaces weight, and g = grad."""
+    """AdamW: multiply weight by 1 - lr * weight_decay, then apply AdamUpdate without weight decay."""
 
 def add(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a + b with broadcasting."""
@@ -123,7 +123,7 @@ def add_n(
 def affine_grid(
     theta: Operand, size: Operand, *, align_corners: bool = False, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The coordinates that GridSample reads for an affine transformation of images of `size`."""
+    """The grid for GridSample that applies an affine transformation to images of `size`."""
 
 def all_gather_start(
     *pieces: Operand | Sequence[Operand | None] | None,
@@ -151,7 +151,7 @@ def all_reduce_moments(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Number, mean and sum of squared deviations over the samples of all ranks, from those of each rank."""
+    """Combine the number, mean and sum of squared deviations of each rank's samples into those of all samples."""
 
 def all_reduce_start(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
@@ -178,7 +178,7 @@ def arg_max(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Index of the maximum along `axis`."""
+    """Index of the maximum along `axis`, int64. If elements tie, the first, or with `select_last_index` the last."""
 
 def arg_min(
     x: Operand,
@@ -189,10 +189,10 @@ def arg_min(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Index of the minimum along `axis`."""
+    """Index of the minimum along `axis`, int64. If elements tie, the first, or with `select_last_index` the last."""
 
 def array_feature_extractor(x: Operand, y: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The elements of x at the indices y along its last axis; a vector is taken as a matrix of one row."""
+    """The elements of x at the indices y along the last axis of x; a vector x counts as a matrix of one row."""
 
 def asin(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Inverse sine in [-pi/2, pi/2]; NaN outside [-1, 1]."""
@@ -258,7 +258,7 @@ def average_pool_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Gradient of AveragePool: divide each element of dy by its window's count, and add it all over the window."""
+    """Gradient of AveragePool: each element of dy, divided by the count of its window, is added to the whole window."""
 
 def batch_norm_grad(
     dy: Operand,
@@ -284,7 +284,7 @@ def batch_normalization(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """(x - mean) / sqrt(var + epsilon) * scale + b, per channel of x: [N, C, *spatial]; the vectors are [C]."""
+    """(x - mean) / sqrt(var + epsilon) * scale + b, for each channel of x."""
 
 def bernoulli(
     x: Operand,
@@ -392,7 +392,7 @@ def category_mapper(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Map strings to integers, or integers to strings, by two lists of equal length; others give the default."""
+    """Map strings to integers, or integers to strings, by two lists of equal length; others give a default."""
 
 def causal_conv_with_state(
     x: Operand,
@@ -470,7 +470,7 @@ def channels_last_batch_norm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value]:
-    """BatchNormalization of x: [N, *spatial, C] by its own statistics; also returns these and the running ones."""
+    """BatchNormalization of x: [N, *spatial, C] by the statistics of x; also returns them and the running ..."""
 
 def channels_last_batch_norm_grad(
     dy: Operand,
@@ -669,7 +669,7 @@ def clip(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """min(max(x, low), high). low, high: optional 0-d tensors; if low > high, the result is high."""
+    """Limit x to the range from `min` to `max` (0-d tensors; absent: no limit). If min > max, the result is max."""
 
 def cofactor(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The matrix of cofactors: det(a) * a^-T if a has an inverse. a: [..., n, n]."""
@@ -685,7 +685,7 @@ def col2_im(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Add columns up to an image, one block of elements for each column; blocks may overlap. (PyTorch's fold.)"""
+    """Add the columns of x to an image: each column is one block of elements. Blocks may overlap. (PyTorch's fold.)"""
 
 def compress(
     x: Operand, condition: Operand, *, axis: int | None = None, name: str = "", meta: Mapping[str, str] | None = None
@@ -805,7 +805,7 @@ def cosh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -
 def coupled_probabilities(
     decisions: Operand, a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Class probabilities from the decisions of all pairs of classes [rows, pairs] and Platt's two parameters each."""
+    """The probability of each class, from the decisions of a support vector machine for all pairs of classes."""
 
 def cum_prod(
     x: Operand,
@@ -934,7 +934,7 @@ def elu(x: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, st
 def encoded_columns(
     *xs: Operand | Sequence[Operand | None] | None, body: Graph, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The columns of some matrices of strings, each encoded by an operator of its own, side by side."""
+    """Encode columns of matrices of strings, each with its own operator, and join the results side by side."""
 
 def equal(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a == b, also for booleans and strings; NaN equals nothing."""
@@ -1292,7 +1292,7 @@ def gru_recurrence_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Recurrence backward in time of a GRU: gradients of its gates and initial state."""
+    """Backward pass through time of a GRU: gradients with respect to its gates and initial state."""
 
 def hamming_window(
     size: Operand,
@@ -1328,7 +1328,7 @@ def hard_swish(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = N
     """x * min(max(x / 6 + 1/2, 0), 1). Howard et al. 2019, arXiv:1905.02244."""
 
 def hardmax(x: Operand, *, axis: int = -1, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """1 at the first maximum along one axis, 0 elsewhere; a step function, so no gradient flows."""
+    """1 at the first maximum along `axis`, 0 elsewhere. It is a step function, so no gradient flows."""
 
 def identity(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Return x unchanged: a tensor, a sequence or an optional."""
@@ -1370,7 +1370,7 @@ def imputer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Replace one value of x, which may be NaN, by `imputed_value_*`: one number, or one for each feature."""
+    """Replace elements equal to `replaced_value_*` (may be NaN) by `imputed_value_*`."""
 
 def instance_normalization(
     x: Operand,
@@ -1384,7 +1384,7 @@ def instance_normalization(
     """(x - mean) / sqrt(var + epsilon) * scale + b over the spatial axes of x: [N, C, *spatial]; scale, b: [C]."""
 
 def inverse(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The inverse of each matrix of a: [..., n, n]. A singular matrix is an error at run time."""
+    """The inverse of each matrix of a: [..., n, n]. A singular matrix raises RuntimeFailure at run time."""
 
 def is_inf(
     x: Operand,
@@ -1417,7 +1417,7 @@ def label_encoder(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Replace each element by the value that belongs to its key, or by the default if it is no key; same shape as x."""
+    """Replace each element by the value that belongs to its key, or by the default if it is not a key; same ..."""
 
 def lamb_update(
     weight: Operand,
@@ -1693,7 +1693,7 @@ def lstm_recurrence_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    """Recurrence backward in time of an LSTM: gradients of its gates and initial states."""
+    """Backward pass through time of an LSTM: gradients with respect to its gates and initial states."""
 
 def mat_mul(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Matrix product with numpy's rules: [..., m, k] @ [..., k, n] -> [..., m, n]; leading axes broadcast."""
@@ -1864,7 +1864,7 @@ def negative_log_likelihood_loss(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """-weights[label] * log_prob[label]: its weighted mean, its sum, or each (reduction="mean", "sum" or "none")."""
+    """-weight[t] * x[t] for each target t; `reduction`: "mean" (their weighted mean), "sum" or "none" (one each)."""
 
 def non_max_suppression(
     boxes: Operand,
@@ -1913,7 +1913,7 @@ def one_hot_encoder(
 def optional(
     x: Operand | None = None, *, type: Type | None = None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """An optional that holds x; without x an empty optional of the given `type`."""
+    """Wrap x in an optional value; without x, return an empty optional value of the given `type`."""
 
 def optional_get_element(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The value that an optional holds; a tensor or a sequence is returned as it is."""
@@ -2152,7 +2152,7 @@ def reduce_l1(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Sum of absolute values over axes."""
+    """Sum of absolute values over `axes` (default: all)."""
 
 def reduce_l2(
     x: Operand,
@@ -2163,7 +2163,7 @@ def reduce_l2(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Square root of the sum of squares over axes; where it is 0, the gradient is 0."""
+    """Square root of the sum of squares over `axes` (default: all); where it is 0, the gradient is 0."""
 
 def reduce_log_sum(
     x: Operand,
@@ -2174,7 +2174,7 @@ def reduce_log_sum(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Logarithm of the sum over axes; -inf over no elements."""
+    """Logarithm of the sum over `axes` (default: all); -inf over no elements."""
 
 def reduce_log_sum_exp(
     x: Operand,
@@ -2185,7 +2185,7 @@ def reduce_log_sum_exp(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Logarithm of the sum of exponentials over axes, computed without overflow; -inf over no elements."""
+    """Log of the sum of exponentials over `axes` (default: all), without overflow; -inf over no elements."""
 
 def reduce_max(
     x: Operand,
@@ -2196,7 +2196,7 @@ def reduce_max(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Maximum over axes; NaN if an element is NaN; -inf (or the dtype's least value) over no elements."""
+    """Maximum over `axes` (default: all); NaN if an element is NaN."""
 
 def reduce_mean(
     x: Operand,
@@ -2207,7 +2207,7 @@ def reduce_mean(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Mean over axes; NaN over no elements. The mean of integers is rounded towards zero."""
+    """Mean over `axes` (default: all); NaN over no elements. The mean of integers is rounded towards zero."""
 
 def reduce_min(
     x: Operand,
@@ -2218,7 +2218,7 @@ def reduce_min(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Minimum over axes; NaN if an element is NaN; inf (or the dtype's largest value) over no elements."""
+    """Minimum over `axes` (default: all); NaN if an element is NaN."""
 
 def reduce_prod(
     x: Operand,
@@ -2229,7 +2229,7 @@ def reduce_prod(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Product over axes; 1 over no elements."""
+    """Product over `axes` (default: all); 1 over no elements."""
 
 def reduce_scatter_start(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
@@ -2250,7 +2250,7 @@ def reduce_sum(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Sum over axes; 0 over no elements."""
+    """Sum over `axes` (default: all); 0 over no elements."""
 
 def reduce_sum_square(
     x: Operand,
@@ -2261,10 +2261,10 @@ def reduce_sum_square(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Sum of squares over axes."""
+    """Sum of squares over `axes` (default: all)."""
 
 def reduce_to_shape_of(x: Operand, like: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Sum `x` over the axes along which a tensor of the shape of `like` was broadcast to x's shape."""
+    """Sum `x` to the shape of `like`, over the axes along which `like` would broadcast to x's shape."""
 
 def regex_full_match(
     x: Operand, *, pattern: str | None = None, name: str = "", meta: Mapping[str, str] | None = None
@@ -2455,7 +2455,7 @@ def rnn_recurrence_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Recurrence backward in time of an RNN: gradients of its gates and initial state."""
+    """Backward pass through time of an RNN: gradients with respect to its gates and initial state."""
 
 def roi_align(
     x: Operand,
@@ -2576,7 +2576,7 @@ def sequence_at(
 def sequence_at_grad(
     dy: Operand, sequence: Operand, position: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Gradient of SequenceAt: zeros of the shapes of `sequence`, with dy at position."""
+    """Gradient of SequenceAt: zeros of the shapes of `sequence`, with dy at `position`."""
 
 def sequence_construct(
     *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
@@ -2596,7 +2596,7 @@ def sequence_empty(
 def sequence_erase(
     sequence: Operand, position: Operand | None = None, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Remove the element at position from a sequence; without position, remove the last one."""
+    """Remove the element at `position` from a sequence; without `position`, remove the last one."""
 
 def sequence_insert(
     sequence: Operand,
@@ -2606,7 +2606,7 @@ def sequence_insert(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Insert an element into a sequence before position; without position, append it."""
+    """Insert an element into a sequence before `position`; without `position`, append it."""
 
 def sequence_length(sequence: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The number of elements of a sequence, an int64 scalar."""
@@ -2694,7 +2694,7 @@ def softmax_cross_entropy_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Gradient of SoftmaxCrossEntropyLoss in scores: weights[label] * (softmax - one_hot(label)) * dloss."""
+    """Gradient of SoftmaxCrossEntropyLoss for scores: weights[label] * (softmax - one_hot(label)) * dloss."""
 
 def softmax_cross_entropy_loss(
     scores: Operand,
@@ -2841,7 +2841,7 @@ def svm_classifier(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Support vector classification: the class that wins most decisions between two classes, and scores; float32."""
+    """Support vector classification: the class that wins most pairwise decisions, and the scores; float32."""
 
 def svm_regressor(
     x: Operand,
@@ -2860,10 +2860,10 @@ def svm_regressor(
     """Support vector regression: sum of kernel(x, support vector) * coefficient, plus rho; float32."""
 
 def swap_in(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Copy a value of SwapOut back to device memory, after `token` is computed; on other devices, return x."""
+    """Copy x, a result of SwapOut, back to GPU memory after `token` is computed; on the CPU, return x."""
 
 def swap_out(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Copy x from device memory to host memory, if only SwapIn reads the result; on other devices, return x."""
+    """Copy x from GPU memory to host memory, if only SwapIn reads the result; on the CPU, return x."""
 
 def swi_glu(
     a: Operand, b: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None
@@ -2882,7 +2882,7 @@ def syrk(
     """alpha * a @ a^T, or alpha * a^T @ a with `transpose`. a: [..., m, n]; the result is symmetric."""
 
 def table_lookup(x: Operand, table: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Replace each integer of x by an element of a table, which can be any function of one quantised number."""
+    """Replace each integer of x by an element of a table. A table can represent any function of one 8-bit number."""
 
 def table_update(
     rows: Operand,
@@ -2910,7 +2910,7 @@ def tensor_scatter(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Write a shorter update into a cache along `axis`, for each batch entry from its own start position on."""
+    """Write a shorter update into a cache along `axis`; each batch entry has its own start position."""
 
 def tf_idf_vectorizer(
     x: Operand,

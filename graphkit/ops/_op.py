@@ -23,9 +23,14 @@ DOMAIN = "ai.graphkit"
 
 
 class Onnx(NamedTuple):
-    """The ONNX form of an operator: its name there, the version of its canonical form, its domain.
+    """The ONNX operator that a graphkit operator corresponds to.
 
-    `renames` maps a field to the ONNX attribute of another name. Inputs in `hidden` have no ONNX counterpart.
+    Attributes:
+        name: Name of the ONNX operator.
+        since: Opset version of the ONNX definition that graphkit's operator follows.
+        domain: Domain of the ONNX operator; "" is the standard domain.
+        renames: Dict from attribute names in graphkit to the names in ONNX, where they differ.
+        hidden: Inputs and attributes that ONNX does not have.
     """
 
     name: str
@@ -87,17 +92,18 @@ class Op:
     - `contiguous`: the results lie one behind the other in planned memory, each at a multiple of its alignment.
     - `random`: the operator draws random numbers; nodes are never merged.
     - `collective`: every rank takes part exactly once; nodes are never recomputed.
-    - `pointwise`: an element of the output depends only on the elements at its place of the operands, which broadcast.
+    - `pointwise`: the operands broadcast, and an element of the output depends only on operand elements at its
+      position.
     - `per_example`: operands that may have the examples of a batch along their first axis, see `is_batchwise`.
-    - `symbolic_inference`: types that were inferred for symbolic sizes stay right if numbers replace the names, under
-      the assumptions that `graphkit.ir.dims` records. `infer` then may only ask `may_equal` and `broadcast` about
-      sizes, and assume that none is negative.
+    - `symbolic_inference`: types that `infer` returns for symbolic sizes stay correct when numbers replace the names,
+      under the assumptions that `graphkit.ir.dims` records. To guarantee this, `infer` must compare sizes only with
+      `may_equal` and `broadcast`. It may assume that sizes are not negative.
     - `reference_in_float32`: the reference computes float16 and bfloat16 in float32. Set it to False for operators that
-      read bits or pass elements on.
-    - `on_host`: the reference needs numpy. A device with its own memory passes copies to it and copies its results
-      back.
-    - `composite`: the executor runs the nodes of `composed`, or of `expand`, instead of the operator.
-    - `checks_values`: a run may fail because of values of the operands, see `value_check`.
+      read bits or only move elements.
+    - `on_host`: the reference works only with numpy. On a GPU, operands are copied to host memory for it, and results
+      are copied back.
+    - `composite`: the executor does not run the operator itself, but the nodes that `composed` or `expand` returns.
+    - `checks_values`: some operand values make a run fail, such as an index out of range; see `value_check`.
     - `samples`: a tuple of `Sample`, or a function that returns one.
     """
 
@@ -196,7 +202,7 @@ class Op:
     # --- what a family file defines ---------------------------------------------------------------
 
     def infer(self, *inputs: Any) -> Any:
-        """Return the type of the output (or a tuple of types) from the types of the inputs; None for an absent input.
+        """Return the type of the output (or a tuple of types) from the types of the inputs. An absent input is None.
 
         Raises TypeMismatch if the inputs do not fit.
         """
@@ -207,7 +213,7 @@ class Op:
         raise NotImplementedError(f"{self.name}.reference")
 
     def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim | None:
-        """Return the number of multiply-adds, for types of known rank; None for other operators."""
+        """Return the number of multiply-adds for inputs and outputs of these types; None if it is not defined."""
         return None
 
     def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -237,11 +243,11 @@ class Op:
         return ()
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
-        """Whether the examples of a batch are independent, so that parts of it can be computed one after the other.
+        """Return whether the examples of a batch are independent, so that a batch can be computed in parts.
 
-        Examples lie along the first axis of the `batched` operands, at least one, and of every result. Example i of the
-        results may depend only on example i of these operands. `inputs` are types of known rank, None for an absent
-        one.
+        `batched` says, for each operand, whether its first axis counts the examples; at least one does. The first axis
+        of every result counts them, too. If the method returns True, example i of the results depends only on example i
+        of these operands. `inputs` are types of known rank; None for an absent input.
         """
         if self.pointwise:
             return examples_align(inputs, batched)

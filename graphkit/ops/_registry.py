@@ -150,7 +150,7 @@ registry = Registry()
 
 
 def op(cls: type[OpT]) -> type[OpT]:
-    """Register an operator class. Its annotated fields become attributes, and `gk.<name>` makes its nodes."""
+    """Register an operator class. Its annotated fields become attributes; `gk.<name>(...)` adds a node."""
     registry.add(declared(cls))
     return cls
 

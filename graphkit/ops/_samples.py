@@ -11,8 +11,12 @@ from graphkit.ir.types import DType
 class Rand(NamedTuple):
     """Input of a `Sample`: random values in [low, high), or of the standard normal distribution.
 
-    shape: of the array; dtype: None takes the dtype under test. `definite` makes symmetric positive definite matrices:
-    x x^T + n for such values x.
+    Args:
+        shape: Shape of the array.
+        low: Lower bound; None: standard normal distribution.
+        high: Upper bound.
+        dtype: Element type; None: the dtype under test (see Sample).
+        definite: Make symmetric positive definite matrices, x x^T + n I from random matrices x [..., n, n].
     """
 
     shape: tuple[int, ...]
@@ -41,7 +45,7 @@ class SequenceSample:
 
 
 class OptionalSample(NamedTuple):
-    """Input of a `Sample`: an optional.
+    """Input of a `Sample`: a value of optional type (see OptionalType).
 
     item: The value of the optional, in any form that `Sample` takes (a shape, a `Rand`, an array, ...). None: the
     optional is empty.
@@ -53,10 +57,16 @@ class OptionalSample(NamedTuple):
 class Sample:
     """One call of an operator, from which the test suite derives its tests.
 
-    Positional inputs: a shape (random normal values of the dtype under test), a `Rand`, an array used as it is, a
-    `SequenceSample`, an `OptionalSample`, or None for an absent operand. Keywords are attributes. `grad=False` skips
-    the gradient check (state why beside it); `onnx=False` skips the comparison with onnx's evaluator. `dtypes` limits
-    the dtypes that are tested.
+    Tests run the call with several element types; the "dtype under test" is the present one. Each positional input is a
+    shape (random normal values of the dtype under test), a `Rand`, an array that is used as it is, a `SequenceSample`,
+    an `OptionalSample`, or None for an absent operand.
+
+    Args:
+        inputs: The operands.
+        grad: False skips the gradient check. Give the reason in a comment.
+        onnx: False skips the comparison with the evaluator of the onnx package.
+        dtypes: Limits the tests to these dtypes.
+        attrs: Attributes of the operator.
     """
 
     __slots__ = ("inputs", "attrs", "grad", "onnx", "dtypes")

@@ -43,8 +43,8 @@ class TensorBoard(Callback):
 
     The files contain:
 
-    - Scalars by number of updates: `step/loss` and `step/learning_rate`; after each epoch the losses and metrics
-      `train/...` and `valid/...`, `learning_rate`, and `speed/...` (such as `speed/samples_per_second`).
+    - Scalars, plotted against the number of updates: `step/loss` and `step/learning_rate`; after each epoch the losses
+      and metrics `train/...` and `valid/...`, `learning_rate`, and `speed/...` (such as `speed/samples_per_second`).
     - Histograms of the trained parameters, or of their moving averages if there are any: `weights/...`.
     - With `gradients`, histograms `gradients/...` of the gradients of the loss for the first `count` of `samples`. The
       model is in inference mode: no dropout, and BatchNormalization uses the running statistics.
@@ -53,8 +53,8 @@ class TensorBoard(Callback):
     - The first `count` of `samples`, if they are images. If they have targets, a table of the model's predictions for
       them after each epoch. If predictions or gradients cannot be computed, a text says why.
 
-    If a run is resumed, a second file is written. TensorBoard shows it instead of the records after the checkpoint.
-    With several processes, give the callback to every rank; rank 0 writes.
+    If a run is resumed, a second file is written. TensorBoard shows it instead of records of the first file that are
+    newer than the checkpoint. With several processes, give the callback to every rank; rank 0 writes.
 
     Args:
         folder: Folder of the event files (default: `tensorboard` in the folder of the run).

@@ -207,7 +207,7 @@ class BaseTrainer:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[Model]:
-        """Context manager that gives `net` with its moving averages, or with its own values without `ema`."""
+        """Context manager that returns `net`. With `ema`, `net` contains the moving averages in the `with` block."""
         with self._averages.in_use():
             yield self.net
 
@@ -215,9 +215,9 @@ class BaseTrainer:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The training programs: one fused step, or two programs that accumulate and update.
+        """The training programs: one for a whole step, or with `accumulate` one that accumulates and one that updates.
 
-        They contain recomputation after the first step.
+        After the first step, they also contain the nodes of recomputation (`recompute`).
         """
         return tuple(self._stepper.programs)
 
@@ -270,7 +270,10 @@ class BaseTrainer:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next update. A schedule over all updates of a run raises UsageError outside of `fit`."""
+        """Learning rate of the next update.
+
+        Raises UsageError outside of `fit` if the schedule depends on the length of the run.
+        """
         return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
 
     @property
@@ -380,7 +383,7 @@ class BaseTrainer:
         self.executor.rng = seed, step + self._place[0]
 
     def flush(self) -> None:
-        """Update with gradients that were accumulated but not used (the last, shorter group of an epoch).
+        """Update the parameters with the gradients that are accumulated so far, from fewer than `accumulate` batches.
 
         With servers, all workers must call it; they then continue with the values of the servers.
         """

@@ -29,13 +29,13 @@ class Callback:
 
     Methods receive the trainer, and a dict of numbers. They may read everything in the trainer (`trainer.net`,
     `trainer.folder`, `trainer.rank`, `trainer.learning_rate`, ...), set `trainer.rate_scale`, and end training with
-    `trainer.stop("why")`. If a method raises an exception, `fit` raises it, with a note that says where it happened.
-    Nothing of that epoch is written then.
+    `trainer.stop("why")`. If a method raises an exception, `fit` raises it, with a note that says where it happened. In
+    that case, nothing is written for that epoch.
 
     With several processes, each rank calls its own callbacks. Pass the same callbacks on all ranks, and write files
-    only `if trainer.rank == 0`. The numbers of an epoch are those of rank 0 on all ranks, so that all ranks decide
-    alike. Checkpoints contain the states of rank 0. If one rank calls `trainer.stop`, all ranks stop after the same
-    step. With servers (`dist_async`, ...), ranks step independently, and stop at the end of the epoch.
+    only `if trainer.rank == 0`. All ranks receive the epoch numbers of rank 0, so they make the same decisions.
+    Checkpoints contain the states of rank 0. If one rank calls `trainer.stop`, all ranks stop after the same step. With
+    servers (`dist_async`, ...), ranks step independently, and stop at the end of the epoch.
     """
 
     @property
@@ -51,12 +51,12 @@ class Callback:
 
         Args:
             trainer: The trainer.
-            numbers: epoch (complete epochs), until (epochs at the end of the run), updates, processes, resumed (whether
-                an interrupted run or a checkpoint is continued).
+            numbers: epoch (number of complete epochs), until (number of epochs at the end of the run), updates,
+                processes, resumed (whether an interrupted run or a checkpoint is continued).
         """
 
     def on_step_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        """Called after each batch, before a checkpoint that may follow.
+        """Called after each batch. If a checkpoint is written after the batch, the call comes first.
 
         Args:
             trainer: The trainer.
@@ -77,7 +77,7 @@ class Callback:
     def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:
         """Called when `fit` ends, also after an error or an interrupt, if `on_fit_begin` was called.
 
-        The last checkpoint is written before.
+        The last checkpoint is written before this call.
 
         Args:
             trainer: The trainer.

@@ -81,7 +81,7 @@ def find_lr(
 
     The rate grows by the same factor after each update. Training ends early if the smoothed loss exceeds four times its
     best value, or is not finite. Afterwards the trainer and its model are restored bit for bit. The learning rate of
-    the optimizer is not used; its other options are.
+    the optimizer is not used; its other options, such as the momentum, are used.
 
     Args:
         trainer: A Trainer between two epochs, with one process.

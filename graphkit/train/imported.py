@@ -48,7 +48,7 @@ _ARRANGING = frozenset(
 def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | None = None) -> Model:
     """Return the model with a symbolic batch size `name`, for a model that was exported for a batch of 1.
 
-    It replaces the dimension of 1 that counts the samples of each input.
+    The symbolic dimension replaces the dimension of 1 that counts the samples of each input.
 
     Args:
         model: Any model.
@@ -145,12 +145,12 @@ def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, 
 
 
 def constants_to_parameters(model: Model, names: Sequence[str] | None = None) -> Model:
-    """Return the model with the weights that its file stores as constants turned into parameters (statistics: states).
+    """Return the model with constant weights as trainable parameters, and constant statistics as states.
 
     By default, these are the floating-point constants with at least one axis that layers learn: weights of
     convolutions, matrix products, recurrent layers, normalisations and tables, and operands of Add and Mul with more
-    than one element. It also finds them before operators that only rearrange them (Unsqueeze, Concat, Slice, ...), and
-    in the subgraphs of If, Loop and Scan, which capture them.
+    than one element. Constants are also found if they pass through operators that only rearrange them (Unsqueeze,
+    Concat, Slice, ...), and in the subgraphs of If, Loop and Scan, which capture them.
 
     Args:
         model: Any model. The result shares its parameters.

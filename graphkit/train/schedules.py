@@ -72,7 +72,7 @@ class Step(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """The rate is rate * factor ** step."""
+    """The rate is rate * factor ** step, where step counts the updates from 0."""
 
     rate: float
     factor: float
@@ -112,7 +112,7 @@ class _OverSteps(Schedule):
 class Cosine(_OverSteps):
     """Half a cosine from `rate` to `final` over `steps` updates, then `final` (Loshchilov and Hutter, SGDR, 2017).
 
-    Without `steps`, it covers all updates of the run.
+    Without `steps`, the schedule covers all updates of the run.
     """
 
     final: float = 0.0
@@ -124,9 +124,9 @@ class Cosine(_OverSteps):
 
 @dataclass(frozen=True)
 class Polynomial(_OverSteps):
-    """The rate is final + (rate - final) * (1 - step / steps) ** power, then `final`.
+    """The rate is final + (rate - final) * (1 - step / steps) ** power; `final` after `steps` updates.
 
-    Without `steps`, it covers all updates of the run.
+    Without `steps`, the schedule covers all updates of the run.
     """
 
     power: float = 1.0
@@ -142,7 +142,7 @@ class Polynomial(_OverSteps):
 class Linear(_OverSteps):
     """A straight line from `rate` to `final` over `steps` updates, then `final`.
 
-    Without `steps`, it covers all updates of the run.
+    Without `steps`, the schedule covers all updates of the run.
     """
 
     final: float = 0.0

@@ -45,8 +45,8 @@ class Trainer(BaseTrainer):
 
     If a loss is not finite and `on_nonfinite` is "raise" or "skip", parameters, optimizer states and running statistics
     keep their exact values from before the step. With `accumulate`, "skip" drops the gradients of all batches that were
-    accumulated for this update. All processes make the same decision. If a gradient is not finite although the loss is,
-    "raise" only notices it in the next step, when the loss is no longer finite.
+    accumulated for this update. All processes make the same decision. If the loss is finite but a gradient is not,
+    "raise" raises only in the next step, when the loss is no longer finite.
 
     `groups` divides a model that is too large for one process: each process stores only the parameters of its own
     groups. Every process gets the whole batch. It is divided into `micro_batches` parts, which pass through the
@@ -77,9 +77,10 @@ class Trainer(BaseTrainer):
             the averages.
         clip_norm: Upper limit of the global gradient norm.
         accumulate: Number of batches whose gradients are averaged for one update.
-        carry: Input name to output name. `fit` and `evaluate` feed the output of each batch to the input of the next
-            one, such as the state of a recurrent layer. The input is 0 at the start of an epoch and whenever the batch
-            size changes. Gradients do not flow into earlier batches. For `step`, pass these inputs yourself.
+        carry: A dict from input names to output names. `fit` and `evaluate` feed the output of each batch to the input
+            of the next one, such as the state of a recurrent layer. The input is 0 at the start of an epoch and
+            whenever the batch size changes. Gradients do not flow into earlier batches. For `step`, pass these inputs
+            yourself.
         targets: Types of the targets by name. Required if `loss` is a function.
         output: Name of the output for a loss given by name, and for the metrics. If the model has several outputs, a
             loss given by name requires it; the metrics use the first output by default.
@@ -93,26 +94,25 @@ class Trainer(BaseTrainer):
         swap_memory: On a GPU, activations may move to host memory until the backward pass reads them (see
             docs/gpu.md). If False, only those of nodes built in `gk.attr_scope(swap_memory=True)` do. It has no
             effect on the CPU.
-        seed: Seed of dropout, of mixing and of the data order.
+        seed: Seed of dropout, of `mixup` and `cutmix`, and of the data order.
         precision: "f32", "bf16", "f16", "tf32" or "fp8". "bf16" rounds operands and results of matrix products and
-            convolutions to bfloat16, also in the backward pass. These stay float32: parameters, optimizer
-            states, weight gradients of convolutions, depthwise convolutions, and all other operators. The other three
-            precisions need a GPU.
-            "f16" does the same with float16, and multiplies the loss by a scale during the backward pass. If gradients
-            are not finite, the update is skipped and the scale is halved. At a scale of 1, on_nonfinite="raise" raises
-            NotFinite instead. "tf32" keeps 11 significant bits of the float32 operands of matrix products and
-            convolutions. "fp8" is "bf16" with 8-bit operands of matrix products (see docs/gpu.md).
+            convolutions to bfloat16, also in the backward pass. These stay float32: parameters, optimizer states,
+            weight gradients of convolutions, depthwise convolutions, and all other operators. "f16", "tf32" and "fp8"
+            need a GPU. "f16" rounds in the same way to float16, and multiplies the loss by a scale during the backward
+            pass. If gradients are not finite, the update is skipped and the scale is halved. At a scale of 1,
+            on_nonfinite="raise" raises NotFinite instead. "tf32" keeps 11 significant bits of the float32 operands of
+            matrix products and convolutions. "fp8" is "bf16" with 8-bit operands of matrix products (see docs/gpu.md).
         deterministic: Make results bit-identical for any number of threads.
         straight_through: Let gradients pass through rounding: Round, Floor, Ceil, Sign, and casts to integers and back.
-            They always pass through a quantisation followed by a dequantisation.
+            Gradients always pass through a quantisation that is followed by a dequantisation.
         on_nonfinite: Behaviour if the loss of a step is NaN or infinite. "raise" raises NotFinite, which names the
             first node that produced such a value. "skip" drops the step, also if only a gradient is not finite, and
             counts it in `skipped`. "ignore" updates anyway.
-        groups: Group name to rank. Groups are the nodes built in `gk.attr_scope(ctx_group=...)`. Each rank runs its
-            groups, and stores only their parameters.
+        groups: A dict from group names to ranks. Groups are the nodes built in `gk.attr_scope(ctx_group=...)`. Each
+            rank runs its groups, and stores only their parameters.
         micro_batches: Number of parts into which a pipeline divides a batch.
-        batch_axes: The axis that counts samples, for each input and target where it is not 0. With None, every
-            micro-batch gets the whole array. Data sets provide these axes themselves.
+        batch_axes: A dict from names of inputs and targets to the axis that counts samples, where it is not 0. If the
+            axis is None, every micro-batch gets the whole array. Data sets provide these axes themselves.
         shard_optimizer: Each process of `kvstore` stores a part of the optimizer states, updates the parameters of this
             part, and receives the others. All processes must then call `save`; rank 0 writes.
         batch_norm: "train": BatchNormalization normalises by the statistics of each batch and updates the running
@@ -225,16 +225,16 @@ class Trainer(BaseTrainer):
                 the whole run, counted from its first epoch (default: the length that it had).
             batch_size: Samples per batch in one process.
             metrics: Metrics by name, or objects (see `gk.metrics.Metric`).
-            folder: Where the run is written. One process at a time can use it, for one run. If it contains a model or
-                checkpoint of another run, or another process uses it, `fit` raises UsageError.
-            overwrite: Remove the other run in the folder.
+            folder: Folder for the files of this run. Only one process at a time can use it, and only for one run. If it
+                contains a model or checkpoint of another run, or another process uses it, `fit` raises UsageError.
+            overwrite: If the folder contains another run, remove that run.
             checkpoint_every: Also write a checkpoint every `checkpoint_every` updates, and before validation.
             progress: Show a progress bar on stderr (default: only on a terminal).
             prefetch: Number of batches that background threads load ahead. They also compute slow metrics. With 0,
                 nothing runs in the background.
             workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets and of
-                objects with a length and items (default: those of the data). Neither `prefetch` nor `workers` changes a
-                bit of the result.
+                objects with a length and items (default: those of the data). Results do not depend on `prefetch` and
+                `workers`.
             on_epoch: Function that is called with (number, record) after each epoch and its checkpoint. The number
                 counts from 1; the record is described below. Each rank calls the function that it was given.
             callbacks: One callback or several. Checkpoints contain their states.
@@ -247,7 +247,8 @@ class Trainer(BaseTrainer):
         Raises:
             NotFinite: A loss is NaN or infinite, and `on_nonfinite` is "raise".
             RanksDiffer: The processes do not train with the same batches and epochs.
-            UsageError: An argument is wrong, the folder belongs to another run, or the last step is incomplete.
+            UsageError: An argument is wrong, the folder belongs to another run, or an error in the middle of a step
+                left parameters inconsistent.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
         batch_size = integer("fit", "batch_size", batch_size, 1)
@@ -310,10 +311,10 @@ class Trainer(BaseTrainer):
     def save(self, folder: str | Path) -> None:
         """Write the model (`model.json`, weights) and a checkpoint to resume from.
 
-        Each replaces the previous one when it is complete. The model is in inference mode, and has the moving averages
-        if there are any. The checkpoint contains both weights and averages. Every rank must call `save` if ranks store
-        different parts: in a pipeline, with shard_optimizer, with servers, and with gradient compression. Rank 0
-        writes.
+        Each file replaces its previous version only when it is complete. The model is in inference mode, and has the
+        moving averages if there are any. The checkpoint contains both weights and averages. Every rank must call `save`
+        if ranks store different parts: in a pipeline, with shard_optimizer, with servers, and with gradient
+        compression. Rank 0 writes.
         """
         with self._working():
             saving.save(self, folder)

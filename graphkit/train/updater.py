@@ -106,7 +106,7 @@ class OptimizerUpdater:
         self._updates[key] = step + 1
 
     def average(self, key: Key, stored: np.ndarray) -> np.ndarray:
-        """Return the moving average of a key, which must not be changed. Raises UsageError if there is none.
+        """Return the moving average of a key. Do not change the array. Raises UsageError if there is no average.
 
         stored: the value of the key, which is its average before the first update.
         """

@@ -107,8 +107,8 @@ class Preprocess:
     def of_size(cls, height: int, width: int, **fields: Any) -> Preprocess:
         """Return the usual preprocessing for a size: resize the shorter side, and cut out the centre.
 
-        Above 96 pixels, the shorter side becomes the longer side of `size` divided by 0.875, as for ImageNet (256 for
-        224). Below, square images are not cropped.
+        The shorter side of an image is resized to max(height, width); above 96 pixels, to max(height, width) / 0.875,
+        as is usual for ImageNet (256 for 224). Then height x width pixels are cut out.
         """
         longer = max(height, width)
         return cls(

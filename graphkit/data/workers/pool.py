@@ -84,7 +84,7 @@ class Workers:
         return [] if self._crew is None else self._crew.pids
 
     def run(self, data: BatchMaker, parts: Iterable[np.ndarray], key: tuple[int, int] | None) -> Run:
-        """Return the batches of the samples at each of `parts`, in that order. key: see LazyDataset.make_batch."""
+        """Return the batches of the samples at each of `parts`, in this order. key: seed and epoch of changes."""
         if not self.count:
             raise UsageError("there are no workers")
         self.start()

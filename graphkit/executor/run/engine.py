@@ -73,9 +73,9 @@ class Variable:
 class Engine:
     """Runs operations on `workers` threads (default: GRAPHKIT_ENGINE_WORKERS).
 
-    If an operation raises an exception, the variables that it writes become invalid. Operations that were pushed before
-    the first wait for such a variable, and that use it, do not run; the variables that they write become invalid, too.
-    `wait` for any of these variables raises the exception, or else `wait_all`. Afterwards the variable can be used
+    If an operation raises an exception, the variables that it writes become invalid. Until you wait for such a
+    variable, pushed operations that use it do not run, and the variables that they write become invalid, too. The
+    exception is raised by `wait` for any of these variables, or by `wait_all`. Afterwards the variable can be used
     again.
 
     As a context manager it waits for all operations at the end, or cancels them if the block raises. It is safe to use

@@ -60,9 +60,9 @@ class Executor:
     """A compiled graph, which runs on a device with the arrays of `params`. `Model.compile` returns one.
 
     Inputs with the role parameter or state are read from `params` by name; you can also feed them. A run writes the new
-    values of states to `params`, over the old ones where possible. An array of `params` that you hold keeps its value.
-    Do not read the others during a run; after a failed run, some may have new values. An input with the role rng is fed
-    from `rng`.
+    values of states to `params`, into the existing arrays where possible. If your code holds a reference to an array of
+    `params`, that array keeps its value. Do not read states in `params` during a run. After a failed run, some states
+    may have new values. An input with the role rng takes its value from the property `rng`.
 
     Runs of a graph without updates may run concurrently in several threads; other runs wait for each other.
 
@@ -74,9 +74,9 @@ class Executor:
             `graphkit.passes.distribution.places`).
         threads: Number of CPU threads.
         seed: Seed of the random generator.
-        rng_stride: Steps by which a run advances the random generator. Ranks that draw different numbers each use one
-            of these steps.
-        optimize: False skips the rewrites. Results differ at most by rounding.
+        rng_stride: Number of steps by which a run advances the random generator. If several ranks must draw different
+            numbers, each rank uses a different one of these steps.
+        optimize: False skips the optimisation of the graph. Results differ at most by rounding.
         inplace: Let the memory planner write results over operands. It does not change the results.
         share: Let the memory planner share memory between values. It does not change the results.
         deterministic: Make results bit-identical for any number of threads.
@@ -87,7 +87,7 @@ class Executor:
             products (`graphkit.passes.fuse.float8_products`). "tf32" keeps 11 significant bits of the float32 operands
             of matrix products, convolutions and attention (each with a relative error of at most 2^-11).
         check_finite: Raise InputError for NaN or infinity in fed data.
-        declared: Shapes that a file declares for the graph's values. A false one is reported by a DeclarationWarning.
+        declared: Shapes that a file declares for the graph's values. If one is wrong, you get a DeclarationWarning.
         collectives: Performs the graph's all-reduces over processes. Without it, this process is the only participant.
         channels: Sends values from one process to another.
         max_memory: Limit of the bytes of one run, or of one node of it, such as 500_000_000 or "500MB" (default:
@@ -242,7 +242,7 @@ class Executor:
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
         """Start copying the arrays of a later run to the device, while it computes. Any thread may call it.
 
-        The arrays must not change until that run, which recognises them by their addresses. On the CPU, it does
+        Do not change these arrays until that run. It recognises them by their memory addresses. On the CPU, it does
         nothing.
         """
         for name, array in feeds.items():
@@ -463,7 +463,7 @@ class Executor:
 
     @property
     def plan(self) -> Plan:
-        """Plan of the program that was made or run last. For fixed input shapes it exists before the first run.
+        """Memory plan of the program compiled or run last. If input shapes are fixed, it exists before the first run.
 
         Raises UsageError if shapes are still unknown: run once, or call `specialise`.
         """
@@ -483,7 +483,7 @@ class Executor:
 
     @typed("Executor.specialise")
     def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
-        """Make the program for the given input shapes, without running it. Other inputs keep their declared shapes."""
+        """Compile for the given input shapes, without running. Other inputs keep their declared shapes."""
         selection = self._select(outputs, derived=not any(name in self.params for name in shapes))
         known = selection.feedable
         for name in shapes:

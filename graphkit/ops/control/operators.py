@@ -104,8 +104,9 @@ class If(Op):
     """Run then_branch if cond is true, else else_branch.
 
     cond: bool []. captures: the values of the outer graph that the branches read; both branches get all of them as
-    inputs. Both have the same number of outputs, which are the results. If cond is constant, the results have the types
-    of the chosen branch; otherwise types that include those of both, with unknown sizes where they differ.
+    inputs. The outputs of the chosen branch are the results; both branches have the same number of outputs. If cond is
+    constant, the results have the types of the chosen branch; otherwise types that include those of both, with unknown
+    sizes where they differ.
     """
 
     then_branch: Graph

@@ -38,8 +38,8 @@ class ImageDecoder(Op):
     """Decode an image from the bytes of its file, uint8 [bytes], to pixels, uint8 [height, width, channels].
 
     Formats: BMP, JPEG, JPEG 2000, PNG, PNM, TIFF, WebP. `pixel_format` is RGB, BGR or Grayscale. Transparency is
-    dropped; of an animation, the first image is decoded. It is an error if a file cannot be decoded to its end, or has
-    more pixels than Pillow's `Image.MAX_IMAGE_PIXELS`. Needs the optional dependency Pillow.
+    dropped; of an animation, the first image is decoded. A file that cannot be decoded to its end, or has more pixels
+    than Pillow's `Image.MAX_IMAGE_PIXELS`, raises RuntimeFailure. Needs the optional dependency Pillow.
     """
 
     pixel_format: str = "RGB"

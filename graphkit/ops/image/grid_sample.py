@@ -168,11 +168,12 @@ def _affine_samples() -> tuple[Sample, ...]:
 
 @op
 class AffineGrid(Op):
-    """The coordinates that GridSample reads for an affine transformation of images of `size`.
+    """The grid for GridSample that applies an affine transformation to images of `size`.
 
     theta: [N, r, r + 1]; size: [N, C, *spatial], r = 2 or 3 spatial axes. The result is [N, *spatial, r]: theta times
-    each position (the last axis first, followed by 1). Positions are in [-1, 1]: the centres of elements. With
-    `align_corners` the first and last centre are at -1 and 1; a single element is at 0.
+    the vector of each position, whose coordinates are in the order of the last axis to the first, followed by 1.
+    Positions are the centres of elements, in [-1, 1]. With `align_corners` the first and last centre are at -1 and 1; a
+    single element is at 0.
     """
 
     align_corners: bool = False

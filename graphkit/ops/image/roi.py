@@ -191,9 +191,9 @@ def _max_roi_samples() -> tuple[Sample, ...]:
 class MaxRoiPool(Op):
     """Maximum over the bins of each region; corners and bins are rounded to whole elements. Girshick 2015.
 
-    x: [N, C, H, W]; rois: [R, 5] as image, x1, y1, x2, y2; corners are multiplied by `spatial_scale` and belong to the
-    region. The result is [R, C, *pooled_shape], 0 for a bin outside the image. If elements tie, they share the gradient
-    equally.
+    x: [N, C, H, W]; rois: [R, 5], each (index of the image, x1, y1, x2, y2); corners are multiplied by `spatial_scale`
+    and belong to the region. The result is [R, C, *pooled_shape], 0 for a bin outside the image. If elements tie, they
+    share the gradient equally.
     """
 
     pooled_shape: tuple[int, ...]

@@ -95,10 +95,12 @@ class _ChannelsLastNorm(Op):
 
 @op
 class ChannelsLastBatchNorm(_ChannelsLastNorm):
-    """BatchNormalization of x: [N, *spatial, C] by its own statistics; also returns these and the running ones.
+    """BatchNormalization of x: [N, *spatial, C] by the statistics of x; also returns them and the running statistics.
 
-    residual: x's shape. running = input * momentum + current * (1 - momentum), with the biased variance. For float16
-    and bfloat16, the mean and the reciprocal of the standard deviation are float32.
+    y = activation((x - mean) / sqrt(var + epsilon) * scale + b + residual). residual: of x's shape. `activation` is "",
+    "Relu" or "Clip", which limits to [activation_alpha, activation_beta]. The running statistics are input * momentum +
+    current * (1 - momentum), with the biased variance. `made`: type of y (default: that of scale). For float16 and
+    bfloat16, the mean and the reciprocal of the standard deviation are float32.
     """
 
     epsilon: float = 1e-5
@@ -175,8 +177,9 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
 class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
     """Gradient of ChannelsLastBatchNorm with respect to x, scale, b and the residual.
 
-    Reads the operands and statistics of ChannelsLastBatchNorm. The gradient with respect to y is dy + addend. If a
-    residual was added, `y` shows where the activation let values through; without `y` this is computed from x.
+    Reads the operands and statistics of ChannelsLastBatchNorm. `addend` is a second gradient with respect to y, which
+    is added to dy. Elements that the activation cuts off get no gradient. Pass `y` if a residual was added; otherwise y
+    can be computed from x.
     """
 
     domain = DOMAIN

@@ -38,7 +38,7 @@ class AllReduceStart(Summed):
     """Start an all-reduce of each x; the results contain the sums over all ranks after AllReduceWait.
 
     All ranks use the same `key`. The results lie next to each other in memory, so that they are sent as one array. The
-    reference, and an exported ONNX file, sum over one process.
+    numpy reference and an exported ONNX file sum over this process only.
     """
 
     key: str
@@ -53,8 +53,8 @@ class AllReduceStart(Summed):
 class AllReduceWait(Op):
     """Wait for the all-reduces, or all-gathers, with the given keys.
 
-    started: at least one result of each of them. The result is a 0, int64 []. Operators that read the sums must depend
-    on it, for example with ControlDependency, so that they run later.
+    started: at least one result of each of them. The result is the number 0, int64 []. Operators that read the sums
+    must depend on this result, for example with ControlDependency, so that they run later.
     """
 
     keys: tuple[str, ...]

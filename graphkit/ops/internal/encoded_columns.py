@@ -46,7 +46,7 @@ def _samples() -> tuple[Sample, ...]:
 
 @op
 class EncodedColumns(Region):
-    """The columns of some matrices of strings, each encoded by an operator of its own, side by side.
+    """Encode columns of matrices of strings, each with its own operator, and join the results side by side.
 
     xs: [N, C]. `body` selects columns (Gather along axis 1), encodes each (OneHotEncoder, or LabelEncoder to numbers)
     and concatenates the results along the last axis.

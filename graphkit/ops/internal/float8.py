@@ -64,10 +64,10 @@ _SHAPES = (
 
 @op
 class AbsoluteMaxima(Op):
-    """The largest finite |x| of each of 256 slices of x: float32 [256].
+    """Divide x into 256 slices, and return the largest finite |x| of each slice: float32 [256].
 
-    Slices follow each other in row-major order. Each has ceil(ceil(elements / 256) / 16) * 16 elements, at least 1024;
-    the last ones have what is left. A slice without a finite element gives 0.
+    Slices are consecutive in row-major order. Each has ceil(ceil(elements / 256) / 16) * 16 elements, but at least
+    1024; the last slices have the remaining elements, or none. A slice without a finite element gives 0.
     """
 
     domain = DOMAIN

@@ -112,7 +112,9 @@ class FusedConv(Epilogue, Convolution):
     """Convolution with bias, residual and activation.
 
     x: [N, C, *spatial], w: [M, C / group, *kernel], bias: [M], residual: [N, M, *positions] -> [N, M, *positions].
-    The attributes of Conv and those of Epilogue.
+    Computes activation(conv + bias + residual), or with `residual_last` activation(conv + bias) + residual.
+    `activation` is the name of an operator, such as "Relu", or "" for none. `activation_alpha` and `activation_beta`
+    are its attributes alpha and beta, or the bounds of Clip. The other attributes are those of Conv.
     """
 
     domain = DOMAIN
@@ -150,8 +152,11 @@ class FusedConv(Epilogue, Convolution):
 class FusedMatMul(Epilogue):
     """alpha * op(a) @ op(b) with bias, residual and activation.
 
-    op exchanges the last two axes of a if transA is set, of b if transB is set. op(a): [..., m, k], op(b): [..., k, n],
-    leading axes broadcast; bias: [n]; residual and result: [..., m, n].
+    Computes activation(product + bias + residual), or with `residual_last` activation(product + bias) + residual.
+    `activation` is the name of an operator, such as "Relu", or "" for none. `activation_alpha` and `activation_beta`
+    are its attributes alpha and beta, or the bounds of Clip. op exchanges the last two axes of a if transA is set, of b
+    if transB is set. op(a): [..., m, k], op(b): [..., k, n], leading axes broadcast; bias: [n]; residual and result:
+    [..., m, n].
     """
 
     transA: bool = False  # noqa: N815 (ONNX's names)

@@ -16,8 +16,8 @@ from graphkit.ops._base import DOMAIN, F, Op, Sample, op
 class FiniteGuard(Op):
     """Return x if the scalar `token` is finite; else stop the run with NotFinite, which shows the token's value.
 
-    Operators that read the result run after this check. So a run that fails leaves states unchanged whose new values
-    depend on the result. Standard operators have no such error: an exported file returns x.
+    Operators that read the result run after this check. If a run fails, states whose new values depend on the result
+    stay unchanged. ONNX has no such check: an exported file always returns x.
     """
 
     domain = DOMAIN

@@ -30,7 +30,7 @@ def merged_moments(
 
 @op
 class AllReduceMoments(Op):
-    """Number, mean and sum of squared deviations over the samples of all ranks, from those of each rank.
+    """Combine the number, mean and sum of squared deviations of each rank's samples into those of all samples.
 
     Deviations are from the mean. All ranks use the same `key`. count: an int64 scalar, 0 if there are no samples; mean
     and deviations: float64 vectors [C]. Merged as in Chan, Golub and LeVeque, 1979. The
@@ -87,7 +87,8 @@ class AllReduceMoments(Op):
 class AllReduce(Op):
     """Sum each x over all ranks, which all use the same `key`.
 
-    This is AllReduceStart and AllReduceWait in one. Its reference, and an exported ONNX file, sum over one process.
+    This is AllReduceStart and AllReduceWait in one. The numpy reference and an exported ONNX file sum over this process
+    only.
     """
 
     former_names = ("AllSum",)

@@ -36,8 +36,8 @@ class Ordered(Op):
 class ControlDependency(Ordered):
     """Return x, but let operators that read the result run only after `token` is computed.
 
-    The value of `token` is not read. Recomputation uses this operator: an activation is computed again when its
-    gradient has arrived, not before.
+    The value of `token` is not read. Recomputation uses this operator, so that an activation is computed again only
+    when its gradient is available.
     """
 
     former_names = ("After",)

@@ -95,9 +95,9 @@ class _QuantisedBinary(Op):
 class QLinearAdd(_QuantisedBinary):
     """The sum of two quantised tensors, quantised.
 
-    With p = a_scale / y_scale and q = b_scale / y_scale it is fma(a, p, fma(b, q, y_zero_point - fma(p, a_zero_point, q
-    * b_zero_point))) in float32, rounded (ties to even), clipped to the bounds of the type; fma rounds once. ONNX
-    Runtime computes it like this on CPUs with AVX2.
+    With p = a_scale / y_scale and q = b_scale / y_scale the result is fma(a, p, fma(b, q, y_zero_point - fma(p,
+    a_zero_point, q * b_zero_point))) in float32, rounded (ties to even), clipped to the bounds of the type; fma rounds
+    once. ONNX Runtime computes it like this on CPUs with AVX2.
     """
 
     def reference(self, xp: Any, *operands: Any) -> Any:
@@ -176,7 +176,7 @@ class QLinearGlobalAveragePool(Op):
 
 @op
 class TableLookup(Op):
-    """Replace each integer of x by an element of a table, which can be any function of one quantised number.
+    """Replace each integer of x by an element of a table. A table can represent any function of one 8-bit number.
 
     x: uint8 or int8 of any shape, table: [256]; element i is for the i-th integer of x's type, in ascending order. The
     result has the table's type.

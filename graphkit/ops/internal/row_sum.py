@@ -28,7 +28,7 @@ class RowSparseAllReduceStart(Op):
     """Start an all-reduce of a row-sparse array; RowSparseAllReduceWait returns the sum.
 
     All ranks use the same `key`. indices: int64 [K], the rows that are not 0, each once; rows: [K, ...], their values.
-    K may differ between ranks. The result is a 0, int64 [].
+    K may differ between ranks. The result is the number 0, int64 []; pass it to RowSparseAllReduceWait as `started`.
     """
 
     former_names = ("RowSumStart",)
@@ -60,7 +60,7 @@ class RowSparseAllReduceWait(Op):
 
     The results are the rows that any rank has, each once, by ascending index: all_indices, int64 [M], and sums, [M,
     ...]. Rows that several ranks have are added in the order of the ranks. The operator runs after `started`, whose
-    values are not read. Its reference, and an exported ONNX file, sum over one process.
+    values are not read. The numpy reference and an exported ONNX file sum over this process only.
     """
 
     former_names = ("RowSumWait",)

@@ -21,8 +21,8 @@ class ReduceScatterStart(Summed):
     """Start a reduce-scatter of each x: after ReduceScatterWait, each rank has its slice of the sums over all ranks.
 
     All ranks use the same `key`. The results lie next to each other in memory, and are cut into slices as one array
-    (`graphkit.dist.collectives.layout`). Outside of the slice of this rank, their elements are undefined. The
-    reference, and an exported ONNX file, sum over one process.
+    (`graphkit.dist.collectives.layout`). Outside of the slice of this rank, their elements are undefined. The numpy
+    reference and an exported ONNX file sum over this process only.
     """
 
     key: str
@@ -33,8 +33,8 @@ class ReduceScatterStart(Summed):
 class ReduceScatterWait(Op):
     """Wait for the reduce-scatter with this key.
 
-    sums: all results of ReduceScatterStart. The result is a 0, int64 []. Operators that read the sums must depend on
-    it, for example with ControlDependency, so that they run later.
+    sums: all results of ReduceScatterStart. The result is the number 0, int64 []. Operators that read the sums must
+    depend on this result, for example with ControlDependency, so that they run later.
     """
 
     key: str
@@ -60,8 +60,8 @@ class AllGatherStart(Op):
     """Start an all-gather of arrays whose slices lie on different ranks; AllReduceWait waits for the results.
 
     All ranks use the same `key`. sizes: the number of elements of each array. pieces: vectors, the parts of these
-    arrays that this rank has. Piece i is the elements from begins[i] to ends[i] - 1 of array of[i]. The reference, and
-    an exported ONNX file, give 0 where this process has no piece.
+    arrays that this rank has. Piece i is the elements from begins[i] to ends[i] - 1 of array of[i]. The numpy reference
+    and an exported ONNX file give 0 where this process has no piece.
     """
 
     key: str

@@ -17,9 +17,9 @@ from graphkit.ops.internal.ordering import Ordered
 
 @op
 class SwapOut(Op):
-    """Copy x from device memory to host memory, if only SwapIn reads the result; on other devices, return x.
+    """Copy x from GPU memory to host memory, if only SwapIn reads the result; on the CPU, return x.
 
-    The copy is made while the following steps run.
+    The copy runs in parallel to the following steps.
     """
 
     domain = DOMAIN
@@ -43,8 +43,8 @@ class SwapOut(Op):
 
 @op
 class SwapIn(Ordered):
-    """Copy a value of SwapOut back to device memory, after `token` is computed; on other devices, return x.
+    """Copy x, a result of SwapOut, back to GPU memory after `token` is computed; on the CPU, return x.
 
-    The value of `token` is not read. The copy is made while the steps run that come between this one and the first
-    reader.
+    The value of `token` is not read. The copy runs in parallel to the steps between this one and the first that reads
+    the result.
     """

@@ -38,7 +38,7 @@ _FACTOR = Rand((3, 3), 0.5, 2.0)
 class Potrf(Op):
     """Cholesky factor: the lower triangular l of a = l l^T, or with lower=False the upper triangular u of a = u^T u.
 
-    a: [..., n, n], positive definite; any other matrix is an error at run time.
+    a: [..., n, n], positive definite; any other matrix raises RuntimeFailure at run time.
     """
 
     lower: bool = True
@@ -71,7 +71,7 @@ class Potrf(Op):
 class Potri(Op):
     """The inverse of a = l l^T, computed from the Cholesky factor l; with lower=False from u, where a = u^T u.
 
-    l: [..., n, n], of which only one triangle is read. The result is symmetric.
+    l: [..., n, n]; only the triangle that `lower` selects is read. The result is symmetric.
     """
 
     lower: bool = True
@@ -151,8 +151,8 @@ class Gelqf(Op):
 class Syevd(Op):
     """Eigenvectors u (rows) and eigenvalues w (ascending) of a symmetric matrix: a = u^T diag(w) u.
 
-    a: [..., n, n]. The largest element of each eigenvector is positive. Gradients through u need distinct eigenvalues:
-    the term of two equal eigenvalues counts as 0.
+    a: [..., n, n]. In each eigenvector, the element of largest magnitude is positive. Gradients through u need distinct
+    eigenvalues: for two equal eigenvalues, the term of this pair is taken as 0.
     """
 
     domain = DOMAIN

@@ -19,7 +19,7 @@ _DEFINITE = Rand((3, 3), definite=True)
 
 @op
 class Inverse(Op):
-    """The inverse of each matrix of a: [..., n, n]. A singular matrix is an error at run time."""
+    """The inverse of each matrix of a: [..., n, n]. A singular matrix raises RuntimeFailure at run time."""
 
     domain = DOMAIN
     checks_values = True
@@ -89,7 +89,7 @@ class Cofactor(Op):
     """The matrix of cofactors: det(a) * a^-T if a has an inverse. a: [..., n, n].
 
     Computed from singular values: det(u) det(v) u diag(p) v^T for a = u diag(s) v^T, where p[i] is the product of all
-    elements of s but s[i]. The gradient needs invertible matrices.
+    elements of s except s[i]. The gradient needs invertible matrices.
     """
 
     domain = DOMAIN
@@ -151,7 +151,7 @@ class Slogdet(Op):
 class Solve(Op):
     """The solution x of a @ x = b. a: [..., n, n]; b: [..., n, k]; batches broadcast.
 
-    A singular a is an error at run time.
+    A singular a raises RuntimeFailure at run time.
     """
 
     domain = DOMAIN

@@ -134,7 +134,7 @@ class _Triangular(Op):
 class Trmm(_Triangular):
     """alpha * op(a) @ b, or alpha * b @ op(a) with `rightside`; op transposes if `transpose` is set.
 
-    a: [..., n, n], of which only one triangle is read.
+    a: [..., n, n]; only the triangle that `lower` selects is read.
     """
 
     composite = True
@@ -154,7 +154,8 @@ class Trmm(_Triangular):
 class Trsm(_Triangular):
     """The solution x of op(a) @ x = alpha * b, or of x @ op(a) = alpha * b with `rightside`.
 
-    a: [..., n, n], triangular; op transposes if `transpose` is set. A zero on the diagonal is an error at run time.
+    a: [..., n, n], triangular; op transposes if `transpose` is set. A zero on the diagonal raises RuntimeFailure at run
+    time.
     """
 
     checks_values = True

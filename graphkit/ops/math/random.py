@@ -152,7 +152,8 @@ class _LikeTensor(RandomOp):
 class RandomUniform(_OfShape, Uniform):
     """Uniform random numbers on [low, high) of a given shape.
 
-    In float16 and bfloat16, rounding may give `high` itself.
+    In float16 and bfloat16, rounding may give `high` itself. `rng` and `stream` are filled in at compilation: leave
+    them out. `seed`: a seed for this node alone.
     """
 
     onnx = Onnx("RandomUniform", since=22, hidden=_HIDDEN)
@@ -168,7 +169,10 @@ class RandomUniform(_OfShape, Uniform):
 
 @op
 class RandomNormal(_OfShape, Normal):
-    """Normal random numbers of a given shape, with the given mean and standard deviation `scale`."""
+    """Normal random numbers of a given shape, with the given mean and standard deviation `scale`.
+
+    `rng` and `stream` are filled in at compilation: leave them out. `seed`: a seed for this node alone.
+    """
 
     onnx = Onnx("RandomNormal", since=22, hidden=_HIDDEN)
     samples = (
@@ -185,7 +189,8 @@ class RandomNormal(_OfShape, Normal):
 class RandomUniformLike(_LikeTensor, Uniform):
     """Uniform random numbers on [low, high) of the shape of x.
 
-    In float16 and bfloat16, rounding may give `high` itself.
+    In float16 and bfloat16, rounding may give `high` itself. `rng` and `stream` are filled in at compilation: leave
+    them out. `seed`: a seed for this node alone.
     """
 
     onnx = Onnx("RandomUniformLike", since=22, hidden=_HIDDEN)
@@ -198,7 +203,10 @@ class RandomUniformLike(_LikeTensor, Uniform):
 
 @op
 class RandomNormalLike(_LikeTensor, Normal):
-    """Normal random numbers of the shape of x, with the given mean and standard deviation `scale`."""
+    """Normal random numbers of the shape of x, with the given mean and standard deviation `scale`.
+
+    `rng` and `stream` are filled in at compilation: leave them out. `seed`: a seed for this node alone.
+    """
 
     onnx = Onnx("RandomNormalLike", since=22, hidden=_HIDDEN)
     samples = (
@@ -212,7 +220,8 @@ class RandomNormalLike(_LikeTensor, Normal):
 class Bernoulli(RandomOp):
     """1 with probability x, else 0, for each element. x: float probabilities; the result has x's dtype or `dtype`.
 
-    The draw is a step function of x, so no gradient flows.
+    x gets no gradient, because the draw is a step function of x. `rng` and `stream` are filled in at compilation: leave
+    them out. `seed`: a seed for this node alone.
     """
 
     dtype: DType | None = None
@@ -249,8 +258,9 @@ class Bernoulli(RandomOp):
 class Multinomial(RandomOp):
     """Draw `sample_size` classes for each row with probabilities softmax(x). x: float [batch, classes].
 
-    The result is int32 or int64 [batch, sample_size]. Each class is drawn by inverting the distribution at one uniform
-    number. The draw is a step function of x, so no gradient flows.
+    The result is int32 or int64 [batch, sample_size]. Each class is drawn by inverse transform sampling from one
+    uniform number. x gets no gradient, because the draw is a step function of x. `rng` and `stream` are filled in at
+    compilation: leave them out. `seed`: a seed for this node alone.
     """
 
     dtype: DType = DType.INT32
@@ -307,7 +317,8 @@ class Dropout(RandomOp):
     """In training, set elements to zero with probability `ratio` and divide the others by 1 - ratio; else return x.
 
     data: float tensor; ratio: float scalar in [0, 1], 0.5 when absent; training_mode: bool scalar, false when absent.
-    Outputs: y of data's type, and the bool mask of the elements that are kept. Srivastava et al. 2014.
+    Outputs: y of data's type, and the bool mask of the elements that are kept. `rng` and `stream` are filled in at
+    compilation: leave them out. `seed`: a seed for this node alone. Srivastava et al. 2014.
     """
 
     seed: int | None = None

@@ -142,7 +142,7 @@ def _spread(dy: Any, x: Value) -> Any:
 
 @op
 class ReduceSum(Reduction):
-    """Sum over axes; 0 over no elements."""
+    """Sum over `axes` (default: all); 0 over no elements."""
 
     onnx = Onnx("ReduceSum", since=13)
     known = staticmethod(lambda values: sum(values))
@@ -156,7 +156,7 @@ class ReduceSum(Reduction):
 
 @op
 class ReduceMean(Reduction):
-    """Mean over axes; NaN over no elements. The mean of integers is rounded towards zero."""
+    """Mean over `axes` (default: all); NaN over no elements. The mean of integers is rounded towards zero."""
 
     onnx = Onnx("ReduceMean", since=18)
     samples = _uses(_normal)
@@ -218,7 +218,10 @@ def _extreme_over(xp: Any, function: Any, worst: Any, x: Any, axes: tuple[int, .
 
 @op
 class ReduceMax(_ReduceExtreme):
-    """Maximum over axes; NaN if an element is NaN; -inf (or the dtype's least value) over no elements."""
+    """Maximum over `axes` (default: all); NaN if an element is NaN.
+
+    Over no elements, the result is -inf, or the least value of the dtype.
+    """
 
     onnx = Onnx("ReduceMax", since=20)
     known = staticmethod(lambda values: dims.dim_max(*values) if values else None)
@@ -233,7 +236,10 @@ class ReduceMax(_ReduceExtreme):
 
 @op
 class ReduceMin(_ReduceExtreme):
-    """Minimum over axes; NaN if an element is NaN; inf (or the dtype's largest value) over no elements."""
+    """Minimum over `axes` (default: all); NaN if an element is NaN.
+
+    Over no elements, the result is inf, or the largest value of the dtype.
+    """
 
     onnx = Onnx("ReduceMin", since=20)
     known = staticmethod(lambda values: dims.dim_min(*values) if values else None)
@@ -248,7 +254,7 @@ class ReduceMin(_ReduceExtreme):
 
 @op
 class ReduceL1(Reduction):
-    """Sum of absolute values over axes."""
+    """Sum of absolute values over `axes` (default: all)."""
 
     onnx = Onnx("ReduceL1", since=18)
 
@@ -261,7 +267,7 @@ class ReduceL1(Reduction):
 
 @op
 class ReduceL2(Reduction):
-    """Square root of the sum of squares over axes; where it is 0, the gradient is 0."""
+    """Square root of the sum of squares over `axes` (default: all); where it is 0, the gradient is 0."""
 
     onnx = Onnx("ReduceL2", since=18)
 
@@ -276,7 +282,7 @@ class ReduceL2(Reduction):
 
 @op
 class ReduceSumSquare(Reduction):
-    """Sum of squares over axes."""
+    """Sum of squares over `axes` (default: all)."""
 
     onnx = Onnx("ReduceSumSquare", since=18)
 
@@ -289,7 +295,7 @@ class ReduceSumSquare(Reduction):
 
 @op
 class ReduceLogSum(Reduction):
-    """Logarithm of the sum over axes; -inf over no elements."""
+    """Logarithm of the sum over `axes` (default: all); -inf over no elements."""
 
     types = {"x": FLOATS, "axes": INT64}
     onnx = Onnx("ReduceLogSum", since=28)
@@ -304,7 +310,7 @@ class ReduceLogSum(Reduction):
 
 @op
 class ReduceLogSumExp(Reduction):
-    """Logarithm of the sum of exponentials over axes, computed without overflow; -inf over no elements."""
+    """Log of the sum of exponentials over `axes` (default: all), without overflow; -inf over no elements."""
 
     types = {"x": FLOATS, "axes": INT64}
     onnx = Onnx("ReduceLogSumExp", since=28)
@@ -338,7 +344,7 @@ _ZEROS = (
 
 @op
 class ReduceProd(Reduction):
-    """Product over axes; 1 over no elements."""
+    """Product over `axes` (default: all); 1 over no elements."""
 
     onnx = Onnx("ReduceProd", since=18)
     known = staticmethod(dims.product)
@@ -377,9 +383,8 @@ def _rows_of(values: Sequence[Any], axes: tuple[int, ...]) -> tuple[list[Any], C
 class LeaveOneOutProduct(Op):
     """For each element of x, the product of all other elements along `axes`: the derivative of ReduceProd.
 
-    The result has the shape of x. It is also exact where elements are 0. Products are computed in float64, because the
-    product of the elements before or after an element may overflow where the result does not. axes: int64 [k] (default:
-    all axes).
+    The result has the shape of x. It is also exact where elements are 0. Products are computed in float64, because
+    partial products may overflow although the result does not. axes: int64 [k] (default: all axes).
     """
 
     former_names = ("ProductOfOthers",)

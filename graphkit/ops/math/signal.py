@@ -119,8 +119,8 @@ class BlackmanWindow(_Window):
 class MelWeightMatrix(Op):
     """Triangular mel filters, equally spaced on the mel scale: [dft_length // 2 + 1, num_mel_bins].
 
-    All operands are 0-d. mel(f) = 2595 log10(1 + f / 700). The filters lie between two edges. These are rounded down to
-    bins of the spectrum, so that the matrix is piecewise constant in them.
+    All operands are 0-d. mel(f) = 2595 log10(1 + f / 700). The filters lie between the two edges, which are rounded
+    down to bins of the spectrum. So the matrix is a step function of the edges.
     """
 
     output_datatype: DType = DType.FLOAT32
@@ -171,9 +171,9 @@ class DFT(Op):
     """Discrete Fourier transform along `axis`; `inverse` divides by n.
 
     axis: 0-d, default -2: the last axis of the signal. x: [..., n, ..., 1 or 2]. dft_length: 0-d, default n: the signal
-    is cut to this length, or padded with zeros. The result is complex. onesided: the result has only the first
-    dft_length // 2 + 1 elements. With `onesided` and `inverse` x holds these elements, and the result is real, with a
-    default length of 2 * (n - 1).
+    is cut to this length, or padded with zeros. The result is complex. The last axis contains real numbers (size 1) or
+    real and imaginary parts (size 2). onesided: the result has only the first dft_length // 2 + 1 elements. With
+    `onesided` and `inverse` x holds these elements, and the result is real, with a default length of 2 * (n - 1).
     """
 
     inverse: bool = False

@@ -21,7 +21,7 @@ from graphkit.text import quantity
 
 @op
 class ArrayFeatureExtractor(Op):
-    """The elements of x at the indices y along its last axis; a vector is taken as a matrix of one row."""
+    """The elements of x at the indices y along the last axis of x; a vector x counts as a matrix of one row."""
 
     domain = ML
     inputs = ("x", "y")

@@ -55,7 +55,7 @@ def string_table_of(op: LabelEncoder) -> tuple[dict[Any, int], np.ndarray]:
 
 @op
 class LabelEncoder(Op):
-    """Replace each element by the value that belongs to its key, or by the default if it is no key; same shape as x.
+    """Replace each element by the value that belongs to its key, or by the default if it is not a key; same shape as x.
 
     Keys and values are given as one list each (strings, integers or floats), or as a tensor of any of these types.
     """
@@ -162,7 +162,7 @@ def dtype_of_table(array: np.ndarray) -> DType:
 
 @op
 class CategoryMapper(Op):
-    """Map strings to integers, or integers to strings, by two lists of equal length; others give the default."""
+    """Map strings to integers, or integers to strings, by two lists of equal length; others give a default."""
 
     cats_int64s: tuple[int, ...] = ()
     cats_strings: tuple[str, ...] = ()

@@ -36,8 +36,8 @@ from graphkit.ops.ml.scores import (
 class LinearRegressor(RowWise):
     """x coefficients^T + intercepts, one column for each target; float32.
 
-    As in ONNX Runtime, intercepts are ignored unless there is one for each target, and of the transformations only
-    PROBIT applies to a single target.
+    As in ONNX Runtime, intercepts are ignored unless there is one for each target. For a single target, PROBIT is the
+    only `post_transform` that applies.
     """
 
     coefficients: tuple[float, ...] = ()

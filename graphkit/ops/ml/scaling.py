@@ -172,7 +172,10 @@ class Binarizer(Op):
 
 @op
 class Imputer(RowWise):
-    """Replace one value of x, which may be NaN, by `imputed_value_*`: one number, or one for each feature."""
+    """Replace elements equal to `replaced_value_*` (may be NaN) by `imputed_value_*`.
+
+    `imputed_value_*`: one number, or one number for each feature.
+    """
 
     imputed_value_floats: tuple[float, ...] = ()
     imputed_value_int64s: tuple[int, ...] = ()

@@ -36,7 +36,8 @@ _LARGEST_MATRIX = 1 << 24
 class SquaredDistances(Op):
     """The squared Euclidean distance of each row of x from each row of y, as a sum of squared differences.
 
-    A matrix product would compute it as a difference of large numbers, with an error of their size.
+    x: [n, d], y: [m, d] -> [n, m]. A computation by a matrix product would be less accurate, because it subtracts large
+    numbers.
     """
 
     domain = DOMAIN
@@ -185,10 +186,11 @@ class SVMRegressor(KernelMachine):
 
 @op
 class SVMClassifier(KernelMachine):
-    """Support vector classification: the class that wins most decisions between two classes, and scores; float32.
+    """Support vector classification: the class that wins most pairwise decisions, and the scores; float32.
 
-    With `prob_a` and `prob_b` the scores are probabilities of the classes. Else they are the decisions; for two
-    classes, both signs of the one decision. Without support vectors every class has a linear score.
+    With `prob_a` and `prob_b` the scores are probabilities of the classes. Otherwise they are the values of the
+    decisions; for two classes, the single value with both signs. Without support vectors, each class has a linear
+    score.
     """
 
     prob_a: tuple[float, ...] = ()
@@ -363,7 +365,9 @@ class SVMClassifier(KernelMachine):
 
 @op
 class CoupledProbabilities(Op):
-    """Class probabilities from the decisions of all pairs of classes [rows, pairs] and Platt's two parameters each.
+    """The probability of each class, from the decisions of a support vector machine for all pairs of classes.
+
+    decisions: [rows, pairs]; a, b: [pairs], Platt's two parameters for each pair; the result is [rows, classes].
 
     J. Platt, "Probabilistic Outputs for Support Vector Machines" (1999); T.-F. Wu, C.-J. Lin, R. C. Weng, "Probability
     Estimates for Multi-class Classification by Pairwise Coupling" (2004), algorithm 2.

@@ -25,9 +25,9 @@ _MEMBER = 6
 class TreeEnsemble(RowWise):
     """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches.
 
-    The result has the type of x. Modes are 0 to 5 for <=, <, >=, >, ==, !=, and 6 for membership in a set. The sets are
-    in `membership_values`, in the order of such nodes; NaN ends each set. For a single target, PROBIT is the only
-    transformation that applies.
+    The result has the type of x. `nodes_modes` are 0 to 5 for <=, <, >=, >, ==, !=, and 6 for membership in a set. The
+    sets are in `membership_values`, in the order of the nodes with mode 6; NaN ends each set. For a single target,
+    PROBIT is the only `post_transform` that applies.
     """
 
     tree_roots: tuple[int, ...]

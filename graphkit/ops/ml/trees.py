@@ -142,7 +142,7 @@ def _single(x: np.ndarray) -> np.ndarray:
 class TreeEnsembleRegressor(IdentifiedTrees):
     """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches.
 
-    The result is float32. For a single target, PROBIT is the only transformation that applies.
+    The result is float32. For a single target, PROBIT is the only `post_transform` that applies.
     """
 
     n_targets: int | None = None
@@ -215,7 +215,7 @@ class TreeEnsembleClassifier(IdentifiedTrees):
 
     If there are two classes and only one of them has weights, the second class is chosen for a sum above 0.5 (if no
     weight is negative) or above 0. If the standard does not say what happens (one sum for two classes, base values),
-    results are those of ONNX Runtime: among them the labels 0 and 1 where both of two classes have weights.
+    results are those of ONNX Runtime.
     """
 
     class_treeids: tuple[int, ...] = ()

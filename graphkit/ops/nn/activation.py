@@ -387,7 +387,7 @@ class ThresholdedRelu(Unary):
 
 @op
 class Clip(Op):
-    """min(max(x, low), high). low, high: optional 0-d tensors; if low > high, the result is high.
+    """Limit x to the range from `min` to `max` (0-d tensors; absent: no limit). If min > max, the result is max.
 
     The gradient goes to x inside and at the bounds. Outside it goes to the bound that limits x.
     """

@@ -145,12 +145,12 @@ class Attention(Op):
         past_value: Values before v, [B, G, P, E].
         nonpad_kv_seqlen: [B], the number of valid keys; the others are padding.
         is_causal: A query ignores keys after its position.
-        kv_num_heads: G, for keys and values of three axes.
-        left_window_size: Largest number of keys before the position of a query that it reads (-1: all).
-        q_num_heads: H, for queries of three axes.
-        qk_matmul_output_mode: State of the scores that the fourth output has: 0: scores, 1: after softcap, 2: with the
-            mask, 3: after softmax.
-        right_window_size: Largest number of keys after the position of a query that it reads (-1: all).
+        kv_num_heads: G; required if k and v have three axes.
+        left_window_size: A query reads at most this number of keys before its own position (-1: all).
+        q_num_heads: H; required if q has three axes.
+        qk_matmul_output_mode: Contents of the fourth output: 0: the scores; 1: the scores after softcap; 2: the scores
+            with the mask; 3: the result of the softmax.
+        right_window_size: A query reads at most this number of keys after its own position (-1: all).
         scale: Factor on the scores, not negative (default: 1 / sqrt(D)).
         softcap: If above 0, scores are replaced by softcap * tanh(scores / softcap).
         softmax_precision: Element type in which the softmax is computed (default: that of q).

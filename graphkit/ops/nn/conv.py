@@ -253,7 +253,7 @@ class Conv(Convolution):
         dilations: Distance between the elements of a filter, one number per spatial axis (default: 1).
         group: Number of groups that the channels of x and of the result are divided into. Each group of the result
             reads only its group of x. With group = C, each channel has its own filters (depthwise).
-        kernel_shape: Sizes of the kernel (default: those of w). If given, they must be those of w.
+        kernel_shape: Sizes of the kernel (default: those of w). If given, they must equal those of w.
         pads: Number of zeros before and after x: the beginnings of all spatial axes, then the ends (default: 0). In two
             dimensions: [top, left, bottom, right].
         strides: Distance between two positions of the filter, one number per spatial axis (default: 1).

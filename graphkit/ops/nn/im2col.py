@@ -64,7 +64,7 @@ def _block_of(block: Any) -> list[int]:
 
 @op
 class Col2Im(ColumnBlocks):
-    """Add columns up to an image, one block of elements for each column; blocks may overlap. (PyTorch's fold.)
+    """Add the columns of x to an image: each column is one block of elements. Blocks may overlap. (PyTorch's fold.)
 
     x: [N, C * prod(block_shape), L], one column for each of the L positions of the block, in row-major order; the
     result is [N, C, *image_shape]. Elements that fall into the padding are dropped.
@@ -118,7 +118,7 @@ class Col2Im(ColumnBlocks):
 class Im2Col(ColumnBlocks):
     """Return the block of an image at each position as a column: the adjoint of Col2Im. (PyTorch's unfold.)
 
-    x: [N, C, *image]; the result is [N, C * prod(block_shape), L].
+    x: [N, C, *image]; the result is [N, C * prod(block_shape), L], where L is the number of positions of the block.
     """
 
     domain = DOMAIN

@@ -121,10 +121,10 @@ def _class_shape(scores: Any) -> Any:
 
 @op
 class NegativeLogLikelihoodLoss(ClassLoss):
-    """-weights[label] * log_prob[label]: its weighted mean, its sum, or each (reduction="mean", "sum" or "none").
+    """-weight[t] * x[t] for each target t; `reduction`: "mean" (their weighted mean), "sum" or "none" (one each).
 
-    x: log-probabilities [N, C, d1, ..., dk]; target: int [N, d1, ..., dk]; weight: [C]. The mean divides by the sum of
-    the weights, and is NaN when that is 0.
+    x: log-probabilities [N, C, d1, ..., dk]; target: int [N, d1, ..., dk]; weight: [C]. Targets equal to `ignore_index`
+    have weight 0. The mean divides by the sum of the weights, and is NaN if this sum is 0.
     """
 
     inputs = ("x", "target", "weight?")
@@ -161,8 +161,9 @@ class NegativeLogLikelihoodLoss(ClassLoss):
 class SoftmaxCrossEntropyLoss(ClassLoss):
     """Negative log likelihood of log_softmax(scores) along axis 1; the second output is these log-probabilities.
 
-    scores: [N, C, d1, ..., dk]; labels: int [N, d1, ..., dk]; weights: [C]. The mean divides by the sum of the weights
-    of the labels, and is NaN when that is 0.
+    scores: [N, C, d1, ..., dk]; labels: int [N, d1, ..., dk]; weights: [C]. `reduction` is "mean", "sum" or "none" (one
+    loss for each label). The mean divides by the sum of the weights of the labels, and is NaN if this sum is 0. Labels
+    equal to `ignore_index` have weight 0.
     """
 
     inputs = ("scores", "labels", "weights?")
@@ -222,9 +223,10 @@ class SoftmaxCrossEntropyLoss(ClassLoss):
 
 @op
 class SoftmaxCrossEntropyGrad(ClassLoss):
-    """Gradient of SoftmaxCrossEntropyLoss in scores: weights[label] * (softmax - one_hot(label)) * dloss.
+    """Gradient of SoftmaxCrossEntropyLoss for scores: weights[label] * (softmax - one_hot(label)) * dloss.
 
-    dloss: gradient of the loss, its shape; log_prob: the second output of the loss, [N, C, d1, ..., dk].
+    dloss: gradient with respect to the loss, of the shape of the loss; log_prob: the second output of the loss, [N, C,
+    d1, ..., dk].
     """
 
     domain = DOMAIN
@@ -277,9 +279,9 @@ class SoftmaxCrossEntropyGrad(ClassLoss):
 class SoftmaxCrossEntropyWithGrad(ClassLoss):
     """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient, in one pass.
 
-    The gradient is that with respect to scores. scores: [N, C]; labels: int [N]; dloss: gradient of the loss, a scalar
-    that is known beforehand; weights: [C]. The computation uses the type of dloss. If that is float32, scores may be
-    float16 or bfloat16; `made`, if given, is the type of dscores.
+    The gradient is that with respect to scores. scores: [N, C]; labels: int [N]; dloss: gradient with respect to the
+    loss, a scalar; weights: [C]. The computation uses the type of dloss. If that is float32, scores may be float16 or
+    bfloat16; `made`, if given, is the type of dscores.
     """
 
     made: DType | None = None

@@ -38,10 +38,12 @@ _VARIANCE = Rand((3,), 0.5, 2.0)
 
 @op
 class BatchNormalization(Op):
-    """(x - mean) / sqrt(var + epsilon) * scale + b, per channel of x: [N, C, *spatial]; the vectors are [C].
+    """(x - mean) / sqrt(var + epsilon) * scale + b, for each channel of x.
 
-    With training_mode, mean and var are computed from x, and there are two more outputs, the new running statistics:
-    running = input * momentum + current * (1 - momentum), with the biased variance.
+    x: [N, C, *spatial]; all other operands: [C]. By default, mean and var are input_mean and input_var. With
+    training_mode, they are computed from x, and there are two more outputs, the new running mean and variance:
+    running = input * momentum + current * (1 - momentum). `input` is input_mean or input_var, and `current` is the mean
+    or the biased variance of x.
     """
 
     epsilon: float = 1e-5

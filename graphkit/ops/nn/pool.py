@@ -311,7 +311,7 @@ class AveragePool(AveragePooling):
 
 @op
 class AveragePoolGrad(AveragePooling):
-    """Gradient of AveragePool: divide each element of dy by its window's count, and add it all over the window.
+    """Gradient of AveragePool: each element of dy, divided by the count of its window, is added to the whole window.
 
     dy: [N, C, *positions]; only the shape of x, [N, C, *spatial], is used. The attributes are AveragePool's.
     """

@@ -90,7 +90,7 @@ class LogSoftmax(AlongAxis):
 
 @op
 class Hardmax(AlongAxis):
-    """1 at the first maximum along one axis, 0 elsewhere; a step function, so no gradient flows."""
+    """1 at the first maximum along `axis`, 0 elsewhere. It is a step function, so no gradient flows."""
 
     onnx = Onnx("Hardmax", since=13)
 

@@ -28,9 +28,10 @@ def _decayed(weight: Any, grad: Any, decay: float) -> Any:
 class RmsPropUpdate(Update):
     """RMSProp: d = g / (sqrt(s') + epsilon); weight' = weight - lr * d.
 
-    g = grad + weight_decay * weight; s' = alpha s + (1 - alpha) g^2. centered: a' = alpha a + (1 - alpha) g, and s' -
-    a'^2 (at least 0) replaces s' in d. With momentum: b' = momentum * b + d, and b' replaces d. Hinton, "Neural
-    networks for machine learning", lecture 6e, 2012; centered: Graves, arXiv:1308.0850.
+    s is `square`. g = grad + weight_decay * weight; s' = alpha s + (1 - alpha) g^2. With `average` a (the centered
+    variant): a' = alpha a + (1 - alpha) g, and s' - a'^2 (at least 0) replaces s' in d. With `buffer` b (momentum): b'
+    = momentum * b + d, and b' replaces d in the first formula. Hinton, "Neural networks for machine learning", lecture
+    6e, 2012; centered: Graves, arXiv:1308.0850.
     """
 
     alpha: float = 0.99
@@ -102,8 +103,8 @@ class RmsPropUpdate(Update):
 class AdagradUpdate(Update):
     """Adagrad: weight' = weight - rate * g / (sqrt(s') + epsilon), where s' = s + g^2.
 
-    g = grad + weight_decay * weight; rate = lr / (1 + (step - 1) * lr_decay). Duchi, Hazan and Singer, "Adaptive
-    subgradient methods for online learning", JMLR 2011.
+    s is `square`; g = grad + weight_decay * weight; rate = lr / (1 + (step - 1) * lr_decay). Duchi, Hazan and Singer,
+    "Adaptive subgradient methods for online learning", JMLR 2011.
     """
 
     lr_decay: float = 0.0
@@ -143,8 +144,8 @@ class AdagradUpdate(Update):
 class AdadeltaUpdate(Update):
     """Adadelta: weight' = weight - lr * d, where d = sqrt(u + epsilon) / sqrt(s' + epsilon) * g.
 
-    g = grad + weight_decay * weight; s' = rho s + (1 - rho) g^2; u' = rho u + (1 - rho) d^2. Zeiler, "ADADELTA: an
-    adaptive learning rate method", arXiv:1212.5701.
+    s is `square`, u is `change`. g = grad + weight_decay * weight; s' = rho s + (1 - rho) g^2; u' = rho u + (1 - rho)
+    d^2. Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701.
     """
 
     rho: float = 0.9
@@ -186,10 +187,10 @@ class AdadeltaUpdate(Update):
 class FtrlUpdate(Update):
     """FTRL-Proximal: weight' = 0 where |z'| <= l1, else (sign(z') l1 - z') / ((beta + sqrt(n')) / lr + l2).
 
-    For each element, with g = grad: n' = n + g^2; z' = z + g - (sqrt(n') - sqrt(n)) / lr * weight. The paper starts at
-    weight 0, where z is 0. While an element had no gradient (n = 0), z is instead the value for which the formula gives
-    its present weight: without gradient it stays, wherever it was initialised. McMahan et al., "Ad click prediction: a
-    view from the trenches", KDD 2013, algorithm 1.
+    z is `linear`, n is `square`. For each element, with g = grad: n' = n + g^2; z' = z + g - (sqrt(n') - sqrt(n)) / lr
+    * weight. The paper starts at weight 0, where z is 0. Weights may also start at other values: as long as an element
+    has had no gradient (n = 0), z is chosen so that the formula gives its present weight. McMahan et al., "Ad click
+    prediction: a view from the trenches", KDD 2013, algorithm 1.
     """
 
     beta: float = 1.0

@@ -86,9 +86,9 @@ class LarsUpdate(Update):
 class LambUpdate(Update):
     """LAMB: weight' = weight - lr * |weight| / |r| * r, where r = m / (sqrt(v) + epsilon) + weight_decay * weight.
 
-    m and v are those of Adam, with bias correction. |.| are 2-norms of whole tensors; the quotient is 1 if one of them
-    is 0. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020, algorithm 2
-    with phi the identity.
+    m and v are the updated `mean` and `variance` of Adam, with bias correction. |.| are 2-norms of whole tensors;
+    |weight| / |r| is taken as 1 if one of these norms is 0. You et al., "Large batch optimization for deep learning:
+    training BERT in 76 minutes", ICLR 2020, algorithm 2 with phi the identity.
     """
 
     beta1: float = 0.9

@@ -196,14 +196,14 @@ class _Adam(Update):
 class AdamUpdate(_Adam):
     """Adam: weight' = weight - lr * (m' / (1 - beta1^step)) / (sqrt(v' / (1 - beta2^step)) + epsilon).
 
-    g = grad + weight_decay * weight; m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2. Kingma and Ba,
-    "Adam: a method for stochastic optimization", ICLR 2015.
+    m is `mean`, v is `variance`. g = grad + weight_decay * weight; m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 -
+    beta2) g^2. Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
     """
 
 
 @op
 class AdamWUpdate(_Adam):
-    """Adam with decoupled weight decay: weight * (1 - lr * weight_decay) replaces weight, and g = grad.
+    """AdamW: multiply weight by 1 - lr * weight_decay, then apply AdamUpdate without weight decay.
 
     Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """

@@ -20,7 +20,7 @@ class FakeQuantize(QuantizeLinear):
 
     The gradient of x is straight-through: dy where the rounded number is within the bounds of the type, 0 elsewhere
     (Jacob et al. 2018; PyTorch's fake_quantize). The gradient of the scale is that of LSQ (Esser et al. 2020), without
-    its factor: dy times (rounded - x / scale) within the bounds, times the bound minus the zero point outside. Operands
+    its factor: dy times (rounded - x / scale) within the bounds, and dy times (bound - zero point) outside. Operands
     and attributes are QuantizeLinear's. The quantised type is an integer type, and the result has x's type.
     """
 

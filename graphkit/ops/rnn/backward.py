@@ -243,7 +243,7 @@ _GATES = {"gates": FLOATS, "r": "gates", "sequence_lens": PARAMETERS["sequence_l
 
 @op
 class RNNRecurrenceGrad(RecurrenceGrad):
-    """Recurrence backward in time of an RNN: gradients of its gates and initial state."""
+    """Backward pass through time of an RNN: gradients with respect to its gates and initial state."""
 
     former_names = ("RNNWalkGrad",)
     layer = RNN
@@ -260,7 +260,7 @@ class RNNRecurrenceGrad(RecurrenceGrad):
 
 @op
 class GRURecurrenceGrad(RecurrenceGrad):
-    """Recurrence backward in time of a GRU: gradients of its gates and initial state."""
+    """Backward pass through time of a GRU: gradients with respect to its gates and initial state."""
 
     former_names = ("GRUWalkGrad",)
     layer = GRU
@@ -281,7 +281,7 @@ class GRURecurrenceGrad(RecurrenceGrad):
 
 @op
 class LSTMRecurrenceGrad(RecurrenceGrad):
-    """Recurrence backward in time of an LSTM: gradients of its gates and initial states."""
+    """Backward pass through time of an LSTM: gradients with respect to its gates and initial states."""
 
     former_names = ("LSTMWalkGrad",)
     layer = LSTM

@@ -29,8 +29,8 @@ class RNN(Recurrence):
 
     There are H hidden units and D directions: 2 with direction="bidirectional", else 1. x: [T, N, I], T steps of N
     sequences ([N, T, I] with layout=1); w: [D, H, I]; r: [D, H, H]; b: [D, 2 * H], Wb then Rb. sequence_lens: int32
-    [N], the steps of each sequence; after them y is 0, and the state does not change. initial_h: [D, N, H] ([N, D, H]
-    with layout=1), 0 by default. `activations` names act for each direction (Tanh by default); `clip` limits its
+    [N], the steps of each sequence; after these steps, y is 0, and the state does not change. initial_h: [D, N, H] ([N,
+    D, H] with layout=1), 0 by default. `activations` names act for each direction (Tanh by default); `clip` limits its
     argument to [-clip, clip].
 
     Returns y, h after every step: [T, D, N, H] ([N, T, D, H] with layout=1); and y_h, the last h, shaped like
@@ -93,8 +93,8 @@ class GRU(Recurrence):
     contain the gates in the order z, r, n; b: [D, 6 * H] the biases Wb, then Rb.
 
     There are H hidden units and D directions: 2 with direction="bidirectional", else 1. x: [T, N, I], T steps of N
-    sequences ([N, T, I] with layout=1). sequence_lens: int32 [N], the steps of each sequence; after them y is 0, and
-    the state does not change. initial_h: [D, N, H] ([N, D, H] with layout=1), 0 by default.
+    sequences ([N, T, I] with layout=1). sequence_lens: int32 [N], the steps of each sequence; after these steps, y is
+    0, and the state does not change. initial_h: [D, N, H] ([N, D, H] with layout=1), 0 by default.
 
     Returns y, h after every step: [T, D, N, H] ([N, T, D, H] with layout=1); and y_h, the last h, shaped like
     initial_h.
@@ -188,8 +188,8 @@ class LSTM(Recurrence):
     Rb; p: [D, 3 * H] the peepholes Pi, Po, Pf (0 by default).
 
     There are H hidden units and D directions: 2 with direction="bidirectional", else 1. x: [T, N, I], T steps of N
-    sequences ([N, T, I] with layout=1). sequence_lens: int32 [N], the steps of each sequence; after them y is 0, and
-    the states do not change. initial_h and initial_c: [D, N, H] ([N, D, H] with layout=1), 0 by default.
+    sequences ([N, T, I] with layout=1). sequence_lens: int32 [N], the steps of each sequence; after these steps, y is
+    0, and the states do not change. initial_h and initial_c: [D, N, H] ([N, D, H] with layout=1), 0 by default.
 
     Returns y, h after every step: [T, D, N, H] ([N, T, D, H] with layout=1); y_h, the last h, and y_c, the last c,
     shaped like initial_h.

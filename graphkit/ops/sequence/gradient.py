@@ -128,7 +128,7 @@ class AddN(Op):
 
 @op
 class SequenceAtGrad(Op):
-    """Gradient of SequenceAt: zeros of the shapes of `sequence`, with dy at position."""
+    """Gradient of SequenceAt: zeros of the shapes of `sequence`, with dy at `position`."""
 
     domain = DOMAIN
     inputs = ("dy", "sequence", "position")

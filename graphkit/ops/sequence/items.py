@@ -100,7 +100,7 @@ class SequenceAt(Op):
 
 @op
 class SequenceInsert(Op):
-    """Insert an element into a sequence before position; without position, append it.
+    """Insert an element into a sequence before `position`; without `position`, append it.
 
     A negative position counts from the back.
     """
@@ -139,7 +139,7 @@ def _shifted(position: Value) -> Any:
 
 @op
 class SequenceErase(Op):
-    """Remove the element at position from a sequence; without position, remove the last one."""
+    """Remove the element at `position` from a sequence; without `position`, remove the last one."""
 
     inputs = ("sequence", "position?")
     types = {"position": INDICES}

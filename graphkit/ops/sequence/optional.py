@@ -17,7 +17,7 @@ _FLOATS = TensorType(DType.FLOAT32)
 
 @op
 class Optional(Op):
-    """An optional that holds x; without x an empty optional of the given `type`."""
+    """Wrap x in an optional value; without x, return an empty optional value of the given `type`."""
 
     type: Type | None = None
     inputs = ("x?",)

@@ -202,9 +202,9 @@ def _samples() -> tuple[Sample, ...]:
 class Cast(_Conversion):
     """Convert x's elements to the dtype `to`.
 
-    Floats are truncated towards zero; integers keep their low bits. Conversions to integers of 4 and 2 bits follow ONNX
-    Runtime: floats are rounded, ties away from zero. `saturate` and `round_mode` apply to 8-bit floats only.
-    Differentiable between floats.
+    Floats become integers by truncation towards zero; integers keep their low bits. Conversions to integers of 4 and 2
+    bits follow ONNX Runtime: floats are rounded, ties away from zero. `saturate` and `round_mode` apply to 8-bit floats
+    only. Gradients flow through casts from floats to floats.
     """
 
     to: DType

@@ -35,7 +35,7 @@ class Constant(Op):
 
 @op
 class ReduceToShapeOf(Op):
-    """Sum `x` over the axes along which a tensor of the shape of `like` was broadcast to x's shape.
+    """Sum `x` to the shape of `like`, over the axes along which `like` would broadcast to x's shape.
 
     This is the transpose of broadcasting; only the shape of `like` is read.
     """

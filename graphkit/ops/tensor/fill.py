@@ -66,8 +66,8 @@ class ConstantOfShape(Op):
 class Range(Op):
     """start, start + delta, ... below `limit` (above it for a negative delta).
 
-    The result has max(ceil((limit - start) / delta), 0) elements. start, limit, delta: 0-d tensors of one dtype.
-    float16 and bfloat16 are counted and stepped in float32.
+    The result has max(ceil((limit - start) / delta), 0) elements. start, limit, delta: 0-d tensors of one dtype. For
+    float16 and bfloat16, the number of elements and the elements are computed in float32.
     """
 
     stash_type: int = 1
@@ -153,7 +153,7 @@ class OneHot(Op):
     """`values[1]` where the position along the new axis equals the index, `values[0]` elsewhere.
 
     indices: any numeric tensor, in [-depth, depth - 1] (others give rows of values[0]); depth: one element; values:
-    [off, on], of any dtype, which the result has too.
+    [off, on], of any dtype. The result has the dtype of `values`.
     """
 
     axis: int = -1

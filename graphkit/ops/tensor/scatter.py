@@ -208,7 +208,7 @@ class ScatterND(_Scatter):
 
 @op
 class TensorScatter(Op):
-    """Write a shorter update into a cache along `axis`, for each batch entry from its own start position on.
+    """Write a shorter update into a cache along `axis`; each batch entry has its own start position.
 
     cache: [B, ..., S, ...]; update: the same with at most S elements along `axis`; write_indices: int64 [B], 0 by
     default. With mode "circular", elements beyond the end continue at the beginning.

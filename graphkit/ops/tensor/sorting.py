@@ -62,7 +62,7 @@ class ArgExtreme(Op):
 
 @op
 class ArgMax(ArgExtreme):
-    """Index of the maximum along `axis`."""
+    """Index of the maximum along `axis`, int64. If elements tie, the first, or with `select_last_index` the last."""
 
     onnx = Onnx("ArgMax", since=13)
 
@@ -72,7 +72,7 @@ class ArgMax(ArgExtreme):
 
 @op
 class ArgMin(ArgExtreme):
-    """Index of the minimum along `axis`."""
+    """Index of the minimum along `axis`, int64. If elements tie, the first, or with `select_last_index` the last."""
 
     onnx = Onnx("ArgMin", since=13)
 
