@@ -29,8 +29,8 @@ def prefetch(batches: Iterable[T], depth: int = 2, *, engine: Engine | None = No
 
     Items are loaded one at a time, so `batches` may be any iterable, including a generator. If loading an item raises
     an exception, it is raised at the position of that item. The thread ends with the iteration, also if you stop early.
-    If `batches` has a `position`, it also counts the items that are loaded but not yet returned to you. Without the
-    native engine, there is no background thread, and `depth` has no effect.
+    If `batches` has a `position`, that position is ahead: it also counts items that are loaded but not yet returned to
+    you. Without the native engine, there is no background thread, and `depth` has no effect.
 
     Args:
         batches: Any iterable.

@@ -51,7 +51,7 @@ class EMA:
         return new
 
     def describe(self) -> dict[str, Any]:
-        """Return a dict for JSON, from which `ema` creates the EMA again."""
+        """Return a dict for JSON, from which `graphkit.train.average.ema` creates the EMA again."""
         return {"decay": self.decay, "warmup": self.warmup}
 
 

@@ -207,7 +207,7 @@ class BaseTrainer:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[Model]:
-        """Context manager that gives `net` with its moving averages, or with its own values without `ema`."""
+        """Context manager: in the block, `net` contains its moving averages (without `ema`: its own values)."""
         with self._averages.in_use():
             yield self.net
 
@@ -217,13 +217,13 @@ class BaseTrainer:
     def graphs(self) -> tuple[Graph, ...]:
         """The training programs: one fused step, or two programs that accumulate and update.
 
-        They contain recomputation after the first step.
+        The first step adds the nodes that recompute activations, if there are any.
         """
         return tuple(self._stepper.programs)
 
     @property
     def graph(self) -> Graph:
-        """The program that runs on a batch. Its inputs are those of the model, the targets and the settings."""
+        """The graph that runs on a batch. Inputs: model inputs, targets, and scalars such as the learning rate."""
         return self._stepper.programs[0]
 
     @property
@@ -275,9 +275,9 @@ class BaseTrainer:
 
     @property
     def rate_scale(self) -> float:
-        """Factor on the optimizer's learning rates, 1 at first. Callbacks may set it, and must store it in their state.
+        """Factor on the optimizer's learning rates, 1 at first. A callback that sets it must store it in its own state.
 
-        Raises UsageError on assignment if servers store the learning rate.
+        With parameter servers, which store the learning rate themselves, setting it raises UsageError.
         """
         return self._rates.scale
 
@@ -301,7 +301,7 @@ class BaseTrainer:
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """Names of the losses and metrics that each epoch of the current `fit` has. Empty outside of `fit`."""
+        """Names of the losses and metrics that the current `fit` records for each epoch. Empty outside of `fit`."""
         return () if self._fit is None else self._fit.scores()
 
     @property
@@ -315,7 +315,7 @@ class BaseTrainer:
         return self._callback_states | ({} if self._fit is None else self._fit.callback_states())
 
     def stop(self, reason: str) -> None:
-        """End the run early; callbacks call it. The rest of the epoch's batches is left out.
+        """End the run early; callbacks call it. The remaining batches of the epoch are not trained on.
 
         After the current batch, `fit` validates, writes the checkpoint of the epoch, and returns. With several
         processes, it is enough if one rank calls it (see `Callback`).
@@ -339,8 +339,8 @@ class BaseTrainer:
             The loss, which is read from the device when you convert it to float. It is NaN if the step was skipped.
 
         Raises:
-            NotFinite: The loss is NaN or infinite, and `on_nonfinite` is "raise". It is raised at once, not when the
-                loss is read.
+            NotFinite: The loss is NaN or infinite, and `on_nonfinite` is "raise". `step` itself raises it, not the
+                later conversion to float.
             RanksDiffer: The processes differ in learning rate, number of updates or assigned parameters. All processes
                 raise it, and nothing changes.
         """
@@ -382,7 +382,7 @@ class BaseTrainer:
     def flush(self) -> None:
         """Update with gradients that were accumulated but not used (the last, shorter group of an epoch).
 
-        With servers, all workers must call it; they then continue with the values of the servers.
+        With parameter servers, all workers must call `flush`. Then they fetch the parameters from the servers.
         """
         self._averages.check_not_swapped("flush()")
         with self._working():

@@ -29,8 +29,8 @@ class Callback:
 
     Methods receive the trainer, and a dict of numbers. They may read everything in the trainer (`trainer.net`,
     `trainer.folder`, `trainer.rank`, `trainer.learning_rate`, ...), set `trainer.rate_scale`, and end training with
-    `trainer.stop("why")`. If a method raises an exception, `fit` raises it, with a note that says where it happened.
-    Nothing of that epoch is written then.
+    `trainer.stop("why")`. If a method raises an exception, `fit` raises it, with a note that names the callback and the
+    method. `fit` then writes nothing about that epoch.
 
     With several processes, each rank calls its own callbacks. Pass the same callbacks on all ranks, and write files
     only `if trainer.rank == 0`. The numbers of an epoch are those of rank 0 on all ranks, so that all ranks decide
@@ -56,7 +56,7 @@ class Callback:
         """
 
     def on_step_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        """Called after each batch, before a checkpoint that may follow.
+        """Called after each batch. If a checkpoint follows that batch, it is written after this call.
 
         Args:
             trainer: The trainer.
@@ -77,7 +77,7 @@ class Callback:
     def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:
         """Called when `fit` ends, also after an error or an interrupt, if `on_fit_begin` was called.
 
-        The last checkpoint is written before.
+        When it is called, the last checkpoint is already written.
 
         Args:
             trainer: The trainer.
@@ -230,7 +230,7 @@ class ReduceOnPlateau(_Patient):
         mode: "min" if smaller is better, "max" if larger is better. The default is "min" for loss, mse, rmse, mae,
             perplexity and skipped, also with the prefix valid_, and "max" for all other names.
         min_delta: A number improves only if it is better than the best one so far by more than this.
-        cooldown: Number of epochs after a reduction in which missing improvement is not counted.
+        cooldown: Number of epochs after a reduction that are not counted as epochs without improvement.
         lowest: Lower limit of the product of all reductions, from 0 to 1. With 0.01, the rate never falls below 1% of
             the optimizer's rate.
     """

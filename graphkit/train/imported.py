@@ -53,7 +53,8 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
     Args:
         model: Any model.
         name: Name of the new symbolic dimension.
-        axes: The axis of samples by input name, if it is not the first. With None, the input does not change.
+        axes: A dict of input name to the axis that counts samples, where it is not axis 0. With None instead of an
+            axis, the input does not change.
 
     Raises:
         UsageError: The dimension is not 1; an operator fixes the batch size (such as a Reshape to [1, ...]); or two
@@ -144,20 +145,20 @@ def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, 
 
 
 def constants_to_parameters(model: Model, names: Sequence[str] | None = None) -> Model:
-    """Return the model with the weights that its file stores as constants turned into parameters (statistics: states).
+    """Return the model with the weights that its file stores as constants as parameters, and its statistics as states.
 
-    By default, these are the floating-point constants with at least one axis that layers learn: weights of
+    By default, the weights are the floating-point constants with at least one axis that layers learn: weights of
     convolutions, matrix products, recurrent layers, normalisations and tables, and operands of Add and Mul with more
-    than one element. It also finds them before operators that only rearrange them (Unsqueeze, Concat, Slice, ...), and
-    in the subgraphs of If, Loop and Scan, which capture them.
+    than one element. Constants are also found behind operators that only rearrange them (Unsqueeze, Concat, Slice,
+    ...), and if subgraphs of If, Loop and Scan capture them.
 
     Args:
-        model: Any model. The result shares its parameters.
+        model: Any model. The returned model shares its parameter arrays.
         names: Turn only these floating-point constants into parameters, by the names of their values. They can be
             scalars, such as a temperature, but not inside subgraphs.
 
     Raises:
-        UsageError: There are no such constants.
+        UsageError: The model has no such constants.
     """
     graph = model.graph
     roles = _weight_roles(graph) if names is None else _named_roles(graph, names)

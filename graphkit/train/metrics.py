@@ -21,8 +21,8 @@ class Metric(Protocol):
     """Base class of metrics. `update` receives the model's first output and the first target of a batch.
 
     `state` and `restore` are for checkpoints within an epoch. `state` returns arrays by name, without "/" in the names.
-    `merge` adds the state of another process. Your own metric may lack them. After an interruption it then counts only
-    the later samples of the epoch, and with several processes each has its own value.
+    `merge` adds the state of another process. Your own metric need not define these three. Without them, after an
+    interruption the metric counts only the remaining samples of the epoch, and each process has its own value.
     """
 
     name: str
@@ -142,7 +142,7 @@ class TopK(_Average):
 class F1(_WithRepr):
     """F1 = 2 TP / (2 TP + FP + FN) of predicted classes (van Rijsbergen, 1979).
 
-    A class without any of these has F1 = 0. Outputs are [..., classes], targets are ints [...]. With more than two
+    A class without TP, FP and FN has F1 = 0. Outputs are [..., classes], targets are ints [...]. With more than two
     classes, F1 is the mean over the classes that occur ("macro"). With two classes, it is the F1 of class 1 ("binary").
     Alternatively there is one number per sample: a logit above 0, or a probability above 1/2, predicts class 1.
 
@@ -400,7 +400,7 @@ def get(spec: Any, probabilities: bool = False) -> Metric:
 
     Args:
         spec: A name or a metric.
-        probabilities: Whether outputs come from a Softmax or Sigmoid and are not logits.
+        probabilities: Whether outputs are probabilities (from Softmax or Sigmoid) instead of logits.
     """
     if not isinstance(spec, str):
         if isinstance(spec, type) or not all(hasattr(spec, part) for part in _PARTS):
