@@ -74,9 +74,9 @@ _OPTIONS = (
     ),
     option(
         "--overlap", group=PROCESSES, type=click.Choice(OVERLAPS), default="chained", show_default=True,
-        help="How all-reduces of gradients overlap with the backward pass. funnelled: no overlap, they run after it. "
-        "chained: they run during it, one bucket of gradients after the other. concurrent: they run during it, several "
-        "buckets at a time.",
+        help="How all-reduces of gradients overlap with the backward pass. funnelled: they run after the backward "
+        "pass. chained: they run during it, one bucket of gradients after the other. concurrent: they run during it, "
+        "several buckets at a time.",
     ),
     option(
         "--bucket-mb", group=PROCESSES, type=click.FloatRange(0, min_open=True), metavar="MB",

@@ -97,7 +97,7 @@ class GradientReport:
         return f"|numeric - symbolic| <= {self.atol:g} + {self.rtol:g} * |numeric|"
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed, which names the failing entries, unless the report passed; also if nothing was compared."""
+        """Raise CheckFailed, which names failing entries, unless the report passed; also if nothing was compared."""
         if self.verdict == "NOT TESTED":
             raise CheckFailed(
                 "no gradient was compared: the inputs have no elements; give shapes or inputs with elements"
@@ -206,7 +206,7 @@ def check_graph(
         found = evaluate(forward, [moved.get(i, a) for i, a in enumerate(arrays)])
         if any(np.shape(y) != w.shape for w, y in zip(weights, found, strict=True)):
             names = ", ".join(repr(name) for name, value in wrt.items() if inputs.index(value) in moved)
-            raise UsageError(f"the sizes of outputs depend on the elements of {names}: leave it out of wrt=")
+            raise UsageError(f"the sizes of outputs depend on the elements of {names}: leave it out of wrt= (--wrt)")
         return math.fsum(float(np.sum(w * y)) for w, y in zip(weights, found, strict=True))
 
     total = sum(array.size for array in symbolic)

@@ -105,7 +105,7 @@ class Report:
         return "NOT TESTED" if all(output.untested for output in self.outputs) else "PASSED"
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed, which names the outputs that differ, unless the report passed; also if nothing was compared."""
+        """Raise CheckFailed, which names differing outputs, unless the report passed; also if nothing was compared."""
         if self.verdict == "NOT TESTED":
             raise CheckFailed(
                 "nothing was compared with ONNX Runtime: "

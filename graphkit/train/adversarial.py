@@ -254,7 +254,9 @@ class AdversarialTrainer:
                 batches = data.batches(batch_size, seed=self.seed, epoch=self.epochs, drop_last=True)
                 losses = [self.step(_samples(inputs)) for inputs, _ in batches]
                 if not losses:
-                    raise InputError(f"{data!r}: there are too few samples for a batch of {batch_size}")
+                    raise InputError(
+                        f"{data!r}: there are fewer samples than batch_size={batch_size}; choose smaller batches"
+                    )
                 history.append(Losses(*(float(m) for m in np.mean(losses, axis=0))))
                 self.epochs += 1
                 if held is not None:
@@ -262,7 +264,7 @@ class AdversarialTrainer:
         return history
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint. Once complete, it replaces the earlier checkpoint of the folder, even that of another run.
+        """Write a checkpoint. Once complete, it replaces the checkpoint in the folder, even that of another run.
 
         After `resume`, an interrupted epoch begins again. Raises RuntimeFailure if the checkpoint cannot be written.
         """
@@ -353,7 +355,7 @@ def _check_networks(generator: Model, discriminator: Model) -> None:
     (noise,), (sample,) = ([v for v in net.graph.inputs if v.role == "data"] for net in (generator, discriminator))
     shape = noise.tensor.shape
     if shape is None or not shape or not all(isinstance(d, int) for d in shape[1:]):
-        raise UsageError(f"noise must have a batch axis and otherwise fixed sizes, not {noise}")
+        raise UsageError(f"the input of the generator must have a batch axis and otherwise fixed sizes, not {noise}")
     made = generator.graph.outputs[0].tensor
     if made.dtype != sample.dtype or _sizes(made.shape) != _sizes(sample.tensor.shape):
         raise UsageError(f"the generator returns {made}, but the discriminator takes {sample.tensor}")

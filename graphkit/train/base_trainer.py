@@ -176,7 +176,8 @@ class BaseTrainer:
         self._averages = Averages(net.params, self._exchange, self.ema is not None)
         if self.optimizer.schedule.is_open and not self._exchange.sets_rates:
             raise UsageError(
-                "servers apply the learning rate and do not know the length of the run: pass steps= to the schedule"
+                "parameter servers compute the learning rate and do not know the length of the run: pass steps= to the "
+                "schedule (--schedule-option steps=N)"
             )
         if kvstore is not None and not self._alone and self._division is None:
             names = list(net.params)
@@ -285,7 +286,8 @@ class BaseTrainer:
     def rate_scale(self, scale: float) -> None:
         if not self._exchange.sets_rates:
             raise UsageError(
-                "servers apply the learning rate, by the optimizer's schedule; rate_scale cannot change it"
+                "rate_scale cannot be set with parameter servers: they compute the learning rate from the optimizer's "
+                "schedule"
             )
         self._rates.scale = real("Trainer", "rate_scale", scale, NOT_NEGATIVE)
 

@@ -106,7 +106,7 @@ def find_lr(
         raise UsageError(f"find_lr: lowest={lowest} must be below highest={highest}")
     batch_size = integer("find_lr", "batch_size", batch_size, 1)
     if not trainer._alone or (trainer.kvstore is not None and trainer.kvstore.is_remote):
-        raise UsageError("find_lr works with one process only; create the Trainer without a kvstore of several")
+        raise UsageError("find_lr only works in one process: create the Trainer without kvstore=")
     if trainer.position.within or trainer._stepper.waiting:
         raise UsageError(f"find_lr must start between two epochs, but training is {trainer.position}")
     with employed(workers, trainer._data(data)) as (found,):

@@ -159,7 +159,10 @@ def replace_head(
     meta = {key: text for key, text in model.graph.meta.items() if key != CLASSES}
     if at is not None:
         if output is not None:
-            raise UsageError("a head at a value (at=) becomes the only output: leave output= out")
+            raise UsageError(
+                "the logits of a head at a value (at=, --head-at) become the only output: leave out output= "
+                "(--output-name)"
+            )
         value = _new_layer(model.value(at), at, classes, pool)
         return _with_outputs(model, {"logits": value}, {}, meta, seed)
     graph = model.graph

@@ -66,8 +66,9 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
     for value, axis in places.items():
         shape = list(value.tensor.shape or ())
         if axis >= len(shape) or shape[axis] != 1:
-            which = "first dimension" if axis == 0 else f"dimension {axis}"
-            raise UsageError(f"input {value} has no {which} of size 1 to make symbolic")
+            raise UsageError(
+                f"free_batch (--dynamic-batch): axis {axis} of input {value}, the batch dimension, must have size 1"
+            )
         shape[axis] = parse(name)
         table[value] = value.like(type=TensorType(value.dtype, shape), name=graph.name_of(value))
 
@@ -163,7 +164,7 @@ def constants_to_parameters(model: Model, names: Sequence[str] | None = None) ->
     graph = model.graph
     roles = _weight_roles(graph) if names is None else _named_roles(graph, names)
     if not roles:
-        raise UsageError(f"{titled(graph, 'model')} has no weights among its constants")
+        raise UsageError(f"{titled(graph, 'model')} has no weights among its constants (--constants)")
     taken = Names(graph.input_names)
     stored = {
         v: Value(TensorType(v.dtype, v.shape), taken.take(v.name or role), role=role) for v, role in roles.items()

@@ -76,10 +76,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.discount <= 1:
-            raise UsageError(f"discount={self.discount}: expected a number in [0, 1]")
+            raise UsageError(f"Settings: discount={self.discount}: expected a number in [0, 1]")
         for name in ("capacity", "batch", "warmup", "sync", "limit"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: expected a positive number")
+                raise UsageError(f"Settings: {name}={getattr(self, name)}: expected a positive number")
 
 
 class LearnerState(NamedTuple):

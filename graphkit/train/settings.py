@@ -161,6 +161,8 @@ def choose_device(device: AnyDevice, graph: Graph, kvstore: KVStore | None) -> s
     several = kvstore is not None and kvstore.num_workers > 1
     if isinstance(found, GroupDevices):
         if kvstore is not None and (several or kvstore.is_remote):
-            raise UsageError("device: with several processes, each runs on one device, not on one for each group")
+            raise UsageError(
+                "device= (--device): with several processes, each runs on one device; leave out the devices of groups"
+            )
         return found
     return of_process(found, kvstore.local_rank) if kvstore is not None and several else found

@@ -86,7 +86,7 @@ class Workers:
     def run(self, data: BatchMaker, parts: Iterable[np.ndarray], key: tuple[int, int] | None) -> Run:
         """Return one batch for each of `parts` (positions of samples), in order. key: see LazyDataset.make_batch."""
         if not self.count:
-            raise UsageError("there are no workers")
+            raise UsageError("Workers(0) has no processes to make batches; create Workers with a count above 0")
         self.start()
         assert self._crew is not None, "it has started"
         return Run(self, self._crew, data, iter(parts), key, self._ahead, self._memory)
