@@ -140,7 +140,7 @@ def check_gradient(
     cross a kink such as that of ReLU.
 
     Args:
-        model: The model. It is rebuilt in float64, and not changed.
+        model: The model. A float64 copy of it is checked; the model itself does not change.
         inputs: Arrays by name. Missing ones are drawn at random.
         of: Names of outputs (default: all float outputs).
         wrt: Names of inputs and parameters (default: all that are floats).

@@ -44,8 +44,8 @@ class LazyDataset(Dataset):
     Raises:
         InputError: There are no samples.
 
-    Further options are set by `configured`. If samples are skipped because they are damaged, `damaged` contains the
-    message of each by its number.
+    Further options are set by `configured`. If samples are skipped because they are damaged, the dict `damaged`
+    contains the error message of each, by the number of the sample.
     """
 
     augments = False

@@ -34,8 +34,8 @@ def prefetch(batches: Iterable[T], depth: int = 2, *, engine: Engine | None = No
 
     Args:
         batches: Any iterable.
-        depth: Number of items that may be loaded ahead. With 0, each is loaded when it is requested. This is also the
-            case if loading takes almost no time.
+        depth: Number of items that may be loaded ahead. With 0, or if loading takes almost no time, each is loaded when
+            it is requested.
         engine: The dependency engine to use. It is not closed at the end.
 
     Raises:

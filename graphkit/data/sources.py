@@ -151,7 +151,7 @@ def read(
 ) -> Dataset:
     """Return all samples of a data set as one Dataset; if it has two parts, the training part comes first.
 
-    Other arguments are those of `load`.
+    The arguments `spec`, `axes` and `options` are those of `load`.
 
     Args:
         held_out: False leaves out the test part of a data set that has two parts.

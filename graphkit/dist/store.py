@@ -201,7 +201,7 @@ class KVStore:
         return outs.result(totals)
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
-        """Wait for earlier pushes to a key, to several keys, or to all. Raises the first error."""
+        """Wait for earlier pushes to a key, to several keys, or to all. If a push failed, its error is raised."""
         keys = list(self._pushed) if key is None else keys_of(key)
         for k in keys:
             self._stored(k)

@@ -23,7 +23,7 @@ AVERAGE = "average"
 class EMA:
     """Exponential moving average of parameters: average = d * average + (1 - d) * weight after every update.
 
-    It starts at the initial weight. (Polyak and Juditsky, 1992, for averages of iterates.)
+    The average starts at the initial weight. (Polyak and Juditsky, 1992, for averages of iterates.)
 
     Args:
         decay: d, from 0 to below 1.

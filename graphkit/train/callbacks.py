@@ -33,9 +33,9 @@ class Callback:
     method. `fit` then writes nothing about that epoch.
 
     With several processes, each rank calls its own callbacks. Pass the same callbacks on all ranks, and write files
-    only `if trainer.rank == 0`. The numbers of an epoch are those of rank 0 on all ranks, so that all ranks decide
-    alike. Checkpoints contain the states of rank 0. If one rank calls `trainer.stop`, all ranks stop after the same
-    step. With servers (`dist_async`, ...), ranks step independently, and stop at the end of the epoch.
+    only `if trainer.rank == 0`. On every rank, `on_epoch_end` receives the numbers of rank 0, so that all ranks make
+    the same decisions. Checkpoints contain the states of rank 0. If one rank calls `trainer.stop`, all ranks stop after
+    the same step. With servers (`dist_async`, ...), ranks step independently, and stop at the end of the epoch.
     """
 
     @property
@@ -273,7 +273,7 @@ class KeepBest(_Monitor):
     """Keeps the model of the best epoch in the run folder, as `best.json` and `best.*.safetensors`.
 
     The file is replaced as a whole: after the first epoch with a finite number, a complete best model always exists.
-    Its metadata contains the epoch (`best_epoch`) and the number (`best_` and its name).
+    Its metadata contains the epoch (`best_epoch`) and the monitored number (such as `best_valid_loss`).
 
     Args:
         monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".

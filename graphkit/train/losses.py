@@ -75,13 +75,13 @@ class Loss:
         return f"{self.name}({options})" if options else self.name
 
     def term(self, graph: Graph, output: Value, target: Value) -> Term:
-        """Return the loss of an output of `graph`, with its weight."""
+        """Return the loss of an output of `graph`, and the weight of the batch."""
         mean = _scalar(self.build(output, target))
         weights = self.options.get("class_weights") if self.classes else None
         return Term(mean, counted(graph, target) if weights is None else weight_of_classes(target, weights))
 
     def largest(self, output: TensorType) -> int | None:
-        """Return the largest valid target if targets are integers from 0 up. None if targets can be any number."""
+        """Return the largest valid target: classes - 1, or 1 for probabilities. None if targets can be any number."""
         if self.classes:
             count = output.known_shape[-1]
             return count - 1 if isinstance(count, int) else None

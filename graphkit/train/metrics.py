@@ -199,8 +199,8 @@ class AUC(_WithRepr):
     """Area under the ROC curve: the share of pairs (positive, negative) in which the positive has the higher score.
 
     Ties count half (Hanley and McNeil, 1982). Outputs are one score per sample, or logits [..., 2], whose difference is
-    the score. Targets are 0 or 1. The metric keeps all scores in memory. It is NaN while one of the two classes is
-    missing.
+    the score. Targets are 0 or 1. The metric keeps all scores in memory. The value is NaN until both classes have
+    occurred.
 
     Args:
         probabilities: Accepted by every metric; this one ignores it.

@@ -49,7 +49,7 @@ class Trainer(BaseTrainer):
     "raise" does not raise in that step. It raises in the next step, when the loss is no longer finite.
 
     `groups` divides a model that is too large for one process: each process stores only the parameters of its own
-    groups. Every process gets the whole batch. It is divided into `micro_batches` parts, which pass through the
+    groups. Every process gets the whole batch. The batch is divided into `micro_batches` parts, which pass through the
     processes as a pipeline (see docs/processes.md). In a pipeline, values flow only from lower to higher ranks. If
     values flow in both directions, or if the nodes of a branch or loop belong to several ranks, the ranks exchange
     values during a step, and `micro_batches` must be 1.
@@ -115,7 +115,8 @@ class Trainer(BaseTrainer):
         batch_axes: A dict of input or target name to the axis that counts samples, where it is not axis 0. If None is
             given instead of an axis, every micro-batch gets the whole array. `fit` takes these axes from the data set.
         shard_optimizer: Each process of `kvstore` stores a part of the optimizer states, updates the parameters of this
-            part, and receives the others. All processes must then call `save`; rank 0 writes the files.
+            part, and receives the other parameters from the other processes. All processes must then call `save`; rank
+            0 writes the files.
         batch_norm: "train": BatchNormalization normalises by the statistics of each batch and updates the running
             statistics, whatever mode the model or file has. "frozen": it normalises by the running statistics, which do
             not change; its scale and offset are trained.
@@ -237,7 +238,7 @@ class Trainer(BaseTrainer):
                 objects with a length and items (default: the workers of the data set). Results are bit-identical for
                 any `prefetch` and `workers`.
             on_epoch: Function that is called with (number, record) after each epoch and its checkpoint. The number
-                counts from 1; the record is described below. Each rank calls the function that it was given.
+                counts from 1; the record is described below. With several processes, each rank calls its own function.
             callbacks: One callback or several. Checkpoints contain their states.
             log_every: Number of updates between lines of the log within an epoch. With 0, only epochs are logged.
 

@@ -45,7 +45,7 @@ class Preprocess:
     """Converts an image to an array: resize, crop, then (pixel * scale - mean) / std in each channel.
 
     Args:
-        resize: Length of the shorter side, with the other in proportion; or (height, width). None keeps the size.
+        resize: Length of the shorter side; the ratio of the sides is kept. Or (height, width). None keeps the size.
         filter: nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow. If an image is shrunk, all filters
             except nearest average over all its pixels.
         crop: (height, width) of the centre that is cut out, with black where the image is smaller. None keeps the whole
