@@ -60,7 +60,8 @@ _OPTIONS = (
     option(
         "--rank-timeout", group=PROCESSES, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
         help="Stop the job if, for this number of seconds, a process sends no heartbeat, does not start MPI, or lets "
-        "others wait (for example during a callback), or if all processes wait for each other. Default: GRAPHKIT_RANK_TIMEOUT, else 60.",
+        "others wait (for example during a callback), or if all processes wait for each other. Default: "
+        "GRAPHKIT_RANK_TIMEOUT, else 60.",
     ),
     option(
         "--max-restarts", group=PROCESSES, type=click.IntRange(0), default=0, show_default=True,

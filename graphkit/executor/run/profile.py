@@ -280,7 +280,9 @@ def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None =
         UnsupportedError: A run does not use the native engine.
     """
     if skip < 0 or (runs is not None and runs < 1):
-        raise UsageError(f"skip={skip}, runs={runs}: expected the number of runs to skip, and of runs to record")
+        raise UsageError(
+            f"gk.profile: skip= must be at least 0 and runs= at least 1 (runs to record), not {skip} and {runs}"
+        )
     made = Profile()
     recording = _Recording(made, path, skip, runs)
     recording.begin()
