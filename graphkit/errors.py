@@ -32,7 +32,7 @@ class UsageError(GraphkitError):
 
 
 class InputError(UsageError):
-    """A fed array does not match the graph's input: its name, rank, dtype, size or value."""
+    """An input array or a data set is wrong: its name, shape, dtype or values, or a file that cannot be read."""
 
 
 class DamagedSample(InputError):
@@ -48,7 +48,7 @@ class NotAnArray(UsageError, TypeError):
 
 
 class UnsupportedError(GraphkitError):
-    """Something valid that graphkit or the export target cannot do. The message names the operators."""
+    """graphkit or the export target does not support something valid. The message says what."""
 
     exit_code = 3
 

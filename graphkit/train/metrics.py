@@ -419,6 +419,7 @@ def get(spec: Any, probabilities: bool = False) -> Metric:
 
 
 def get_all(specs: Sequence[Any], probabilities: bool = False) -> list[Metric]:
+    """Return a new metric for each name or metric in `specs`; see `get`."""
     return [get(s, probabilities) for s in specs]
 
 
