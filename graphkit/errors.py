@@ -72,7 +72,7 @@ class UnsafeModel(InvalidModel):
 
 
 class TypeMismatch(InvalidModel):
-    """Operand types or shapes do not match an operator. The message names the node."""
+    """Operands have types or shapes that an operator does not accept. The message names the node."""
 
 
 class RuntimeFailure(GraphkitError):

@@ -68,7 +68,7 @@ class KVStore:
 
     @property
     def rank(self) -> int:
-        """Number of this process among the workers, from 0."""
+        """Rank of this process among the workers, from 0."""
         return self.transport.rank
 
     @property

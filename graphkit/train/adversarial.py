@@ -75,8 +75,8 @@ def adversarial_step(
     as in Losses. Updates are the parameters and statistics of both networks, the slots and the number of updates, which
     `starts` describes.
 
-    smoothing: real samples count as 1 - smoothing (Salimans et al. 2016). The generator's loss is the non-saturating
-    -log D(G(z)). Raises UsageError for networks that do not match.
+    smoothing: the discriminator's target for real samples is 1 - smoothing (Salimans et al. 2016). The generator's loss
+    is the non-saturating -log D(G(z)). Raises UsageError for networks that do not match.
     """
     if not 0 <= smoothing < 1:
         raise UsageError(f"smoothing={smoothing}: expected a number in [0, 1)")

@@ -240,7 +240,7 @@ class BaseTrainer:
     def optimizer_state_bytes(self, processes: int = 1) -> int:
         """Return the bytes of optimizer state in one process.
 
-        If `processes` ranks share it (`shard_optimizer`), return the largest number of bytes of one rank.
+        If `processes` ranks share the state (`shard_optimizer`), return the bytes of the rank that stores most.
         """
         processes = integer("Trainer.optimizer_state_bytes", "processes", processes, 1)
         return self._exchange.optimizer_state_bytes(processes)
@@ -252,7 +252,7 @@ class BaseTrainer:
 
     @property
     def batch(self) -> int:
-        """Number of batches of the next epoch that `fit` has already trained on."""
+        """Number of batches of the unfinished epoch that `fit` has trained on; 0 between epochs."""
         return self.position.batch
 
     @property
@@ -271,7 +271,7 @@ class BaseTrainer:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next update. A schedule over all updates of a run raises UsageError outside of `fit`."""
+        """Learning rate of the next update. Outside of `fit`, a schedule that needs `steps` raises UsageError."""
         return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
 
     @property

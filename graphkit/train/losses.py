@@ -502,7 +502,7 @@ def target_of(output: str) -> str:
 
 
 def described(loss: AnyLoss) -> str:
-    """Return a loss as text."""
+    """Return a loss as text, for messages and logs."""
     if isinstance(loss, Mapping):
         return ", ".join(f"{output}={described(each)}" for output, each in loss.items())
     return str(loss) if isinstance(loss, (str, Loss)) else getattr(loss, "__name__", "function")

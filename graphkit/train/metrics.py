@@ -121,7 +121,7 @@ class TopK(_Average):
 
     Args:
         k: Number of largest outputs.
-        probabilities: Accepted by every metric; this one ignores it.
+        probabilities: Has no effect on this metric; every metric has this argument.
     """
 
     def __init__(self, k: int = 5, probabilities: bool = False) -> None:
@@ -203,7 +203,7 @@ class AUC(_WithRepr):
     occurred.
 
     Args:
-        probabilities: Accepted by every metric; this one ignores it.
+        probabilities: Has no effect on this metric; every metric has this argument.
     """
 
     name = "auc"
@@ -283,7 +283,7 @@ class MeanSquaredError(_Average):
     """Mean of (output - target)^2.
 
     Args:
-        probabilities: Accepted by every metric; this one ignores it.
+        probabilities: Has no effect on this metric; every metric has this argument.
     """
 
     name = "mse"
@@ -296,7 +296,7 @@ class RootMeanSquaredError(MeanSquaredError):
     """Root of the mean of (output - target)^2 over all elements of all batches.
 
     Args:
-        probabilities: Accepted by every metric; this one ignores it.
+        probabilities: Has no effect on this metric; every metric has this argument.
     """
 
     name = "rmse"
@@ -310,7 +310,7 @@ class MeanAbsoluteError(_Average):
     """Mean of |output - target|.
 
     Args:
-        probabilities: Accepted by every metric; this one ignores it.
+        probabilities: Has no effect on this metric; every metric has this argument.
     """
 
     name = "mae"
@@ -424,7 +424,7 @@ def get_all(specs: Sequence[Any], probabilities: bool = False) -> list[Metric]:
 
 
 def as_list(specs: Any) -> Sequence[Any]:
-    """Return the metrics of an argument `metrics` as a sequence. A single metric need not be in a list."""
+    """Return the argument `metrics=` as a sequence; a single metric becomes a sequence of one."""
     if isinstance(specs, str) or hasattr(specs, "update") or callable(specs):
         return [specs]
     check_argument("metrics", "metrics", "Sequence | None", specs)

@@ -66,7 +66,7 @@ class Optimizer:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the state arrays of each parameter. Each has the parameter's type and starts at `start(name)`."""
+        """Names of the state arrays of a parameter. Each has the parameter's type, filled with `start(name)`."""
         return ()
 
     def start(self, slot: str) -> float:

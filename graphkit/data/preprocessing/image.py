@@ -105,7 +105,7 @@ class Preprocess:
 
     @classmethod
     def of_size(cls, height: int, width: int, **fields: Any) -> Preprocess:
-        """Return the usual preprocessing for a size: resize the shorter side, and cut out the centre.
+        """Return the usual preprocessing for images of this size: resize the shorter side, and cut out the centre.
 
         The shorter side is resized to max(height, width) if that is at most 96, else to max(height, width) / 0.875. For
         224 this gives 256, as for ImageNet.
