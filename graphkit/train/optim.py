@@ -66,7 +66,7 @@ class Optimizer:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of a parameter's state arrays. Each has the type of the parameter; it starts filled with `start(name)`."""
+        """Names of a parameter's state arrays. Each has its type, and is initialised to `start(name)`."""
         return ()
 
     def start(self, slot: str) -> float:
