@@ -65,7 +65,7 @@ class Trainer(BaseTrainer):
             runs the groups of `gk.attr_scope(ctx_group=...)` on several devices of one process (see docs/training.md).
         threads: Number of CPU threads.
         kvstore: A KVStore for several processes. Each process contributes its part of the batch to every update. Every
-            process must create its Trainer with the same model and arguments; otherwise all of them raise RanksDiffer.
+            process must create its Trainer with the same model and settings; otherwise all of them raise RanksDiffer.
         freeze: Parameters that keep their values. If both scale and offset of a BatchNormalization are frozen, its
             running statistics do not change either.
         train: If given, only these parameters are trained.
