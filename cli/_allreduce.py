@@ -53,7 +53,7 @@ class _Sizes(click.ParamType):
 )
 @click.option(
     "--rounds", type=click.IntRange(1), default=9, show_default=True,
-    help="Number of measurements of each implementation, which take turns.",
+    help="Number of measurements of each implementation; the two take turns.",
 )  # fmt: skip
 @click.option(
     "--processes", type=click.IntRange(1), default=2, show_default=True,

@@ -59,9 +59,9 @@ _OPTIONS = (
     ),
     option(
         "--rank-timeout", group=PROCESSES, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-        help="Stop the job if one of these lasts for this number of seconds: a process sends no heartbeat; a process "
-        "stays in one place, such as a callback, while others wait for it; a process does not start MPI; all processes "
-        "wait for each other. Default: GRAPHKIT_RANK_TIMEOUT, else 60.",
+        help="Stop the job if, for this number of seconds, a process sends no heartbeat, does not start MPI, or lets "
+        "others wait (for example during a callback), or if all processes wait for each other. Default: "
+        "GRAPHKIT_RANK_TIMEOUT, else 60.",
     ),
     option(
         "--max-restarts", group=PROCESSES, type=click.IntRange(0), default=0, show_default=True,
@@ -74,9 +74,9 @@ _OPTIONS = (
     ),
     option(
         "--overlap", group=PROCESSES, type=click.Choice(OVERLAPS), default="chained", show_default=True,
-        help="How all-reduces of gradients overlap with the backward pass. funnelled: no overlap, they run after it. "
-        "chained: they run during it, one bucket of gradients after the other. concurrent: they run during it, several "
-        "buckets at a time.",
+        help="How all-reduces of gradients overlap with the backward pass. funnelled: they run after the backward "
+        "pass. chained: they run during it, one bucket of gradients after the other. concurrent: they run during it, "
+        "several buckets at a time.",
     ),
     option(
         "--bucket-mb", group=PROCESSES, type=click.FloatRange(0, min_open=True), metavar="MB",

@@ -41,8 +41,8 @@ def command(
 
     The column "runs" says how an operator runs, for example "native" (it has a native kernel) or "reference" (it is
     interpreted). A multiply-add of a matrix product, convolution, recurrent layer or attention counts as two FLOPs.
-    Bytes are those of operands and results, as if nothing were fused. Operators that are rewritten as others on import
-    have their own table. A file that cannot be run is listed without costs.
+    Bytes counts the operands and results of every node, without fusion. Operators that the import replaces by others
+    are listed in a second table. If graphkit cannot run the file, the list has no costs.
 
     Exit code 3: the model uses an operator that graphkit does not know.
     """

@@ -48,11 +48,11 @@ def command() -> None:
 def _pack(source: Path, output: Path, on_damaged: str, as_json: bool, **options: Any) -> int:
     """Write images to a .rec file with an index.
 
-    The index is a .idx file beside it. The class names are written to NAME.classes.txt.
+    For -o NAME.rec, the index is written to NAME.idx, and the class names to NAME.classes.txt.
 
-    SOURCE is a folder with one folder of images per class, a list with a path and a class in each line, separated by a
-    tab, or a .lst file of im2rec: a number, labels and a path in each line. Images are copied byte for byte unless
-    --resize or --encoding changes them.
+    SOURCE has one of three forms. A folder contains one folder of images per class. A list has a path, a tab and a
+    class in each line. A .lst file of MXNet's im2rec has a number, labels and a path in each line. Images are copied
+    byte for byte unless --resize or --encoding changes them.
     """
     from graphkit.data.records.packing import pack_images
 

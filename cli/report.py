@@ -29,13 +29,16 @@ _REFRESH = 10
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...")
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="Output file, .html.")
 @click.option(
-    "--data", "spec", metavar="DATA", help="Data set whose validation part is predicted. Default: the data of each run."
+    "--data",
+    "spec",
+    metavar="DATA",
+    help="Show predictions for the validation part of this data set. Default: the data of each run.",
 )
 @click.option(
     "--valid",
     "valid_spec",
     metavar="DATA",
-    help="Data set that is predicted completely. Default: the validation data of each run.",
+    help="Show predictions for all samples of this data set. Default: the validation data of each run.",
 )
 @data_option
 @click.option(

@@ -207,7 +207,7 @@ KNOBS = tuple(value for value in list(globals().values()) if isinstance(value, K
 
 
 def share_cores(cores: int | None) -> None:
-    """Set the default number of threads if GRAPHKIT_NUM_THREADS is not set. None: one per allowed core."""
+    """Set the number of threads that is used without GRAPHKIT_NUM_THREADS. cores: that number; None: one per core."""
     global _share
     _share = cores
 

@@ -32,7 +32,7 @@ class UsageError(GraphkitError):
 
 
 class InputError(UsageError):
-    """A fed array does not match the graph's input: its name, rank, dtype, size or value."""
+    """An input array or a data set is wrong: its name, shape, dtype or values, or a file that cannot be read."""
 
 
 class DamagedSample(InputError):
@@ -40,7 +40,7 @@ class DamagedSample(InputError):
 
 
 class PassOrderError(UsageError):
-    """Graph passes are in an order that they do not allow. The message names the pass and what it needs."""
+    """Graph passes are in an invalid order. The message names the pass, and what must run before it."""
 
 
 class NotAnArray(UsageError, TypeError):
@@ -48,7 +48,7 @@ class NotAnArray(UsageError, TypeError):
 
 
 class UnsupportedError(GraphkitError):
-    """The request is valid, but graphkit or the export target does not support it. The message names the operators."""
+    """graphkit or the export target does not support something valid. The message says what."""
 
     exit_code = 3
 
@@ -58,7 +58,7 @@ class UnsupportedOperator(UnsupportedError):
 
 
 class MissingGradient(UnsupportedError):
-    """Operators on the differentiated path have no gradient. The message lists all of them."""
+    """Operators on the way from the inputs to the differentiated output have no gradient. The message lists them."""
 
 
 class InvalidModel(GraphkitError):
@@ -72,7 +72,7 @@ class UnsafeModel(InvalidModel):
 
 
 class TypeMismatch(InvalidModel):
-    """Operand types or shapes do not match an operator. The message names the node."""
+    """Operands have types or shapes that an operator does not accept. The message names the node."""
 
 
 class RuntimeFailure(GraphkitError):
@@ -92,7 +92,7 @@ class WorkerError(RuntimeFailure):
 
 
 class ReferenceEnded(RuntimeFailure):
-    """The process of the engine to compare with ended before it returned its results. The message says how."""
+    """The process that ran the reference engine ended before it returned its results. The message says how."""
 
 
 class OutOfMemory(RuntimeFailure, MemoryError):
@@ -164,10 +164,10 @@ _OTHER_NAMES = {
 
 
 def closest(name: str, known: Sequence[str], alike: float = 0.6) -> str | None:
-    """Return the known name that is meant by another name of the field, or else the closest one; None if none is close.
+    """Return the known name that is a synonym of `name`, else the most similar known name; None if none is similar.
 
-    alike: How alike the names must be, 0 to 1. Two names of three letters with one difference have 0.67: above that,
-    fewer names of a long list are taken for others.
+    alike: Required similarity, 0 to 1. Three-letter names that differ in one letter have 0.67. For a long list of
+    names, a higher value avoids wrong suggestions.
     """
     if not isinstance(name, str):
         return None

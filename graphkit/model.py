@@ -554,7 +554,7 @@ def grad(
     Quantisation followed by its dequantisation always has the straight-through gradient (see FakeQuantize).
 
     Args:
-        model: Any model. The result shares its parameters.
+        model: Any model. The returned model shares its parameter arrays.
         of: Names of outputs or intermediate values (default: all outputs).
         wrt: Names of inputs, parameters, intermediate values or outputs (default: the trainable parameters that `of`
             depends on). If an output and another value share a name, `of` takes the output, and `wrt` the other value.

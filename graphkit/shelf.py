@@ -55,7 +55,7 @@ class Shelf(NamedTuple):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CacheFailure(f"GRAPHKIT_CACHE: {self.folder} cannot be made: {error.strerror or error}") from error
+            raise CacheFailure(f"GRAPHKIT_CACHE: {self.folder} cannot be created: {error.strerror or error}") from error
         try:
             write_whole(self.file(content), [data])
         except RuntimeFailure as error:

@@ -98,7 +98,7 @@ def find(name: str) -> Callable[..., Model]:
 
 
 def options(name: str) -> list[Option]:
-    """Return the options of a network, in order."""
+    """Return the options of a network, in the order of its arguments."""
     parameters = inspect.signature(find(name)).parameters.values()
     return [Option(p.name, p.default, str(p.annotation)) for p in parameters]
 

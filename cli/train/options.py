@@ -45,8 +45,8 @@ _DATA = (
     ),
     option(
         "--batch-axis", "batch_axes", group=DATA, multiple=True, metavar="INPUT=AXIS",
-        help="Batch dimension of INPUT, if it is not axis 0. none: INPUT has no batch dimension, and every batch gets "
-        "the whole array. Only for .npz files. Repeatable.",
+        help="AXIS is the batch dimension of INPUT, if that is not 0. INPUT=none: INPUT has no batch dimension, and "
+        "every batch gets the whole array. Only for .npz files. Repeatable.",
     ),
     option(
         "--workers", group=DATA, type=click.IntRange(0),
@@ -155,7 +155,7 @@ _OPTIMIZER = (
     ),
     option(
         "--lr", group=OPTIMISATION, type=click.FloatRange(0),
-        help="Learning rate. Default: 0.05 for sgd, otherwise the optimizer's own.",
+        help="Learning rate. Default: 0.05 for sgd, otherwise the default of the optimizer.",
     ),
     option(
         "--momentum", group=OPTIMISATION, type=click.FloatRange(0, 1),

@@ -54,7 +54,7 @@ class GradientEntry:
 
     @property
     def verdict(self) -> str:
-        """The verdict: "PASSED", "FAILED", or "NOT TESTED" if there was no element to differentiate by."""
+        """The verdict: "PASSED", "FAILED", or "NOT TESTED" if the input has no elements."""
         return "FAILED" if not self.passed else "PASSED" if self.checked else "NOT TESTED"
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class GradientReport:
 
     @property
     def verdict(self) -> str:
-        """The verdict: "PASSED", "FAILED", or "NOT TESTED" if no input has an element to differentiate by."""
+        """The verdict: "PASSED", "FAILED", or "NOT TESTED" if no input has elements."""
         if not all(entry.passed for entry in self.entries):
             return "FAILED"
         return "PASSED" if any(entry.checked for entry in self.entries) else "NOT TESTED"
@@ -97,7 +97,7 @@ class GradientReport:
         return f"|numeric - symbolic| <= {self.atol:g} + {self.rtol:g} * |numeric|"
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed, with the failing entries, unless the report passed; also if nothing was compared."""
+        """Raise CheckFailed, which names failing entries, unless the report passed; also if nothing was compared."""
         if self.verdict == "NOT TESTED":
             raise CheckFailed(
                 "no gradient was compared: the inputs have no elements; give shapes or inputs with elements"
@@ -135,15 +135,15 @@ def check_gradient(
 ) -> GradientReport:
     """Compare the gradients of a Model with numeric differentiation in float64.
 
-    The gradient is that of sum(r * y) over all outputs y, with random weights r. The difference quotient has an error
-    of order step^4. Several step sizes are tried, and the best agreement counts, because a kink such as that of ReLU
-    may lie within a larger step.
+    The differentiated function is the sum of r * y over all outputs y, with random weights r. The numeric derivative
+    has an error of order step^4. Several step sizes are tried, and the best agreement counts, because a larger step may
+    cross a kink such as that of ReLU.
 
     Args:
-        model: The model. It is rebuilt in float64, and not changed.
+        model: The model. A float64 copy of it is checked; the model itself does not change.
         inputs: Arrays by name. Missing ones are drawn at random.
         of: Names of outputs (default: all float outputs).
-        wrt: Names of inputs and parameters (default: all of float type).
+        wrt: Names of inputs and parameters (default: all that are floats).
         rtol: Relative tolerance of a derivative.
         atol: Absolute tolerance of a derivative.
         directions: 0 checks the derivative with respect to every element. n > 0 checks the derivatives along n random
@@ -159,7 +159,7 @@ def check_gradient(
 
     Raises:
         MissingGradient: An operator has no gradient rule.
-        UnsupportedError: An operator, such as QuantizeLinear, does not support float64.
+        UnsupportedError: An operator between `wrt` and `of`, such as QuantizeLinear, cannot compute in float64.
         UsageError: A name is unknown.
     """
     graph = in_float64(model.graph, narrow=True)
@@ -193,7 +193,7 @@ def check_graph(
     step: float = STEP,
     seed: int = 0,
 ) -> GradientReport:
-    """The check on values of a float64 graph: `arrays` are for `inputs`, `wrt` names some of those."""
+    """Check the gradients of a float64 graph. `arrays` are the values of `inputs`; `wrt` names some of the inputs."""
     rng = np.random.default_rng(seed)
     forward = Graph(inputs, outputs)
     results = evaluate(forward, arrays)
@@ -206,7 +206,7 @@ def check_graph(
         found = evaluate(forward, [moved.get(i, a) for i, a in enumerate(arrays)])
         if any(np.shape(y) != w.shape for w, y in zip(weights, found, strict=True)):
             names = ", ".join(repr(name) for name, value in wrt.items() if inputs.index(value) in moved)
-            raise UsageError(f"the sizes of outputs depend on the elements of {names}: leave it out of wrt=")
+            raise UsageError(f"the sizes of outputs depend on the elements of {names}: leave it out of wrt= (--wrt)")
         return math.fsum(float(np.sum(w * y)) for w, y in zip(weights, found, strict=True))
 
     total = sum(array.size for array in symbolic)

@@ -27,10 +27,10 @@ from graphkit.text import short_repr
 class NonFinite:
     """The origin of the first NaN or infinity: a node, or an input or parameter that contains it from the start.
 
-    kind: "node", "input" or "parameter" (running statistics, too); name: of the node, if it has one, or of the input;
-    operator: of a node, with operand types; value: the name of the result; place: the nodes of control flow around it,
-    with the iteration or branch of each, from the outside in; infinite_before: the inputs and parameters that contain
-    infinities.
+    `kind` is "node", "input" or "parameter" (also for running statistics). `name` is the name of the node, if it has
+    one, or of the input or parameter. `operator` is the operator of the node, with its operand types. `value` is the
+    name of the result that is not finite. `place` lists the If, Loop and Scan nodes around it, from the outside in,
+    each with its branch or iteration. `infinite_before` lists the inputs and parameters that contain infinities.
     """
 
     kind: str
@@ -59,11 +59,10 @@ class NonFinite:
 def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None = None) -> NonFinite | None:
     """Return the first node of `model` that creates a NaN or an infinity from these inputs; None if there is none.
 
-    A node creates a NaN if a result contains one and no operand does. It creates an infinity if a result contains one
-    and all operands are finite. "First" refers to the topological order. Infinite constants, such as attention masks,
-    are not reported. If an input or parameter contains a NaN, it is reported instead of a node. If it contains an
-    infinity, it is reported only if no node is found and an output is not finite. Nodes run one by one, without fusion,
-    which is slow for large models.
+    This is the first node, in topological order, with a NaN in a result and none in its operands, or with an infinity
+    in a result and only finite operands. Constants may be infinite, such as masks of attention. An input or parameter
+    with a NaN is reported itself. An input or parameter with an infinity is reported only if no node qualifies and a
+    result is not finite. The graph is interpreted without fusion, which takes long for large models.
 
     Args:
         feeds: Arrays by input name.
@@ -115,7 +114,7 @@ def first_nonfinite(graph: Graph, arrays: Sequence[Any]) -> NonFinite | None:
 
 
 def counted(array: Any) -> tuple[int, int]:
-    """NaN and infinite elements of an array of floats, or of all arrays of a sequence; none of anything else."""
+    """Count the NaN and infinite elements of a float array, or of all arrays of a sequence; (0, 0) for other types."""
     if isinstance(array, (list, tuple)):
         pairs = [counted(item) for item in array]
         return sum(n for n, _ in pairs), sum(i for _, i in pairs)

@@ -105,7 +105,7 @@ class Report:
         return "NOT TESTED" if all(output.untested for output in self.outputs) else "PASSED"
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed, with the outputs that differ, unless the report passed; also if nothing was compared."""
+        """Raise CheckFailed, which names differing outputs, unless the report passed; also if nothing was compared."""
         if self.verdict == "NOT TESTED":
             raise CheckFailed(
                 "nothing was compared with ONNX Runtime: "
@@ -183,7 +183,7 @@ def verify(
         shapes: Input name to shape, for generated inputs with unknown sizes.
         seed: Seed of generated inputs.
         threads: Number of CPU threads of both engines.
-        device: Device of graphkit.
+        device: Device that graphkit runs the model on: "cpu" or "cuda".
         against: An ONNX file (a path or a ModelProto) that ONNX Runtime runs instead of a new export: the file that the
             model was read from, or written to.
         strict_tolerance: Leave out checks 2 and 3. The default is True if rtol or atol is given, else False.
@@ -298,7 +298,7 @@ def compare_outputs(
     *,
     by_magnitude: bool = False,
 ) -> tuple[OutputReport, ...]:
-    """Compare outputs in their order, under our names; sequences element by element. See `compare`."""
+    """Compare outputs in order, with the names in `ours`; sequences element by element. See `compare`."""
     if len(ours) != len(reference):
         raise RuntimeFailure(f"graphkit returned {quantity(len(ours), 'output')}, the reference {len(reference)}")
     pairs = zip(ours.items(), reference.values(), strict=True)

@@ -14,7 +14,7 @@ from graphkit.text import quantity, short_repr
 
 
 class Samples(Protocol):
-    """The part of a `Dataset` that its batches need."""
+    """The methods and attributes of a `Dataset` that Batches uses."""
 
     name: str
 
@@ -29,8 +29,8 @@ class Samples(Protocol):
 class Batch:
     """One rank's part of a batch. It unpacks to (inputs, targets).
 
-    `size` is its number of samples, `global_size` that of all ranks together. `replaced` counts its samples that
-    replace damaged ones.
+    `size` is the number of samples of this rank, `global_size` the number over all ranks. `replaced` is the number of
+    samples of this rank that replace damaged ones.
     """
 
     inputs: Any
@@ -58,14 +58,15 @@ class Batches:
 
     A global batch is the next batch_size * ranks samples. Rank r takes the r-th of `ranks` consecutive parts of it, so
     two ranks with batch_size 32 see the same samples as one rank with 64. The last batch of an epoch may be shorter.
-    Its parts then differ by at most one sample, and some are empty if there are fewer samples than ranks.
+    The parts of the ranks then differ by at most one sample, and some are empty if there are fewer samples than ranks.
 
     `position` is (epoch, index of the next batch); set it to resume there. `len` is the number of batches of an epoch.
 
     Args:
         dataset: The samples.
         batch_size: Number of samples of one rank.
-        seed: Seed of the order. Epoch e has the order `dataset.order(seed, e, ...)`, which depends only on these.
+        seed: Seed of the order. Epoch e has the order `dataset.order(seed, e, ...)`, which depends only on these
+            arguments.
         epoch: Number of the first epoch, from 0.
         start: Number of the first batch in that epoch, from 0.
         offset: Number of samples to omit at the beginning of every epoch's order. Batches are counted from there.

@@ -39,8 +39,8 @@ class Dataset:
         names: Names of the inputs, if `inputs` is not a dict (default: "x", or "x0", "x1", ...).
         classes: Names of the classes, if targets are integers: target i means class `classes[i]`.
         name: Name of the data in error messages.
-        axes: By input name, the axis that counts samples, for example 1 for recurrent states [layers, N, units]. With
-            None, every batch gets the whole array, such as a sampling rate.
+        axes: A dict of input name to the axis that counts samples, for example 1 for recurrent states [layers, N,
+            units]. If None is given instead of an axis, every batch gets the whole array, for example a sampling rate.
 
     Raises:
         InputError: Lengths differ, there is no sample, or a floating-point array contains NaN.
@@ -149,7 +149,7 @@ class Dataset:
         return next(int(a.shape[axis]) for label, a in self._labelled() if (axis := self._axis(label)) is not None)
 
     def take(self, index: Any) -> tuple[Any, Any]:
-        """Return (inputs, targets) of the samples at `index`, in the form in which the data set got them.
+        """Return (inputs, targets) of the samples at `index`, in the form that the data set was created with.
 
         index: A slice or an integer array.
         """
@@ -170,7 +170,7 @@ class Dataset:
         )  # fmt: skip
 
     def joined(self, other: Dataset, name: str) -> Dataset:
-        """Return a data set with these samples, then those of `other`, which must have the same arrays."""
+        """Return a data set with these samples, then those of `other`, which must have the same names and classes."""
         if (
             self.names != other.names
             or self.classes != other.classes
@@ -190,7 +190,7 @@ class Dataset:
         return Dataset(self._given(arrays), targets, names, classes=self.classes, name=name, axes=self.axes)
 
     def renumbered(self, classes: Sequence[str]) -> Dataset:
-        """Return the same samples with targets numbered as in `classes`. Raises InputError for a class not in it."""
+        """Return the same samples, with targets numbered as in `classes`. If it lacks a class, InputError is raised."""
         if self.classes is None or self.classes == tuple(classes) or self.targets is None:
             return self
         if missing := [name for name in self.classes if name not in classes]:
@@ -217,12 +217,13 @@ class Dataset:
         Args:
             test_fraction: Share of the samples in the test part.
             seed: Chooses the samples.
-            stratify: If targets are one integer per sample, divide each class in that proportion.
+            stratify: If targets are one integer per sample, take `test_fraction` of each class.
             by: "name" or "position" (default: by name, if the samples have names). By name, a hash of the seed and the
                 name of a sample chooses its part. The sample stays there when others are added or removed. (Exception:
-                if the hash puts all samples of a class into one part, one of them is moved.) The share is then
-                `test_fraction` on average, and more for small classes: see `order.split_by_name`. By position, samples
-                are chosen at random by their numbers, and the test part has exactly round(test_fraction * n) samples.
+                if the hash puts all samples of a class into one part, one of them is moved.) The share of the test part
+                is then `test_fraction` on average, and more for small classes: see `order.split_by_name`. By position,
+                samples are chosen at random by their numbers, and the test part has exactly round(test_fraction * n)
+                samples.
         """
         labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None
@@ -244,7 +245,7 @@ class Dataset:
 
     @property
     def orders_samples(self) -> bool:
-        """Whether the order of an epoch does not depend on the batch size."""
+        """Whether an epoch has the same order of samples for every batch size."""
         return type(self).order is Dataset.order and type(self).batches is Dataset.batches
 
     def batches(self, batch_size: int, **options: Any) -> Batches:

@@ -13,7 +13,7 @@ from graphkit.errors import UsageError
 
 @contextlib.contextmanager
 def employed(workers: int | Workers | None, *data: Any) -> Iterator[list[Any]]:
-    """Context of data sets whose lazy ones share `workers`. Processes that are started here end with the block.
+    """Context manager that returns the data sets; lazy ones share `workers`. Processes started here end with the block.
 
     With None, each data set keeps its own workers. Raises UsageError for workers if no data set is lazy.
     """

@@ -24,12 +24,12 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterable
 
     Accepted are a Dataset; a pair (inputs, targets); an object with `__len__` and `__getitem__`, whose items are
     samples; an iterable, or a function that returns one, whose items are samples or batches. An item is a batch if its
-    first array has the rank of the first input, and a sample if it has one axis less. A sample or batch is a pair
-    (inputs, targets), or a dict by name. In a dict, every array that is not an input is a target.
+    first array has as many axes as the model's first input, and a sample if it has one axis less. A sample or batch is
+    a pair (inputs, targets), or a dict by name. In a dict, every array that is not an input is a target.
 
     Args:
         data: See above.
-        ranks: The ranks of the model's inputs, by name.
+        ranks: The number of axes of each input of the model, by name.
 
     Raises:
         InputError: The data have another form.
@@ -101,12 +101,12 @@ class MapDataset(LazyDataset):
 class IterableDataset:
     """Data from an iterable, which decides their order and length.
 
-    Each epoch iterates the source again. If training is resumed within an epoch, the batches that were done are
-    skipped. The result is then exact only if the source gives the same order again.
+    Each epoch iterates the source again. If training is resumed within an epoch, batches that were already trained on
+    are read and skipped. The result is then exact only if the source gives the same order again.
 
     Args:
         source: An iterable of samples or batches, or a function that returns one (see `as_dataset`).
-        ranks: The ranks of the model's inputs, by name.
+        ranks: The number of axes of each input of the model, by name.
     """
 
     orders_samples = False
@@ -123,7 +123,7 @@ class IterableDataset:
         Args:
             batch_size: Number of samples per batch, if the source gives samples.
             start: Number of the first batch, from 0.
-            ranks: Must be 1.
+            ranks: Number of processes; must be 1.
             epoch: Number of the epoch, for error messages.
 
         Raises:

@@ -44,8 +44,8 @@ class LazyDataset(Dataset):
     Raises:
         InputError: There are no samples.
 
-    Further options are set by `configured`. If samples are skipped because they are damaged, `damaged` contains the
-    message of each by its number.
+    Further options are set by `configured`. If samples are skipped because they are damaged, the dict `damaged`
+    contains the error message of each, by the number of the sample.
     """
 
     augments = False
@@ -74,7 +74,8 @@ class LazyDataset(Dataset):
     def sample(self, number: int, draw: np.random.Generator | None) -> tuple[Any, Any]:
         """Return (inputs, target) of a sample: arrays, or dicts of arrays by name.
 
-        It also runs in worker processes. It must depend only on its arguments and on what pickling keeps.
+        It also runs in worker processes, on a pickled copy of the data set. The result must depend only on the
+        arguments and on attributes that are pickled.
 
         Args:
             number: Number of the sample, from 0.
@@ -99,8 +100,8 @@ class LazyDataset(Dataset):
             workers: Number of processes that make samples in advance, or a `Workers` that several data sets share. With
                 0, each batch is made when it is requested. The bits of a batch do not depend on it.
             on_damaged: Behaviour if a sample raises DamagedSample. "raise" ends the epoch with this error. "skip"
-                replaces the sample by the next readable one, so that batches keep their sizes and resuming stays exact,
-                and warns once for each. More than 1,000 damaged samples in a row are an error.
+                replaces the sample by the next readable one, so that batches keep their sizes and resuming stays exact.
+                Each damaged sample gives one warning. More than 1,000 damaged samples in a row raise InputError.
             shuffle_window: Number of samples that are mixed at a time, for data that are best read from front to back.
                 An epoch then visits blocks of neighbouring samples (see `order.windowed`). With None, any sample may
                 follow any other.
@@ -212,7 +213,7 @@ class LazyDataset(Dataset):
         return type(self).order is LazyDataset.order and type(self).batches is LazyDataset.batches
 
     def batches(self, batch_size: int, *, workers: int | Workers | None = None, **options: Any) -> Batches:
-        """Return Batches of this data set. workers: as for `configured` (None: as configured). See Dataset.batches.
+        """Return Batches of this data set. workers: see `configured` (None: its value). options: see Dataset.batches.
 
         If workers made a batch, its arrays are in memory shared with them. You may keep and change these arrays. The
         memory is reused for another batch when no array refers to it.

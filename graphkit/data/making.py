@@ -27,7 +27,7 @@ class Making:
 
 
 class BatchMaker(Protocol):
-    """The part of a `LazyDataset` that worker processes need."""
+    """The methods and attributes of a `LazyDataset` that worker processes use."""
 
     name: str
 

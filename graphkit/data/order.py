@@ -36,7 +36,7 @@ def _permutation(count: int, seed: int, stream: int) -> np.ndarray:
 
 
 def windowed(count: int, seed: int, epoch: int, window: int) -> np.ndarray:
-    """Return a shuffled order int64 [count] whose neighbours lie in few places, for samples that are read sequentially.
+    """Return a shuffled order int64 [count] that reads from only a few places at a time, for files read sequentially.
 
     Blocks of window / 16 samples, rounded up, stay together. The order of the blocks is `permutation`; then each
     `window` samples of the result are shuffled among themselves. A reader that reads one window ahead reads from at
@@ -58,7 +58,7 @@ def split(
 
     With `classes` (one label per sample), every class is divided in that proportion. Largest remainders decide how many
     test samples a class has. They are the first samples of the class in the seeded permutation. If there are more
-    different labels than test samples, the labels are treated as numbers to predict, and ignored.
+    different labels than test samples, the labels are taken for regression targets, and ignored.
     """
     order = _permutation(count, seed, _SPLIT)
     wanted = round(test_fraction * count)
@@ -81,12 +81,13 @@ def split(
 def split_by_name(
     names: Sequence[str], test_fraction: float, seed: int, classes: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divide samples by their names, so that each stays in its part when others are added or removed.
+    """Divide samples by their names, so that each sample stays in its part when others are added or removed.
 
     A sample is in the test part if the hash of seed and name, as a number in [0, 1), is below `test_fraction`. The
-    share of the test part therefore varies at random. With `classes` (one label per sample), a class of at least two
-    samples has one in each part. If the hash leaves a part empty, the sample with the nearest hash goes there. It may
-    go back when others are added, and small classes have more than `test_fraction` in the test part.
+    share of the test part therefore varies at random. With `classes` (one label per sample), each part gets at least
+    one sample of every class that has two or more. If the hash gives a part none, the sample with the nearest hash is
+    moved there. It may move back when others are added, and small classes have more than `test_fraction` in the test
+    part.
 
     Returns:
         Sorted indices (train, test).

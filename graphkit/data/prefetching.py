@@ -29,13 +29,13 @@ def prefetch(batches: Iterable[T], depth: int = 2, *, engine: Engine | None = No
 
     Items are loaded one at a time, so `batches` may be any iterable, including a generator. If loading an item raises
     an exception, it is raised at the position of that item. The thread ends with the iteration, also if you stop early.
-    If `batches` has a `position`, it also counts the items that are loaded but not yet returned to you. Without the
-    native engine, there is no background thread, and `depth` has no effect.
+    If `batches` has a `position`, that position is ahead: it also counts items that are loaded but not yet returned to
+    you. Without the native engine, there is no background thread, and `depth` has no effect.
 
     Args:
         batches: Any iterable.
-        depth: Number of items that may be loaded ahead. With 0, each is loaded when it is requested. This is also the
-            case if loading takes almost no time.
+        depth: Number of items that may be loaded ahead. With 0, or if loading takes almost no time, each is loaded when
+            it is requested.
         engine: The dependency engine to use. It is not closed at the end.
 
     Raises:

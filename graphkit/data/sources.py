@@ -73,30 +73,31 @@ def load(
 ) -> Splits:
     """Load a data set and return its training part and its test part.
 
-    If the data set has two parts, they are kept. Otherwise `seed` decides which samples belong to the test part. Each
-    class is divided in the same proportion, and both parts keep the original order (see Dataset.split).
+    If the data set already has a training part and a test part, they are kept. Otherwise `seed` decides which samples
+    belong to the test part. Each class is divided in the same proportion, and both parts keep the original order (see
+    Dataset.split).
 
     `spec` is one of:
 
     - "digits": 1,797 images of handwritten digits, float32 [1, 8, 8] in [0, 1]; by default 1,438 to train and 359 to
       test.
-    - "mnist:FOLDER", or the folder: train-images-idx3-ubyte and so on, also .gz; float32 [1, H, W] in [0, 1]. Options:
-      augment (random changes of the training part).
+    - "mnist:FOLDER", or the folder: MNIST's files (train-images-idx3-ubyte, ...), also as .gz; float32 [1, H, W] in [0,
+      1]. Options: augment (random changes of the training part).
     - A folder with train.EXT and test.EXT, where EXT is npz, csv, tsv, parquet or rec.
-    - file.npz: `x` and `y` (or `targets`, `labels`). Other arrays are inputs of those names, except `classes`, the list
-      of class names. x_train, y_train, x_test and y_test define the two parts. float64 becomes float32; everything else
-      stays as it is.
+    - file.npz: `x` and `y` (or `targets`, `labels`). Every other array is an input of that name, except `classes`, the
+      list of class names. x_train, y_train, x_test and y_test define the two parts. float64 becomes float32; everything
+      else stays as it is.
     - file.csv, file.tsv, file.parquet, or "table:FILE": one sample per row. In text files, the first line is a header
       if it is not numeric. The target is the column called y, target, label or class, else the last. Targets that are
       whole numbers become int64; texts become class numbers, with the classes in sorted order. The other columns are
       the input `x`, float32 [N, columns]. Text columns are one-hot encoded: each different text becomes a column of 0
       and 1. Options: target, columns, drop, categorical, categories, missing, indicator, scale, header, delimiter; see
       docs/tables.md.
-    - "ratings:FOLDER", or the folder: u.data, ratings.dat or ratings.csv of MovieLens; "ratings:FILE": one of them
-      under any name; see Ratings. Options: held_out.
+    - "ratings:FOLDER", or the folder: u.data, ratings.dat or ratings.csv of MovieLens; "ratings:FILE": such a file with
+      any name; see Ratings. Options: held_out.
     - "images:FOLDER", or the folder: images FOLDER/CLASS/a.png, or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
-      validation or test; "images:FILE": a list of them. float32 [3, H, W]; see docs/images.md. Options: size, augment,
-      preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype.
+      validation or test; "images:FILE": a text file that lists images. float32 [3, H, W]; see docs/images.md. Options:
+      size, augment, preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype.
     - file.rec, or "records:FILE": the images of an MXNet record file, with the same options. See docs/records.md.
     - "cifar:FOLDER", or the folder: CIFAR-10 or CIFAR-100 in binary files, with the same options.
     - "FILE.py:FUNCTION": the result of your function, whose parameters are the options: a dict of arrays as in an .npz
@@ -127,7 +128,7 @@ def load(
 
     Raises:
         InputError: A file cannot be read, or contains numbers that are not finite. The message names the file.
-        UsageError: An option is given that the source does not have.
+        UsageError: This kind of data does not have one of the options.
     """
     options, choices = _divided(options)
     loader = _loader(os.fspath(spec), axes, options)
@@ -150,7 +151,7 @@ def read(
 ) -> Dataset:
     """Return all samples of a data set as one Dataset; if it has two parts, the training part comes first.
 
-    Other arguments are those of `load`.
+    The arguments `spec`, `axes` and `options` are those of `load`.
 
     Args:
         held_out: False leaves out the test part of a data set that has two parts.

@@ -43,7 +43,7 @@ def form_of(values: Any) -> Form:
 
 
 def parted(values: Any, form: Form) -> list[Any]:
-    """Return the arrays of such a structure as a list."""
+    """Return the arrays of a structure as a list, in the order of `form`."""
     if form is None:
         return []
     if isinstance(form, tuple):
@@ -52,7 +52,7 @@ def parted(values: Any, form: Form) -> list[Any]:
 
 
 def formed(parts: list[Any], form: Form) -> Any:
-    """Restore the structure that `parted` took apart."""
+    """Return the arrays of `parts` in the structure `form`; the inverse of `parted`."""
     if form is None:
         return None
     if isinstance(form, tuple):

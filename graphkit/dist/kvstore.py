@@ -131,17 +131,20 @@ def _check_options(
     ):
         if given is not None:
             if type not in types:
-                raise UsageError(f"{name}={given!r}: {type!r} does not have this option; it is for {', '.join(types)}")
+                raise UsageError(
+                    f"kvstore.create: {name}={given!r} only works with type {' or '.join(types)}, not with {type!r}"
+                )
             whole(name, given, low)
     if strength is not None:
         if type != "elastic":
-            raise UsageError(f"strength={strength!r}: {type!r} does not have this option; it is for elastic")
+            raise UsageError(f"kvstore.create: strength={strength!r} only works with type elastic, not with {type!r}")
         if isinstance(strength, bool) or not isinstance(strength, numbers.Real) or not 0 < strength <= 1:
             raise UsageError(f"strength must be a number above 0 and at most 1, not {strength!r}")
     many = config.SERVERS.get() if servers is None else servers
     if replicate and (type not in REMOTE or many < 2):
         raise UsageError(
-            f"replicate=True needs at least two servers, and one of {', '.join(REMOTE)}; here {type!r} has {many}"
+            f"kvstore.create: replicate=True needs type {' or '.join(REMOTE)}, not {type!r}, and servers= of at least "
+            f"2, not {many}"
         )
 
 

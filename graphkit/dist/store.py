@@ -52,7 +52,7 @@ class KVStore:
 
     Attributes:
         type: Type of the store, such as "dist_sync".
-        transport: Connection between the processes, for everything that is not part of MXNet's interface of stores.
+        transport: Connection between the processes, with the operations that MXNet's KVStore does not have.
     """
 
     # Whether servers store the values, and each process pushes and pulls on its own.
@@ -68,7 +68,7 @@ class KVStore:
 
     @property
     def rank(self) -> int:
-        """Number of this process among the workers, from 0."""
+        """Rank of this process among the workers, from 0."""
         return self.transport.rank
 
     @property
@@ -88,10 +88,7 @@ class KVStore:
 
     @property
     def sent_between_hosts(self) -> int:
-        """Bytes that this process exchanged with other hosts.
-
-        One process of each host sends and receives for all processes of its host.
-        """
+        """Bytes that this process exchanged with other hosts. One process of each host does this for its whole host."""
         return self.transport.sent_between_hosts
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
@@ -103,14 +100,14 @@ class KVStore:
         self._values.update(zip([k for k, _ in pairs], self._broadcast("init", pairs, 0), strict=True))
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
-        """Sum the value (or list of values, one per device) over all processes, into the store. Collective.
+        """Sum the value (or list of values, one per device) over all processes, and update the store. Collective.
 
-        With several processes, it returns at once, and you may change the values. A thread performs the all-reduces,
-        those of higher priority first; `pull` waits for those of its key. `pull` or `wait` raises the error of a failed
-        push.
+        With several processes, `push` returns at once, and you may overwrite the arrays that you passed. A thread
+        performs the all-reduces, higher priority first. `pull` waits for the pushes to its key. If a push fails, `pull`
+        or `wait` raises its error.
 
-        Of a RowSparse, only its rows are sent; all processes must then push a RowSparse to the key. Without an updater,
-        the other rows become 0.
+        If the value is a RowSparse, only its rows are sent, and all processes must push a RowSparse to that key.
+        Without an updater, all other rows of the stored value become 0.
         """
         priority = whole("push: priority", priority)
         for k, v in self._given(key, value, "push", known=True):
@@ -152,16 +149,16 @@ class KVStore:
     def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
         """Return some rows of the stored value, as a RowSparse with each row once, by ascending index.
 
-        Waits as `pull` does.
+        Like `pull`, it waits for earlier pushes to the key.
 
         Args:
             key: One key, or a list of keys; then a list is returned.
-            row_ids: A vector of integers; for a list of keys, one for each.
-            out: An array with the shape of the whole value, or a list of arrays, of which only these rows are written.
-                For a list of keys, one of these for each key.
+            row_ids: A vector of integers; for a list of keys, a list with one vector per key.
+            out: An array with the shape of the whole value, or a list of such arrays. Only the rows `row_ids` are
+                written. For a list of keys: a list with one such entry per key.
 
         Raises:
-            InputError: There is no such row.
+            InputError: An index in `row_ids` is out of range.
         """
         keys, outs = self._to_write(key, out)
         found = self._rows_of(list(zip(keys, self._row_ids(key, keys, row_ids), strict=True)))
@@ -204,7 +201,7 @@ class KVStore:
         return outs.result(totals)
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
-        """Wait for earlier pushes to a key, to several keys, or to all. Raises the first error."""
+        """Wait for earlier pushes to a key, to several keys, or to all. If a push failed, its error is raised."""
         keys = list(self._pushed) if key is None else keys_of(key)
         for k in keys:
             self._stored(k)
@@ -215,7 +212,7 @@ class KVStore:
                     pending.wait()
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes, which have one type, by rank along a new first axis. Collective."""
+        """Stack the arrays of all processes, of equal shape and dtype, along a new first axis by rank. Collective."""
         key = checked_key(key)
         return self.transport.gather(key, array_of(key, array))
 
@@ -232,11 +229,11 @@ class KVStore:
         self.transport.barrier()
 
     def working(self) -> AbstractContextManager[None]:
-        """Context of long work that other processes may wait for; it tells them that this process is not stalled."""
+        """Context manager for long work: tells processes that wait for this one that it is not stalled."""
         return self.transport.working()
 
     def begin_step(self) -> None:
-        """Count a step. Errors use the number to say where a process is."""
+        """Count a training step. Error messages give this number, to say how far each process is."""
         self.transport.begin_step()
 
     def set_updater(self, updater: Updater) -> None:
@@ -306,7 +303,7 @@ class KVStore:
 
     @property
     def compressing(self) -> tuple[int, ...]:
-        """The ranks that compress float32 arrays and keep residuals: on several hosts, only the first rank of each."""
+        """The ranks that compress float32 arrays and keep residuals: with several hosts, the first rank of each."""
         return self.transport.compressing
 
     def residuals(self) -> dict[Key, np.ndarray]:
@@ -319,8 +316,8 @@ class KVStore:
     def restore_residuals(self, residuals: Mapping[Key, np.ndarray]) -> None:
         """Set the residuals of these keys, which are added to their next pushes.
 
-        Raises UsageError without compression, and in processes that are not `compressing`; InputError for arrays that
-        are not float32, or if a key has another size.
+        Raises UsageError without compression, and on ranks that are not in `compressing`. Raises InputError for arrays
+        that are not float32, or that have another size than the key.
         """
         self.transport.restore_residuals(residuals)
 

@@ -56,10 +56,7 @@ class Transport(Collectives):
 
     @property
     def sent_between_hosts(self) -> int:
-        """Bytes that this rank exchanged with other hosts.
-
-        One rank of each host sends and receives for all ranks of its host.
-        """
+        """Bytes that this rank exchanged with other hosts. One rank of each host does this for its whole host."""
         return self.communicator.sent_between_hosts
 
     @property

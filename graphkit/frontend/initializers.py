@@ -78,7 +78,9 @@ class Initializer:
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
     """(fan in, fan out) of a weight laid out as PyTorch and ONNX do: [out, in, *kernel]. UsageError below rank 2."""
     if len(shape) < 2:
-        raise UsageError(f"fan in and fan out are defined for weights of rank 2 and above, not for shape {list(shape)}")
+        raise UsageError(
+            f"this initialiser needs a weight with at least 2 axes (fan in and fan out), not shape {list(shape)}"
+        )
     field = math.prod(shape[2:])
     return shape[1] * field, shape[0] * field
 

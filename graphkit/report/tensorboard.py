@@ -53,8 +53,8 @@ class TensorBoard(Callback):
     - The first `count` of `samples`, if they are images. If they have targets, a table of the model's predictions for
       them after each epoch. If predictions or gradients cannot be computed, a text says why.
 
-    If a run is resumed, a second file is written. TensorBoard shows it instead of records of the first file that are
-    newer than the checkpoint. With several processes, give the callback to every rank; rank 0 writes.
+    If a run is resumed, a second file is written. From the checkpoint on, TensorBoard shows the records of that file.
+    With several processes, give the callback to every rank; rank 0 writes.
 
     Args:
         folder: Folder of the event files (default: `tensorboard` in the folder of the run).
@@ -66,7 +66,7 @@ class TensorBoard(Callback):
             parameters.
 
     Raises:
-        MissingDependency: tensorboardX is not installed (`.[curves]`).
+        MissingDependency: tensorboardX is not installed (graphkit's extra `curves` installs it).
         RuntimeFailure: In `fit`: a file cannot be written.
     """
 

@@ -52,7 +52,7 @@ RATES = ("generator_learning_rate", "discriminator_learning_rate")
 class Losses(NamedTuple):
     """Binary cross entropies before the updates of a step.
 
-    That of the discriminator is the sum for real and generated samples.
+    `discriminator` is the sum of its losses for real and for generated samples.
     """
 
     generator: float
@@ -69,14 +69,14 @@ def adversarial_step(
 ) -> Graph:
     """Return a graph of one update of the discriminator, then one of the generator.
 
-    The graph's inputs are the real samples, as the discriminator takes them, [N, ...], and the learning rates RATES,
-    float32 scalars. With `feed_noise` there is also the noise, as the generator takes it; without it, the graph draws N
-    samples from the standard normal distribution. Outputs are the losses of generator and discriminator, as in Losses.
-    Updates are the parameters and statistics of both networks, the slots and the number of updates, which `starts`
-    describes.
+    The graph's inputs are the real samples [N, ...], in the form of the discriminator's input, and the learning rates
+    RATES, float32 scalars. With `feed_noise`, the noise for the generator is another input. Without it, the graph draws
+    the noise of N samples from the standard normal distribution. Outputs are the losses of generator and discriminator,
+    as in Losses. Updates are the parameters and statistics of both networks, the slots and the number of updates, which
+    `starts` describes.
 
-    smoothing: real samples count as 1 - smoothing (Salimans et al. 2016). The generator's loss is the non-saturating
-    -log D(G(z)). Raises UsageError for networks that do not match.
+    smoothing: the discriminator's target for real samples is 1 - smoothing (Salimans et al. 2016). The generator's loss
+    is the non-saturating -log D(G(z)). Raises UsageError for networks that do not match.
     """
     if not 0 <= smoothing < 1:
         raise UsageError(f"smoothing={smoothing}: expected a number in [0, 1)")
@@ -172,7 +172,7 @@ class AdversarialTrainer:
         discriminator: A network with one input, a sample, and one output, the logit for "this sample is real". Its
             parameters must have other names than the generator's (`name_scope`).
         optimizer: The generator's optimizer, by default Adam(2e-4, beta1=0.5), as in Radford et al. 2016.
-        discriminator_optimizer: By default the same.
+        discriminator_optimizer: The discriminator's optimizer, by default `optimizer`.
         smoothing: See `adversarial_step`.
         seed: Seed of the noise and of the order of samples.
 
@@ -209,7 +209,10 @@ class AdversarialTrainer:
         self._executor = Executor(self.graph, self._store, device=device, threads=threads, seed=self.seed)
 
     def step(self, real: Any) -> Losses:
-        """Update both networks on a batch of real samples, [N, ...]. If it raises NotFinite, nothing changes."""
+        """Update both networks on a batch of real samples, [N, ...].
+
+        If a loss is not finite, NotFinite is raised and nothing changes.
+        """
         done = int(self.states[STEP])
         rates = {name: np.float32(o.schedule(done)) for name, o in zip(RATES, self.optimizers, strict=True)}
         feeds, generator = {REAL: real, **rates}, self._executor.rng
@@ -233,11 +236,11 @@ class AdversarialTrainer:
     ) -> list[Losses]:
         """Train on the inputs of a data set for `epochs` epochs. Targets are ignored.
 
-        After `resume`, too, `epochs` is the number of further epochs.
+        `epochs` counts only the epochs of this call, also after `resume`.
 
-        A last, smaller batch is left out, because its statistics would differ. With a folder, a checkpoint is written
-        after each epoch; `resume` continues from it bit for bit. A folder belongs to one run: if it contains another
-        one, UsageError is raised, unless `overwrite`.
+        A last, smaller batch is left out, because its batch statistics would differ. With a folder, a checkpoint is
+        written after each epoch; `resume` continues from it bit for bit. If the folder contains another run, `fit`
+        raises UsageError; with `overwrite`, it replaces that run.
 
         Returns:
             The mean losses of each epoch.
@@ -251,7 +254,9 @@ class AdversarialTrainer:
                 batches = data.batches(batch_size, seed=self.seed, epoch=self.epochs, drop_last=True)
                 losses = [self.step(_samples(inputs)) for inputs, _ in batches]
                 if not losses:
-                    raise InputError(f"{data!r}: there are too few samples for a batch of {batch_size}")
+                    raise InputError(
+                        f"{data!r}: there are fewer samples than batch_size={batch_size}; choose smaller batches"
+                    )
                 history.append(Losses(*(float(m) for m in np.mean(losses, axis=0))))
                 self.epochs += 1
                 if held is not None:
@@ -259,9 +264,9 @@ class AdversarialTrainer:
         return history
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint, completely or not at all, even into the folder of another run.
+        """Write a checkpoint. Once complete, it replaces the checkpoint in the folder, even that of another run.
 
-        After a resume, an interrupted epoch is repeated. Raises RuntimeFailure if the disk fails.
+        After `resume`, an interrupted epoch begins again. Raises RuntimeFailure if the checkpoint cannot be written.
         """
         with RunFolder(folder) as held:
             self._write(held.path)
@@ -269,9 +274,9 @@ class AdversarialTrainer:
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
         """Restore both networks, slots, random state, seed and `epochs` from a folder's checkpoint.
 
-        If it fails, nothing changes. Raises UsageError if there is none, InvalidModel if it is damaged or does
-        not match the networks or optimizers, and UnsafeModel if a file is a symbolic link out of the folder, unless
-        `trusted`.
+        If it fails, nothing changes. Raises UsageError if there is no checkpoint, and InvalidModel if it is damaged or
+        does not match the networks or optimizers. Raises UnsafeModel if a file is a symbolic link out of the folder,
+        unless `trusted`.
         """
         if not trusted:
             check_links(folder)
@@ -350,7 +355,7 @@ def _check_networks(generator: Model, discriminator: Model) -> None:
     (noise,), (sample,) = ([v for v in net.graph.inputs if v.role == "data"] for net in (generator, discriminator))
     shape = noise.tensor.shape
     if shape is None or not shape or not all(isinstance(d, int) for d in shape[1:]):
-        raise UsageError(f"noise must have a batch axis and otherwise fixed sizes, not {noise}")
+        raise UsageError(f"the input of the generator must have a batch axis and otherwise fixed sizes, not {noise}")
     made = generator.graph.outputs[0].tensor
     if made.dtype != sample.dtype or _sizes(made.shape) != _sizes(sample.tensor.shape):
         raise UsageError(f"the generator returns {made}, but the discriminator takes {sample.tensor}")

@@ -23,7 +23,7 @@ AVERAGE = "average"
 class EMA:
     """Exponential moving average of parameters: average = d * average + (1 - d) * weight after every update.
 
-    It starts at the initial weight. (Polyak and Juditsky, 1992, for averages of iterates.)
+    The average starts at the initial weight. (Polyak and Juditsky, 1992, for averages of iterates.)
 
     Args:
         decay: d, from 0 to below 1.
@@ -51,7 +51,7 @@ class EMA:
         return new
 
     def describe(self) -> dict[str, Any]:
-        """Return a dict for JSON, from which `gk.optim.ema` creates the EMA again."""
+        """Return a dict for JSON, from which `graphkit.train.average.ema` creates the EMA again."""
         return {"decay": self.decay, "warmup": self.warmup}
 
 

@@ -176,7 +176,8 @@ class BaseTrainer:
         self._averages = Averages(net.params, self._exchange, self.ema is not None)
         if self.optimizer.schedule.is_open and not self._exchange.sets_rates:
             raise UsageError(
-                "servers apply the learning rate and do not know the length of the run: pass steps= to the schedule"
+                "parameter servers compute the learning rate and do not know the length of the run: pass steps= to the "
+                "schedule (--schedule-option steps=N)"
             )
         if kvstore is not None and not self._alone and self._division is None:
             names = list(net.params)
@@ -207,7 +208,7 @@ class BaseTrainer:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[Model]:
-        """Context manager that returns `net`. With `ema`, `net` contains the moving averages in the `with` block."""
+        """Context manager: in the block, `net` contains its moving averages (without `ema`: its own values)."""
         with self._averages.in_use():
             yield self.net
 
@@ -217,13 +218,13 @@ class BaseTrainer:
     def graphs(self) -> tuple[Graph, ...]:
         """The training programs: one for a whole step, or with `accumulate` one that accumulates and one that updates.
 
-        After the first step, they also contain the nodes of recomputation (`recompute`).
+        The first step adds the nodes that recompute activations, if there are any.
         """
         return tuple(self._stepper.programs)
 
     @property
     def graph(self) -> Graph:
-        """The program that runs on a batch. Its inputs are those of the model, the targets and the settings."""
+        """The graph that runs on a batch. Inputs: model inputs, targets, and scalars such as the learning rate."""
         return self._stepper.programs[0]
 
     @property
@@ -239,7 +240,7 @@ class BaseTrainer:
     def optimizer_state_bytes(self, processes: int = 1) -> int:
         """Return the bytes of optimizer state in one process.
 
-        If `processes` ranks share it (`shard_optimizer`), return the largest number of bytes of one rank.
+        If `processes` ranks share the state (`shard_optimizer`), return the bytes of the rank that stores most.
         """
         processes = integer("Trainer.optimizer_state_bytes", "processes", processes, 1)
         return self._exchange.optimizer_state_bytes(processes)
@@ -251,7 +252,7 @@ class BaseTrainer:
 
     @property
     def batch(self) -> int:
-        """Number of batches of the next epoch that `fit` has already trained on."""
+        """Number of batches of the unfinished epoch that `fit` has trained on; 0 between epochs."""
         return self.position.batch
 
     @property
@@ -270,17 +271,14 @@ class BaseTrainer:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next update.
-
-        Raises UsageError outside of `fit` if the schedule depends on the length of the run.
-        """
+        """Learning rate of the next update. Outside of `fit`, a schedule that needs `steps` raises UsageError."""
         return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
 
     @property
     def rate_scale(self) -> float:
-        """Factor on the optimizer's learning rates, 1 at first. Callbacks may set it, and must store it in their state.
+        """Factor on the optimizer's learning rates, 1 at first. A callback that sets it must store it in its own state.
 
-        Raises UsageError on assignment if servers store the learning rate.
+        With parameter servers, which store the learning rate themselves, setting it raises UsageError.
         """
         return self._rates.scale
 
@@ -288,7 +286,8 @@ class BaseTrainer:
     def rate_scale(self, scale: float) -> None:
         if not self._exchange.sets_rates:
             raise UsageError(
-                "servers apply the learning rate, by the optimizer's schedule; rate_scale cannot change it"
+                "rate_scale cannot be set with parameter servers: they compute the learning rate from the optimizer's "
+                "schedule"
             )
         self._rates.scale = real("Trainer", "rate_scale", scale, NOT_NEGATIVE)
 
@@ -304,7 +303,7 @@ class BaseTrainer:
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """Names of the losses and metrics that each epoch of the current `fit` has. Empty outside of `fit`."""
+        """Names of the losses and metrics that the current `fit` records for each epoch. Empty outside of `fit`."""
         return () if self._fit is None else self._fit.scores()
 
     @property
@@ -318,7 +317,7 @@ class BaseTrainer:
         return self._callback_states | ({} if self._fit is None else self._fit.callback_states())
 
     def stop(self, reason: str) -> None:
-        """End the run early; callbacks call it. The rest of the epoch's batches is left out.
+        """End the run early; callbacks call it. The remaining batches of the epoch are not trained on.
 
         After the current batch, `fit` validates, writes the checkpoint of the epoch, and returns. With several
         processes, it is enough if one rank calls it (see `Callback`).
@@ -342,8 +341,8 @@ class BaseTrainer:
             The loss, which is read from the device when you convert it to float. It is NaN if the step was skipped.
 
         Raises:
-            NotFinite: The loss is NaN or infinite, and `on_nonfinite` is "raise". It is raised at once, not when the
-                loss is read.
+            NotFinite: The loss is NaN or infinite, and `on_nonfinite` is "raise". `step` itself raises it, not the
+                later conversion to float.
             RanksDiffer: The processes differ in learning rate, number of updates or assigned parameters. All processes
                 raise it, and nothing changes.
         """
@@ -385,7 +384,7 @@ class BaseTrainer:
     def flush(self) -> None:
         """Update the parameters with the gradients that are accumulated so far, from fewer than `accumulate` batches.
 
-        With servers, all workers must call it; they then continue with the values of the servers.
+        With parameter servers, all workers must call `flush`. Then they fetch the parameters from the servers.
         """
         self._averages.check_not_swapped("flush()")
         with self._working():

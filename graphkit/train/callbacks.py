@@ -29,13 +29,13 @@ class Callback:
 
     Methods receive the trainer, and a dict of numbers. They may read everything in the trainer (`trainer.net`,
     `trainer.folder`, `trainer.rank`, `trainer.learning_rate`, ...), set `trainer.rate_scale`, and end training with
-    `trainer.stop("why")`. If a method raises an exception, `fit` raises it, with a note that says where it happened. In
-    that case, nothing is written for that epoch.
+    `trainer.stop("why")`. If a method raises an exception, `fit` raises it, with a note that names the callback and the
+    method. `fit` then writes nothing about that epoch.
 
     With several processes, each rank calls its own callbacks. Pass the same callbacks on all ranks, and write files
-    only `if trainer.rank == 0`. All ranks receive the epoch numbers of rank 0, so they make the same decisions.
-    Checkpoints contain the states of rank 0. If one rank calls `trainer.stop`, all ranks stop after the same step. With
-    servers (`dist_async`, ...), ranks step independently, and stop at the end of the epoch.
+    only `if trainer.rank == 0`. On every rank, `on_epoch_end` receives the numbers of rank 0, so that all ranks make
+    the same decisions. Checkpoints contain the states of rank 0. If one rank calls `trainer.stop`, all ranks stop after
+    the same step. With servers (`dist_async`, ...), ranks step independently, and stop at the end of the epoch.
     """
 
     @property
@@ -56,7 +56,7 @@ class Callback:
         """
 
     def on_step_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        """Called after each batch. If a checkpoint is written after the batch, the call comes first.
+        """Called after each batch. If a checkpoint follows that batch, it is written after this call.
 
         Args:
             trainer: The trainer.
@@ -77,7 +77,7 @@ class Callback:
     def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:
         """Called when `fit` ends, also after an error or an interrupt, if `on_fit_begin` was called.
 
-        The last checkpoint is written before this call.
+        When it is called, the last checkpoint is already written.
 
         Args:
             trainer: The trainer.
@@ -230,7 +230,7 @@ class ReduceOnPlateau(_Patient):
         mode: "min" if smaller is better, "max" if larger is better. The default is "min" for loss, mse, rmse, mae,
             perplexity and skipped, also with the prefix valid_, and "max" for all other names.
         min_delta: A number improves only if it is better than the best one so far by more than this.
-        cooldown: Number of epochs after a reduction in which missing improvement is not counted.
+        cooldown: Number of epochs after a reduction that are not counted as epochs without improvement.
         lowest: Lower limit of the product of all reductions, from 0 to 1. With 0.01, the rate never falls below 1% of
             the optimizer's rate.
     """
@@ -273,7 +273,7 @@ class KeepBest(_Monitor):
     """Keeps the model of the best epoch in the run folder, as `best.json` and `best.*.safetensors`.
 
     The file is replaced as a whole: after the first epoch with a finite number, a complete best model always exists.
-    Its metadata contains the epoch (`best_epoch`) and the number (`best_` and its name).
+    Its metadata contains the epoch (`best_epoch`) and the monitored number (such as `best_valid_loss`).
 
     Args:
         monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".

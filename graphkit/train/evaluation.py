@@ -61,7 +61,9 @@ class Evaluation:
         specs = as_list(specs)
         with_loss = any(isinstance(spec, str) and spec == LOSS for spec in specs)
         if with_loss and not self.has_loss(trainer):
-            raise UsageError("a model in groups computes its loss only in training: leave 'loss' out of the metrics")
+            raise UsageError(
+                "evaluate: a model with groups= computes its loss only in training: leave 'loss' out of metrics="
+            )
         measured = trainer._metrics(specs)
         program = self._loss_program(trainer) if with_loss else trainer._inference
         state = RecurrentState(trainer.net, trainer._recurrent_state.names)

@@ -84,19 +84,19 @@ def find_lr(
     the optimizer is not used; its other options, such as the momentum, are used.
 
     Args:
-        trainer: A Trainer between two epochs, with one process.
+        trainer: A Trainer that runs in one process and is not within an epoch.
         data: Training data: a Dataset, a pair (inputs, targets), an object with a length and items, or an iterable of
             samples or batches (see `gk.data.as_dataset`).
         lowest: The first rate.
         highest: The last rate.
         steps: Number of updates. The default is the number of batches of the data, but at least 60 and at most 400. If
-            the data are too few, they are repeated.
+            the data have fewer batches, they are repeated.
         batch_size: Samples per batch.
-        workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets (default: those
-            of the data).
+        workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets (default: the
+            workers of the data set).
 
     Returns:
-        The losses by rate; `suggestion` is a learning rate to begin with.
+        A RateCurve with the loss at each rate. Its `suggestion` is a learning rate to begin with.
 
     Raises:
         UsageError: The trainer is within an epoch, or trains with several processes.
@@ -106,8 +106,8 @@ def find_lr(
         raise UsageError(f"find_lr: lowest={lowest} must be below highest={highest}")
     batch_size = integer("find_lr", "batch_size", batch_size, 1)
     if not trainer._alone or (trainer.kvstore is not None and trainer.kvstore.is_remote):
-        raise UsageError("find_lr works with one process only; create the Trainer without a kvstore of several")
-    if trainer.position.within or trainer._stepper.accumulated:
+        raise UsageError("find_lr only works in one process: create the Trainer without kvstore=")
+    if trainer.position.within or trainer._stepper.waiting:
         raise UsageError(f"find_lr must start between two epochs, but training is {trainer.position}")
     with employed(workers, trainer._data(data)) as (found,):
         if steps is None:

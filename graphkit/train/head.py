@@ -1,4 +1,4 @@
-"""Give a model a new last layer, if it was trained on other classes or has no such layer."""
+"""Give a model a new last layer, if it was trained on other classes or has no classification layer."""
 
 from __future__ import annotations
 
@@ -134,17 +134,17 @@ def replace_head(
 ) -> Model:  # fmt: skip
     """Return a model whose last layer gives `classes` logits. Its weights are new (Glorot uniform), its biases 0.
 
-    The rest of the model, including its values, is that of `model`. Activations after the layer (Softmax, Sigmoid,
-    Relu, ...) are removed, because losses take logits. Parameters keep their names.
+    All other layers and their weights are those of `model`. Activations after the layer (Softmax, Sigmoid, Relu, ...)
+    are removed, because losses take logits. Parameters keep their names.
 
     Args:
         model: Any model.
         classes: Number of classes.
-        output: If the model has several outputs, the one whose layer is replaced. The others stay.
-        at: Name of a value. A new layer called `head` is put on it, and its logits become the only output.
-        pool: With `at`: how to reduce the axes between samples and features, that is T of [N, T, F] and H, W of [N, F,
-            H, W]. "mean" is the default for images. "first" takes the first token of a sequence. "none" gives logits
-            for each place.
+        output: If the model has several outputs, the one whose layer is replaced. The other outputs stay unchanged.
+        at: Name of an internal value. A new layer called `head` reads this value, and its logits become the only
+            output.
+        pool: With `at`: how to reduce the axes T of a sequence [N, T, F], or H and W of images [N, F, H, W]. "mean" is
+            the default for images. "first" takes the first token of a sequence. "none" gives logits for each position.
 
     Raises:
         UsageError: The output does not come from a Gemm, MatMul or Conv with parameters, or there is no value `at`.
@@ -159,7 +159,10 @@ def replace_head(
     meta = {key: text for key, text in model.graph.meta.items() if key != CLASSES}
     if at is not None:
         if output is not None:
-            raise UsageError("a head at a value (at=) becomes the only output: leave output= out")
+            raise UsageError(
+                "the logits of a head at a value (at=, --head-at) become the only output: leave out output= "
+                "(--output-name)"
+            )
         value = _new_layer(model.value(at), at, classes, pool)
         return _with_outputs(model, {"logits": value}, {}, meta, seed)
     graph = model.graph

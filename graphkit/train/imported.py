@@ -53,7 +53,8 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
     Args:
         model: Any model.
         name: Name of the new symbolic dimension.
-        axes: The axis of samples by input name, if it is not the first. With None, the input does not change.
+        axes: A dict of input name to the axis that counts samples, where it is not axis 0. With None instead of an
+            axis, the input does not change.
 
     Raises:
         UsageError: The dimension is not 1; an operator fixes the batch size (such as a Reshape to [1, ...]); or two
@@ -65,8 +66,9 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
     for value, axis in places.items():
         shape = list(value.tensor.shape or ())
         if axis >= len(shape) or shape[axis] != 1:
-            which = "first dimension" if axis == 0 else f"dimension {axis}"
-            raise UsageError(f"input {value} has no {which} of size 1 to make symbolic")
+            raise UsageError(
+                f"free_batch (--dynamic-batch): axis {axis} of input {value}, the batch dimension, must have size 1"
+            )
         shape[axis] = parse(name)
         table[value] = value.like(type=TensorType(value.dtype, shape), name=graph.name_of(value))
 
@@ -145,25 +147,25 @@ def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, 
 
 
 def constants_to_parameters(model: Model, names: Sequence[str] | None = None) -> Model:
-    """Return the model with constant weights as trainable parameters, and constant statistics as states.
+    """Return the model with the weights that its file stores as constants as parameters, and its statistics as states.
 
-    By default, these are the floating-point constants with at least one axis that layers learn: weights of
+    By default, the weights are the floating-point constants with at least one axis that layers learn: weights of
     convolutions, matrix products, recurrent layers, normalisations and tables, and operands of Add and Mul with more
-    than one element. Constants are also found if they pass through operators that only rearrange them (Unsqueeze,
-    Concat, Slice, ...), and in the subgraphs of If, Loop and Scan, which capture them.
+    than one element. Constants are also found behind operators that only rearrange them (Unsqueeze, Concat, Slice,
+    ...), and if subgraphs of If, Loop and Scan capture them.
 
     Args:
-        model: Any model. The result shares its parameters.
+        model: Any model. The returned model shares its parameter arrays.
         names: Turn only these floating-point constants into parameters, by the names of their values. They can be
             scalars, such as a temperature, but not inside subgraphs.
 
     Raises:
-        UsageError: There are no such constants.
+        UsageError: The model has no such constants.
     """
     graph = model.graph
     roles = _weight_roles(graph) if names is None else _named_roles(graph, names)
     if not roles:
-        raise UsageError(f"{titled(graph, 'model')} has no weights among its constants")
+        raise UsageError(f"{titled(graph, 'model')} has no weights among its constants (--constants)")
     taken = Names(graph.input_names)
     stored = {
         v: Value(TensorType(v.dtype, v.shape), taken.take(v.name or role), role=role) for v, role in roles.items()

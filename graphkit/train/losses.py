@@ -1,4 +1,4 @@
-"""Losses by name. A loss is a scalar graph of the model's outputs and the targets, averaged over the batch."""
+"""Losses by name. A loss is a scalar, computed from outputs and targets, and averaged over the batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Loss:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def having(self, **options: Any) -> Loss:
-        """Return this loss with the options that are not None. Raises UsageError for an unknown option."""
+        """Return a copy of this loss with the options that are not None. Unknown options raise UsageError."""
         given = {name: value for name, value in options.items() if value is not None}
         for name in given:
             if name not in self.takes:
@@ -75,13 +75,13 @@ class Loss:
         return f"{self.name}({options})" if options else self.name
 
     def term(self, graph: Graph, output: Value, target: Value) -> Term:
-        """Return the loss of an output of `graph`, with its weight."""
+        """Return the loss of an output of `graph`, and the weight of the batch."""
         mean = _scalar(self.build(output, target))
         weights = self.options.get("class_weights") if self.classes else None
         return Term(mean, counted(graph, target) if weights is None else weight_of_classes(target, weights))
 
     def largest(self, output: TensorType) -> int | None:
-        """Return the largest valid target, if the smallest is 0. None if targets can be any number."""
+        """Return the largest valid target: classes - 1, or 1 for probabilities. None if targets can be any number."""
         if self.classes:
             count = output.known_shape[-1]
             return count - 1 if isinstance(count, int) else None
@@ -220,7 +220,8 @@ def sigmoid_binary_cross_entropy(
         logits: Float tensor x of any shape.
         target: t, of the same shape and type, from 0 to 1.
         label_smoothing: Replaces targets by t (1 - label_smoothing) + label_smoothing / 2.
-        class_weights: Two factors, (no, yes): of the term with 1 - t, and of the term with t.
+        class_weights: Two factors: the first of the term with 1 - t (negatives), the second of the term with t
+            (positives).
 
     Returns:
         The loss, a scalar of the type of logits.
@@ -344,7 +345,8 @@ def attach(
             `output` only, and the target Values in the order of `targets` (name to type, required); it returns the mean
             over the batch, or a sum and its weight. A dict of named losses by output adds them up, each times its
             weight in `weights` (default 1); the targets are named `target_of(output)`.
-        weighted: If the weight of a batch is not its number of samples, add it as a last output, BATCH_WEIGHT.
+        weighted: If the weight of a batch is not its number of samples, add the weight as the last output,
+            BATCH_WEIGHT.
         mixed: Add a second input for each target (`SECOND`) and a scalar input `MIX`. The loss is MIX * loss(targets) +
             (1 - MIX) * loss(second targets), as in mixup (Zhang et al., 2018).
     """
@@ -396,7 +398,7 @@ class Bound:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """By divisor of the mean of a loss (symbolic dimensions, or class weights): an output whose loss has it."""
+        """Map divisors of losses (symbolic dimensions, or class weights) to an output whose loss has that divisor."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             shape = self.targets[target].shape or ()
@@ -405,7 +407,7 @@ class Bound:
         return over
 
     def warn_of_weights(self) -> None:
-        """Warn if losses of several outputs are means over different numbers, because a batch has only one weight."""
+        """Warn if the losses of several outputs have different divisors, because a batch has only one weight."""
         if len(self.averaged_over) > 1:
             first, second, *_ = self.averaged_over.values()
             warnings.warn(
@@ -420,7 +422,7 @@ def bound(
     graph: Graph, loss: AnyLoss, targets: Mapping[str, TensorType] | None, output: str | None,
     weights: Mapping[str, float] | None = None,
 ) -> Bound:  # fmt: skip
-    """Return the loss with its targets, for arguments as of `attach`. Raises UsageError if they do not match."""
+    """Return the loss with its targets. Arguments: see `attach`. Raises UsageError if they contradict each other."""
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     for name in (*(() if output is None else (output,)), *(loss if isinstance(loss, Mapping) else ())):
         if name not in outputs:
@@ -500,7 +502,7 @@ def target_of(output: str) -> str:
 
 
 def described(loss: AnyLoss) -> str:
-    """Return a loss as text."""
+    """Return a loss as text, for messages and logs."""
     if isinstance(loss, Mapping):
         return ", ".join(f"{output}={described(each)}" for output, each in loss.items())
     return str(loss) if isinstance(loss, (str, Loss)) else getattr(loss, "__name__", "function")
@@ -536,7 +538,7 @@ def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) ->
 
 
 def float_behind(value: Value) -> Value | None:
-    """Return the nearest floating-point tensor that `value` is computed from, along first operands.
+    """Return the nearest floating-point tensor before `value`, following the first operand of each node.
 
     None if there is no such tensor.
     """

@@ -21,8 +21,8 @@ class Metric(Protocol):
     """Base class of metrics. `update` receives the model's first output and the first target of a batch.
 
     `state` and `restore` are for checkpoints within an epoch. `state` returns arrays by name, without "/" in the names.
-    `merge` adds the state of another process. Your own metric may omit these three methods. After an interruption, it
-    then counts only the later samples of the epoch. With several processes, each process then has its own value.
+    `merge` adds the state of another process. Your own metric need not define these three. Without them, after an
+    interruption the metric counts only the remaining samples of the epoch, and each process has its own value.
     """
 
     name: str
@@ -121,7 +121,7 @@ class TopK(_Average):
 
     Args:
         k: Number of largest outputs.
-        probabilities: Accepted by every metric; this one ignores it.
+        probabilities: Has no effect on this metric; every metric has this argument.
     """
 
     def __init__(self, k: int = 5, probabilities: bool = False) -> None:
@@ -199,11 +199,11 @@ class AUC(_WithRepr):
     """Area under the ROC curve: the share of pairs (positive, negative) in which the positive has the higher score.
 
     Ties count half (Hanley and McNeil, 1982). Outputs are one score per sample, or logits [..., 2], whose difference is
-    the score. Targets are 0 or 1. The metric keeps all scores in memory. It is NaN while one of the two classes is
-    missing.
+    the score. Targets are 0 or 1. The metric keeps all scores in memory. The value is NaN until both classes have
+    occurred.
 
     Args:
-        probabilities: Accepted by every metric; this one ignores it.
+        probabilities: Has no effect on this metric; every metric has this argument.
     """
 
     name = "auc"
@@ -283,7 +283,7 @@ class MeanSquaredError(_Average):
     """Mean of (output - target)^2.
 
     Args:
-        probabilities: Accepted by every metric; this one ignores it.
+        probabilities: Has no effect on this metric; every metric has this argument.
     """
 
     name = "mse"
@@ -296,7 +296,7 @@ class RootMeanSquaredError(MeanSquaredError):
     """Root of the mean of (output - target)^2 over all elements of all batches.
 
     Args:
-        probabilities: Accepted by every metric; this one ignores it.
+        probabilities: Has no effect on this metric; every metric has this argument.
     """
 
     name = "rmse"
@@ -310,7 +310,7 @@ class MeanAbsoluteError(_Average):
     """Mean of |output - target|.
 
     Args:
-        probabilities: Accepted by every metric; this one ignores it.
+        probabilities: Has no effect on this metric; every metric has this argument.
     """
 
     name = "mae"
@@ -400,7 +400,7 @@ def get(spec: Any, probabilities: bool = False) -> Metric:
 
     Args:
         spec: A name or a metric.
-        probabilities: Whether outputs come from a Softmax or Sigmoid and are not logits.
+        probabilities: Whether outputs are probabilities (from Softmax or Sigmoid) instead of logits.
     """
     if not isinstance(spec, str):
         if isinstance(spec, type) or not all(hasattr(spec, part) for part in _PARTS):
@@ -419,11 +419,12 @@ def get(spec: Any, probabilities: bool = False) -> Metric:
 
 
 def get_all(specs: Sequence[Any], probabilities: bool = False) -> list[Metric]:
+    """Return a new metric for each name or metric in `specs`; see `get`."""
     return [get(s, probabilities) for s in specs]
 
 
 def as_list(specs: Any) -> Sequence[Any]:
-    """Return the metrics of an argument `metrics` as a sequence. A single metric need not be in a list."""
+    """Return the argument `metrics=` as a sequence; a single metric becomes a sequence of one."""
     if isinstance(specs, str) or hasattr(specs, "update") or callable(specs):
         return [specs]
     check_argument("metrics", "metrics", "Sequence | None", specs)

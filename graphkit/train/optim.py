@@ -1,4 +1,4 @@
-"""Optimizers: each defines its slots (state arrays per parameter) and the operator that updates parameter and slots."""
+"""Optimizers: each defines its slots (state arrays per parameter) and the operator that updates a parameter."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Optimizer:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the state arrays of each parameter. Each has the parameter's type and starts at `start(name)`."""
+        """Names of a parameter's state arrays. Each has its type, and is initialised to `start(name)`."""
         return ()
 
     def start(self, slot: str) -> float:
@@ -78,8 +78,8 @@ class Optimizer:
     ) -> Sequence[Value]:
         """Build the update of one parameter; return the new weight and the new slots.
 
-        Scalars of the graph: `lr` is float32, `step` is int64 and 1 at the first update. `decay` is the factor on
-        weight_decay for this parameter.
+        `lr` and `step` are scalar Values: `lr` is float32; `step` is int64, and 1 at the first update. `decay` is the
+        factor on weight_decay for this parameter.
         """
         raise NotImplementedError
 
@@ -92,7 +92,7 @@ class Optimizer:
         return self.lr(step) if isinstance(self.lr, Schedule) else self.lr
 
     def updater(self) -> OptimizerUpdater:
-        """Return the updater that a KVStore calls for each pushed gradient (`set_optimizer`). It has its own slots."""
+        """Return the updater, with its own slots, that a KVStore calls for each pushed gradient (`set_optimizer`)."""
         return OptimizerUpdater(self)
 
     def describe(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class RMSProp(Optimizer):
         lr: Learning rate, or a Schedule.
         alpha: Decay of the mean of g^2.
         epsilon: Added to the root.
-        momentum: Factor of a velocity that sums the quotients.
+        momentum: If above 0, w -= lr * v, where v = momentum * v + g / (sqrt(mean of g^2) + epsilon).
         centered: Subtract the square of the mean gradient from the mean of g^2 (Graves, 2013).
         weight_decay: L2 penalty: weight_decay * w is added to the gradient.
     """
@@ -348,7 +348,7 @@ class LARS(Optimizer):
         trust: Factor of the quotient of norms (the trust coefficient).
         epsilon: Added to the denominator.
         weight_decay: L2 penalty: weight_decay * w is added to the gradient.
-        vectors: If False, parameters of rank 0 and 1 (biases, scales of normalisations) have the rate lr and no
+        vectors: If False, parameters with at most one axis (biases, scales of normalisations) have the rate lr and no
             weight decay.
     """
 
@@ -389,8 +389,8 @@ class Lamb(Optimizer):
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root of the mean square.
         weight_decay: Decoupled weight decay: weight_decay * w is added to Adam's step, before it is scaled.
-        vectors: If False, parameters of rank 0 and 1 (biases, scales of normalisations) have Adam's step and no weight
-            decay.
+        vectors: If False, parameters with at most one axis (biases, scales of normalisations) have Adam's step and no
+            weight decay.
     """
 
     lr: float | Schedule = 1e-3

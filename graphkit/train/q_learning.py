@@ -60,10 +60,10 @@ class Settings:
         capacity: Transitions in the replay memory; new ones replace the oldest.
         batch: Transitions of one update.
         warmup: Transitions that must be stored before the first update.
-        sync: Updates between two copies into the target network.
+        sync: Number of updates after which the network is copied to the target network again.
         limit: Steps after which an episode is stopped.
-        double: The trained network chooses the next action, and the target network estimates its value (van Hasselt
-            et al. 2016).
+        double: Double Q-learning (van Hasselt et al. 2016): the trained network chooses the next action, and the target
+            network gives its value.
     """
 
     discount: float = 0.95
@@ -76,14 +76,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.discount <= 1:
-            raise UsageError(f"discount={self.discount}: expected a number in [0, 1]")
+            raise UsageError(f"Settings: discount={self.discount}: expected a number in [0, 1]")
         for name in ("capacity", "batch", "warmup", "sync", "limit"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: expected a positive number")
+                raise UsageError(f"Settings: {name}={getattr(self, name)}: expected a positive number")
 
 
 class LearnerState(NamedTuple):
-    """The parameters, those of the target network, the slots of each parameter, and the number of updates."""
+    """The parameters of the trained network and of the target network, the slots, and the number of updates."""
 
     weights: list[Value]
     target: list[Value]
@@ -132,8 +132,7 @@ def policy(net: Model, weights: Sequence[Value], observation: Value) -> Value:
 def epsilon_greedy(q: Value, actions: int, epsilon: Value, uniform: Value) -> Value:
     """Return actions int64 [N]: with probability epsilon a random one, else the one with the largest q.
 
-    uniform: float32 [2, N] random numbers. They are at most 1 - 2^-24, so that products with an integer do not round up
-    to it.
+    uniform: float32 [2, N] random numbers from 0 to 1 - 2^-24, so that n * uniform never rounds up to the integer n.
     """
     whether, which = F.split(uniform, np.array([1, 1]), axis=0)
     any_action = F.cast(F.mul(F.squeeze(which, np.array([0])), np.float32(actions)), to=DType.INT64)
@@ -310,10 +309,10 @@ class QLearner:
     Args:
         net: A network with one input, the observation, and one output, a value per action.
         world: The environment.
-        optimizer: An optimizer (default: Adam(1e-3)). Its schedule counts episodes.
+        optimizer: An optimizer (default: Adam(1e-3)). A learning-rate schedule counts episodes, not updates.
         settings: See Settings.
         device: "cpu" or "cuda".
-        threads: Number of CPU threads. More than one is useful only for networks much larger than small worlds need.
+        threads: Number of CPU threads. More than one is useful only for large networks.
         seed: Seed of exploration and replay.
 
     Raises:

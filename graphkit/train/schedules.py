@@ -156,8 +156,9 @@ class Linear(_OverSteps):
 class OneCycle(_OverSteps):
     """Up from rate / start_factor to `rate`, then down to rate / (start_factor * end_factor), each as half a cosine.
 
-    The rise takes the share `rise` of `steps` updates, the descent the others. Without `steps`, the schedule covers all
-    updates of the run. The momentum does not change. (Smith and Topin, 2018, in the form that PyTorch and fastai use.)
+    The rate rises in the first `rise * steps` updates, with `rise` from 0 to 1, and falls in the others. Without
+    `steps`, the schedule covers all updates of the run. The momentum does not change. (Smith and Topin, 2018, in the
+    form that PyTorch and fastai use.)
     """
 
     rise: float = 0.3
@@ -186,7 +187,7 @@ def _between(first: float, last: float, progress: float) -> float:
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """The rate grows linearly to that of `after` in `steps` updates, then follows `after`.
+    """The rate grows linearly to the first rate of `after` in `steps` updates, then follows `after`.
 
     Update n has the rate after(0) * (n + 1) / steps if n < steps, else after(n - steps).
 

@@ -105,8 +105,9 @@ class Regularisation:
     Args:
         clip_norm: Upper limit of the global gradient norm.
         ema: Decay of a moving average of the parameters, or a `gk.optim.EMA`.
-        mixup: Mix pairs of samples, with shares from Beta(mixup, mixup).
-        cutmix: Replace a box of each image by that of another image; its area is drawn from Beta(cutmix, cutmix).
+        mixup: Mix pairs of samples, with a weight drawn from Beta(mixup, mixup).
+        cutmix: Replace a box of each image by the same box of another image. The box's share of the area is drawn from
+            Beta(cutmix, cutmix).
         batch_norm: "train" or "frozen": whether BatchNormalization uses the statistics of each batch.
     """
 
@@ -136,9 +137,9 @@ Group = TypeVar("Group", Numerics, Memory, Parallel, Regularisation)
 
 
 def group_of(kind: type[Group], given: Group | None, keywords: Mapping[str, Any]) -> Group:
-    """Return the group that the user gave, or one of the keywords of these names.
+    """Return the group that the user passed, or else a new group made of the keywords.
 
-    Raises UsageError if a keyword is set besides the group that contains it.
+    Raises UsageError if both the group and one of its keywords are set.
     """
     own = {field.name: keywords[field.name] for field in fields(kind)}
     if given is None:
@@ -154,12 +155,14 @@ def group_of(kind: type[Group], given: Group | None, keywords: Mapping[str, Any]
 def choose_device(device: AnyDevice, graph: Graph, kvstore: KVStore | None) -> str | GroupDevices:
     """Return the device of this process, or the devices of the groups of `graph` (the model with its loss).
 
-    Raises UsageError as `grouped` does, and if there are several devices and several processes.
+    Raises UsageError if a device or group is unknown, or if both several devices and several processes are used.
     """
     found = grouped(device, groups_of(graph))
     several = kvstore is not None and kvstore.num_workers > 1
     if isinstance(found, GroupDevices):
         if kvstore is not None and (several or kvstore.is_remote):
-            raise UsageError("device: with several processes, each runs on one device, not on one for each group")
+            raise UsageError(
+                "device= (--device): with several processes, each runs on one device; leave out the devices of groups"
+            )
         return found
     return of_process(found, kvstore.local_rank) if kvstore is not None and several else found

@@ -68,7 +68,7 @@ class Targets:
         """Return the target of a batch that metrics compare with an output. given: the targets of the batch."""
         named, wanted = self.named(given), self.of(output)
         if wanted not in named:
-            raise InputError(f"metrics compare the output {output!r} with the target {wanted!r}, but it is not given")
+            raise InputError(f"metrics compare the output {output!r} with the target {wanted!r}, which is not given")
         return array_of(f"target {wanted!r}", named[wanted])
 
     def check_classes(self, data: Dataset, net: str) -> None:

@@ -46,75 +46,77 @@ class Trainer(BaseTrainer):
     If a loss is not finite and `on_nonfinite` is "raise" or "skip", parameters, optimizer states and running statistics
     keep their exact values from before the step. With `accumulate`, "skip" drops the gradients of all batches that were
     accumulated for this update. All processes make the same decision. If the loss is finite but a gradient is not,
-    "raise" raises only in the next step, when the loss is no longer finite.
+    "raise" does not raise in that step. It raises in the next step, when the loss is no longer finite.
 
     `groups` divides a model that is too large for one process: each process stores only the parameters of its own
-    groups. Every process gets the whole batch. It is divided into `micro_batches` parts, which pass through the
-    processes as a pipeline (see docs/processes.md). Values then flow from lower to higher ranks only. If they flow in
-    both directions, or if the nodes of a branch or loop belong to several ranks, the ranks exchange values during a
-    step, and `micro_batches` must be 1.
+    groups. Every process gets the whole batch. The batch is divided into `micro_batches` parts, which pass through the
+    processes as a pipeline (see docs/processes.md). In a pipeline, values flow only from lower to higher ranks. If
+    values flow in both directions, or if the nodes of a branch or loop belong to several ranks, the ranks exchange
+    values during a step, and `micro_batches` must be 1.
 
     Args:
         net: The model.
         loss: A name (see `gk.losses.names()`), a loss with options (`gk.losses.get(name, label_smoothing=...,
             class_weights=...)`), a function of (outputs..., targets...), or a dict of losses by output. The losses of a
-            dict are multiplied by `loss_weights` and added; their targets have the names of the outputs.
+            dict are multiplied by `loss_weights` and added; the target of each loss has the name of its output.
         optimizer: An optimizer such as `gk.optim.SGD(0.1)`, or its name.
-        device: "cpu" or "cuda". With several processes on a host, "cuda" gives process n GPU n, and starts again at the
-            first GPU if there are fewer. A dict such as `{"first": "cuda:0", "second": "cuda:1"}` runs the groups of
-            `gk.attr_scope(ctx_group=...)` on several devices of one process (see docs/training.md).
+        device: "cpu" or "cuda". With several processes on a host and "cuda", process n uses GPU n. If there are fewer
+            GPUs than processes, several processes share a GPU. A dict such as `{"first": "cuda:0", "second": "cuda:1"}`
+            runs the groups of `gk.attr_scope(ctx_group=...)` on several devices of one process (see docs/training.md).
         threads: Number of CPU threads.
-        kvstore: A KVStore for several processes. Each process contributes its part of the batch to every update. If the
-            processes do not create equal Trainers, all of them raise RanksDiffer.
+        kvstore: A KVStore for several processes. Each process contributes its part of the batch to every update. Every
+            process must create its Trainer with the same model and settings; otherwise all of them raise RanksDiffer.
         freeze: Parameters that keep their values. If both scale and offset of a BatchNormalization are frozen, its
             running statistics do not change either.
         train: If given, only these parameters are trained.
-        lr_mult: Factors on the learning rate, by parameter.
-        wd_mult: Factors on the weight decay, by parameter.
+        lr_mult: Factors on the learning rate: a dict of parameter name or glob pattern to number.
+        wd_mult: Factors on the weight decay: a dict of parameter name or glob pattern to number.
         lazy: Embedding tables with row-sparse updates: a step updates only the rows that it reads, and their optimizer
             state. The model must read these parameters only by Gather along axis 0 (see docs/training.md).
         ema: The decay of a moving average of the parameters, or a `gk.optim.EMA`. Evaluation and the saved model use
             the averages.
         clip_norm: Upper limit of the global gradient norm.
         accumulate: Number of batches whose gradients are averaged for one update.
-        carry: A dict from input names to output names. `fit` and `evaluate` feed the output of each batch to the input
-            of the next one, such as the state of a recurrent layer. The input is 0 at the start of an epoch and
-            whenever the batch size changes. Gradients do not flow into earlier batches. For `step`, pass these inputs
-            yourself.
-        targets: Types of the targets by name. Required if `loss` is a function.
+        carry: A dict of input name to output name, for example for the state of a recurrent layer. `fit` and `evaluate`
+            feed the output of each batch to the input of the next batch. The input is 0 at the start of an epoch and
+            whenever the batch size changes. Gradients do not flow into earlier batches. `step` does not feed these
+            inputs: pass them yourself.
+        targets: A dict of target name to TensorType. Required if `loss` is a function.
         output: Name of the output for a loss given by name, and for the metrics. If the model has several outputs, a
             loss given by name requires it; the metrics use the first output by default.
         loss_weights: Factors of the losses, by output, if `loss` is a dict.
-        mixup: Mix pairs of samples and their losses, with shares from Beta(mixup, mixup) (see `graphkit.train.mixing`).
+        mixup: Mix pairs of samples and their losses, with a weight drawn from Beta(mixup, mixup).
         cutmix: Replace a box of each image by the same box of another image of the batch. The box's share of the area
             is drawn from Beta(cutmix, cutmix).
         recompute: "sqrt" computes most activations again in the backward pass instead of keeping them. A number limits
             the bytes of activations and working memory of a step. None recomputes only nodes that were built in
             `gk.attr_scope(recompute=True)`.
         swap_memory: On a GPU, activations may move to host memory until the backward pass reads them (see
-            docs/gpu.md). If False, only those of nodes built in `gk.attr_scope(swap_memory=True)` do. It has no
-            effect on the CPU.
-        seed: Seed of dropout, of `mixup` and `cutmix`, and of the data order.
+            docs/gpu.md). If False, only activations of nodes built in `gk.attr_scope(swap_memory=True)` may move.
+            Without effect on the CPU.
+        seed: Seed of dropout, of mixing and of the data order.
         precision: "f32", "bf16", "f16", "tf32" or "fp8". "bf16" rounds operands and results of matrix products and
-            convolutions to bfloat16, also in the backward pass. These stay float32: parameters, optimizer states,
-            weight gradients of convolutions, depthwise convolutions, and all other operators. "f16", "tf32" and "fp8"
-            need a GPU. "f16" rounds in the same way to float16, and multiplies the loss by a scale during the backward
-            pass. If gradients are not finite, the update is skipped and the scale is halved. At a scale of 1,
+            convolutions to bfloat16, also in the backward pass. These stay float32: parameters, optimizer
+            states, weight gradients of convolutions, depthwise convolutions, and all other operators. The other three
+            precisions need a GPU.
+            "f16" rounds to float16 instead, and multiplies the loss by a scale during the backward pass. If gradients
+            are not finite, the update is skipped and the scale is halved. If the scale is already 1,
             on_nonfinite="raise" raises NotFinite instead. "tf32" keeps 11 significant bits of the float32 operands of
             matrix products and convolutions. "fp8" is "bf16" with 8-bit operands of matrix products (see docs/gpu.md).
         deterministic: Make results bit-identical for any number of threads.
         straight_through: Let gradients pass through rounding: Round, Floor, Ceil, Sign, and casts to integers and back.
-            Gradients always pass through a quantisation that is followed by a dequantisation.
+            Through a quantisation followed by a dequantisation, gradients pass even if this is False.
         on_nonfinite: Behaviour if the loss of a step is NaN or infinite. "raise" raises NotFinite, which names the
             first node that produced such a value. "skip" drops the step, also if only a gradient is not finite, and
             counts it in `skipped`. "ignore" updates anyway.
-        groups: A dict from group names to ranks. Groups are the nodes built in `gk.attr_scope(ctx_group=...)`. Each
-            rank runs its groups, and stores only their parameters.
+        groups: A dict of group name to rank. A group is the nodes built in `gk.attr_scope(ctx_group=...)`. Each rank
+            runs its groups, and stores only their parameters.
         micro_batches: Number of parts into which a pipeline divides a batch.
-        batch_axes: A dict from names of inputs and targets to the axis that counts samples, where it is not 0. If the
-            axis is None, every micro-batch gets the whole array. Data sets provide these axes themselves.
+        batch_axes: A dict of input or target name to the axis that counts samples, where it is not axis 0. If None is
+            given instead of an axis, every micro-batch gets the whole array. `fit` takes these axes from the data set.
         shard_optimizer: Each process of `kvstore` stores a part of the optimizer states, updates the parameters of this
-            part, and receives the others. All processes must then call `save`; rank 0 writes.
+            part, and receives the other parameters from the other processes. All processes must then call `save`; rank
+            0 writes the files.
         batch_norm: "train": BatchNormalization normalises by the statistics of each batch and updates the running
             statistics, whatever mode the model or file has. "frozen": it normalises by the running statistics, which do
             not change; its scale and offset are trained.
@@ -208,35 +210,35 @@ class Trainer(BaseTrainer):
         """Train on a data set for a number of epochs.
 
         After `resume`, and after a `fit` that was interrupted or failed, this call continues that run. The result is
-        bit-identical to a run without interruption. If the run is already complete, you get a warning.
+        bit-identical to a run without interruption. If the run is already complete, `fit` trains nothing and warns.
 
         With a folder, `fit` writes a checkpoint after every epoch, and logs to `log.jsonl`. Rank 0 writes the files and
         shows the progress.
 
         Ctrl-C raises KeyboardInterrupt. In a single process, it takes effect after the current batch, and `fit` first
-        writes a checkpoint if there is a folder; a note on the exception names it. A second Ctrl-C takes effect at
-        once, without a checkpoint. With several processes, the first Ctrl-C takes effect at once.
+        writes a checkpoint if there is a folder; a note on the exception names the checkpoint. A second Ctrl-C takes
+        effect at once, without a checkpoint. With several processes, the first Ctrl-C takes effect at once.
 
         Args:
             train: Training data: a Dataset, a pair (inputs, targets) in the forms that `step` takes, an object with a
                 length and items, or an iterable of samples or batches (see `gk.data.as_dataset`).
             valid: Validation data, in the same forms.
             epochs: In a new run: number of epochs to train (default: 1). If this call continues a run: the length of
-                the whole run, counted from its first epoch (default: the length that it had).
+                the whole run, counted from its first epoch (default: the length that the run already has).
             batch_size: Samples per batch in one process.
             metrics: Metrics by name, or objects (see `gk.metrics.Metric`).
-            folder: Folder for the files of this run. Only one process at a time can use it, and only for one run. If it
-                contains a model or checkpoint of another run, or another process uses it, `fit` raises UsageError.
-            overwrite: If the folder contains another run, remove that run.
+            folder: Folder for the files of this run. If it contains a model or checkpoint of another run, or if another
+                process uses it, `fit` raises UsageError.
+            overwrite: If the folder contains another run, remove that run instead of raising UsageError.
             checkpoint_every: Also write a checkpoint every `checkpoint_every` updates, and before validation.
             progress: Show a progress bar on stderr (default: only on a terminal).
-            prefetch: Number of batches that background threads load ahead. They also compute slow metrics. With 0,
-                nothing runs in the background.
+            prefetch: Number of batches that background threads load ahead. These threads also compute slow metrics.
+                With 0, nothing runs in the background.
             workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets and of
-                objects with a length and items (default: those of the data). Results do not depend on `prefetch` and
-                `workers`.
+                objects with a length and items (default: the workers of the data set). Results are bit-identical for
+                any `prefetch` and `workers`.
             on_epoch: Function that is called with (number, record) after each epoch and its checkpoint. The number
-                counts from 1; the record is described below. Each rank calls the function that it was given.
+                counts from 1; the record is described below. With several processes, each rank calls its own function.
             callbacks: One callback or several. Checkpoints contain their states.
             log_every: Number of updates between lines of the log within an epoch. With 0, only epochs are logged.
 
@@ -285,7 +287,7 @@ class Trainer(BaseTrainer):
         prefetch: int = 2,
         workers: int | Workers | None = None,
     ) -> dict[str, float]:
-        """Compute metrics of the model in inference mode over a data set. Uses the moving averages if there are any.
+        """Compute metrics of the model in inference mode over a data set, with the moving averages if there are any.
 
         Args:
             data: In the forms that `fit` takes.
@@ -295,7 +297,7 @@ class Trainer(BaseTrainer):
             batch_size: Samples per batch in one process.
             prefetch: Number of batches that background threads load ahead. With 0, nothing runs in the background.
             workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets (default:
-                those of the data).
+                the workers of the data set).
 
         Returns:
             The metrics by name.
@@ -311,10 +313,10 @@ class Trainer(BaseTrainer):
     def save(self, folder: str | Path) -> None:
         """Write the model (`model.json`, weights) and a checkpoint to resume from.
 
-        Each file replaces its previous version only when it is complete. The model is in inference mode, and has the
-        moving averages if there are any. The checkpoint contains both weights and averages. Every rank must call `save`
-        if ranks store different parts: in a pipeline, with shard_optimizer, with servers, and with gradient
-        compression. Rank 0 writes.
+        An earlier model or checkpoint in the folder is replaced only when the new one is complete. The model is in
+        inference mode, and contains the moving averages if there are any. The checkpoint contains both weights and
+        averages. Every rank must call `save` if ranks store different parts: in a pipeline, with shard_optimizer, with
+        servers, and with gradient compression. Rank 0 writes the files.
         """
         with self._working():
             saving.save(self, folder)
@@ -323,7 +325,7 @@ class Trainer(BaseTrainer):
     def save_model(self, path: str | Path, meta: Mapping[str, str] | None = None) -> None:
         """Write only the model, as `.json` or `.onnx`, in inference mode and with the moving averages if there are any.
 
-        Every rank must call it if ranks store different parts of the model; rank 0 writes.
+        If ranks store different parts of the model, every rank must call `save_model`. Rank 0 writes the file.
 
         Args:
             path: The file.
@@ -336,11 +338,11 @@ class Trainer(BaseTrainer):
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
         """Restore the checkpoint of a folder: weights, optimizer states, random state, and the position of `fit`.
 
-        The number of processes may have changed, unless the checkpoint is within an epoch and contains carried state.
-        The residuals of gradient compression are then divided equally. If this trainer does not compress, they are
-        dropped with a warning.
+        The number of processes may differ from that of the saved run, unless the checkpoint was written within an epoch
+        and contains carried states (`carry`). If it differs, the residuals of gradient compression are divided equally
+        among the processes. If this trainer does not compress gradients, the residuals are dropped with a warning.
 
-        If an error is raised, nothing changes.
+        If `resume` raises an error, the trainer stays unchanged.
 
         Args:
             folder: The folder of a run.

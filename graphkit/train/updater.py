@@ -132,7 +132,8 @@ class OptimizerUpdater:
     ) -> None:
         if not self.optimizer.elementwise:
             raise UsageError(
-                f"key {key!r}: {self.optimizer.kind} takes norms of whole parameters: rows need another optimizer"
+                f"key {key!r}: {self.optimizer.kind} takes norms of whole parameters, so it cannot update single "
+                "rows (RowSparse); choose another optimizer"
             )
         rows = gradient.indices
         new, kept = self._updated(key, gradient.values, stored[rows], [slot[rows] for slot in slots], step, rows=True)

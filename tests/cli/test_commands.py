@@ -394,7 +394,7 @@ def test_groups_on_devices(call, grouped):
     assert code == 0, out + err
     for given, message in (
         ("first=cpu,third=cpu", "the graph has no group 'third'; its groups are 'first', 'second'"),
-        ("first=cpu", "there is no device for 'second', and none for None"),
+        ("first=cpu", "no device is given for 'second', and no default"),
         ("first=cpu,cpu,cuda", "cpu and cuda have none"),
         ("first=cpu,first=cuda", "--device first is given twice, as cpu and as cuda"),
         ("first=cpu,second=cuba", "did you mean 'cuda'? (of group 'second')"),

@@ -211,7 +211,7 @@ def test_a_pipeline_stays_one(on_ranks):
     ("model", "message"),
     [
         ("cycle", r"rank 0 \(a: .*reads what depends on rank 1.*micro_batches=4 .*needs a pipeline"),
-        ("looping", r", of b, is inside of node 'while_loop'.*micro_batches=4 .*needs a pipeline"),
+        ("looping", r" of group 'b' is inside of node 'while_loop'.*micro_batches=4 .*needs a pipeline"),
     ],
 )
 def test_micro_batches_need_a_pipeline(on_ranks, model, message):

@@ -58,7 +58,7 @@ def test_equal_nodes_of_different_groups_stay_apart():
 
 
 def test_a_graph_without_groups():
-    with pytest.raises(UsageError, match="no node of the graph is in a group"):
+    with pytest.raises(UsageError, match="no node of the model is in a group"):
         partition(gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2)).graph, {"a": 0}, 2)
 
 

@@ -461,5 +461,5 @@ def test_frames_that_cannot_be():
     "options", [{"type": "dist_async", "servers": 1}, {"type": "dist_sync"}, {"type": "local"}, {"type": "elastic"}]
 )
 def test_one_server_is_not_replicated(options):
-    with pytest.raises(UsageError, match="replicate=True needs at least two servers"):
+    with pytest.raises(UsageError, match=r"replicate=True needs type .*, and servers= of at least 2, not "):
         gk.kvstore.create(**options, replicate=True)

@@ -257,7 +257,7 @@ def test_rows_that_only_other_rows_tell_are_refused():
     table = gk.parameter("table", [10, 1], init=gk.init.Normal(1.0))
     which = gk.reshape(gk.cast(gk.abs(gk.gather(table, gk.input("ids", ["N"], "int64"))), to="int64"), np.array([-1]))
     net = gk.Model(gk.gather(table, which), seed=0)
-    with pytest.raises(UsageError, match="'table' cannot have row-sparse updates on servers: the rows that a batch"):
+    with pytest.raises(UsageError, match=r"'table' cannot have row-sparse updates on servers .*: the rows that a"):
         gk.Trainer(net, "mse", gk.optim.SGD(0.1), kvstore=workers(1)[0][0], lazy=["table"])
 
 

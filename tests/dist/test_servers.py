@@ -265,17 +265,17 @@ def test_elastic_averaging_keeps_what_it_moves():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"type": "dist_sync", "servers": 1}, "servers=1: 'dist_sync' does not have this option; it is for dist_async"),
+        ({"type": "dist_sync", "servers": 1}, "servers=1 only works with type dist_async"),
         ({"type": "dist_async", "servers": 0}, "servers must be an integer of at least 1, not 0"),
         (
             {"type": "dist_async", "staleness": 1},
-            "staleness=1: 'dist_async' does not have this option; it is for dist_",
+            "staleness=1 only works with type dist_bounded, not with 'dist_async'",
         ),
         ({"type": "dist_bounded", "staleness": -1}, "staleness must be an integer of at least 0, not -1"),
-        ({"type": "dist_async", "period": 5}, "period=5: 'dist_async' does not have this option; it is for elastic"),
+        ({"type": "dist_async", "period": 5}, "period=5 only works with type elastic, not with 'dist_async'"),
         ({"type": "elastic", "period": 0}, "period must be an integer of at least 1, not 0"),
         ({"type": "elastic", "period": 1.5}, "period must be an integer of at least 1, not 1.5"),
-        ({"type": "dist_sync", "strength": 0.5}, "strength=0.5: 'dist_sync' does not have this option"),
+        ({"type": "dist_sync", "strength": 0.5}, "strength=0.5 only works with type elastic, not with 'dist_sync'"),
         ({"type": "elastic", "strength": 0}, "strength must be a number above 0 and at most 1, not 0"),
         ({"type": "elastic", "strength": 1.5}, "strength must be a number above 0 and at most 1, not 1.5"),
         ({"type": "elastic", "strength": float("nan")}, "strength must be a number above 0 and at most 1, not nan"),

@@ -144,7 +144,7 @@ def test_aliases():
 
 
 def test_errors_name_the_parameter():
-    with pytest.raises(UsageError, match=r"'fc_bias'.*rank 2"):
+    with pytest.raises(UsageError, match=r"'fc_bias'.*at least 2 axes"):
         make("xavier_uniform", (3,), name="fc_bias")
     with pytest.raises(UsageError, match=r"'w'.*static"):
         make("zeros", ("N", 3))

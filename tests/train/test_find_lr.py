@@ -101,7 +101,7 @@ def test_find_lr_errors(on_ranks):
         gk.find_lr(half, data())
 
     def work(store):
-        with pytest.raises(UsageError, match="with one process only"):
+        with pytest.raises(UsageError, match="only works in one process"):
             gk.find_lr(trainer(kvstore=store), data())
 
     on_ranks(work)

@@ -379,7 +379,7 @@ def test_free_batch_allows_any_batch_size() -> None:
     np.testing.assert_array_equal(freed.params["fc.w"], net.params["fc.w"])
     alone = np.concatenate([net.run({"x": x[i : i + 1]})["logits"] for i in range(5)])
     np.testing.assert_allclose(freed.run({"x": x})["logits"], alone, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UsageError, match="no first dimension of size 1"):
+    with pytest.raises(UsageError, match=r"axis 0 of input .* must have size 1"):
         imported.free_batch(freed)
 
 
@@ -415,9 +415,9 @@ def test_the_batch_may_be_another_axis() -> None:
     freed = imported.free_batch(net, axes={"state": 1, "rate": None})
     assert [str(t.shape) for t in freed.input_types.values()] == ["(N, 4)", "(2, N, 4)", "()"]
     assert str(freed.output_types["next"].shape) == "(2, N, 4)"
-    with pytest.raises(UsageError, match="no first dimension of size 1"):
+    with pytest.raises(UsageError, match=r"axis 0 of input .* must have size 1"):
         imported.free_batch(net, axes={"rate": None})
-    with pytest.raises(UsageError, match="no dimension 3 of size 1"):
+    with pytest.raises(UsageError, match=r"axis 3 of input .* must have size 1"):
         imported.free_batch(net, axes={"state": 3, "rate": None})
     with pytest.raises(UsageError, match="did you mean 'state'"):
         imported.free_batch(net, axes={"stat": 1})

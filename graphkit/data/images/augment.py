@@ -40,14 +40,14 @@ _NAMED: dict[str, tuple[tuple[str, ...], float]] = {
 class Augment:
     """Random changes of images, applied in this order. By default nothing is changed.
 
-    - crop: the smallest share of an image's area that is cut out, with a ratio of width to height within `ratio`. It
-      replaces the resizing and cropping of Preprocess (torchvision's RandomResizedCrop).
+    - crop: a random part of the image is cut out (torchvision's RandomResizedCrop). `crop` is the smallest share of the
+      area, and `ratio` the limits of width divided by height. This replaces the resizing and cropping of Preprocess.
     - pad: the image is shifted by up to this number of pixels in each direction, with black behind it (RandomCrop
       with padding).
     - flip: the probability of a horizontal flip.
     - brightness, contrast, saturation: factors from 1 - x to 1 + x. hue: shifts by -x to x of the colour circle
-      (ColorJitter). Their order is random. Saturation and hue of grey images, and of those with transparency, do not
-      change.
+      (ColorJitter). These four are applied in random order. Saturation and hue do not change in grey images and in
+      images with transparency.
     - rotate: rotation by up to this number of degrees in either direction, with black corners.
     - erase: the probability that a rectangle of 2% to 33% of the image is replaced by the mean (RandomErasing).
 
@@ -86,7 +86,7 @@ class Augment:
     def parse(cls, text: str) -> Augment | None:
         """Return the Augment of a text such as `crop,flip` or `pad:4,flip:0.5,colour:0.2`; None for `none`.
 
-        Names without a number have their usual values.
+        Names without a number get default values.
         """
         if text == "none":
             return None

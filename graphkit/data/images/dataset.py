@@ -86,8 +86,8 @@ class Joined:
 class ImageDataset(LazyDataset):
     """A lazy data set of images: one input, and targets int64 [N], the numbers of `classes`.
 
-    The input is float32 [C, H, W], or what `preprocess` returns. The images are those of `store`. If one cannot be
-    read, DamagedSample is raised, with the name of the file.
+    The input is float32 [C, H, W], or the array that `preprocess` returns. `store` opens the images by number. If an
+    image cannot be read, DamagedSample is raised, with the name of the file.
     """
 
     preprocess: Preprocess
@@ -101,7 +101,7 @@ class ImageDataset(LazyDataset):
         self.store, self.preprocess = store, preprocess
 
     def augmented(self, augment: Augment | None) -> ImageDataset:
-        """Return the same images with these random changes in training; None for none."""
+        """Return the same images with these random changes in training. None: no changes."""
         found = copy.copy(self)
         found.augment, found.augments = augment, augment is not None
         return found

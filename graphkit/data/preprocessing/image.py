@@ -45,11 +45,11 @@ class Preprocess:
     """Converts an image to an array: resize, crop, then (pixel * scale - mean) / std in each channel.
 
     Args:
-        resize: Length of the shorter side, with the other in proportion; or (height, width). None keeps the size.
-        filter: nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow. When they shrink an image, they use
-            all its pixels.
-        crop: (height, width) of the centre that is cut out, with black where the image is smaller. None keeps all of
-            it.
+        resize: Length of the shorter side; the ratio of the sides is kept. Or (height, width). None keeps the size.
+        filter: nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow. If an image is shrunk, all filters
+            except nearest average over all its pixels.
+        crop: (height, width) of the centre that is cut out, with black where the image is smaller. None keeps the whole
+            image.
         colours: RGB, BGR, L (grey) or RGBA. Without RGBA, the transparency of an image is dropped,
             not blended.
         scale: Factor on pixels from 0 to 255.
@@ -59,7 +59,7 @@ class Preprocess:
         dtype: float32, float16, bfloat16, float64, or uint8, which keeps the pixels unchanged.
 
     Raises:
-        UsageError: A value is not one of these.
+        UsageError: An argument has another value than described here.
     """
 
     resize: int | tuple[int, int] | None = None
@@ -105,10 +105,10 @@ class Preprocess:
 
     @classmethod
     def of_size(cls, height: int, width: int, **fields: Any) -> Preprocess:
-        """Return the usual preprocessing for a size: resize the shorter side, and cut out the centre.
+        """Return the usual preprocessing for images of this size: resize the shorter side, and cut out the centre.
 
-        The shorter side of an image is resized to max(height, width); above 96 pixels, to max(height, width) / 0.875,
-        as is usual for ImageNet (256 for 224). Then height x width pixels are cut out.
+        The shorter side is resized to max(height, width) if that is at most 96, else to max(height, width) / 0.875. For
+        224 this gives 256, as for ImageNet.
         """
         longer = max(height, width)
         return cls(

@@ -19,8 +19,8 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 class TableData(Dataset):
     """Rows of a table. The input `x` contains numbers, float32 [N, columns].
 
-    If the table was read with categories="codes", the columns of text or categories are a second input `categories`,
-    int64 [N, columns]. Otherwise they are one-hot encoded in `x`. `encoding` describes how each column was encoded.
+    With the option categories="codes", the columns of text or categories are a second input `categories`, int64 [N,
+    columns]. Otherwise they are one-hot encoded in `x`. `encoding` describes how each column was encoded.
     """
 
     def __init__(self, inputs: Any, targets: Any, encoding: Encoding, *, classes: Any = None, name: str = "table"):

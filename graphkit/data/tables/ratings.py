@@ -22,7 +22,7 @@ _COLUMNS = ("user", "item", "rating", "time")
 class Ratings(Dataset):
     """Ratings: inputs user and item, int64 [N], numbered from 0; targets float32 [N].
 
-    `users` and `items` are the names in the file that the numbers represent, sorted.
+    `users[i]` and `items[i]` are the names that number i has in the file. They are sorted.
     """
 
     def __init__(

@@ -25,8 +25,9 @@ class Sentences(Dataset):
 
     Inputs are x int64 [N, T], numbers of tokens padded with 0, and lengths int64 [N]. Targets are int64 [N].
 
-    T is the length of the longest sentence in the batch, rounded up to a multiple of `bucket`, so that few sizes occur.
-    Shuffled batches contain sentences of similar length. Sentences longer than `length` are cut off.
+    T is the length of the longest sentence in the batch, rounded up to a multiple of `bucket`, so that batches have
+    only a few different lengths. Shuffled batches contain sentences of similar length. Sentences longer than `length`
+    are cut off.
     """
 
     vocabulary: Vocabulary

@@ -19,8 +19,8 @@ class TokenStream(Dataset):
     """Running text: x is int64 [tokens], and the target of each token is the next token.
 
     `batches(n)` cuts the text into n streams of equal length and reads them in parallel. Each batch is [T, n] with T =
-    `length` (the last of an epoch may be shorter). It continues where the previous batch ended, so a network can carry
-    its state over. The last tokens are left out if they are fewer than n. The order is that of the text; seed and
+    `length` (the last of an epoch may be shorter). Each batch continues where the previous one ended, so a network can
+    carry its state over. The last tokens are left out if they are fewer than n. The order is that of the text; seed and
     shuffle have no effect.
     """
 

@@ -193,7 +193,7 @@ class Crew:
         if not self.of_this_process:
             return
         with uninterrupted:
-            self.broken, self._closed = WorkerError("the workers have ended"), True
+            self.broken, self._closed = WorkerError("Workers.close() was called: the worker processes have ended"), True
             # It wakes a thread that waits for a batch, which gives it up. Not for ever: that thread may be this one,
             # which the collector of garbage has interrupted.
             for worker in self._workers:

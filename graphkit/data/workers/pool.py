@@ -46,7 +46,7 @@ class Workers:
         ahead_bytes: Maximum memory of the batches made in advance, estimated from the sizes of earlier batches
             (default: GRAPHKIT_AHEAD_MEMORY). At least one batch is made in advance.
         timeout: Seconds that a worker may take for one sample; if it takes longer, it counts as hanging (default:
-            GRAPHKIT_WORKER_TIMEOUT). To start and to import modules, it may take at least 30 seconds.
+            GRAPHKIT_WORKER_TIMEOUT). A worker always has at least 30 seconds to start and import modules.
 
     Raises:
         UsageError: An argument is wrong.
@@ -84,9 +84,9 @@ class Workers:
         return [] if self._crew is None else self._crew.pids
 
     def run(self, data: BatchMaker, parts: Iterable[np.ndarray], key: tuple[int, int] | None) -> Run:
-        """Return the batches of the samples at each of `parts`, in this order. key: seed and epoch of changes."""
+        """Return one batch for each of `parts` (positions of samples), in order. key: see LazyDataset.make_batch."""
         if not self.count:
-            raise UsageError("there are no workers")
+            raise UsageError("Workers(0) has no processes to make batches; create Workers with a count above 0")
         self.start()
         assert self._crew is not None, "it has started"
         return Run(self, self._crew, data, iter(parts), key, self._ahead, self._memory)

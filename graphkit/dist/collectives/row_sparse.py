@@ -56,7 +56,7 @@ class RowSparse:
         return found
 
     def check(self, what: str, stored: np.ndarray) -> None:
-        """Raise InputError, which begins with `what`, unless these can be rows of the array `stored`."""
+        """Raise InputError unless these rows fit the array `stored`. The message begins with `what`."""
         if self.dtype != stored.dtype or not stored.ndim or self.values.shape[1:] != stored.shape[1:]:
             given = f"{self.dtype}{list(self.values.shape[1:])}"
             raise InputError(f"{what} is {stored.dtype}{list(stored.shape)}; pushed rows of {given}")

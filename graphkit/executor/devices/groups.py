@@ -68,16 +68,18 @@ def grouped(device: AnyDevice, known: Iterable[str]) -> str | GroupDevices:
         if group is not None and group not in groups:
             if not groups:
                 raise UsageError(
-                    f"device: no node of the graph is in a group {group!r}; build nodes under "
+                    f"device= (--device): no node of the graph is in a group {group!r}; build nodes under "
                     f"gk.attr_scope({GROUP}=...)"
                 )
             listed = ", ".join(map(repr, groups))
-            raise UsageError(f"device: the graph has no group {group!r}; its groups are {listed}")
+            raise UsageError(f"device= (--device): the graph has no group {group!r}; its groups are {listed}")
     if None not in device and (lacking := [group for group in groups if group not in device]):
         listed = ", ".join(map(repr, lacking))
-        raise UsageError(f"device: there is no device for {listed}, and none for None (all other nodes)")
+        raise UsageError(
+            f"device= (--device): no device is given for {listed}, and no default (key None, or a DEVICE without GROUP)"
+        )
     if not device:
-        raise UsageError("device: the dict names no device")
+        raise UsageError("device= (--device): the dict is empty; give a device for each group")
     names = {group: _parsed(group, name) for group, name in device.items()}
     devices = list(dict.fromkeys(names.values()))
     if len(devices) == 1:

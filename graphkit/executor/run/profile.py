@@ -157,7 +157,7 @@ class Profile:
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """Begin of the first run and end of the last, in nanoseconds of the monotonic clock; None without runs."""
+        """Start of the first run and end of the last, in nanoseconds of the monotonic clock; None without runs."""
         if not self._runs:
             return None
         return min(run.start for run in self._runs), max(run.end for run in self._runs)
@@ -168,8 +168,7 @@ class Profile:
         Args:
             process: Number of the process in the trace.
             name: Name of the process.
-            origin: Start of time in the trace, in nanoseconds of the monotonic clock (default: the begin of the
-                profile).
+            origin: Time 0 of the trace, in nanoseconds of the monotonic clock (default: the start of the profile).
         """
         process = os.getpid() if process is None else process
         origin = self._start if origin is None else origin
@@ -268,7 +267,7 @@ _switch = threading.Lock()
 def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None = None) -> Iterator[Profile]:
     """Record all runs of compiled models, and all operations of dependency engines, in a `with` block.
 
-    Runs of all threads are recorded. No run may continue beyond the block.
+    Runs of all threads are recorded. Every run must end before the block ends.
 
     Args:
         path: File for the trace. It is written after the last recorded run, or at the end of the block, also if the
@@ -281,7 +280,9 @@ def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None =
         UnsupportedError: A run does not use the native engine.
     """
     if skip < 0 or (runs is not None and runs < 1):
-        raise UsageError(f"skip={skip}, runs={runs}: expected the number of runs to skip, and of runs to record")
+        raise UsageError(
+            f"gk.profile: skip= must be at least 0 and runs= at least 1 (runs to record), not {skip} and {runs}"
+        )
     made = Profile()
     recording = _Recording(made, path, skip, runs)
     recording.begin()

@@ -232,7 +232,7 @@ def ordered(*passes: Pass[...]) -> tuple[Pass[...], ...]:
     """
     if len(set(passes)) != len(passes):
         twice = next(p for i, p in enumerate(passes) if p in passes[:i])
-        raise PassOrderError(f"pass {twice.name} is listed twice: its places are to be given")
+        raise PassOrderError(f"pass {twice.name} is listed twice, so its order is unclear; give the order yourself")
     waiting: dict[Pass[...], set[Pass[...]]] = {p: set() for p in passes}
     for wanted in Property:
         breaking = [p for p in passes if wanted in p.breaks]
@@ -255,7 +255,7 @@ def ordered(*passes: Pass[...]) -> tuple[Pass[...], ...]:
                     heapq.heappush(ready, place[p])
     if len(result) < len(passes):
         left = ", ".join(p.name for p in passes if p not in result)
-        raise PassOrderError(f"no order fits what these passes require, ensure and break: {left}")
+        raise PassOrderError(f"no order fits all that these passes require, ensure and break: {left}")
     return tuple(result)
 
 

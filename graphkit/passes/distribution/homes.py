@@ -97,7 +97,7 @@ class _Finder:
         if group is None:
             return around
         if group not in self._groups:
-            raise UsageError(f"groups: no rank is given for {group!r}, of {node.describe()}")
+            raise UsageError(f"groups= (--place): no rank is given for {group!r}, of {node.describe()}")
         return self._groups[group]
 
     def _control(self, node: Node, homes: Homes, around: int | None) -> list[int | None]:

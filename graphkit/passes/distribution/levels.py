@@ -154,8 +154,8 @@ class Level(ABC):
         x, kind = self.at(home, value), value.type
         if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.shape is None:
             raise UsageError(
-                f"groups: {value} cannot be sent from rank {home} to rank {rank}: it is not a tensor of numbers with a "
-                "known number of axes; put its producer and its readers into one group"
+                f"groups= (--place): {value} cannot be sent from rank {home} to rank {rank}: it is not a tensor of "
+                "numbers with a known number of axes; put its producer and its readers into one group"
             )
         self.side(rank).table[value] = self._transferred(x, kind, self.graph.name_of(value), home, rank)
 

@@ -164,7 +164,7 @@ class _Mirror:
         for node in self._closure(part, segment):
             if is_undetermined(node):
                 raise UsageError(
-                    f"{node.describe()} would draw other numbers when it is computed again: bind_rng first"
+                    f"{node.describe()} would draw other numbers when it is computed again; call bind_rng first"
                 )
             operands = [None if v is None else copies.get(v, v) for v in node.inputs]
             if not any(v in copies for v in node.operands):

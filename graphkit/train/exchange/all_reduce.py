@@ -184,4 +184,6 @@ def _check_sharded(spec: StepSpec, compresses: bool) -> None:
             f"--sparse-update) of {', '.join(lazy)}"
         )
     if compresses:
-        raise UsageError("shard_optimizer cannot be combined with gradient compression")
+        raise UsageError(
+            "shard_optimizer (--shard-optimizer) cannot be combined with gradient compression (--compression)"
+        )

@@ -37,12 +37,13 @@ class WorkerExchange(NoExchange):
     def __init__(self, spec: StepSpec, store: RemoteStore, shard: bool):
         if shard:
             raise UsageError(
-                "shard_optimizer (--shard-optimizer) needs the kvstore dist_sync: with servers, these store the states"
+                "shard_optimizer (--shard-optimizer) only works with the kvstore dist_sync; parameter servers store "
+                "the optimizer states already"
             )
         if spec.rule.scale is not None:
             raise UsageError(
-                "precision='f16' (--precision f16) cannot be used with servers, because losses are not scaled; use "
-                "'bf16'"
+                "precision='f16' (--precision f16) cannot be used with parameter servers, because they do not support "
+                "loss scaling; use 'bf16'"
             )
         self._remote = store
         self._published = False

@@ -103,17 +103,22 @@ def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
     """Raise UsageError if groups or ranks do not exist, a group has no rank, or a rank has no group."""
     known = {group for node in all_nodes(graph) if node.operands and (group := node.meta.get(GROUP)) is not None}
     if not known:
-        raise UsageError(f"groups: no node of the graph is in a group; build nodes under gk.attr_scope({GROUP}=...)")
+        raise UsageError(
+            f"groups= (--place): no node of the model is in a group; build nodes under gk.attr_scope({GROUP}=...)"
+        )
     for group, rank in groups.items():
         if group not in known:
-            raise UsageError(f"groups: the graph has no group {group!r}{did_you_mean(group, known)}")
+            raise UsageError(f"groups= (--place): the model has no group {group!r}{did_you_mean(group, known)}")
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
-            raise UsageError(f"groups: {group!r} is placed on rank {rank!r}; the ranks of the job are 0 to {ranks - 1}")
+            raise UsageError(
+                f"groups= (--place): group {group!r} is placed on rank {rank!r}; the ranks of the job are 0 to "
+                f"{ranks - 1}"
+            )
     if lacking := sorted(known - set(groups)):
-        raise UsageError(f"groups: no rank is given for {', '.join(map(repr, lacking))}")
+        raise UsageError(f"groups= (--place): no rank is given for {', '.join(map(repr, lacking))}")
     if idle := sorted(set(range(ranks)) - set(groups.values())):
         raise UsageError(
-            f"groups: no group is placed on rank{'s' if len(idle) > 1 else ''} {', '.join(map(str, idle))}"
+            f"groups= (--place): no group is placed on rank{'s' if len(idle) > 1 else ''} {', '.join(map(str, idle))}"
         )
 
 
@@ -155,7 +160,7 @@ def _describe_cycle(ranks: list[int], needs: Mapping[tuple[int, int], Node], gro
     for rank, other in itertools.pairwise(path):
         node = needs[rank, other]
         steps.append(f"rank {rank} ({_group_of(node, groups)}: {node.describe()}) reads what depends on rank {other}")
-    return f"groups: the ranks depend on each other, so they cannot form a pipeline: {'; '.join(steps)}"
+    return f"groups= (--place): ranks depend on each other, so they cannot form a pipeline: {'; '.join(steps)}"
 
 
 def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
@@ -204,8 +209,8 @@ def _check_inside(stage_of: Mapping[Node, int], placed: Mapping[str, int]) -> No
                 group = inner.meta.get(GROUP) if inner.operands else None
                 if group is not None and placed[group] != stage:
                     raise NotAPipeline(
-                        f"groups: {inner.describe()}, of {group}, is inside of {node.describe()}, which is on another "
-                        "rank"
+                        f"groups= (--place): {inner.describe()} of group {group!r} is inside of {node.describe()}, "
+                        "which is on another rank"
                     )
 
 
@@ -221,9 +226,7 @@ def _owners(graph: Graph, stage_of: Mapping[Node, int], owners: Mapping[str, int
         source = stage_of.get(new.node, 0) if new.node is not None else 0
         if first.setdefault(state, source) != source or stored.get(state, source) != source:
             reader = next(n for n in graph.nodes if state in n.operands and stage_of.get(n) != source)
-            raise NotAPipeline(
-                f"groups: {state} is updated by another rank than that of {reader.describe()}, which reads it"
-            )
+            raise NotAPipeline(f"groups= (--place): {reader.describe()} reads {state}, which another rank updates")
     return {v: stored.get(v, first.get(v, 0)) for v in graph.inputs if _is_stored(v)}
 
 
@@ -238,11 +241,11 @@ def _check_crossing(stages: Partition, value: Value) -> None:
     reader = next(n for n in stages.graph.nodes if stages.stage_of.get(n) == first and value in n.operands)
     if source is not None and first < source:
         rank = stages.ranks[source]
-        raise NotAPipeline(f"groups: {reader.describe()} reads {value}, which is on a later rank ({rank})")
+        raise NotAPipeline(f"groups= (--place): {reader.describe()} reads {value}, which is on a later rank ({rank})")
     kind = value.type
     if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.rank is None:
-        raise UsageError(f"groups: {value} must be sent to another rank, for {reader.describe()}: only tensors of "
-                         "numbers with a known rank can be sent; put both nodes into one group")  # fmt: skip
+        raise UsageError(f"groups= (--place): {reader.describe()} reads {value} of another rank: only tensors of "
+                         "numbers with a known number of axes can be sent; put both nodes into one group")  # fmt: skip
 
 
 def _bits(mask: int) -> Iterator[int]:

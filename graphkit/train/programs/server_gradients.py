@@ -92,8 +92,9 @@ def row_reads(graph: Graph, trained: Sequence[TrainedParameter]) -> Graph | None
     for name, value in tables.items():
         if value in needed:
             raise UsageError(
-                f"parameter {name!r} cannot have row-sparse updates on servers: the rows that a batch reads depend on "
-                "the table itself; use dist_sync, where every process has the whole table"
+                f"parameter {name!r} cannot have row-sparse updates on servers (lazy=, --sparse-update): the rows that "
+                "a batch reads depend on the table itself. Use the kvstore dist_sync, where every process has the "
+                "whole table"
             )
     inputs = [v for v in graph.inputs if v in needed]
     return Graph(inputs, outputs.values(), (), f"{graph.name}_reads", output_names=outputs)

@@ -42,8 +42,8 @@ def check_elementwise(optimizer: Optimizer) -> None:
     """Raise UsageError if the optimizer needs norms of whole parameters: then its states cannot be sharded."""
     if not optimizer.elementwise:
         raise UsageError(
-            f"shard_optimizer: {optimizer.kind} needs norms of whole parameters, but each process updates only parts "
-            "of them"
+            f"shard_optimizer (--shard-optimizer) cannot be used with {optimizer.kind}: it needs norms of whole "
+            "parameters, but each process updates only parts of them"
         )
 
 

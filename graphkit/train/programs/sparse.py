@@ -108,9 +108,12 @@ def lookups(graph: Graph, table: Value, name: str) -> Lookups:
         op = node.op
         if not isinstance(op, Gather) or op.axis % (table.rank or 1) != 0 or node.inputs[1] is table:
             raise UsageError(
-                f"parameter {name!r} cannot have row-sparse updates: {node.describe()} uses the whole table; "
-                "only Gather along axis 0 may read it"
+                f"parameter {name!r} cannot have row-sparse updates (lazy=, --sparse-update): {node.describe()} uses "
+                "the whole table; only Gather along axis 0 may read it"
             )
     if not readers or not table.rank:
-        raise UsageError(f"parameter {name!r} cannot have row-sparse updates: no Gather along axis 0 reads it")
+        raise UsageError(
+            f"parameter {name!r} cannot have row-sparse updates (lazy=, --sparse-update): no Gather along axis 0 "
+            "reads it"
+        )
     return Lookups(table, tuple(readers))

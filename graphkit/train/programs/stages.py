@@ -209,7 +209,7 @@ class _JointGraph:
         self.names = [n for port in gradients_out for n in port.names]
         if wrt and not outputs:
             names = ", ".join(str(v) for v in wrt[:3])
-            raise UsageError(f"groups: no gradient flows back to {names}")
+            raise UsageError(f"groups= (--place): no gradient flows back to {names}")
         found = gradient(outputs, wrt, list(self.seeds.values()), allow_unused=True) if wrt else []
         self.gradients = found[len(own) :]
         with context.detached():

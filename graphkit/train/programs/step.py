@@ -165,8 +165,8 @@ def gradients_of(
     tables = {t.name: lookups(graph, t.value, t.name) for t in trained if t.lazy}
     if tables and not rule.optimizer.elementwise:
         raise UsageError(
-            f"{rule.optimizer.kind} takes norms of whole parameters: row-sparse updates "
-            f"({', '.join(tables)}) need another optimizer"
+            f"{rule.optimizer.kind} takes norms of whole parameters, so it cannot be used with row-sparse updates "
+            f"(lazy=, --sparse-update) of {', '.join(tables)}; choose another optimizer"
         )
     wanted = [tables[t.name].outputs if t.lazy else [t.value] for t in trained]
     flat = iter(loss_scale.gradients(loss, [v for values in wanted for v in values], rule.scale))

@@ -124,7 +124,7 @@ def test_closing_does_not_wait_for_samples(sets, tmp_path, gone):
     pids = workers.pids
     workers.close()
     thread.join()
-    assert "the workers have ended" in str(told[0][1])
+    assert "the worker processes have ended" in str(told[0][1])
     assert gone(pids), "a sample that takes an hour ends with them"
 
 

@@ -177,7 +177,7 @@ def test_some_of_the_runs(tmp_path: Path) -> None:
         exe.run({"x": X})
     assert not any(e["ph"] == "X" for e in json.loads(path.read_text())["traceEvents"])
     for options in ({"skip": -1}, {"runs": 0}):
-        with pytest.raises(UsageError, match="expected the number of runs to skip"), gk.profile(**options):
+        with pytest.raises(UsageError, match="skip= must be at least 0 and runs= at least 1"), gk.profile(**options):
             pass
 
 

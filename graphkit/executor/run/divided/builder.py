@@ -36,7 +36,9 @@ def divided_cache(
         UsageError: Programs exchange values with other processes.
     """
     if settings[0].collectives is not None or settings[0].channels is not None:
-        raise UsageError("device: with several processes, each runs on one device, not on one for each group")
+        raise UsageError(
+            "device= (--device): with several processes, each runs on one device; leave out the devices of groups"
+        )
     targets = []
     for name, chosen in zip(device.devices, settings, strict=True):
         own = device_cache(chosen, Pools(pools.stamp, pools.arenas))
