@@ -136,11 +136,9 @@ def while_loop(
             it as one argument.
         maximum_iterations: An integer, or a graph value, int64 [] (default: no limit). recompute="sqrt" needs a value
             known before the run.
-        parallel_iterations: Has no effect, because iterations run one after another. Accepted for compatibility with
-            TensorFlow.
-        recompute: Number of iterations per block: an integer, or "sqrt" for the square root of the number of
-            iterations. Only states between blocks are kept for the backward pass, which computes the other values
-            again. Default: all values are kept.
+        parallel_iterations: Accepted as in TensorFlow, but has no effect: iterations run one after another.
+        recompute: Number of iterations per block: an integer, or "sqrt" (of the number of iterations). Only states
+            between blocks are kept for the backward pass, which computes the other values again. Default: keep all.
         swap_memory: On a GPU, values that are kept for the backward pass may move to host memory.
         name: Name of the node, which error messages show.
 
@@ -165,8 +163,7 @@ def while_loop(
         if states.hold([v.type for v in following]):
             break
 
-    # The condition is built once and stands twice: before the loop, and at the end of the body.
-    predicate_mark = checkpoint()
+    predicate_mark = checkpoint()  # the condition is evaluated before the loop, and at the end of the body
     placeholders = [v.like() for v in inside]
     holds = predicate(leaf(cond_fn(tree.unflatten(shape, placeholders))), name, "cond_fn's result")
     condition, outer = close_over([holds], placeholders, predicate_mark, name="condition")

@@ -107,7 +107,7 @@ def find_lr(
     batch_size = integer("find_lr", "batch_size", batch_size, 1)
     if not trainer._alone or (trainer.kvstore is not None and trainer.kvstore.is_remote):
         raise UsageError("find_lr only works in one process: create the Trainer without kvstore=")
-    if trainer.position.within or trainer._stepper.waiting:
+    if trainer.position.within or trainer._stepper.accumulated:
         raise UsageError(f"find_lr must start between two epochs, but training is {trainer.position}")
     with employed(workers, trainer._data(data)) as (found,):
         if steps is None:

@@ -82,7 +82,7 @@ def test_a_checkpoint_in_the_middle_of_a_group_holds_what_waits(tmp_path):
     def ended(kvstore, folder):
         trainer = new_trainer(kvstore, accumulate=3)
         trainer.resume(folder)
-        assert trainer._stepper.waiting == 1
+        assert trainer._stepper.accumulated == 1
         steps(trainer, [4, 5]).flush()
         assert trainer.updates == 2
         trainer.save(folder)
