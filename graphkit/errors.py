@@ -180,7 +180,11 @@ def closest(name: str, known: Sequence[str], alike: float = 0.6) -> str | None:
 def did_you_mean(name: str, known: Iterable[str], alike: float = 0.6, most: int = 8) -> str:
     """Return `"; did you mean 'x'?"` for the closest known name, or a list of the known names.
 
-    alike: See `closest`. most: How many known names are listed.
+    Args:
+        name: The unknown name.
+        known: The known names.
+        alike: Required similarity of a suggestion, 0 to 1. If no known name reaches it, the names are listed.
+        most: Maximum number of names in the list.
     """
     known = list(dict.fromkeys(k for k in known if isinstance(k, str)))
     close = closest(name, known, alike)

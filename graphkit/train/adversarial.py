@@ -30,7 +30,7 @@ from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.to_training import to_training
-from graphkit.text import short_repr
+from graphkit.text import listed, short_repr
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import states
 from graphkit.train.losses import sigmoid_binary_cross_entropy
@@ -43,6 +43,8 @@ from graphkit.train.selection import ParameterSelection, select_parameters
 
 # The name of the loss in checkpoints.
 _LOSS = "adversarial"
+# The advice if a checkpoint does not fit.
+_OWN_FOLDER = "To resume it, use the networks and optimizers of that run. Otherwise start a new run in another folder"
 
 REAL = "real"
 NOISE = "noise"
@@ -283,12 +285,18 @@ class AdversarialTrainer:
         saved, store = checkpoints.load(folder), self._store
         odd = sorted(set(saved.arrays) ^ set(store))
         if saved.loss != _LOSS or odd:
-            what = ", ".join(odd[:5]) or f"its loss is {saved.loss}"
-            raise InvalidModel(f"the checkpoint in {folder} does not fit these networks and optimizers: {what}")
+            what = (
+                f"it lacks or additionally contains {listed(odd, len(odd), 5)}" if odd else f"its loss is {saved.loss}"
+            )
+            raise InvalidModel(
+                f"the checkpoint in {folder} does not fit these networks and optimizers: {what}. {_OWN_FOLDER}"
+            )
         try:
             arrays = {name: store.fitting(name, array) for name, array in saved.arrays.items()}
         except InputError as error:
-            raise InvalidModel(f"the checkpoint in {folder} does not fit these networks: {error}") from None
+            raise InvalidModel(
+                f"the checkpoint in {folder} does not fit these networks: {error}. {_OWN_FOLDER}"
+            ) from None
         with uninterrupted:
             for name, array in arrays.items():
                 store.commit(name, array)

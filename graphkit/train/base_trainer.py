@@ -343,8 +343,8 @@ class BaseTrainer:
         Raises:
             NotFinite: The loss is NaN or infinite, and `on_nonfinite` is "raise". `step` itself raises it, not the
                 later conversion to float.
-            RanksDiffer: The processes differ in learning rate, number of updates or assigned parameters. All processes
-                raise it, and nothing changes.
+            RanksDiffer: The processes differ in the learning rate, in the number of updates, or in parameters that your
+                code has set (`net.params["w"] = array`). All processes raise it, and nothing changes.
         """
         with self._interrupts:
             self._exchange.return_outputs(False)

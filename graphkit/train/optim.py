@@ -66,7 +66,11 @@ class Optimizer:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of a parameter's state arrays. Each has its type, and is initialised to `start(name)`."""
+        """Names of the state arrays that each parameter gets, such as "momentum".
+
+        A state array has the shape and type of its parameter (float32 for float16 and bfloat16). Each element starts at
+        `start(name)`.
+        """
         return ()
 
     def start(self, slot: str) -> float:

@@ -27,7 +27,10 @@ from graphkit.train.run_folder import MODEL, RunFolder, check_links, model_then_
 # In a checkpoint, the state of a metric is named `<metric>/metric/<array>`.
 _METRIC = "/metric/"
 # The advice if a checkpoint does not fit.
-_OWN_FOLDER = "Use the folder of a run of this model, or start a new run in another folder"
+_OWN_FOLDER = (
+    "To resume it, use the model, the optimizer and the moving average (ema) of that run. "
+    "Otherwise start a new run in another folder"
+)
 
 # How long `save` waits, in seconds, for another process that saves into the folder.
 _PATIENCE = 30.0

@@ -49,9 +49,15 @@ def divisor(total: Value) -> Value:
 
 
 def counted(graph: Graph, target: Value) -> Value | None:
-    """Return the number of targets in a batch as a float32 scalar.
+    """Return the weight of a batch: the product of the symbolic dimensions of `target`, as a float32 scalar.
 
-    Axes of fixed size are not counted. The result is None if only the number of samples remains.
+    For a target [N, T, 3], this is N * T: a fixed dimension is the same factor in every batch, so it is left out. None
+    means that the weight is the number of samples: `target` has no other symbolic dimension. If the rank of `target` is
+    unknown, all its elements are counted.
+
+    Args:
+        graph: The model's graph; the first dimension of its first data input is the number of samples.
+        target: The target.
     """
     shape = target.tensor.shape
     if shape is None:
