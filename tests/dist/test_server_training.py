@@ -315,5 +315,5 @@ def test_an_elastic_worker_before_its_first_exchange_is_one_process(options):
 @pytest.mark.parametrize("type", ["dist_async", "elastic"])
 def test_losses_are_not_scaled(type):
     (store,), _ = workers(1, type=type)
-    with pytest.raises(UsageError, match=r"precision='f16' .* cannot be used with servers"):
+    with pytest.raises(UsageError, match=r"precision='f16' .* cannot be used with parameter servers"):
         new_trainer(store, precision="f16")

@@ -506,7 +506,7 @@ def test_groups_and_devices_that_do_not_go_together(cards: list[Card]) -> None:
     with pytest.raises(UnsupportedError, match=r"no device 'gpu'.*of nodes without a group"):
         net.compile({"first": "cpu", "second": "cpu", None: "gpu"})
     for wrong in ({}, {"first": 1}, ["cpu"], None):
-        with pytest.raises(UsageError, match=r"device(: | must be a string or a dict)"):
+        with pytest.raises(UsageError, match=r"device(= \(--device\): | must be a string or a dict)"):
             net.compile(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the graph has no group 'x'"):
         trainer({"x": "cpu", None: "cuda"})
