@@ -32,7 +32,7 @@ class AllReduce(NoExchange):
     """
 
     def __init__(self, spec: StepSpec, kvstore: KVStore, shard: bool):
-        self._kvstore = kvstore
+        self._kvstore, self.ranks = kvstore, kvstore.num_workers
         if shard:
             _check_sharded(spec, kvstore.transport.compresses)
         ordered, device = spec.options["deterministic"], spec.options["device"]
@@ -51,7 +51,7 @@ class AllReduce(NoExchange):
 
     def _create_programs(self) -> list[Graph]:
         spec = self.spec
-        self._options |= {"collectives": self.collectives, "rng_stride": self._kvstore.num_workers}
+        self._options["collectives"] = self.collectives
         if spec.accumulate > 1:
             programs = steps.split_step(spec.graph, spec.trained, spec.rule, self.buckets)
             # On a device, the collectives are part of the program, so the all-reduce of the loss needs one.

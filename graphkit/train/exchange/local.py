@@ -34,11 +34,13 @@ class NoExchange:
     sets_rates = True
     counts_every_step = False
     divides_model = False
+    # Number of ranks whose steps draw different random numbers. Subclasses set it before they call this constructor.
+    ranks = 1
 
     def __init__(self, spec: StepSpec):
         self.spec = spec
         self.trained = tuple(t.name for t in spec.trained)
-        self._options = dict(spec.options)
+        self._options = {**spec.options, "rng_stride": self.ranks}
         self._loss = spec.graph.output_names[0]
         self._outputs = tuple(name for name in spec.graph.output_names[1:] if name != BATCH_WEIGHT)
         self._unread: tuple[str, ...] = ()

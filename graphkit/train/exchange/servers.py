@@ -45,7 +45,7 @@ class WorkerExchange(NoExchange):
                 "precision='f16' (--precision f16) cannot be used with parameter servers, because they do not support "
                 "loss scaling; use 'bf16'"
             )
-        self._remote = store
+        self._remote, self.ranks = store, store.num_workers
         self._published = False
         super().__init__(spec)
         self._params = spec.params
