@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
@@ -57,30 +58,28 @@ def boolean(owner: str, name: str, value: Any) -> bool:
     return bool(value)
 
 
-def fields(
-    owner: str, given: Mapping[str, Any], kinds: Mapping[str, Any], ranges: Mapping[str, Range]
-) -> dict[str, Any]:
-    """Check the fields of a dataclass by their annotations, and return them by name.
+def convert_fields(instance: Any, owner: str, ranges: Mapping[str, Range]) -> None:
+    """Check the fields of a frozen dataclass by their annotations, and replace numbers of numpy by those of Python.
 
-    A float must be in its range (by default not negative), an int at least 1. Other annotations are not checked.
+    A float must be in its range, an int at least 1. Fields with other annotations keep their values.
 
     Args:
+        instance: The instance, in its `__post_init__`.
         owner: Name of the class, for messages.
-        given: Values by name of the field.
-        kinds: Annotations as text, by name.
-        ranges: Ranges of floats by name.
+        ranges: Ranges of floats by name of the field (default: not negative).
+
+    Raises:
+        UsageError: A field has a wrong type, or is out of range.
     """
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        match kinds[name]:
-            case "float":
-                found[name] = real(owner, name, value, ranges.get(name, NOT_NEGATIVE))
-            case "int":
-                found[name] = integer(owner, name, value, 1)
-            case "int | None":
-                found[name] = None if value is None else integer(owner, name, value, 1)
-            case "bool":
-                found[name] = boolean(owner, name, value)
-            case _:
-                found[name] = value
-    return found
+    for field in dataclasses.fields(instance):
+        name, value = field.name, getattr(instance, field.name)
+        kind, _, other = str(field.type).partition(" | ")
+        if value is None and other == "None":
+            continue
+        if kind == "float" and other in ("", "None"):
+            value = real(owner, name, value, ranges.get(name, NOT_NEGATIVE))
+        elif kind == "int" and other in ("", "None"):
+            value = integer(owner, name, value, 1)
+        elif kind == "bool":
+            value = boolean(owner, name, value)
+        object.__setattr__(instance, name, value)

@@ -14,7 +14,7 @@ from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.graph import Value
 from graphkit.ops import F
-from graphkit.train.arguments import BELOW_ONE, boolean, real
+from graphkit.train.arguments import BELOW_ONE, convert_fields
 
 AVERAGE = "average"
 
@@ -35,8 +35,7 @@ class EMA:
     warmup: bool = False
 
     def __post_init__(self) -> None:
-        real("EMA", "decay", self.decay, BELOW_ONE)
-        boolean("EMA", "warmup", self.warmup)
+        convert_fields(self, "EMA", {"decay": BELOW_ONE})
 
     def update(self, average: Value, weight: Value, step: Value) -> Value:
         """Return the next average. weight: the weight after the update; step: int64 scalar, 1 at the first update."""

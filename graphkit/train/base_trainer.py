@@ -151,8 +151,7 @@ class BaseTrainer:
         self._output = first if criterion.output is None else criterion.output
         trained = select_parameters(graph, selection)
         scale = loss_scale.state() if numerics.precision == "f16" else None
-        clip_norm = None if regularisation.clip_norm is None else float(regularisation.clip_norm)
-        rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, numerics.on_nonfinite, scale)
+        rule = steps.UpdateRule(self.optimizer, regularisation.clip_norm, self.ema, numerics.on_nonfinite, scale)
         self._options: dict[str, Any] = {
             "device": choose_device(device, graph, self.kvstore), "threads": threads, "seed": self.seed,
             "precision": numerics.precision, "deterministic": numerics.deterministic,

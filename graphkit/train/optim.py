@@ -12,7 +12,7 @@ from graphkit.ir.graph import Value
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.signatures import typed_constructor
-from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, fields, real
+from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, convert_fields, real
 from graphkit.train.average import EMA
 from graphkit.train.schedules import (
     Constant,
@@ -58,11 +58,9 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        rate = self.lr if isinstance(self.lr, Schedule) else real(owner, "lr", self.lr, NOT_NEGATIVE)
-        kinds = {f.name: f.type for f in dataclasses.fields(self) if f.name != "lr"}
-        others = fields(owner, {name: getattr(self, name) for name in kinds}, kinds, self.ranges)
-        for name, value in {"lr": rate, **others}.items():
-            object.__setattr__(self, name, value)
+        convert_fields(self, owner, self.ranges)
+        if not isinstance(self.lr, Schedule):
+            object.__setattr__(self, "lr", real(owner, "lr", self.lr, NOT_NEGATIVE))
 
     @property
     def slots(self) -> tuple[str, ...]:

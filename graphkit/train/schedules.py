@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 from graphkit.errors import UsageError, did_you_mean
-from graphkit.train.arguments import POSITIVE, Range, fields, real
+from graphkit.train.arguments import POSITIVE, Range, convert_fields, real
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Schedule:
     kind: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        owner = type(self).__name__
-        kinds = {f.name: f.type for f in dataclasses.fields(self)}
-        for name, value in fields(owner, {name: getattr(self, name) for name in kinds}, kinds, {}).items():
-            object.__setattr__(self, name, schedule(value) if kinds[name] == "Schedule" else value)
+        convert_fields(self, type(self).__name__, {})
+        for field in dataclasses.fields(self):
+            if field.type == "Schedule":
+                object.__setattr__(self, field.name, schedule(getattr(self, field.name)))
 
     def __call__(self, step: int) -> float:
         raise NotImplementedError

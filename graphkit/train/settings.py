@@ -10,11 +10,12 @@ from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
 from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
 from graphkit.executor.devices.loading import of_process
+from graphkit.executor.run.precision import check_known
 from graphkit.ir.graph import Graph
 from graphkit.passes.distribution.places import groups_of
 from graphkit.signatures import typed_constructor
 from graphkit.train import defaults
-from graphkit.train.arguments import POSITIVE, boolean, integer, real
+from graphkit.train.arguments import POSITIVE, convert_fields
 from graphkit.train.average import EMA
 from graphkit.train.average import ema as moving_average
 from graphkit.train.programs import finite, recomputation
@@ -43,6 +44,8 @@ class Numerics:
     on_nonfinite: str = "raise"
 
     def __post_init__(self) -> None:
+        convert_fields(self, _OWNER, {})
+        check_known(self.precision)
         finite.check_choice(self.on_nonfinite)
 
 
@@ -62,9 +65,8 @@ class Memory:
     swap_memory: bool = False
 
     def __post_init__(self) -> None:
-        integer(_OWNER, "accumulate", self.accumulate, 1)
+        convert_fields(self, _OWNER, {})
         recomputation.check(self.recompute)
-        boolean(_OWNER, "swap_memory", self.swap_memory)
 
 
 @typed_constructor("gk.settings")
@@ -89,12 +91,7 @@ class Parallel:
     sync_batch_norm: bool = False
 
     def __post_init__(self) -> None:
-        integer(_OWNER, "micro_batches", self.micro_batches, 1)
-
-    @property
-    def ranks(self) -> int:
-        """Number of processes that train together."""
-        return 1 if self.kvstore is None else self.kvstore.num_workers
+        convert_fields(self, _OWNER, {})
 
 
 @typed_constructor("gk.settings")
@@ -118,9 +115,7 @@ class Regularisation:
     batch_norm: str = defaults.BATCH_NORM[0]
 
     def __post_init__(self) -> None:
-        for name in ("clip_norm", "mixup", "cutmix"):
-            if (given := getattr(self, name)) is not None:
-                real(_OWNER, name, given, POSITIVE)
+        convert_fields(self, _OWNER, dict.fromkeys(("clip_norm", "mixup", "cutmix"), POSITIVE))
         moving_average(self.ema)
         if self.batch_norm not in defaults.BATCH_NORM:
             choices = " or ".join(map(repr, defaults.BATCH_NORM))
@@ -130,7 +125,7 @@ class Regularisation:
     def mixes(self) -> dict[str, float]:
         """The given parameters of `mixup` and `cutmix`, by name."""
         given = {"mixup": self.mixup, "cutmix": self.cutmix}
-        return {name: float(alpha) for name, alpha in given.items() if alpha is not None}
+        return {name: alpha for name, alpha in given.items() if alpha is not None}
 
 
 Group = TypeVar("Group", Numerics, Memory, Parallel, Regularisation)

@@ -58,12 +58,27 @@ def test_settings_equal_keywords_and_their_defaults():
             assert parameters[field.name].default == field.default, field.name
 
 
+def test_numbers_of_numpy_become_those_of_python(tmp_path):
+    given = {"accumulate": np.int64(2), "deterministic": np.True_, "clip_norm": np.float32(1.0), "ema": np.float32(0.5)}
+    memory = gk.settings.Memory(accumulate=given["accumulate"])
+    assert type(memory.accumulate) is int
+    assert type(gk.settings.Parallel(micro_batches=np.int32(1)).micro_batches) is int
+    assert type(gk.settings.Regularisation(clip_norm=given["clip_norm"]).clip_norm) is float
+    assert type(gk.settings.Numerics(deterministic=given["deterministic"]).deterministic) is bool
+    assert gk.optim.EMA(given["ema"]).describe() == {"decay": 0.5, "warmup": False}
+    data = np.zeros((4, 4), np.float32), np.zeros(4, np.int64)
+    gk.Trainer(network(), **given).fit(data, batch_size=2, folder=tmp_path, progress=False)
+    restored = gk.Trainer(network(), accumulate=2, deterministic=True, clip_norm=1.0, ema=0.5)
+    restored.resume(tmp_path)
+    assert restored.updates == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"memory": GROUPS["memory"], "accumulate": 3}, "accumulate= is also a setting of memory=: set it in only one"),
-        ({"numerics": GROUPS["memory"]}, "numerics"),
-        ({"memory": {"accumulate": 2}}, "memory"),
+        ({"numerics": GROUPS["memory"]}, "numerics must be a gk.settings.Numerics, not Memory"),
+        ({"memory": {"accumulate": 2}}, "memory must be a gk.settings.Memory, not {'accumulate': 2}"),
     ],
 )
 def test_wrong_groups_are_refused(options, message):
@@ -76,6 +91,7 @@ def test_wrong_groups_are_refused(options, message):
     [
         (lambda: gk.settings.Memory(accumulate=0), "accumulate must be an integer of at least 1"),
         (lambda: gk.settings.Memory(recompute=-1), "recompute must be"),
+        (lambda: gk.settings.Numerics(precision="f99"), "precision 'f99': expected one of 'f32', 'bf16'"),
         (lambda: gk.settings.Numerics(on_nonfinite="stop"), "on_nonfinite"),
         (lambda: gk.settings.Regularisation(clip_norm=0.0), "clip_norm must be a finite number above 0"),
         (lambda: gk.settings.Regularisation(ema=2.0), "decay"),

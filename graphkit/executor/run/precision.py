@@ -9,13 +9,18 @@ from graphkit.executor.devices.loading import DeviceName, find_device, native_mo
 PRECISIONS = ("f32", "bf16", "f16", "tf32", "fp8")
 
 
+def check_known(precision: str) -> None:
+    """Raise UsageError for an unknown precision."""
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision {precision!r}: expected one of {', '.join(map(repr, PRECISIONS))}")
+
+
 def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
     """Raise UsageError for an unknown precision, or without `optimize` if the precision needs a rewrite.
 
     Raises UnsupportedError if the device does not support the precision.
     """
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision {precision!r}: expected one of {', '.join(map(repr, PRECISIONS))}")
+    check_known(precision)
     if device.kind == "cpu" and precision in ("f16", "tf32", "fp8"):
         raise UnsupportedError(f"precision {precision!r} needs a GPU (device='cuda'); use 'f32' or 'bf16'")
     if precision == "f32":
