@@ -247,10 +247,12 @@ class Model:
 
     def select(self, *names: str) -> Model:
         """Return a model with the same parameters whose outputs are the values with these names (see `value`)."""
-        if any(not isinstance(n, str) for n in names):
+        if not names or any(not isinstance(n, str) for n in names):
             raise UsageError("select takes names of values, one by one: select('a', 'b')")
         outputs = {n: self.value(n) for n in names}
-        return Model(outputs, name=self.name, params=None, meta=self.meta)
+        inputs = _ordered_inputs(outputs.values(), None)
+        graph = Graph(inputs, outputs.values(), name=self.name, output_names=outputs, meta=self.meta)
+        return Model.from_graph(graph, {})
 
     __getitem__ = select
 

@@ -178,6 +178,16 @@ def test_two_inputs_of_one_name_are_refused(other: TensorType, listed: bool) -> 
     assert Model(F.concat(first, Value(other, "z"), axis=0)).inputs == ("x", "z")
 
 
+def test_a_selection_of_a_graph_with_two_inputs_of_one_name() -> None:
+    first, second = Value(f32(3), "x"), Value(f32(3), "x")
+    graph = Graph([first, second], [F.sub(first, second), F.relu(second)], output_names=["y", "z"])
+    model = Model.from_graph(graph, {})
+    assert model.select("y").inputs == model.inputs == ("x", "x_1")
+    assert model.select("z", "z").outputs == ("z",)
+    with pytest.raises(UsageError, match="select takes names of values"):
+        model.select()
+
+
 def test_outputs_are_fresh() -> None:
     x = Value(f32(3), "x")
     y = F.neg(x)
