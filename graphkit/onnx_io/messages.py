@@ -12,21 +12,24 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from graphkit.onnx_io.wire import Malformed
+import numpy as np
+
+from graphkit.onnx_io.wire import MAX_NUMBER, Malformed
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-# More bytes of models, tensors aside, take longer here than the library takes, with its import.
+# More bytes of models, the raw data of tensors aside, take longer here than the library takes, with its import.
 SMALL = 1 << 18
-# Most bytes of a tensor are copied at once.
-_TENSOR = 1 << 8
-# By message, the fields that may contain tensors.
-_WITH_TENSORS = {
+# Bytes that raw data count as, because they are copied at once.
+_RAW = 1 << 8
+# By message, the fields that may contain raw data.
+_WITH_RAW_DATA = {
     "model": {7: "graph"},
     "graph": {1: "node", 5: "tensor"},
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 6: "graph"},
+    "tensor": {9: "raw"},
 }
 _LONG = 1 << 10
 
@@ -124,11 +127,11 @@ class Message:
 
     def SerializeToString(self) -> bytes:  # noqa: N802
         """The bytes that the message was read from."""
-        data, start, end = self.__dict__[""]
+        data, start, end = self.__dict__.get("", (b"", 0, 0))
         return bytes(data[start:end])
 
 
-# Bytes that have been read here, tensors aside.
+# Bytes that have been read here, raw data aside.
 _read_before = 0
 
 
@@ -154,18 +157,18 @@ def read(data: bytes) -> ModelProto | None:
 
 
 def _message_bytes(data: bytes, most: int) -> int:
-    """Bytes of a model without its tensors; counting ends above `most`. Raises Malformed, IndexError."""
+    """Bytes of a model without the raw data of tensors; counting ends above `most`. Raises Malformed, IndexError."""
     found = 0
     waiting = [("model", 0, len(data))]
     while waiting:
         kind, at, end = waiting.pop()
-        inside = _WITH_TENSORS[kind]
+        inside = _WITH_RAW_DATA[kind]
         while at < end:
             tag, begin = _varint(data, at, _MAX_FRAME_BYTES)
             begin, at = _span(data, begin, tag & 7)
             size, inner = at - begin, inside.get(tag >> 3)
-            if inner == "tensor":
-                found += min(size, _TENSOR)
+            if inner == "raw":
+                found += min(size, _RAW)
             elif inner is not None and size > _LONG:
                 waiting.append((inner, begin, min(at, end)))
             else:
@@ -190,7 +193,7 @@ def _message(cls: type[Message], data: bytes, start: int, end: int, depth: int) 
             tag, at = _varint(data, at - 1, _MAX_FRAME_BYTES)
         wire = tag & 7
         begin, at = _span(data, at, wire)
-        if at > end or not tag >> 3:
+        if at > end or not 0 < tag >> 3 <= MAX_NUMBER:
             raise Malformed
         if tag >> 3 not in fields:
             continue
@@ -198,7 +201,7 @@ def _message(cls: type[Message], data: bytes, start: int, end: int, depth: int) 
         if own != wire:
             if not repeated or wire != _BYTES:
                 raise Malformed
-            found.setdefault(name, []).extend(_packed(data, begin, at, own, value_of))
+            found.setdefault(name, []).extend(_packed(data[begin:at], own, value_of))
         elif repeated:
             found.setdefault(name, []).append(value_of(data, begin, at, depth + 1))
         elif name in found or (name in one_of and any(other in found for other in one_of)):
@@ -225,18 +228,23 @@ def _span(data: bytes, at: int, wire: int) -> tuple[int, int]:
     raise Malformed
 
 
-def _packed(data: bytes, at: int, end: int, wire: int, value_of: Callable[..., Any]) -> list[Any]:
+def _packed(data: bytes, wire: int, value_of: Callable[..., Any]) -> list[Any]:
+    """The values of a repeated field that are one behind the other."""
     if wire != _VARINT:
         size, code = (4, "f") if wire == _FIXED32 else (8, "d")
-        return list(struct.unpack(f"<{(end - at) // size}{code}", data[at:end]))
-    values = []
-    while at < end:
-        begin = at
-        _, at = _varint(data, at, _MAX_VARINT_BYTES)
-        values.append(value_of(data, begin, at, 0))
-    if at > end:
+        return list(struct.unpack(f"<{len(data) // size}{code}", data))
+    if data.isascii():  # each byte is a number
+        return list(data)
+    found = np.frombuffer(data, np.uint8)
+    lasts = np.flatnonzero(found < 0x80)
+    starts = np.append(0, lasts[:-1] + 1)
+    lengths = lasts + 1 - starts
+    if not lasts.size or lasts[-1] + 1 != found.size or lengths.max() > _MAX_VARINT_BYTES:
         raise Malformed
-    return values
+    places = np.arange(found.size) - np.repeat(starts, lengths)
+    parts = (found & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
+    numbers: list[int] = np.bitwise_or.reduceat(parts, starts).astype(_INTEGERS[value_of]).tolist()
+    return numbers
 
 
 def _varint(data: bytes, at: int, most: int) -> tuple[int, int]:
@@ -311,6 +319,11 @@ _SCALARS: dict[str, tuple[int, Callable[[bytes, int, int, int], Any], Any]] = {
     "bytes": (_BYTES, _raw, b""),
     "-": (_BYTES, _unusual, ()),
 }
+
+# Types of repeated integers, by how one of them is read.
+_INTEGERS: dict[Callable[..., Any], type[np.integer[Any]]] = {
+    _int64: np.int64, _int32: np.int32, _unsigned: np.uint64,
+}  # fmt: skip
 
 _known: dict[str, type[Message]] = {}
 

@@ -21,7 +21,7 @@ _TENSOR_NAME: Final = 8
 _TENSOR_RAW_DATA: Final = 9
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MAX_NUMBER = (1 << 29) - 1
+MAX_NUMBER = (1 << 29) - 1
 # Of a number; and of a tag or a length, which protobuf refuses when they are longer, whatever their value.
 _MAX_VARINT_BYTES, _MAX_FRAME_BYTES = 10, 5
 
@@ -175,7 +175,7 @@ def fields(data: Spans, position: int, end: int) -> Iterator[Field]:
         start = position
         tag, position = _varint(data, position, end, _MAX_FRAME_BYTES)
         number, wire = tag >> 3, tag & 7
-        if not 0 < number <= _MAX_NUMBER:
+        if not 0 < number <= MAX_NUMBER:
             raise Malformed
         if wire == _BYTES:
             length, position = _varint(data, position, end, _MAX_FRAME_BYTES)

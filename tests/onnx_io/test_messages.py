@@ -155,11 +155,14 @@ def test_reads_fields_of_newer_versions() -> None:
         (b"\x08", "a number without an end"),
         (b"\x3a\x05\x0a", "a graph that is cut off"),
         (b"\x3a\x02\x0a\x05", "a node that is longer than its graph"),
-        (b"\x0a\x00", "text in the place of a number"),
+        (b"\x0a\x00", "text instead of a number"),
         (b"\x12\x01\xff", "text that is not UTF-8"),
         (b"\x3a\x00\x3a\x00", "two graphs, which are merged"),
         (b"\x0b\x0c", "a group"),
         (b"\x00\x00", "field 0"),
+        (b"\x3a\x08\x82\x80\x80\x80\x10\x02ab", "a field number above 2^29 - 1"),
+        (b"\x3a\x05\x2a\x03\x3a\x01\xff", "a packed number without an end"),
+        (b"\x3a\x10\x2a\x0e\x3a\x0c" + b"\xff" * 11 + b"\x00", "a packed number of 12 bytes"),
         (b"\xa2\x01\x00", "a training graph"),
         (b"\x3a\x05\x2a\x03\x70\xff\x01", "an unknown place of data"),
     ],
@@ -212,6 +215,26 @@ def test_large_tensors_do_not_count_as_messages() -> None:
     found = read_small(helper.make_model(helper.make_graph([node], "g", [], [], [weight])).SerializeToString())
     assert found is not None
     assert len(found.graph.initializer[0].raw_data) == 4 * messages.SMALL
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.INT8, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64])
+def test_library_reads_large_tensors_of_single_numbers(dtype: int) -> None:
+    weight = helper.make_tensor("w", dtype, [messages.SMALL], np.ones(messages.SMALL), raw=False)
+    assert read_small(helper.make_model(helper.make_graph([], "g", [], [], [weight])).SerializeToString()) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "numbers"),
+    [
+        ("int64_data", [0, 127, 128, -1, 2**62, -(2**63), 2**63 - 1]), ("int32_data", [-1, 5, -(2**31), 2**31 - 1, 300]),
+        ("uint64_data", [2**64 - 1, 1, 2**63]), ("int32_data", [1, 2, 127]), ("int64_data", [-7]),
+    ],
+)  # fmt: skip
+def test_packed_integers(field: str, numbers: list[int]) -> None:
+    model = ModelProto(graph=onnx.GraphProto(initializer=[TensorProto(name="w", **{field: numbers})]))
+    found = read(model.SerializeToString())
+    assert found is not None
+    assert getattr(found.graph.initializer[0], field) == numbers
 
 
 def many_nodes(count: int) -> onnx.GraphProto:
