@@ -70,6 +70,8 @@ _FIELDS: dict[DType, tuple[str, int]] = {
 }
 
 MAX_RANK = 64
+# Of the largest element type, which has 16 bytes.
+_MAX_ELEMENTS = (1 << 63) // 16 - 1
 # A sparse tensor can announce any dense size in a few bytes.
 MAX_DENSE_BYTES = 1 << 30
 # Longer dimension texts are names: products of sums expand exponentially.
@@ -91,12 +93,15 @@ def dtype_of_code(code: int, where: str = "") -> DType:
 
 
 def checked_shape(proto_dims: Sequence[int], where: str) -> tuple[int, ...]:
-    """The dims of a stored tensor; raises InvalidModel for a negative dimension or an absurd rank."""
+    """The dims of a stored tensor; raises InvalidModel for dimensions that no array can have."""
     shape = tuple(int(d) for d in proto_dims)
     if len(shape) > MAX_RANK:
         raise InvalidModel(f"{where}: rank {len(shape)} is above {MAX_RANK}")
     if any(d < 0 for d in shape):
         raise InvalidModel(f"{where}: negative dimension in {list(shape)}")
+    # numpy multiplies the other dimensions, too, if one is 0.
+    if 0 in shape and math.prod(d or 1 for d in shape) > _MAX_ELEMENTS:
+        raise InvalidModel(f"{where}: the dimensions {list(shape)} are too large for an array")
     return shape
 
 
@@ -253,7 +258,7 @@ def to_proto(array: np.ndarray, name: str = "", into: TensorProto | None = None)
     return proto
 
 
-def to_header(array: np.ndarray, name: str, into: TensorProto) -> None:
+def to_header(array: np.ndarray | StoredArray, name: str, into: TensorProto) -> None:
     """Set the name, type and shape of a TensorProto without its data."""
     into.name = name
     into.data_type = CODES[dtype_of(array.dtype)]

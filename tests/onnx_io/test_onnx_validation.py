@@ -134,6 +134,7 @@ def tensor(**fields):
         (tensor(raw_data=b"\0" * 20), r"float32\[3, 2\] needs 24 bytes, but 20 are stored"),
         (tensor(float_data=[1.0] * 7), "needs 6 entries in float_data, but 7 are stored"),
         (tensor(dims=[-3, 2], raw_data=b""), r"negative dimension in \[-3, 2\]"),
+        (tensor(dims=[0, 2**62, 2**62], raw_data=b""), "too large for an array"),
         (tensor(dims=[1 << 40, 1 << 40], raw_data=b"\0" * 8), "are stored"),
         (tensor(dims=[1] * 100, raw_data=b"\0" * 4), "rank 100"),
         (tensor(data_type=999, raw_data=b""), "unknown tensor element type 999"),
