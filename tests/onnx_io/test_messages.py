@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
-from graphkit.onnx_io import codes, messages
+from graphkit.onnx_io import codes, messages, wire
 from graphkit.onnx_io.messages import _FIELDS, read, read_small
 
 # Messages of onnx.proto that have other names here.
@@ -149,6 +149,13 @@ def test_reads_fields_of_newer_versions() -> None:
     assert found.producer_name == "tests"
 
 
+def inside(*numbers: int, data: bytes) -> bytes:
+    """A message that contains `data` in a field of this number, in a field of the number before, and so on."""
+    for number in reversed(numbers):
+        data = wire.field_tag(number) + wire.encoded_varint(len(data)) + data
+    return data
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -163,6 +170,9 @@ def test_reads_fields_of_newer_versions() -> None:
         (b"\x3a\x08\x82\x80\x80\x80\x10\x02ab", "a field number above 2^29 - 1"),
         (b"\x3a\x05\x2a\x03\x3a\x01\xff", "a packed number without an end"),
         (b"\x3a\x10\x2a\x0e\x3a\x0c" + b"\xff" * 11 + b"\x00", "a packed number of 12 bytes"),
+        (inside(7, 5, data=b"\x22\x05abcde"), "packed floats of 5 bytes"),
+        (inside(7, 5, data=b"\x70" + b"\xff" * 9 + b"\x01"), "place -1 of data"),
+        (inside(7, 11, 2, 1, 2, 1, data=b"\x08\x05\x12\x01N"), "a dimension with a size and a name"),
         (b"\xa2\x01\x00", "a training graph"),
         (b"\x3a\x05\x2a\x03\x70\xff\x01", "an unknown place of data"),
     ],
@@ -186,6 +196,7 @@ def test_leaves_deep_nesting_to_the_library() -> None:
 
 
 MODELS = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data").rglob("*.onnx"))
+assert len(MODELS) > 100
 
 
 @pytest.mark.parametrize("start", range(20))
@@ -217,6 +228,15 @@ def test_large_tensors_do_not_count_as_messages() -> None:
     assert len(found.graph.initializer[0].raw_data) == 4 * messages.SMALL
 
 
+@pytest.mark.usefixtures("without_onnx")
+def test_many_tensors_count_as_messages() -> None:
+    weights = [numpy_helper.from_array(np.zeros(512, np.float32), f"w{i}") for i in range(messages.SMALL // 256)]
+    few, many = (helper.make_model(helper.make_graph([], "g", [], [], part)) for part in (weights[::2], weights))
+    assert read_small(few.SerializeToString()) is not None
+    assert read_small(many.SerializeToString()) is None
+
+
+@pytest.mark.usefixtures("without_onnx")
 @pytest.mark.parametrize("dtype", [TensorProto.INT8, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64])
 def test_library_reads_large_tensors_of_single_numbers(dtype: int) -> None:
     weight = helper.make_tensor("w", dtype, [messages.SMALL], np.ones(messages.SMALL), raw=False)
@@ -226,10 +246,13 @@ def test_library_reads_large_tensors_of_single_numbers(dtype: int) -> None:
 @pytest.mark.parametrize(
     ("field", "numbers"),
     [
-        ("int64_data", [0, 127, 128, -1, 2**62, -(2**63), 2**63 - 1]), ("int32_data", [-1, 5, -(2**31), 2**31 - 1, 300]),
-        ("uint64_data", [2**64 - 1, 1, 2**63]), ("int32_data", [1, 2, 127]), ("int64_data", [-7]),
+        ("int64_data", [0, 127, 128, -1, 2**62, -(2**63), 2**63 - 1]),
+        ("int32_data", [-1, 5, -(2**31), 2**31 - 1, 300]),
+        ("uint64_data", [2**64 - 1, 1, 2**63]),
+        ("int32_data", [1, 2, 127]),
+        ("int64_data", [-7]),
     ],
-)  # fmt: skip
+)
 def test_packed_integers(field: str, numbers: list[int]) -> None:
     model = ModelProto(graph=onnx.GraphProto(initializer=[TensorProto(name="w", **{field: numbers})]))
     found = read(model.SerializeToString())
