@@ -364,23 +364,25 @@ class Model:
 
         Args:
             path: Name of the file. Its suffix selects the format.
-            options: For `.onnx`: opset, as_inputs and with_updates, see `to_onnx`.
+            options: For `.onnx`: opset, as_inputs and with_updates, see `to_onnx`; and `external`: whether larger
+                weights are in a data file beside it (default: only if the weights take more than 1 GiB).
 
         Raises:
-            UsageError: The suffix is neither `.json` nor `.onnx`.
+            UsageError: The suffix is neither `.json` nor `.onnx`, or `external` is False and the file is above 2 GiB.
         """
         from pathlib import Path
 
         path = Path(path)
+        params = self.params.entries()  # weights that are still in a file are read one after the other
         match path.suffix:
             case ".json":
                 from graphkit.ir import serialize
 
-                serialize.save(path, self.graph, self.params, self.meta, **options)
+                serialize.save(path, self.graph, params, self.meta, **options)
             case ".onnx":
                 from graphkit.onnx_io import exporter
 
-                exporter.save(self.graph, self.params, path, name=self.name, meta=self.meta, **options)
+                exporter.save(self.graph, params, path, name=self.name, meta=self.meta, **options)
             case suffix:
                 raise UsageError(f"cannot save {path}: unknown suffix {suffix!r}; use .json or .onnx")
 

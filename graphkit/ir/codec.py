@@ -35,7 +35,7 @@ from graphkit.ir.types import (
     Type,
     dtype_of,
 )
-from graphkit.ir.weights import CODES, Stored, restored, stored
+from graphkit.ir.weights import CODES, METADATA, Stored, restored, stored
 
 Resolve = Callable[[str, str], Any]
 
@@ -72,10 +72,10 @@ class WeightsOut:
 
     def __init__(self) -> None:
         self.stored: dict[str, Stored] = {}
-        self._names = Names()
-        self._known: dict[int, tuple[np.ndarray, str]] = {}
+        self._names = Names([METADATA])
+        self._known: dict[int, tuple[np.ndarray | StoredArray, str]] = {}
 
-    def add(self, array: np.ndarray, dtype: DType, hint: str) -> str:
+    def add(self, array: np.ndarray | StoredArray, dtype: DType, hint: str) -> str:
         known = self._known.get(id(array))
         if known is not None:
             return known[1]
@@ -88,7 +88,7 @@ class WeightsOut:
 class Encoder:
     """Graph to JSON-able data; without `weights`, tensors stay inline. Anonymous dimensions are renumbered."""
 
-    def __init__(self, weights: WeightsOut | None, params: Mapping[str, np.ndarray]):
+    def __init__(self, weights: WeightsOut | None, params: Mapping[str, np.ndarray | StoredArray]):
         self.weights = weights
         self.params = params
         self._anonymous: dict[str, Dim] = {}
@@ -114,7 +114,8 @@ class Encoder:
         if value.attrs:
             record["attrs"] = {k: self._attribute(v, f"{name}.{k}") for k, v in value.attrs.items()}
         if top and name in self.params:
-            array = np.asarray(self.params[name])
+            given = self.params[name]
+            array = given if isinstance(given, StoredArray) else np.asarray(given)
             _check_parameter(name, value.type, array)
             record["tensor"] = self._tensor(array, dtype_of(array.dtype), name, inline=self.weights is None)
         return record
@@ -185,19 +186,19 @@ class Encoder:
             return {"object": record} if len(record) == 1 and next(iter(record)) in _TAGS else record
         raise UsageError(f"{hint}: a {type(item).__name__} cannot be written as JSON")
 
-    def _tensor(self, array: np.ndarray, dtype: DType, hint: str, inline: bool) -> dict[str, Any]:
+    def _tensor(self, array: np.ndarray | StoredArray, dtype: DType, hint: str, inline: bool) -> dict[str, Any]:
         record: dict[str, Any] = {"dtype": dtype.value, "shape": list(array.shape)}
         if dtype is DType.STRING:
-            for text in array.reshape(-1).tolist():
+            for text in np.asarray(array).reshape(-1).tolist():
                 if not isinstance(text, str):
                     raise UsageError(f"{hint}: a string tensor holds a {type(text).__name__}")
         if not inline:
             assert self.weights is not None
             record["stored"] = self.weights.add(array, dtype, hint)
         elif dtype is DType.STRING or (dtype in INTEGERS | BOOLS and array.nbytes <= INLINE_BYTES):
-            record["values"] = array.reshape(-1).tolist()
+            record["values"] = np.asarray(array).reshape(-1).tolist()
         else:
-            record["bytes"] = base64.b64encode(stored(array, dtype).data).decode()
+            record["bytes"] = base64.b64encode(stored(array, dtype).read()).decode()
         return record
 
 

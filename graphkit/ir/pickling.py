@@ -25,7 +25,7 @@ def pack(graph: Graph, params: Mapping[str, np.ndarray]) -> Packed:
     """The inverse of `unpack`. Shares the memory of arrays."""
     tensors = WeightsOut()
     record = Encoder(tensors, params).graph(graph)
-    arrays = {name: np.frombuffer(tensor.data, np.uint8) for name, tensor in tensors.stored.items()}
+    arrays = {name: np.frombuffer(tensor.read(), np.uint8) for name, tensor in tensors.stored.items()}
     return Packed(record, arrays, tuple(_operators(graph)))
 
 

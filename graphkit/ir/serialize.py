@@ -42,7 +42,7 @@ _EXPANSION = 20
 def save(
     path: str | Path,
     graph: Graph,
-    params: Mapping[str, np.ndarray],
+    params: Mapping[str, np.ndarray | StoredArray],
     meta: Mapping[str, str] | None = None,
     *,
     before: Callable[[Path], None] | None = None,

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
 
-from graphkit.errors import InvalidModel
+from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.atomic import PendingFile, write_whole
 from graphkit.ir.stored import LARGE, StoredArray, StoredFile
 from graphkit.ir.types import DType, dtype_of
@@ -41,31 +41,44 @@ CODES = {
 }
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 
+# The entry of a safetensors header that is not a tensor.
+METADATA = "__metadata__"
+
 _BLOCK = 1 << 20
 _HEADER_ALIGNMENT = 8
 
 
 class Stored(NamedTuple):
-    """A tensor as the weights file has it: safetensors' type code, shape and raw bytes."""
+    """A tensor of a weights file.
+
+    Attributes:
+        code: The type, as safetensors names it.
+        shape: The shape in the file.
+        nbytes: Number of bytes.
+        read: Returns the bytes.
+    """
 
     code: str
     shape: tuple[int, ...]
-    data: memoryview
-
-    @property
-    def description(self) -> str:
-        return f"{self.code}{list(self.shape)}"
+    nbytes: int
+    read: Callable[[], memoryview]
 
 
-def stored(array: np.ndarray, dtype: DType) -> Stored:
-    """How `array`, of logical type `dtype`, is stored. Strings are a JSON list in UTF-8. No copy for numbers."""
+def stored(array: np.ndarray | StoredArray, dtype: DType) -> Stored:
+    """Return a tensor of a weights file for `array`, of logical type `dtype`. Strings are a JSON list in UTF-8.
+
+    Numbers are not copied. An array that is in a file is read when its bytes are read.
+    """
     if dtype is DType.STRING:
-        data = memoryview(json.dumps(array.reshape(-1).tolist()).encode())
-    else:
-        data = memoryview(np.ascontiguousarray(array, dtype.numpy).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-    if dtype in CODES:
-        return Stored(CODES[dtype], array.shape, data)
-    return Stored("U8", (len(data),), data)
+        text = memoryview(json.dumps(np.asarray(array).reshape(-1).tolist()).encode())
+        return Stored("U8", (len(text),), len(text), lambda: text)
+
+    def read() -> memoryview:
+        found = array.array if isinstance(array, StoredArray) else array
+        return memoryview(np.ascontiguousarray(found, dtype.numpy).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+    nbytes = math.prod(array.shape) * dtype.itemsize
+    return Stored(CODES[dtype], array.shape, nbytes, read) if dtype in CODES else Stored("U8", (nbytes,), nbytes, read)
 
 
 def restored(data: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
@@ -101,24 +114,26 @@ def write_weights(file: PendingFile, tensors: Mapping[str, Stored]) -> tuple[str
 
 
 def _chunks(tensors: Mapping[str, Stored]) -> Iterator[bytes | memoryview]:
-    """Yield the content of a safetensors file.
+    """Yield the content of a safetensors file. Raises UsageError if a tensor has the name of the metadata.
 
     That is the length of the header in 8 bytes, the header in JSON with the offsets of tensors in the data, and the
     data. Tensors with larger elements come first, so that all are aligned. The library serialises to one bytes object
     in memory, which takes as much as all tensors again.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "graphkit"}}
+    if METADATA in tensors:
+        raise UsageError(f"a safetensors file cannot store a tensor named {METADATA!r}; use another name")
+    header: dict[str, Any] = {METADATA: {"format": "graphkit"}}
     begin = 0
     ordered = sorted(tensors.items(), key=lambda item: (-_DTYPES[item[1].code].itemsize, item[0]))
-    for name, (code, shape, data) in ordered:
-        end = begin + len(data)
-        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
+    for name, tensor in ordered:
+        end = begin + tensor.nbytes
+        header[name] = {"dtype": tensor.code, "shape": list(tensor.shape), "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _HEADER_ALIGNMENT)
     yield len(text).to_bytes(8, "little") + text
     for _, tensor in ordered:
-        yield tensor.data
+        yield tensor.read()
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -7,6 +7,7 @@ again, hidden operands are left out, attributes and operand types are checked ag
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
@@ -19,6 +20,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 from graphkit.errors import UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.ir.names import Names
+from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io import initializers
@@ -154,7 +156,7 @@ class _Writer:
         self.roles: dict[str, str] = {}
         self.attributes: dict[str, dict[str, Any]] = {}
         # Arrays of the larger initialisers by name, if these are written without data.
-        self.detached: dict[str, np.ndarray] | None = {} if detaches else None
+        self.detached: dict[str, np.ndarray | StoredArray] | None = {} if detaches else None
 
     def model(self, name: str, meta: Mapping[str, str]) -> ModelProto:
         known = {self.input_names[v] for v in self.graph.inputs if v.role in ("parameter", "state")}
@@ -206,13 +208,13 @@ class _Writer:
             proto.input.add(name=table[value], type=type_to_proto(value.type))
         self.body(proto, graph, graph.output_names, table, top=True)
 
-    def initialiser(self, proto: GraphProto, array: np.ndarray, name: str) -> None:
+    def initialiser(self, proto: GraphProto, array: np.ndarray | StoredArray, name: str) -> None:
         """Add an initialiser to the model's graph."""
         added = proto.initializer.add()
-        array = np.asarray(array)
         dtype = dtype_of(array.dtype)
-        if self.detached is None or dtype is DType.STRING or packed_nbytes(dtype, array.size) < ALIGNMENT:
-            to_proto(array, name, into=added)
+        small = dtype is DType.STRING or packed_nbytes(dtype, math.prod(array.shape)) < ALIGNMENT
+        if self.detached is None or small:
+            to_proto(np.asarray(array), name, into=added)
             return
         to_header(array, name, added)
         self.detached[name] = array
@@ -222,20 +224,22 @@ class _Writer:
         arrays = self.detached or {}
         found = []
         for tensor in model.graph.initializer:
-            header = TensorProto.FromString(tensor.SerializeToString())
+            header = TensorProto()
+            header.CopyFrom(tensor)
             array = arrays.get(tensor.name)
             found.append(Initialiser(header) if array is None else Initialiser.of(array, header))
         del model.graph.initializer[:]
         return found
 
-    def param(self, value: Value) -> np.ndarray | None:
+    def param(self, value: Value) -> np.ndarray | StoredArray | None:
         """The array of a parameter input, checked against its type."""
         name = self.input_names[value]
         if name not in self.params:
             if self.as_inputs:
                 return None
             raise UsageError(f"parameter {name!r} has no value")
-        array = np.asarray(self.params[name])
+        given = self.params[name]
+        array = given if isinstance(given, StoredArray) else np.asarray(given)
         wanted = value.tensor
         static = wanted.static_shape if wanted.is_static else array.shape
         if dtype_of(array.dtype) is not wanted.dtype or array.shape != static:

@@ -15,10 +15,10 @@ import numpy as np
 
 from graphkit.ir.stored import LARGE, StoredFile
 
-_MODEL_GRAPH: Final = 7
-_GRAPH_INITIALIZER: Final = 5
-_TENSOR_NAME: Final = 8
-_TENSOR_RAW_DATA: Final = 9
+MODEL_GRAPH: Final = 7
+GRAPH_INITIALIZER: Final = 5
+TENSOR_NAME: Final = 8
+TENSOR_RAW_DATA: Final = 9
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 MAX_NUMBER = (1 << 29) - 1
@@ -132,9 +132,9 @@ def _scan(data: _Window) -> tuple[list[bytes], dict[str, tuple[int, int]]]:
     pieces: list[bytes] = []
     places: dict[str, tuple[int, int]] = {}
     for field in fields(data, 0, len(data)):
-        if field.number == _MODEL_GRAPH and field.is_bytes:
+        if field.number == MODEL_GRAPH and field.is_bytes:
             graph = b"".join(_without_large(data, field, places))
-            pieces += [_tag(_MODEL_GRAPH), _encoded(len(graph)), graph]
+            pieces += [field_tag(MODEL_GRAPH), encoded_varint(len(graph)), graph]
         else:
             pieces.append(data[field.start : field.end])
     return pieces, places
@@ -144,11 +144,11 @@ def _without_large(data: _Window, graph: Field, places: dict[str, tuple[int, int
     pieces: list[bytes] = []
     copied = graph.body  # everything before has been taken over
     for field in fields(data, graph.body, graph.end):
-        if field.number != _GRAPH_INITIALIZER or not field.is_bytes or field.end - field.body < LARGE:
+        if field.number != GRAPH_INITIALIZER or not field.is_bytes or field.end - field.body < LARGE:
             continue
         parts = list(fields(data, field.body, field.end))
-        raw = [p for p in parts if p.number == _TENSOR_RAW_DATA and p.is_bytes]
-        names = [p for p in parts if p.number == _TENSOR_NAME and p.is_bytes]
+        raw = [p for p in parts if p.number == TENSOR_RAW_DATA and p.is_bytes]
+        names = [p for p in parts if p.number == TENSOR_NAME and p.is_bytes]
         if len(raw) != 1 or len(names) != 1 or raw[0].end - raw[0].body < LARGE:
             continue
         try:
@@ -159,7 +159,7 @@ def _without_large(data: _Window, graph: Field, places: dict[str, tuple[int, int
             raise Malformed
         places[name] = (raw[0].body, raw[0].end - raw[0].body)
         tensor = b"".join(data[p.start : p.end] for p in parts if p is not raw[0])
-        pieces += [data[copied : field.start], _tag(_GRAPH_INITIALIZER), _encoded(len(tensor)), tensor]
+        pieces += [data[copied : field.start], field_tag(GRAPH_INITIALIZER), encoded_varint(len(tensor)), tensor]
         copied = field.end
     pieces.append(data[copied : graph.end])
     return pieces
@@ -222,11 +222,11 @@ def _varint(data: Spans, position: int, end: int, most: int = _MAX_VARINT_BYTES)
     raise Malformed
 
 
-def _tag(number: int) -> bytes:
-    return _encoded(number << 3 | _BYTES)
+def field_tag(number: int) -> bytes:
+    return encoded_varint(number << 3 | _BYTES)
 
 
-def _encoded(value: int) -> bytes:
+def encoded_varint(value: int) -> bytes:
     made = bytearray()
     while value >= 0x80:
         made.append(value & 0x7F | 0x80)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,22 +14,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from google.protobuf.message import Message
+from google.protobuf.message import EncodeError, Message
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
+from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import dtype_of
 from graphkit.onnx_io.tensors import packed_nbytes, to_buffer
+from graphkit.onnx_io.wire import GRAPH_INITIALIZER, MODEL_GRAPH, TENSOR_RAW_DATA, encoded_varint, field_tag
+from graphkit.text import human
 
 # Pages of files, which others map, begin at multiples of this. Smaller tensors stay in the model.
 ALIGNMENT = 4096
 # Larger models are written with external data: one protobuf message ends at 2 GiB.
 EXTERNAL_ABOVE = 1 << 30
 
-# Numbers of fields in onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
-_LENGTH_DELIMITED = 2
+# The largest message of protobuf.
+_MAX_MESSAGE = (1 << 31) - 1
 
 
 class Initialiser(NamedTuple):
@@ -45,9 +48,10 @@ class Initialiser(NamedTuple):
     data: Callable[[], memoryview] | None = None
 
     @staticmethod
-    def of(array: np.ndarray, header: TensorProto) -> Initialiser:
-        """Return the initialiser of an array. No copy is made before it is written."""
-        return Initialiser(header, packed_nbytes(dtype_of(array.dtype), array.size), partial(to_buffer, array))
+    def of(array: np.ndarray | StoredArray, header: TensorProto) -> Initialiser:
+        """Return the initialiser of an array. It is copied, or read from a file, when it is written at the earliest."""
+        nbytes = packed_nbytes(dtype_of(array.dtype), math.prod(array.shape))
+        return Initialiser(header, nbytes, lambda: to_buffer(np.asarray(array)))
 
 
 @dataclass
@@ -77,20 +81,27 @@ class UnwrittenModel:
         """Bytes of the initialisers in a file."""
         return sum(tensor.nbytes for tensor in self.initialisers)
 
-    def embedded(self) -> Iterator[bytes | memoryview]:
-        """Yield the content of a file that contains all data.
+    def embedded(self, path: Path) -> Iterator[bytes | memoryview]:
+        """Return the content of a file that contains all data. path: the file, for messages.
 
         In protobuf, fields of a message may come in any order, and a repeated field may be interrupted. So the
         initialisers follow the other fields of the graph.
+
+        Raises UsageError if the file is larger than protobuf allows.
         """
         assert not self.is_attached, "the headers are written with their data"
-        graph = self.proto.graph.SerializeToString()
+        graph = _serialised(self.proto.graph, path)
         heads = [_head(tensor) for tensor in self.initialisers]
         rest = ModelProto()
         _copy_fields(self.proto, rest, without="graph")
-        yield rest.SerializeToString()
-        yield _field(_GRAPH, len(graph) + sum(map(len, heads)) + self.data_bytes)
-        yield graph
+        graph_bytes = len(graph) + sum(map(len, heads)) + self.data_bytes
+        start = _serialised(rest, path) + _field(MODEL_GRAPH, graph_bytes)
+        if (size := len(start) + graph_bytes) > _MAX_MESSAGE:
+            raise _too_large(path, human(size), "write the weights to a data file (external=True)")
+        return self._chunks([start, graph], heads)
+
+    def _chunks(self, first: Iterable[bytes], heads: Iterable[bytes]) -> Iterator[bytes | memoryview]:
+        yield from first
         for head, tensor in zip(heads, self.initialisers, strict=True):
             yield head
             if tensor.data is not None:
@@ -149,17 +160,23 @@ def write(model: UnwrittenModel, path: str | os.PathLike[str], *, external: bool
     if external is None:
         external = model.data_bytes > EXTERNAL_ABOVE
     if not external:
+        content = model.embedded(path)
         stale = previous_data_files(path)
-        write_whole(path, model.embedded())
+        write_whole(path, content)
         _remove(stale)
         return [path]
     location, content = model.external(path.stem)
     data = path.parent / location
-    stale = [p for p in previous_data_files(path) if p != data]
+    message = _serialised(model.proto, path)
+    before = previous_data_files(path)
     if model.data_bytes:
         write_whole(data, content)
-    write_whole(path, [model.proto.SerializeToString()])
-    _remove(stale)
+    try:
+        write_whole(path, [message])
+    except BaseException:
+        _remove({data}.difference(before))
+        raise
+    _remove([p for p in before if p != data])
     return [data, path] if model.data_bytes else [path]
 
 
@@ -167,8 +184,19 @@ def write_proto(model: ModelProto, path: Path, *, external: bool) -> list[Path]:
     """Write any model to a file; return the files written, the model last. See `write`."""
     if external:
         return write(UnwrittenModel.of(model), path, external=True)
-    write_whole(path, [model.SerializeToString()])
+    write_whole(path, [_serialised(model, path)])
     return [path]
+
+
+def _serialised(message: Message, path: Path) -> bytes:
+    try:
+        return bytes(message.SerializeToString())
+    except EncodeError:
+        raise _too_large(path, "more than 2 GiB", "the arrays in it must be initialisers, not attributes") from None
+
+
+def _too_large(path: Path, size: str, advice: str) -> UsageError:
+    return UsageError(f"{path}: the model takes {size}, but an ONNX file holds at most 2 GiB: {advice}")
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -181,22 +209,13 @@ def _head(tensor: Initialiser) -> bytes:
     """The bytes of an initialiser before its data."""
     message: bytes = tensor.header.SerializeToString()
     if tensor.data is not None:
-        message += _field(_RAW_DATA, tensor.nbytes)
-    return _field(_INITIALIZER, len(message) + tensor.nbytes) + message
+        message += _field(TENSOR_RAW_DATA, tensor.nbytes)
+    return _field(GRAPH_INITIALIZER, len(message) + tensor.nbytes) + message
 
 
 def _field(number: int, length: int) -> bytes:
     """The tag and length that begin a field of bytes in protobuf's encoding."""
-    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(length)
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
+    return field_tag(number) + encoded_varint(length)
 
 
 def _copy_graph(graph: GraphProto, copy: GraphProto) -> list[Initialiser]:

@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors
+import safetensors.numpy
 
-from graphkit.errors import InvalidModel
+import graphkit as gk
+from graphkit.errors import InvalidModel, UsageError
+from graphkit.ir import weights
 from graphkit.ir.stored import LARGE, StoredArray, StoredFile
+from graphkit.ir.types import dtype_of
 from graphkit.ir.weights import read_weights
 
 # A header, and how many bytes lie behind it.
@@ -74,6 +78,27 @@ def test_a_type_that_arrays_do_not_have_is_named(tmp_path: Path) -> None:
     sha256 = written(path, {"w": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, 2)
     with pytest.raises(InvalidModel, match="'w' is of type 'F4'"):
         read_weights(path, sha256, {})
+
+
+def test_content_is_that_of_the_library() -> None:
+    arrays = {
+        "c": np.array([True, False, True]), "ä": np.arange(5, dtype=np.float32), "b": np.arange(3, dtype=np.int64),
+        "a": np.arange(7).astype(np.float16), "none": np.zeros((0, 4), np.float64), "scalar": np.asarray(3, np.float16),
+    }  # fmt: skip
+    written = b"".join(weights._chunks({n: weights.stored(a, dtype_of(a.dtype)) for n, a in arrays.items()}))
+    assert written == safetensors.numpy.save(arrays, metadata={"format": "graphkit"})
+
+
+def test_a_tensor_with_the_name_of_the_metadata(tmp_path: Path) -> None:
+    array = np.arange(3000, dtype=np.float32)
+    with pytest.raises(UsageError, match="cannot store a tensor named '__metadata__'"):
+        weights.write_arrays(tmp_path / "a.safetensors", {"__metadata__": array})
+    assert not list(tmp_path.iterdir())
+    parameter = gk.parameter("__metadata__", [3000], init="zeros")
+    model = gk.Model(gk.relu(parameter))
+    model.params["__metadata__"] = array
+    model.save(tmp_path / "net.json")
+    np.testing.assert_array_equal(gk.load(tmp_path / "net.json").params["__metadata__"], array)
 
 
 def test_a_folder_is_no_weights_file(tmp_path: Path) -> None:

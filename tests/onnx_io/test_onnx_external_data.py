@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,8 +15,9 @@ from onnx import TensorProto, helper
 import graphkit as gk
 from graphkit.errors import InvalidModel, RuntimeFailure, UnsafeModel, UsageError
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.stored import StoredFile
 from graphkit.ir.types import TensorType
-from graphkit.onnx_io import exporter, external_data
+from graphkit.onnx_io import exporter, external_data, writing
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.importer import import_model
 from graphkit.onnx_io.writing import write_proto
@@ -205,6 +208,57 @@ def test_a_full_disk_leaves_what_was_there(folder, tmp_path, monkeypatch):
     assert {p.name for p in tmp_path.iterdir()} == {"net.onnx", "model", "outside.bin"}
 
 
+@pytest.mark.parametrize("external", [False, True])
+def test_a_model_file_that_cannot_be_written_leaves_what_was_there(folder, tmp_path, monkeypatch, external):
+    path = tmp_path / "net.onnx"
+    save(folder, path, external=True)
+    files = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
+    replace = os.replace
+
+    def refuse(source, target):
+        if Path(target).name == "net.onnx":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(RuntimeFailure, match="cannot be written"):
+        save(folder, path, W + 1, external=external)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == files
+    np.testing.assert_array_equal(import_model(path).params["w"], W)
+
+
+def test_a_file_above_2_gib_needs_a_data_file(tmp_path):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"before")
+    weight = writing.Initialiser(TensorProto(name="w", dims=[3 << 30], data_type=TensorProto.INT8), 3 << 30, bytes)
+    with pytest.raises(UsageError, match=r"takes 3\.0 GiB, but an ONNX file holds at most 2 GiB: .*external=True"):
+        writing.write(writing.UnwrittenModel(onnx.ModelProto(), [weight]), path, external=False)
+    assert path.read_bytes() == b"before"
+    assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
+
+
+@pytest.mark.parametrize(("name", "options"), [("m.onnx", {}), ("m.onnx", {"external": True}), ("m.json", {})])
+def test_weights_in_a_file_are_read_one_after_the_other(tmp_path, monkeypatch, name, options):
+    weights = [Value(TensorType(gk.DType.FLOAT32, (200, 200)), f"w{i}", role="parameter") for i in range(8)]
+    arrays = {v.name: np.full((200, 200), i, np.float32) for i, v in enumerate(weights)}
+    exporter.save(Graph(weights, [F.sum(*weights)]), arrays, tmp_path / "net.onnx")
+    model = gk.load(tmp_path / "net.onnx")
+    read, alive, most = StoredFile.read, [], []
+
+    def counted(*args):
+        found = read(*args)
+        alive.append(weakref.ref(found))
+        most.append(sum(other() is not None for other in alive))
+        return found
+
+    monkeypatch.setattr(StoredFile, "read", counted)
+    model.save(tmp_path / name, **options)
+    assert len(most) >= len(arrays)
+    assert max(most) <= 2
+    for key, array in gk.load(tmp_path / name).params.items():
+        np.testing.assert_array_equal(array, arrays[key])
+
+
 def test_the_message_of_a_missing_folder(folder, tmp_path):
     with pytest.raises(RuntimeFailure, match="cannot be written: No such file"):
         save(folder, tmp_path / "none" / "net.onnx")
@@ -213,18 +267,18 @@ def test_the_message_of_a_missing_folder(folder, tmp_path):
 
 
 def test_nothing_but_the_data_of_large_initialisers_moves(folder, tmp_path):
-    large, small = np.random.default_rng(0).standard_normal((2, 40, 40)).astype(np.float32), np.ones(3, np.float32)
+    large, small = np.random.default_rng(0).standard_normal((2, 40, 41)).astype(np.float32), np.ones(900, np.float32)
     branches = []
     for name, array in zip(("then", "else"), large, strict=True):
         inner = onnx.numpy_helper.from_array(array, f"{name}_w")
         node = helper.make_node("Identity", [inner.name], [f"{name}_y"], name=name)
-        output = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, [40, 40])
+        output = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, [40, 41])
         branches.append(
             helper.make_graph([node], name, [], [output], [inner, onnx.numpy_helper.from_array(small, "s")])
         )
     node = helper.make_node("If", ["p"], ["y"], then_branch=branches[0], else_branch=branches[1])
     inputs = [helper.make_tensor_value_info("p", TensorProto.BOOL, [])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [40, 40])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [40, 41])]
     graph = helper.make_graph([node], "g", inputs, outputs, [onnx.numpy_helper.from_array(large, "unread")])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, doc_string="text")
     proto.metadata_props.add(key="key", value="value")
@@ -233,6 +287,11 @@ def test_nothing_but_the_data_of_large_initialisers_moves(folder, tmp_path):
     assert proto.SerializeToString(deterministic=True) == before
     assert data.stat().st_size >= 2 * large.nbytes
     again = onnx.load(path)
+    onnx_file = onnx.load(path, load_external_data=False)
+    inner = [i for a in onnx_file.graph.node[0].attribute for i in a.g.initializer]
+    places = [{e.key: e.value for e in t.external_data} for t in (*onnx_file.graph.initializer, *inner)]
+    assert [int(p["offset"]) % writing.ALIGNMENT for p in places if p] == [0, 0, 0]
+    assert [not p for p in places] == [False, False, True, False, True]  # small tensors stay in the model
     for tensor in (*again.graph.initializer, *(i for a in again.graph.node[0].attribute for i in a.g.initializer)):
         del tensor.external_data[:]
         tensor.ClearField("data_location")

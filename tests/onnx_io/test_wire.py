@@ -63,8 +63,8 @@ def test_tags_and_lengths_have_five_bytes_as_in_protobuf(tmp_path, of):
         return bytes([value >> 7 * i & 0x7F | (0x80 if i < size - 1 else 0) for i in range(size)])
 
     for size in (5, 6):
-        tag = overlong(7 << 3 | 2, size) if of == "tag" else wire._tag(7)
-        length = overlong(len(graph), size) if of == "length" else wire._encoded(len(graph))
+        tag = overlong(7 << 3 | 2, size) if of == "tag" else wire.field_tag(7)
+        length = overlong(len(graph), size) if of == "length" else wire.encoded_varint(len(graph))
         data = model.SerializeToString() + tag + length + graph
         path = tmp_path / f"{size}.onnx"
         path.write_bytes(data)
@@ -89,7 +89,8 @@ def test_a_graph_given_twice_is_merged_as_protobuf_does(tmp_path):
     one.graph.initializer.append(weight)
     one.graph.node.append(helper.make_node("Neg", ["w"], ["v"]))
     one.graph.output.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, None))
-    data = one.SerializeToString() + b"\x3a" + wire._encoded(other.graph.ByteSize()) + other.graph.SerializeToString()
+    added = other.graph.SerializeToString()
+    data = one.SerializeToString() + b"\x3a" + wire.encoded_varint(len(added)) + added
     path = tmp_path / "twice.onnx"
     path.write_bytes(data)
     for found in (import_model(path), import_model(data)):
@@ -98,7 +99,7 @@ def test_a_graph_given_twice_is_merged_as_protobuf_does(tmp_path):
 
 
 def test_unknown_fields_are_passed_over():
-    unknown = wire._tag(1000) + b"\x03abc" + wire._encoded(2000 << 3) + b"\x05"
+    unknown = wire.field_tag(1000) + b"\x03abc" + wire.encoded_varint(2000 << 3) + b"\x05"
     assert import_model(unknown + small().SerializeToString()).graph.output_names == ("xy",)
 
 
@@ -117,7 +118,7 @@ def test_a_file_of_empty_messages_is_refused_before_it_takes_memory(monkeypatch)
     monkeypatch.setattr(validate, "_MANY_BYTES", 1 << 10)
     monkeypatch.setattr(validate, "_MOST_MESSAGES", 1 << 10)
     nodes = b"\x0a\x00" * (1 << 10)
-    data = b"\x08\x0a\x3a" + wire._encoded(len(nodes)) + nodes
+    data = b"\x08\x0a\x3a" + wire.encoded_varint(len(nodes)) + nodes
     with pytest.raises(InvalidModel, match="messages or more"):
         parse(data, "net.onnx")
 
@@ -126,10 +127,10 @@ def test_a_file_of_empty_messages_is_refused_before_it_takes_memory(monkeypatch)
 def test_messages_are_counted_however_they_are_nested(opened):
     graph = b""
     for _ in range(opened):
-        attribute = b"\x32" + wire._encoded(len(graph)) + graph
-        node = b"\x2a" + wire._encoded(len(attribute)) + attribute
-        graph = b"\x0a" + wire._encoded(len(node)) + node
-    data = b"\x3a" + wire._encoded(len(graph)) + graph
+        attribute = b"\x32" + wire.encoded_varint(len(graph)) + graph
+        node = b"\x2a" + wire.encoded_varint(len(attribute)) + attribute
+        graph = b"\x0a" + wire.encoded_varint(len(node)) + node
+    data = b"\x3a" + wire.encoded_varint(len(graph)) + graph
     assert wire.count_messages(data, 1 << 20) == 2 + 3 * opened
     with pytest.raises(InvalidModel):
         import_model(b"\x08\x0a" + data)

@@ -21,7 +21,7 @@ def pack(fields: Any, arrays: Sequence[np.ndarray] = ()) -> np.ndarray:
     The header is JSON. It contains `fields`, and type, shape and number of bytes of each array.
     """
     types = [dtype_of(array.dtype) for array in arrays]
-    data = [stored(array, kind).data for array, kind in zip(arrays, types, strict=True)]
+    data = [stored(array, kind).read() for array, kind in zip(arrays, types, strict=True)]
     layout = [[k.value, list(a.shape), d.nbytes] for k, a, d in zip(types, arrays, data, strict=True)]
     header = json.dumps([fields, layout], separators=(",", ":")).encode()
     header += b" " * (-(_LENGTH + len(header)) % _ALIGNED)
