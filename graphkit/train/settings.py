@@ -12,7 +12,7 @@ from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
 from graphkit.executor.devices.loading import of_process
 from graphkit.executor.run.precision import check_known
 from graphkit.ir.graph import Graph
-from graphkit.passes.distribution.places import groups_of
+from graphkit.passes.core.sweep import groups_of
 from graphkit.signatures import typed_constructor
 from graphkit.train import defaults
 from graphkit.train.arguments import POSITIVE, convert_fields

@@ -15,17 +15,16 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.sizes import SizeTable
 from graphkit.ir.types import TensorType
 from graphkit.ops import Op
-from graphkit.ops.image.resize import Resize
 from graphkit.ops.tensor.constants import Constant
-from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.bind import match_shapes
+from graphkit.passes.core.match import is_op
 
 # Bytes of a core's share of the caches. The data that a step reads and writes for one part should fit into it.
 _CACHED = 8 << 20
 
 # Operators that may take sizes that depend on the batch as operands. The types of their results show whether the
 # examples are still along the first axis.
-_SIZED = (Reshape, Resize)
+_SIZED = ("Reshape", "Resize")
 
 
 class Batch:
@@ -150,7 +149,7 @@ def _keeps_separate(node: Node, examples: Collection[Value], sized: Collection[V
         return False
     if not all(_is_tensor(v) for v in (*node.operands, *node.outputs)):
         return False
-    if any(v in sized for v in node.operands) and not isinstance(op, _SIZED):
+    if any(v in sized for v in node.operands) and not is_op(node, *_SIZED):
         return False
     types = [None if v is None else v.tensor for v in node.inputs]
     return op.is_batchwise(types, [v in examples for v in node.inputs])

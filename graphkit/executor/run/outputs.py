@@ -18,7 +18,6 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import Op, operator
 from graphkit.ops.evaluate import failure_of
-from graphkit.ops.ml.maps import ZipMap
 from graphkit.ops.sequence.elements import holds_maps
 from graphkit.ops.xp import numpy_xp
 
@@ -63,6 +62,8 @@ def _builds_maps(node: Node) -> bool:
 
 def _builder(node: Node) -> Callable[[Any], Any]:
     """Return a function that computes the output of a node from its input."""
+    from graphkit.ops.ml.maps import ZipMap  # here, because few graphs build maps
+
     op = operator(node, Op)
     if isinstance(op, ZipMap) and node.operands[0].tensor.rank == 2 and (native := native_module()) is not None:
         return partial(native.maps_of_rows, op.labels)

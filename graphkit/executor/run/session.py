@@ -44,8 +44,7 @@ from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Step
-from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.distribution.places import groups_of
+from graphkit.passes.core.sweep import groups_of, run_passes
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.signatures import check_argument, typed
 from graphkit.text import human, quantity, short_repr

@@ -245,6 +245,11 @@ def all_nodes(graph: Graph) -> Iterator[Node]:
             yield from all_nodes(inner)
 
 
+def groups_of(graph: Graph) -> dict[str, None]:
+    """Return the groups of a graph's nodes, also inside control flow, in their order."""
+    return dict.fromkeys(group for node in all_nodes(graph) if (group := node.meta.get(context.GROUP)) is not None)
+
+
 def fused_node(op: Op, operands: Sequence[Value | None], parts: Sequence[Node]) -> Value:
     """Return the output of a new node that replaces `parts`, whose last one made the result.
 

@@ -15,15 +15,10 @@ from graphkit.ir.context import GROUP
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ops import DOMAIN
 from graphkit.passes.core.match import is_op
-from graphkit.passes.core.sweep import all_nodes, is_control
+from graphkit.passes.core.sweep import groups_of, is_control
 from graphkit.passes.distribution.homes import is_told, sources_of, tensor_bytes
 
 STORED = ("parameter", "state")
-
-
-def groups_of(graph: Graph) -> dict[str, None]:
-    """The groups of a graph's nodes, also inside of control flow, in their order."""
-    return dict.fromkeys(group for node in all_nodes(graph) if (group := node.meta.get(GROUP)) is not None)
 
 
 class Places(NamedTuple):

@@ -12,8 +12,9 @@ import graphkit as gk
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
+from graphkit.passes.core.sweep import groups_of
 from graphkit.passes.distribution.pieces import Piece, cut
-from graphkit.passes.distribution.places import find_places, groups_of
+from graphkit.passes.distribution.places import find_places
 
 GROUPS = {"a": 0, "b": 1, "c": 2}
 
