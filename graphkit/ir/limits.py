@@ -202,10 +202,11 @@ def check_iterations(done: int) -> None:
         raise too_many_iterations()
 
 
-def too_many_iterations() -> LimitReached:
-    """Return the error for a loop that would begin more iterations than are allowed."""
+def too_many_iterations(where: str = "") -> LimitReached:
+    """Return the error for a loop that would begin more iterations than are allowed. where: the loop."""
     return LimitReached(
-        f"more than {current().iterations} iterations (max_iterations=, --max-iterations, GRAPHKIT_MAX_ITERATIONS)"
+        f"{_begun(where)}more than {current().iterations} iterations (max_iterations=, --max-iterations, "
+        "GRAPHKIT_MAX_ITERATIONS)"
     )
 
 

@@ -107,7 +107,7 @@ class Loop(SubgraphStep):
 
 def _too_many(node: Node, word: int) -> LimitReached:
     """Return the error of a loop that reached the limit of iterations. word: as set by the device."""
-    return limits.too_many_iterations()
+    return limits.too_many_iterations(node.describe())
 
 
 def _has_data_dependent_rows(layout: LoopLayout) -> bool:

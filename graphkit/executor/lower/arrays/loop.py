@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.errors import LimitReached
 from graphkit.executor.devices.bound_steps import BoundStep, Conditional, Recorded, Repetition
 from graphkit.executor.devices.device import Copied, Device
 from graphkit.executor.lower.arrays.body import ArrayBody, ArrayMaker, InstanceContext, SubgraphKernel, array_at
@@ -24,6 +25,7 @@ from graphkit.ir import limits
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import LoopView
+from graphkit.ops.evaluate import failure_of
 
 # Kernels access memory in units of this many bytes: slices that do not begin at a multiple of it are copied.
 UNIT = 16
@@ -111,8 +113,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         most = self._limit(inputs)
         trip = 0
         while most is None or trip < most:
-            limits.check_iterations(trip)
-            limits.check_time()
+            self._check_limits(trip)
             yield from (self._copied.step(*pair) for pair in memory.scanned(trip))
             if self._rows is not None:
                 yield from self._rows.before(trip, memory)
@@ -126,6 +127,14 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         if self._rows is not None:
             yield self._rows.joined
         yield from (self._copied.step(*pair) for pair in memory.finals(trip))
+
+    def _check_limits(self, trip: int) -> None:
+        """Raise LimitReached, which names the loop, if another iteration may not begin."""
+        try:
+            limits.check_iterations(trip)
+            limits.check_time()
+        except LimitReached as error:
+            raise failure_of(self._layout.node, error) from None
 
     def _limit(self, inputs: Sequence[Any]) -> int | None:
         """Return the largest number of iterations; None: any number."""

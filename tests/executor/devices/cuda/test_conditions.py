@@ -286,7 +286,7 @@ def test_a_loop_without_end_meets_its_limit(card: Card) -> None:
     x = np.ones(3, np.float32)
     for _ in range(4):
         assert exe.run({"x": x, "n": np.array(20)})["y"].tolist() == [21] * 3
-        with pytest.raises(LimitReached, match=r"^more than 20 iterations \("):
+        with pytest.raises(LimitReached, match=r"^node 'while_loop' Loop\(.*\): more than 20 iterations \("):
             exe.run({"x": x, "n": np.array(21)})
     assert card.replays == 4, "runs that fail are behind others that have met the same arrays"
     assert card.conditions == 4
