@@ -195,11 +195,11 @@ def check_time() -> None:
         raise LimitReached("the time limit is over (timeout=, --timeout, GRAPHKIT_TIMEOUT)")
 
 
-def check_iterations(done: int) -> None:
-    """Raise LimitReached if a loop that has done `done` iterations may not begin another one."""
+def check_iterations(done: int, where: str = "") -> None:
+    """Raise LimitReached if a loop that has done `done` iterations may not begin another one. where: the loop."""
     most = current().iterations
     if most is not None and done >= most:
-        raise too_many_iterations()
+        raise too_many_iterations(where)
 
 
 def too_many_iterations(where: str = "") -> LimitReached:

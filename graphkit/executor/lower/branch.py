@@ -46,6 +46,7 @@ class Branch(SubgraphStep):
         self.subgraphs = lowered
         # Only one of them runs, so their arenas share the working memory.
         self.scratch_bytes = max((graph.memory.layout.arena_bytes for graph in lowered.values()), default=0)
+        self.executed_steps = 1 + sum(graph.executed_steps for graph in lowered.values())
         if native:
             read = {i + 1 for graph in lowered.values() for i in graph.inputs_read}
             self.unread = set(range(1, len(node.inputs))) - read

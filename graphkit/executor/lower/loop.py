@@ -7,6 +7,7 @@ pass from one iteration to the next, and the arena of its body.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -46,12 +47,14 @@ class Loop(SubgraphStep):
         self.layout = layout
         self.scratch_bytes = layout.scratch_bytes
         self.subgraphs = {"body": layout.body}
+        known = layout.known_trips
+        self.trips = math.inf if known is None else known
+        # An iteration itself counts as a step, so that the product is defined for an empty body.
+        self.executed_steps = 1 if known == 0 else self.trips * (1 + layout.body.executed_steps)
         if native:
-            self.unlimited = layout.trips < 0
             self.unread = frozenset() if _has_data_dependent_rows(layout) else layout.unread
         elif may_repeat(layout):
             self.failure = _too_many
-            self.unlimited = True
 
     @property
     def host_reason(self) -> str:

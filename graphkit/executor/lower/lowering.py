@@ -265,7 +265,8 @@ class Lowering(ABC):
         in_python: Whether the step is a call of Python.
         may_fail: Whether such steps may fail at run time for reasons of their own.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
-        unlimited: Whether a run may reach the limit of iterations.
+        trips: For a loop, the number of iterations in each run; infinity if it depends on values. None: not a loop.
+        executed_steps: At most how many steps one execution of the node runs, in all iterations; infinity if unknown.
     """
 
     kind: KernelKind = "native"
@@ -278,7 +279,8 @@ class Lowering(ABC):
     in_python: ClassVar[bool] = False
     may_fail: ClassVar[bool] = False
     runs_in_subgraph: ClassVar[bool] = False
-    unlimited: bool = False
+    trips: float | None = None
+    executed_steps: float = 1
 
     @abstractmethod
     def emit(self, step: Emission) -> None:
@@ -315,6 +317,11 @@ class LoweredGraph:
             named = (v for i, v in enumerate(node.inputs) if v is not None and i not in lowering.unread)
             read.update(root[v] for v in named if v in root)
         return {i for i, v in enumerate(self.graph.inputs) if v in read}
+
+    @property
+    def executed_steps(self) -> float:
+        """At most how many steps one execution of the graph runs, also in subgraphs; infinity if unknown."""
+        return sum(lowering.executed_steps for lowering in self.lowerings)
 
     def contents(self) -> str:
         """Return such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
-from graphkit.executor.lower.lowering import Lowering
+from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.memory.placement import Placement, has_run_time_size
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops._op import value_check
+
+# A loop that runs at most this many steps, in all iterations, is short. It may run after the first step that overwrites
+# a state, where neither the time limit nor Ctrl-C ends a run.
+SHORT_LOOP = 10_000
+
+
+class KnownLoop(NamedTuple):
+    """A loop whose number of iterations is known before a run.
+
+    Attributes:
+        name: Its name, with those of the loops around it.
+        node: The node.
+        trips: The number of iterations.
+    """
+
+    name: str
+    node: Node
+    trips: int
+
+
+def longest_loop(lowered: LoweredGraph, prefix: str = "") -> KnownLoop | None:
+    """Return the loop with the most iterations among the known ones that every run executes; None if there are none.
+
+    Loops in branches do not count, because a run may take the other branch. Linear in nodes, including those of
+    subgraphs.
+    """
+    found: KnownLoop | None = None
+    for node, lowering in lowered.steps:
+        if lowering.trips and lowering.trips < math.inf:
+            name = prefix + lowered.graph.node_name(node)
+            inside = (longest_loop(graph, f"{name}/{part}/") for part, graph in lowering.subgraphs.items())
+            for loop in (KnownLoop(name, node, int(lowering.trips)), *inside):
+                if loop is not None and (found is None or loop.trips > found.trips):
+                    found = loop
+    return found
 
 
 def repeated(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
@@ -40,15 +77,20 @@ def _elements(part: object, placement: Placement) -> object:
 def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) -> frozenset[Node]:
     """Return the steps that can be the first to fail: because of values, Python code, iterations or unplanned memory.
 
-    Failures of other processes do not count. Linear in nodes, including those of subgraphs. lowerings: as in
-    `repeated`.
+    A loop that is not short is such a step, because a limit or Ctrl-C may end it. Failures of other processes do not
+    count. The steps run before states are overwritten. If one of them reads the new value of a state, that value is
+    written to other memory first (see `donated_states`). Linear in nodes, including those of subgraphs.
+
+    lowerings: as in `repeated`.
     """
     repeats = repeated(placement, lowerings)
     steps = zip(placement.steps, lowerings, strict=True)
     return frozenset(node for node, lowering in steps if _may_fail(node, lowering, placement, repeats))
 
 
-def _may_fail(node: Node, lowering: Lowering | None, placement: Placement, repeats: Collection[Node]) -> bool:
+def _may_fail(
+    node: Node, lowering: Lowering | None, placement: Placement, repeats: Collection[Node], in_branch: bool = False
+) -> bool:
     if getattr(node.op, "collective", False):
         return False
     made = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
@@ -57,8 +99,11 @@ def _may_fail(node: Node, lowering: Lowering | None, placement: Placement, repea
     if lowering is not None and lowering.may_fail:
         return True
     if lowering is not None and lowering.subgraphs:
-        return lowering.unlimited or any(
-            _may_fail(*step, graph.placement, ()) for graph in lowering.subgraphs.values() for step in graph.steps
-        )
+        is_branch = lowering.trips is None
+        # The iterations of a short loop are compared with their limit before a run, unless it is in a branch.
+        if not is_branch and (in_branch or lowering.executed_steps > SHORT_LOOP):
+            return True
+        steps = ((step, graph) for graph in lowering.subgraphs.values() for step in graph.steps)
+        return any(_may_fail(*step, graph.placement, (), in_branch or is_branch) for step, graph in steps)
     refuses = value_check(node) is not None and node not in repeats
     return refuses and (not isinstance(lowering, LaunchedStep) or bool(lowering.kernel.fault))

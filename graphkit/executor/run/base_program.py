@@ -14,6 +14,7 @@ from graphkit.errors import GraphkitError, LimitReached, NotFinite, OutOfMemory,
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.lower.refusals import KnownLoop
 from graphkit.executor.memory.errors import larger_than_allowed, raise_if_out_of_memory
 from graphkit.executor.memory.placement import Placement, Result
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
@@ -222,9 +223,11 @@ class BaseProgram(ABC):
 class InstancedProgram(BaseProgram):
     """A program that gives each run its own instance and arena.
 
+    longest_loop: See `refusals.longest_loop`. Its iterations are compared with their limit before a run.
     has_dynamic_memory: Whether values may have data-dependent shapes, so that a run may need more memory than planned.
     """
 
+    longest_loop: KnownLoop | None = None
     has_dynamic_memory = True
 
     def __init__(self, graph: Graph, placement: Placement, pools: Pools):
@@ -270,7 +273,14 @@ class InstancedProgram(BaseProgram):
         """Count runs that did not call `run`."""
 
     def take(self) -> tuple[Instance, np.ndarray]:
-        """Reserve an instance and an arena for one run. Raises OutOfMemory."""
+        """Reserve an instance and an arena for one run.
+
+        Raises:
+            LimitReached: A loop would take too many iterations.
+            OutOfMemory: There is no memory for them.
+        """
+        if (loop := self.longest_loop) is not None:
+            limits.check_iterations(loop.trips - 1, loop.name)
         try:
             try:
                 instance = self._idle.pop()

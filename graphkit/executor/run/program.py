@@ -14,6 +14,7 @@ from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import Location, LoweredGraph
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
+from graphkit.executor.lower.refusals import longest_loop
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools
@@ -38,6 +39,7 @@ class Program(InstancedProgram):
         graph, placement, settings = lowered.graph, lowered.placement, lowered.settings
         super().__init__(graph, placement, pools)
         self._lowered = lowered
+        self.longest_loop = longest_loop(lowered)
         self.kept_bytes = _STEP_BYTES * len(placement.steps)
         count = len(graph.inputs)
         self.emitter = Emitter(count + len(placement.results))

@@ -206,7 +206,8 @@ class Executor:
         """Compute outputs for the fed inputs.
 
         The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps. After a
-        run has begun to write states, it is not interrupted.
+        run has begun to write states, it is not interrupted. Loops run before that, except loops of at most 10,000
+        steps in all iterations. Their number of iterations is checked before the run.
 
         Args:
             feeds: Arrays by input name.

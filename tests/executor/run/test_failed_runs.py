@@ -10,7 +10,7 @@ import pytest
 from combinations import in_one_item
 
 import graphkit as gk
-from graphkit.errors import RuntimeFailure
+from graphkit.errors import LimitReached, RuntimeFailure
 from graphkit.executor.memory import plan_graph
 from graphkit.executor.memory.schedule import Schedule, Task, with_peaks
 from graphkit.executor.run.params import ParamStore
@@ -292,6 +292,22 @@ def test_the_second_refuses_what_the_first_does_not(name: str, monkeypatch: pyte
     graph = Graph([p, q, *made.values()], outputs, [(made["a"], F.add(made["a"], total))])
     given = [{n: np.array(array) for n, array in zip("pq", arrays, strict=True)} for arrays in (right, wrong)]
     check_kept(graph, arrays, *given)
+
+
+def test_long_loop_runs_before_states_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if its number of iterations is known: the time limit ends it there."""
+    monkeypatch.setattr(plan_graph, "cached_schedule", updates_first)
+    arrays = {"a": np.ones(4, np.float32)}
+    made, x = states(**arrays), Value(TensorType("float32", (4,)), "x")
+    i, go, s = Value(TensorType("int64", ()), "i"), Value(TensorType("bool", ()), "go"), Value(x.tensor, "s")
+    y = F.loop(np.array(20_000_000), None, F.exp(x), body=Graph([i, go, s], [go, F.tanh(s)]))
+    store = ParamStore({"a": made["a"].tensor}, arrays)
+    exe = Executor(Graph([x, made["a"]], [y], [(made["a"], F.add(made["a"], x))]), store, threads=1)
+    with pytest.raises(LimitReached, match="time"):
+        exe.run({"x": np.ones(4, np.float32)}, timeout=0.01)
+    assert exe._latest is not None
+    assert exe._latest.lowered.memory.donated
+    assert store["a"].tolist() == [1] * 4
 
 
 def test_a_ratio_is_looked_at_in_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from graphkit.executor.lower.arrays.staged import StagedStep
 from graphkit.executor.lower.arrays.swapped import SwapStep
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep
+from graphkit.executor.lower.refusals import longest_loop
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import IDLE, Pools
@@ -29,6 +30,7 @@ from graphkit.executor.run import base_program as programs
 from graphkit.executor.run.arrays.instance import ArrayInstance
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.program_run import Run
+from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import signature
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
@@ -67,6 +69,7 @@ class ArrayProgram:
         self.device = device
         self.pools = pools
         self._borrowed = tuple(borrowed)
+        self._longest_loop = longest_loop(lowered)
         self.lowered = lowered
         self.placement = lowered.placement
         position = {v: i for i, v in enumerate(graph.inputs)}
@@ -105,7 +108,9 @@ class ArrayProgram:
         return None
 
     def take(self) -> ArrayInstance:
-        """Return an instance for one run. Raises OutOfMemory."""
+        """Return an instance for one run. Raises as `InstancedProgram.take`."""
+        if (loop := self._longest_loop) is not None:
+            limits.check_iterations(loop.trips - 1, loop.node.describe())
         try:
             return self._idle.pop()
         except IndexError:
