@@ -143,6 +143,16 @@ def untimed(holds: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def completing() -> Iterator[None]:
+    """Inside, neither time nor iterations are limited: the work has begun to write states, and must be completed."""
+    token = _inside.set(current()._replace(deadline=_NEVER, iterations=None))
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+@contextlib.contextmanager
 def planning() -> Iterator[None]:
     """Inside, memory is what a plan may say of a run elsewhere, where no limit is set."""
     limits = current()

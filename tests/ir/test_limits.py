@@ -94,6 +94,18 @@ def test_a_run_ends_in_time_and_the_next_one_has_its_own():
     assert executor.run({"x": np.float32(-2)})["y"] == -2
 
 
+def test_work_that_must_be_completed_has_no_end():
+    with limits.limited(memory=1000, seconds=-1.0, iterations=5):
+        with limits.completing():
+            limits.check_time()
+            limits.check_iterations(5)
+            assert limits.current().memory == 1000
+        with pytest.raises(LimitReached, match="time"):
+            limits.check_time()
+        with pytest.raises(LimitReached, match="more than 5 iterations"):
+            limits.check_iterations(5)
+
+
 def test_a_reference_ends_in_time():
     with limits.limited(seconds=0.1), pytest.raises(LimitReached, match=r"node .*time"):
         gk.ops.evaluate.evaluate(endless().graph, [np.float32(0)])

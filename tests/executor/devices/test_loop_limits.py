@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -132,6 +134,18 @@ def test_loop_in_a_branch_counts_only_if_it_runs(device: str) -> None:
     with pytest.raises(LimitReached, match="more than 4 iterations"):
         exe.run({"x": X})
     assert store["s"].tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize("device", ["arena"], indirect=True)
+def test_deadline_does_not_end_a_run_that_writes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first check of the time would raise an error."""
+    clock = itertools.count(step=100)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    exe, store = with_state(lambda x, new: looped(5, new), device)
+    for number in range(3):
+        exe.run({"x": X}, timeout=1.0)
+        assert not runs_before_update(exe)
+        assert store["s"].tolist() == [1.5 + number / 2] * 4
 
 
 def recurrent(length: int, width: int) -> gk.Trainer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 
 from graphkit.executor.devices.bound_steps import BoundStep, Choice, NotRecorded, Recorded
@@ -16,6 +17,7 @@ from graphkit.executor.lower.arrays.body import launches_of, repeats
 from graphkit.executor.lower.arrays.launched_sum import Progress, Start
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.run.arrays.steps import Steps
+from graphkit.ir import limits
 
 # With fewer steps than this, a recording saves no calls.
 LEAST_RECORDED = 3
@@ -24,7 +26,8 @@ LEAST_RECORDED = 3
 class RunLoop:
     """Runs the steps of a program one by one.
 
-    Faults are checked before the first step that overwrites a state, and after the last step if needed.
+    Faults are checked before the first step that overwrites a state, and after the last step if needed. From that step
+    on, limits of time and iterations do not apply.
 
     Attributes:
         is_writing: Whether a run has reached the steps that overwrite states. An interrupt then leaves them undefined.
@@ -50,7 +53,8 @@ class RunLoop:
         if self._commit < self._count:
             self._steps.check_faults()
             self.is_writing = True
-            self._steps.run(range(self._commit, self._count))
+            with limits.completing():
+                self._steps.run(range(self._commit, self._count))
 
     def check_last_faults(self) -> None:
         """Check the faults of the steps after the last check."""
@@ -116,7 +120,7 @@ class RecordingLoop(RunLoop):
 
     def run_segments(self) -> None:
         self.is_writing = False
-        storages, sums, faults = self._steps.storages, self._steps.sums, self._steps.faults
+        storages, sums = self._steps.storages, self._steps.sums
         can_record, storages.moved = not storages.moved, False
         anew = False
         if self._whole is not None and not can_record:
@@ -129,21 +133,27 @@ class RecordingLoop(RunLoop):
                 self.is_writing = True
             if anew or not can_record:
                 segment.replay = None
-            if can_record and segment.is_recorded and segment.replay is None:
-                self._try_to_record(segment)
-            if segment.replay is None:
-                if not segment.is_recorded:
-                    self._steps.wait_for_sums()  # interpreted steps and copies may wait for the device
-                self._steps.run(segment.positions)
-            else:
-                if segment.repeats:
-                    faults.allow_iterations()
-                segment.replay()
-                storages.states_are_copied = self._copies_states(segment)
-                if segment.repeats and not self.is_writing:
-                    faults.watch()
-                if sums is not None:
-                    sums.resume(segment.progress)
+            with limits.completing() if self.is_writing else nullcontext():
+                if can_record and segment.is_recorded and segment.replay is None:
+                    self._try_to_record(segment)
+                self._run_segment(segment)
+
+    def _run_segment(self, segment: Segment) -> None:
+        """Replay a segment, or run its steps if it was not recorded."""
+        steps = self._steps
+        if segment.replay is None:
+            if not segment.is_recorded:
+                steps.wait_for_sums()  # interpreted steps and copies may wait for the device
+            steps.run(segment.positions)
+            return
+        if segment.repeats:
+            steps.faults.allow_iterations()
+        segment.replay()
+        steps.storages.states_are_copied = self._copies_states(segment)
+        if segment.repeats and not self.is_writing:
+            steps.faults.watch()
+        if steps.sums is not None:
+            steps.sums.resume(segment.progress)
 
     def check_last_faults(self) -> None:
         if self._checks_last or self._device_checks:

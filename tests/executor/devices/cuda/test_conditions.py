@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -362,6 +364,24 @@ def test_a_limit_leaves_states_as_they_were(card: Card) -> None:
         exe.run({"n": np.array(3)})
         assert not np.array_equal(store["a"], before)
     assert card.conditions
+
+
+def test_deadline_does_not_end_a_run_that_writes(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first check of the time would raise an error: in steps, in a recording and in a replay."""
+    clock = itertools.count(step=100)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    a, x = Value(TensorType("float32", (4,)), "a", role="state"), Value(TensorType("float32", (4,)), "x")
+    i, go, s = Value(TensorType("int64", ()), "i"), Value(TensorType("bool", ()), "go"), Value(a.tensor, "s")
+    new = F.add(a, x)
+    y = F.loop(np.array(5), None, new, body=Graph([i, go, s], [go, F.tanh(s)]))
+    store = ParamStore({"a": a.tensor}, {"a": np.ones(4, np.float32)})
+    exe = Executor(Graph([a, x], [y], updates=[(a, new)]), store, device="cuda")
+    for number in range(4):
+        exe.run({"x": np.ones(4, np.float32)}, timeout=1.0)
+        assert store["a"].tolist() == [2 + number] * 4
+    assert exe._latest is not None
+    assert exe._latest.lowered.memory.donated
+    assert card.replays
 
 
 def test_what_no_kernel_could_compute_repeats_nothing(card: Card) -> None:
