@@ -101,7 +101,16 @@ _IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
     _at_run_time,
     _interpreted_in_subgraph,
 )
-_ELSEWHERE: tuple[LoweringRule, ...] = (_collective, native_kernel, launched, _branch, _loop)
+_ON_DEVICES: tuple[LoweringRule, ...] = (_collective, native_kernel, launched, _branch, _loop)
+# On the CPU without the native extension, If and Loop are interpreted as a whole.
+_WITHOUT_EXTENSION: tuple[LoweringRule, ...] = (_collective, native_kernel)
+
+
+def _rules(settings: Settings) -> tuple[LoweringRule, ...]:
+    """Return the rules for nodes of a program."""
+    if settings.native:
+        return _IN_NATIVE_PROGRAMS
+    return _WITHOUT_EXTENSION if settings.device == "cpu" else _ON_DEVICES
 
 
 def lower_graph(
@@ -166,7 +175,7 @@ def lower_graph(
 def choose(site: Site) -> Lowering:
     """Return the lowering of the first rule that applies. Every node can be interpreted."""
     reason = ""
-    for rule in _IN_NATIVE_PROGRAMS if site.settings.native else _ELSEWHERE:
+    for rule in _rules(site.settings):
         try:
             found = rule(site)
         except NotNative as refusal:
