@@ -170,3 +170,36 @@ def test_windows_of_references_end_in_time_and_memory():
         net.compile(timeout=0.02).run(feeds)
     with pytest.raises(OutOfMemory, match="AveragePool"):
         net.compile(max_memory=1 << 23).run(feeds)
+
+
+def asked_in_runs(monkeypatch, net, feeds):
+    """How often the free memory of the machine is read in three runs with a time limit, after a first one."""
+    asked = []
+    executor = net.compile(threads=1)
+    executor.run(feeds, timeout=100.0)
+    monkeypatch.setattr(limits, "available_memory", lambda: asked.append(1) or 1 << 40)
+    for _ in range(3):
+        executor.run(feeds, timeout=100.0)
+    return len(asked), executor._latest.has_dynamic_memory
+
+
+def test_time_limit_does_not_read_free_memory_in_each_run(monkeypatch):
+    x = gk.input("x", [3])
+    loop = gk.while_loop(lambda s: gk.reduce_sum(s, keepdims=False) < 9.0, lambda s: s + 1.0, x)
+    feeds = {"x": np.ones(3, np.float32)}
+    for net, dynamic in ((gk.sin(x), False), (loop, False), (gk.non_zero(x), True)):
+        assert asked_in_runs(monkeypatch, gk.Model({"y": net}), feeds) == (0, dynamic)
+
+
+@pytest.mark.parametrize("seconds", [None, 100.0])
+def test_dynamic_memory_has_the_limit_of_each_run(seconds):
+    executor = gk.Model({"y": gk.non_zero(gk.input("x", [100_000])) + 1}).compile(threads=1)
+    few, many = np.zeros((2, 100_000), np.float32)
+    few[:10] = many[:] = 1
+    for _ in range(2):
+        executor.run({"x": few}, timeout=seconds)
+        with limits.limited(memory=700_000):
+            executor.run({"x": few}, timeout=seconds)
+            with pytest.raises(OutOfMemory, match="800000 bytes"):
+                executor.run({"x": many}, timeout=seconds)
+    assert executor.run({"x": many}, timeout=seconds)["y"].shape == (1, 100_000)

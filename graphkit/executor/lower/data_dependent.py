@@ -16,7 +16,7 @@ from graphkit.ops import Op
 class DataDependent(Lowering):
     """A kernel of the native extension for operands of any shapes."""
 
-    may_fail = True
+    may_fail = allocates = True
 
     def __init__(self, node: Node, kernel: DataDependentKernel, formals: int, declared: Declarations | None):
         self._node = node

@@ -22,6 +22,7 @@ class Emitter:
             None, position of the operand).
         calls: The steps of the outermost graph that run in Python.
         buffers: The buffers of values of the outermost graph.
+        allocates: Whether the program allocates memory in a run.
     """
 
     def __init__(self, externals: int):
@@ -31,6 +32,7 @@ class Emitter:
         self._count = externals
         self._known: dict[tuple[int, str], int] = {}
         self._buffers: set[int] = set()
+        self.allocates = False
 
     def new_external(self) -> int:
         self._count += 1
@@ -38,6 +40,7 @@ class Emitter:
 
     def new_buffer(self) -> Location:
         self._buffers.add(self._count)
+        self.allocates = True
         return self.new_external(), 0
 
     def new_call(self, index: int) -> int:
@@ -109,6 +112,7 @@ class Emitter:
     ) -> None:
         node, lowering = lowered.placement.steps[index], lowered.lowerings[index]
         name = prefix + lowered.graph.node_name(node)
+        self.allocates |= lowering.allocates
         # Steps in Python find their operands themselves, and must not get buffers for values that they return.
         inputs = [] if lowering.in_python else locations.inputs(node, lowering)
         outputs = [] if lowering.in_python else locations.outputs(node)

@@ -264,6 +264,7 @@ class Lowering(ABC):
         subgraphs: The graphs that the node runs: "then" and "else", or "body". Names of their steps contain this word.
         in_python: Whether the step is a call of Python.
         may_fail: Whether such steps may fail at run time for reasons of their own.
+        allocates: Whether a native program allocates memory for such steps in a run.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
         trips: For a loop, the number of iterations in each run; infinity if it depends on values. None: not a loop.
         executed_steps: At most how many steps one execution of the node runs, in all iterations; infinity if unknown.
@@ -278,6 +279,7 @@ class Lowering(ABC):
     subgraphs: Mapping[str, LoweredGraph] = MappingProxyType({})
     in_python: ClassVar[bool] = False
     may_fail: ClassVar[bool] = False
+    allocates: ClassVar[bool] = False
     runs_in_subgraph: ClassVar[bool] = False
     trips: float | None = None
     executed_steps: float = 1

@@ -52,7 +52,7 @@ class Prepared(NamedTuple):
 class AtRunTime(Lowering):
     """A node for which the native program calls `make` when it reaches the step."""
 
-    may_fail = True
+    may_fail = allocates = True
 
     def __init__(self, node: Node, by_value: frozenset[int] = frozenset()):
         self.node = node

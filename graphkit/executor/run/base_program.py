@@ -84,11 +84,13 @@ class Instance(Protocol):
         arena: Its own arena; None if it can use any arena.
         native: The native instance; None without the native engine.
         limits: The limits that are set in `native`.
+        memory: The largest number of bytes that a run may allocate by these limits.
     """
 
     arena: np.ndarray | None
     native: _native.Instance | None
     limits: Limits | None
+    memory: int
 
     def refresh(self) -> None:
         """Read changed parameters. Call it before each run."""
@@ -224,11 +226,11 @@ class InstancedProgram(BaseProgram):
     """A program that gives each run its own instance and arena.
 
     longest_loop: See `refusals.longest_loop`. Its iterations are compared with their limit before a run.
-    has_dynamic_memory: Whether values may have data-dependent shapes, so that a run may need more memory than planned.
+    has_dynamic_memory: Whether the native program allocates memory in a run, in addition to the planned memory.
     """
 
     longest_loop: KnownLoop | None = None
-    has_dynamic_memory = True
+    has_dynamic_memory: bool = True
 
     def __init__(self, graph: Graph, placement: Placement, pools: Pools):
         super().__init__(graph, placement, pools)
@@ -414,12 +416,13 @@ class InstanceRun(HostRun):
 
 def _set_limits(instance: Instance, has_dynamic_memory: bool) -> None:
     """Set the current limits in the native part of an instance, if they have changed."""
-    wanted = limits.current()
-    if instance.native is not None and instance.limits != wanted:
+    wanted, before = limits.current(), instance.limits
+    if instance.native is not None and before != wanted:
         iterations = sys.maxsize if wanted.iterations is None else wanted.iterations
-        # Asking the system for its free memory takes longer than a small run, so only dynamic memory is limited.
-        memory = limits.allowed_memory() if has_dynamic_memory else sys.maxsize
-        instance.native.limit(memory, iterations, wanted.deadline)
+        # Asking the system for its free memory takes longer than a small run. The deadline differs in each run.
+        if has_dynamic_memory and (before is None or before.memory != wanted.memory):
+            instance.memory = limits.allowed_memory()
+        instance.native.limit(instance.memory, iterations, wanted.deadline)
         instance.limits = wanted
 
 

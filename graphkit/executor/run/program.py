@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -52,6 +53,7 @@ class Program(InstancedProgram):
             self.native = native_module().Program(settings.threads, self.arena_bytes, count + len(results))
             builder = self.native.root
         self.emitter.graph(builder, lowered, 0, inputs, results)
+        self.has_dynamic_memory = self.emitter.allocates
         self.owned = [
             (r.value.tensor.static_shape, r.value.dtype.numpy, r.value.tensor.nbytes) if r.owned else None
             for r in placement.results
@@ -133,6 +135,7 @@ class _Instance:
         lowered = program.lowered
         self.arena = aligned_bytes(program.arena_bytes) if program.calls_python else None
         self.limits: Limits | None = None
+        self.memory = sys.maxsize
         self.native: _native.Instance | None = None
         if program.native is not None:
             self.native = native_module().Instance(program.native)

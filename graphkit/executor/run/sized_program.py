@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -97,6 +98,7 @@ class _SizedInstance:
 
     arena: np.ndarray | None = None
     limits: Limits | None = None
+    memory = sys.maxsize
 
     def __init__(self, program: SizedProgram):
         self.native = native_module().Instance(program.code.native)
