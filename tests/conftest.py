@@ -10,7 +10,8 @@ import resource
 import signal
 import sys
 import threading
-from collections import defaultdict, deque
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -132,7 +133,15 @@ class _Mailbox:
         self.awaited: deque[_Expected] = deque()
 
 
-_Post = defaultdict[tuple[int, int, int], _Mailbox]
+class _Post(dict[tuple[int, int, int], _Mailbox]):
+    """The mailboxes by sender, receiver and tag. Threads that ask for a new one at the same time get the same one."""
+
+    def __missing__(self, key: tuple[int, int, int]) -> _Mailbox:
+        return self.setdefault(key, _Mailbox())
+
+
+# Seconds that a rank waits for another one.
+_PATIENCE = 60.0
 
 
 class Among:
@@ -144,9 +153,9 @@ class Among:
 
     def _exchange(self, mine: Any) -> list[Any]:
         self._parts[self.rank] = mine if isinstance(mine, bytes) else mine.copy()  # sums may be written over it
-        self._there.wait(60)
+        self._there.wait(_PATIENCE)
         found = list(self._parts)
-        self._there.wait(60)
+        self._there.wait(_PATIENCE)
         return found
 
     def sum_in_first(self, array: np.ndarray) -> np.ndarray | None:
@@ -205,7 +214,7 @@ class Rank(Among):
         return _Arrived()
 
     def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any:
-        return _Expected(self._post[source, self.rank, tag], data)
+        return _Expected(self._post[source, self.rank, tag], data, source)
 
     def allgather_bytes(self, mine: bytes) -> list[bytes]:
         return self._exchange(mine)
@@ -228,7 +237,7 @@ def ranks_on_hosts(size: int, hosts: Sequence[Sequence[int]]) -> tuple[list[Rank
     """A communicator for each rank, and where they wait for each other. hosts: which ranks each has; none: one."""
     from graphkit.dist.hosts.groups import Levels
 
-    post: _Post = defaultdict(_Mailbox)
+    post = _Post()
     there = [threading.Barrier(n) for n in (size, len(hosts) or 1, *map(len, hosts))]
     parts, leading = [None] * size, [None] * len(hosts)
     levels: list[Levels | None] = [None] * size
@@ -253,10 +262,11 @@ class _Arrived:
 
 
 class _Expected:
-    """A request for the next message of a mailbox."""
+    """A request for the next message of a mailbox. If none comes in time, `Test` raises an error."""
 
-    def __init__(self, box: _Mailbox, data: np.ndarray):
-        self._box, self._data, self._there = box, data, False
+    def __init__(self, box: _Mailbox, data: np.ndarray, source: int):
+        self._box, self._data, self._source, self._there = box, data, source, False
+        self._end = time.monotonic() + _PATIENCE
         box.awaited.append(self)
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
@@ -265,6 +275,8 @@ class _Expected:
             sent = self._box.sent.popleft()
             first._data[: len(sent)] = sent
             first._there = True
+        if not self._there and time.monotonic() > self._end:
+            raise TimeoutError(f"rank {self._source} has not sent it in {_PATIENCE:g} s")
         return self._there
 
 

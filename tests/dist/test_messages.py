@@ -1,5 +1,8 @@
 """Arrays from one process to another: in order, of any size and type, while both go on."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -87,6 +90,35 @@ def test_who_has_failed_does_nothing_any_more(on_ranks):
             work(store)
 
     on_ranks(only_the_first)
+
+
+def test_threads_that_open_one_mailbox_share_it(on_ranks, monkeypatch):
+    """Otherwise `on_ranks` would lose the message of one of them."""
+    names = on_ranks.__globals__
+    both = threading.Barrier(2)
+
+    class Late(names["_Mailbox"]):
+        def __init__(self):
+            super().__init__()
+            both.wait(30)
+
+    monkeypatch.setitem(names, "_Mailbox", Late)
+    post = names["_Post"]()
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: post[0, 1, 0], range(2))
+    assert first is second
+
+
+def test_a_message_that_never_comes_is_an_error_with_its_name(on_ranks, monkeypatch):
+    monkeypatch.setitem(on_ranks.__globals__, "_PATIENCE", 0.2)
+
+    def work(store):
+        if store.rank == 1:
+            arrival = store.transport.messages.expect(0, [Kind(np.dtype(int), 0)])
+            with pytest.raises(RuntimeFailure, match=r"a number of rank 0 will not arrive: .*rank 0 has not sent it"):
+                store.transport.messages.receive(arrival, "a number")
+
+    on_ranks(work)
 
 
 def test_large_arrays_cross_while_the_sender_computes(jobs, tmp_path):
