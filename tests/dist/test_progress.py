@@ -292,6 +292,29 @@ def test_an_updater_cannot_wait_for_the_store(on_ranks):
     on_ranks(work)
 
 
+@pytest.mark.parametrize("overlap", ["funnelled", "chained"])
+def test_an_updater_cannot_use_a_store_with_servers(on_ranks, overlap):
+    """Its messages would wait until no thread drives, and this thread does."""
+
+    def work(store):
+        engine = store.transport.communicator.engine
+        engine.overlap = overlap
+
+        def update(key, total, stored):
+            with engine.driving():
+                stored += total
+
+        store.init("w", np.zeros(2))
+        store.set_updater(update)
+        store.push("w", np.ones(2))
+        with pytest.raises(UsageError, match="an all-reduce must not use a store with servers"):
+            store.pull("w")
+        with engine.driving():
+            pass
+
+    on_ranks(work)
+
+
 def test_ranks_that_wait_for_different_things_all_say_so(on_ranks):
     def work(store):
         store.init(["a", "b"], [np.zeros(1), np.zeros(1)])

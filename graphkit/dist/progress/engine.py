@@ -207,10 +207,7 @@ class ProgressEngine:
 
     def wait(self, pending: Pending) -> None:
         """Return when the operation is done. Raises RuntimeFailure if a rank is lost meanwhile."""
-        if self._driver == threading.get_ident():
-            raise UsageError(
-                f"{pending.call}: a function that handles the result of an all-reduce must not wait for another one"
-            )
+        self._check_not_driving(f"{pending.call}: ", "wait for another one")
         with self._links.waiting(pending.call != ENDED):
             mine = threading.get_ident(), pending
             self._queue.waiting.append(mine)
@@ -229,6 +226,11 @@ class ProgressEngine:
                 if self._thread is not None:
                     with self._queue.lock:
                         self._queue.notify()
+
+    def _check_not_driving(self, before: str, forbidden: str) -> None:
+        """Raise UsageError, which begins with `before`, if this thread drives: it would wait for itself."""
+        if self._driver == threading.get_ident():
+            raise UsageError(f"{before}a function that handles the result of an all-reduce must not {forbidden}")
 
     def _try_to_drive(self, pending: Pending) -> bool:
         """Return whether this thread drives from now on. If another one does, wait for a notification first."""
@@ -287,7 +289,8 @@ class ProgressEngine:
 
     @contextmanager
     def driving(self) -> Iterator[None]:
-        """Context in which no other thread drives a progress step."""
+        """Context in which no other thread drives a progress step. Raises UsageError if this thread already drives."""
+        self._check_not_driving("", "use a store with servers")
         with self._queue.lock:
             while self._driver:
                 self._queue.wait(_CHECK)
