@@ -24,6 +24,7 @@ from graphkit.dist.arguments import (
     shown,
     whole,
 )
+from graphkit.dist.arrays import sum_in_order
 from graphkit.dist.collectives import compression
 from graphkit.dist.collectives.operations import check_summed
 from graphkit.dist.collectives.row_sparse import RowSparse, local_rows, wanted_rows
@@ -362,7 +363,7 @@ class KVStore:
                     f"key {key!r} is {expected.dtype}{list(expected.shape)}; pushed {v.dtype}{list(v.shape)}"
                 )
         check_summed(key, expected.dtype)
-        return values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
+        return values[0] if len(values) == 1 else sum_in_order(values)
 
     def _broadcast(self, call: str, pairs: Sequence[tuple[Key, np.ndarray]], root: int) -> list[np.ndarray]:
         """Return the arrays of the root. call: names the operation in errors."""

@@ -281,6 +281,31 @@ def test_small_sums_of_all_types(on_ranks, dtype, shape):
     assert all(on_ranks(work, 3))
 
 
+HALF_SUMMANDS = {np.float16: (2048, 1, 1), ml_dtypes.bfloat16: (256, 1, 1)}  # 1 is half of the last digit of the first
+
+
+@pytest.mark.parametrize("dtype", HALF_SUMMANDS)
+@pytest.mark.parametrize("size", [3, 100, 50_000])
+def test_ordered_sums_of_halves_round_once(on_ranks, dtype, size):
+    summands = HALF_SUMMANDS[dtype]
+
+    def work(store):
+        array, out = np.full(size, summands[store.rank], dtype), np.empty(size, dtype)
+        store.transport.start_sum("sum", array, out, ordered=True).wait()
+        return out
+
+    for found in on_ranks(work, 3):
+        np.testing.assert_array_equal(found, np.full(size, sum(summands), dtype))
+
+
+@pytest.mark.parametrize("dtype", HALF_SUMMANDS)
+def test_values_of_devices_in_halves_are_rounded_once(dtype):
+    values = [np.full(3, value, dtype) for value in HALF_SUMMANDS[dtype]]
+    found = kvstore.create("local").pushpull("key", values)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, np.full(3, sum(HALF_SUMMANDS[dtype]), dtype))
+
+
 def test_an_updater_cannot_wait_for_the_store(on_ranks):
     def work(store):
         store.init(["w", "other"], [np.zeros(2), np.zeros(2)])

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.dist.arrays import sum_in_order
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.hosts.groups import Levels
-from graphkit.dist.progress.pending import Action, in_rank_order, placed
+from graphkit.dist.progress.pending import Action, placed
 from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, MissingDependency, UsageError, did_you_mean
 from graphkit.executor.devices.loading import load_native
@@ -256,7 +257,7 @@ class CompressedSums:
 
     def _over_hosts(self, levels: Levels, key: Any, array: np.ndarray, ordered: bool) -> np.ndarray:
         inside = levels.inside
-        own = in_rank_order(inside.allgather(array)) if ordered else inside.sum_in_first(array)
+        own = sum_in_order(inside.allgather(array)) if ordered else inside.sum_in_first(array)
         total = array
         if levels.leaders is not None:
             assert own is not None, "a leader is the first rank of its host"

@@ -11,6 +11,7 @@ import numpy as np
 
 from graphkit.dist.agreement import Fingerprint
 from graphkit.dist.arguments import Key, described
+from graphkit.dist.arrays import sum_in_order
 from graphkit.dist.collectives.compression import CompressedSums, Compression
 from graphkit.dist.collectives.layout import Slices
 from graphkit.dist.collectives.row_sparse import RowSparse, RowSum
@@ -259,7 +260,4 @@ class Collectives:
         return Sum(array.copy() if later and self.size > 1 else array, out, then, alone)
 
     def _in_order(self, array: np.ndarray, out: np.ndarray | None, then: Callable[[np.ndarray], Any]) -> Any:
-        first, *others = self.communicator.allgather(array)
-        for part in others:
-            first += part
-        return then(placed(first, out))
+        return then(placed(sum_in_order(self.communicator.allgather(array)), out))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphkit.dist.arrays import sum_dtype
 from graphkit.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def total(parts: Sequence[RowSparse]) -> RowSparse:
     float16 and bfloat16 are added in float32. There must be at least one part.
     """
     kind, tail = parts[0].dtype, parts[0].values.shape[1:]
-    wide = _wide(kind)
+    wide = sum_dtype(kind)
     union, places = np.unique(np.concatenate([part.indices for part in parts]), return_inverse=True)
     sums = np.zeros((len(union), *tail), wide)
     at = 0
@@ -127,11 +128,6 @@ def total(parts: Sequence[RowSparse]) -> RowSparse:
         else:
             np.add.at(sums, mine, part.values.astype(wide, copy=False))
     return RowSparse(union, sums.astype(kind, copy=False))
-
-
-def _wide(kind: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type in which elements are added."""
-    return np.dtype(np.float32) if kind.itemsize == 2 and kind.kind in "fV" else kind
 
 
 def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> RowSparse:
@@ -177,7 +173,7 @@ class RowSum:
     def _over_hosts(self, levels: Levels) -> RowSparse:
         kind = self._own.dtype
         # float16 and bfloat16 are rounded only once, at the end.
-        own = RowSparse(self._own.indices, self._own.values.astype(_wide(kind), copy=False))
+        own = RowSparse(self._own.indices, self._own.values.astype(sum_dtype(kind), copy=False))
         here = _each(levels.inside, own)
         found = None if levels.leaders is None else total(_each(levels.leaders, total(here)))
         count = int(levels.inside.broadcast(np.array([0 if found is None else len(found.indices)]))[0])

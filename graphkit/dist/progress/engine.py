@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from graphkit.dist.arrays import sum_in_order
 from graphkit.dist.progress.announcement import ENDED, Announcement, Digests, alike
 from graphkit.dist.progress.negotiation import Links, Negotiation
 from graphkit.dist.progress.pending import (
@@ -30,7 +31,6 @@ from graphkit.dist.progress.pending import (
     complete_locally,
     fits_announcement,
     grouped,
-    in_rank_order,
     order,
     payload,
     payload_sums,
@@ -455,7 +455,7 @@ class ProgressEngine:
         if known is not None:
             return known
         if summed.alone and fits_announcement(summed):  # the bits are those of a sum sent with announcements
-            return in_rank_order(self._links.allgather(summed.array))
+            return sum_in_order(self._links.allgather(summed.array))
         return self._links.allreduce(summed.array, summed.out)
 
     def _await_running(self, calls: Collection[str]) -> None:

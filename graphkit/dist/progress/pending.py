@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from graphkit.dist.arrays import sum_in_order
 from graphkit.dist.progress.announcement import PAYLOAD
 
 # Sums of one dtype of at most _SMALL bytes each are sent together. Those of at most _ROOM bytes are sent
@@ -164,14 +165,6 @@ def payload_sums(mine: Mapping[str, np.ndarray], rows: Sequence[bytes]) -> dict[
     found, at = {}, PAYLOAD.start
     for call, array in mine.items():
         data = b"".join(row[at : at + array.nbytes] for row in rows)
-        found[call] = in_rank_order(np.ndarray((len(rows), *array.shape), array.dtype, data))
+        found[call] = sum_in_order(np.ndarray((len(rows), *array.shape), array.dtype, data))
         at += array.nbytes
     return found
-
-
-def in_rank_order(parts: np.ndarray) -> np.ndarray:
-    """Return the sum along the first axis, in order; float16 and bfloat16 are summed in float32."""
-    wide = np.float32 if parts.dtype.itemsize == 2 and parts.dtype.kind in "fV" else parts.dtype
-    if wide is parts.dtype and len(parts) == 2:
-        return np.asarray(parts[0] + parts[1])
-    return np.asarray(np.add.accumulate(parts, axis=0, dtype=wide)[-1])
