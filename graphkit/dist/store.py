@@ -64,7 +64,7 @@ class KVStore:
         self.transport = transport
         self._values: dict[Key, np.ndarray] = {}
         self._updater: Updater | None = None
-        # By key, pushes that may not be complete.
+        # By key, pushes that may not be complete, or whose error may not be raised yet.
         self._pushed: dict[Key, list[Pending]] = {}
 
     @property
@@ -113,7 +113,7 @@ class KVStore:
         priority = whole("push: priority", priority)
         for k, v in self._given(key, value, "push", known=True):
             waiting = self._pushed.setdefault(k, [])
-            waiting[:] = [pending for pending in waiting if not pending.done or pending.error is not None]
+            waiting[:] = [p for p in waiting if not p.done or (p.error is not None and not p.reported)]
             pending = self.transport.post_sum(k, v, then=partial(self._keep, k), priority=priority, later=True)
             waiting.append(pending)
 
@@ -202,14 +202,16 @@ class KVStore:
         return outs.result(totals)
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
-        """Wait for earlier pushes to a key, to several keys, or to all. If a push failed, its error is raised."""
+        """Wait for earlier pushes to a key, to several keys, or to all.
+
+        If a push failed, its error is raised. If several failed, each call raises the next error.
+        """
         keys = list(self._pushed) if key is None else keys_of(key)
         for k in keys:
             self._stored(k)
         for k in keys:
-            waiting = self._pushed.pop(k, None)
-            for pending in waiting or ():
-                if not pending.reported:  # `Transport.meet` may have raised its error
+            for pending in tuple(self._pushed.get(k, ())):
+                if not pending.reported:  # each error is raised once, here or in `Transport.meet`
                     pending.wait()
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:

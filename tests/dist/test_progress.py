@@ -183,6 +183,28 @@ def test_an_updater_that_fails_is_heard_of_where_the_value_is_read(on_ranks):
     assert all(on_ranks(work))
 
 
+def test_each_pull_raises_the_next_error_of_its_key(on_ranks):
+    def work(store):
+        store.init("w", np.zeros(2))
+        numbers = iter(range(1, 4))
+
+        def update(key, total, stored):
+            if (number := next(numbers)) < 3:
+                raise InputError(f"not push {number}")
+            stored += total
+
+        store.set_updater(update)
+        for _ in range(3):
+            store.push("w", np.ones(2))
+        for number in (1, 2):
+            with pytest.raises(InputError, match=f"not push {number}"):
+                store.pull("w")
+        assert (store.pull("w") == 2).all()
+        store.transport.communicator.flush()
+
+    on_ranks(work)
+
+
 def test_an_error_that_nobody_has_heard_is_raised_at_the_end(on_ranks):
     def work(store):
         store.init(["w", "v"], [np.zeros(2), np.zeros(2)])
