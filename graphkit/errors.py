@@ -163,6 +163,14 @@ _OTHER_NAMES = {
 }
 
 
+def error_text(error: BaseException) -> str:
+    """Return type and text of an error, such as "ValueError: no"; only the text for errors of graphkit."""
+    text, kind = str(error), type(error).__name__
+    if not text:
+        return kind
+    return text if isinstance(error, GraphkitError) else f"{kind}: {text}"
+
+
 def closest(name: str, known: Sequence[str], alike: float = 0.6) -> str | None:
     """Return the known name that is a synonym of `name`, else the most similar known name; None if none is similar.
 

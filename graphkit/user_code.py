@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_mean
+from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_mean, error_text
 
 
 def function_of(path: str, name: str) -> Callable[..., Any]:
@@ -60,8 +60,8 @@ def running(path: str) -> Iterator[None]:
         where = _line(path, error)
         if isinstance(error, GraphkitError):
             raise error if where is None else type(error)(f"{where}: {error}") from error
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise UserCodeError(f"{where or path}: {said} (graphkit --traceback COMMAND ... shows all of it)") from error
+        said = f"{where or path}: {error_text(error)}"
+        raise UserCodeError(f"{said} (graphkit --traceback COMMAND ... shows all of it)") from error
     except SystemExit as error:
         raise UserCodeError(f"{path} ends the program (exit {error.code})") from error
 

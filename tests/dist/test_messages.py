@@ -82,7 +82,7 @@ def test_who_has_failed_does_nothing_any_more(on_ranks):
             lambda: store.transport.messages.expect(1, []),
             store.barrier,
         ):
-            with pytest.raises(RuntimeFailure, match="rank 0 failed in a test: no"):
+            with pytest.raises(RuntimeFailure, match="rank 0 failed in a test: ValueError: no"):
                 call()
 
     def only_the_first(store):
@@ -90,6 +90,22 @@ def test_who_has_failed_does_nothing_any_more(on_ranks):
             work(store)
 
     on_ranks(only_the_first)
+
+
+def test_an_error_of_a_transfer_keeps_its_type_and_cause(on_ranks, monkeypatch):
+    class Failing:
+        def Test(self):  # noqa: N802 - MPI's name
+            raise MemoryError
+
+    def work(store):
+        post = store.transport.messages
+        monkeypatch.setattr(store.transport.communicator, "start_receive", lambda *_: Failing())
+        arrival = post.expect(1 - store.rank, [Kind(np.dtype(int), 0)])
+        with pytest.raises(RuntimeFailure, match=r"will not arrive: MemoryError$") as caught:
+            post.receive(arrival, "a number")
+        assert isinstance(caught.value.__cause__, MemoryError)
+
+    on_ranks(work)
 
 
 def test_threads_that_open_one_mailbox_share_it(on_ranks, monkeypatch):

@@ -81,7 +81,7 @@ CAUGHT = """
 def test_who_catches_the_error_of_a_rank_leaves_nobody_waiting(ranks):
     status, out, errors = finish(start(ranks, JOB + CAUGHT, before=""))
     assert status in FAILED, errors
-    assert "rank 1: RuntimeFailure: rank 1 failed in the step of update 4: too much" in out
+    assert "rank 1: RuntimeFailure: rank 1 failed in the step of update 4: MemoryError: too much" in out
     assert "graphkit: rank 1: rank 1 failed in the step of update 4" in errors
     assert "rank 1: MemoryError: too much" in out
 

@@ -22,7 +22,7 @@ from graphkit.dist.job import status_pipe, survival
 from graphkit.dist.job.mpi import MpiCommunicator, started
 from graphkit.dist.job.start import LEAST_TIMEOUT, checked_timeout, deadline, launcher_rank
 from graphkit.dist.progress.announcement import ENDED
-from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
+from graphkit.errors import GraphkitError, RuntimeFailure, UsageError, error_text
 from graphkit.text import quantity
 
 # Seconds that ranks with different calls wait for each other's error messages.
@@ -177,7 +177,7 @@ def _described(error: BaseException) -> str:
         return str(error) or "interrupted"
     if isinstance(error, SystemExit):
         return "terminated" if error.code == _TERMINATED else f"exit with status {error.code}"
-    return str(error) if isinstance(error, GraphkitError) else f"{type(error).__name__}: {error}"
+    return error_text(error)
 
 
 def _exit_code(error: BaseException) -> int:

@@ -37,7 +37,7 @@ from graphkit.dist.progress.pending import (
 )
 from graphkit.dist.progress.queue import OperationQueue, Waits
 from graphkit.dist.wire.scheduling import reduce_wakeup_latency
-from graphkit.errors import RuntimeFailure, UsageError
+from graphkit.errors import RuntimeFailure, UsageError, error_text
 
 # How sums progress while a rank computes: not at all, one after the other, or several at a time.
 Overlap: TypeAlias = Literal["funnelled", "chained", "concurrent"]
@@ -266,7 +266,7 @@ class ProgressEngine:
             try:
                 self._drive()
             except Exception as error:  # noqa: BLE001 - the next caller that waits gets it
-                self.fail(f"{type(error).__name__}: {error}")
+                self.fail(error_text(error))
             finally:
                 self._release_driver()
 

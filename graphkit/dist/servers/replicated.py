@@ -19,7 +19,7 @@ from graphkit.dist.job.start import LEAST_TIMEOUT
 from graphkit.dist.servers.remote import WINDOW
 from graphkit.dist.servers.replica import Outbox, ReplicatedServer, holders
 from graphkit.dist.wire.mesh import Frame, FrameKind, Mesh, open_mesh
-from graphkit.errors import RuntimeFailure
+from graphkit.errors import RuntimeFailure, error_text
 
 # Seconds between two checks for lost ranks, and seconds to send last frames.
 _CHECK, _CLOSING = 0.05, 5.0
@@ -110,7 +110,7 @@ class ReplicatedConnection:
                         self._take(source, frame)
                         self._condition.notify_all()
         except Exception as error:  # noqa: BLE001 - the next caller that waits gets it
-            self._fail(f"receiving from servers failed: {type(error).__name__}: {error}")
+            self._fail(f"receiving from servers failed: {error_text(error)}")
 
     def _take(self, source: int, frame: Frame | None) -> None:
         if frame is None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from graphkit.dist.wire.scheduling import reduce_wakeup_latency
-from graphkit.errors import RuntimeFailure, UsageError
+from graphkit.errors import RuntimeFailure, UsageError, error_text
 
 # Tags per lane: one for headers and one for arrays.
 _TAGS_OF_A_LANE = 2
@@ -118,6 +118,7 @@ class Messages:
         self._expected: list[Arrival] = []
         self._numbers: dict[tuple[str, int, int], int] = {}
         self._failure: str | None = None
+        self._cause: BaseException | None = None
         self._thread: threading.Thread | None = None
         self.sent_bytes = 0
 
@@ -170,7 +171,8 @@ class Messages:
         """
         with self._condition:
             if self._failure is None:
-                self._failure = f"rank {self._links.rank} failed {where}: {str(error) or type(error).__name__}"
+                self._failure = f"rank {self._links.rank} failed {where}: {error_text(error)}"
+                self._cause = error
         self._links.fail(self._failure)
 
     # --- progress -------------------------------------------------------------------------------------
@@ -210,7 +212,7 @@ class Messages:
                     arrival.done = not arrival.requests
             self._expected = [arrival for arrival in self._expected if not arrival.done]
         except Exception as error:  # noqa: BLE001 - the caller that waits gets it
-            self._failure = str(error)
+            self._failure, self._cause = error_text(error), error
         if self._left != before:
             self._links.made_progress()
         self._condition.notify_all()
@@ -258,7 +260,7 @@ class Messages:
     def _check(self, before: str = "") -> None:
         """Raise RuntimeFailure if this rank or MPI has failed before."""
         if self._failure is not None:
-            raise RuntimeFailure(f"{before}{self._failure}")
+            raise RuntimeFailure(f"{before}{self._failure}") from self._cause
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
