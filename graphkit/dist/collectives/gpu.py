@@ -27,7 +27,7 @@ from graphkit.dist.agreement import Fingerprint, are_alike, powers
 from graphkit.dist.collectives.layout import Slices
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.progress.pending import Sum, unchanged
-from graphkit.errors import GraphkitError, MissingDependency, RuntimeFailure
+from graphkit.errors import GraphkitError, MissingDependency, RuntimeFailure, error_text
 from graphkit.executor.devices.cuda.libraries import nccl
 from graphkit.executor.devices.cuda.libraries.nccl import Exchange
 from graphkit.executor.devices.device import address_of
@@ -292,8 +292,8 @@ class GpuGroups:
         def make() -> None:
             try:
                 made.append(gpu.group(unique, self._communicator.rank, self._communicator.size))
-            except GraphkitError as error:
-                failed.append(f"cannot join ({error})")
+            except Exception as error:  # noqa: BLE001 - all ranks get it as the reason
+                failed.append(f"cannot join ({error_text(error)})")
 
         thread = threading.Thread(target=make, name="graphkit-gpus", daemon=True)
         thread.start()

@@ -244,6 +244,17 @@ def test_cards_that_do_not_come_together(machine: Machine, monkeypatch: pytest.M
         assert not any(taken for taken, _ in machine.run(choice))
 
 
+def test_any_error_of_joining_is_the_reason(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise OSError("no space left on device")
+
+    for card in machine.cards:
+        monkeypatch.setattr(card, "group", failing)
+    with pytest.warns(RuntimeWarning, match="rank 0 cannot join"):
+        found = machine.run(choice)
+    assert found == [(False, "rank 0 cannot join (OSError: no space left on device)")] * 2
+
+
 def refuse() -> bytes:
     raise NcclError("no interface")
 
