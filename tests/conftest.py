@@ -331,11 +331,11 @@ def on_ranks() -> Callable[..., list[Any]]:
 
 
 def _release(rank: Rank) -> None:
-    """Let the thread of the rank's channel end once it has nothing to do. It would keep all that the rank has made."""
-    channel = rank.engine
-    with channel._queue.lock:
-        channel._closed = True
-        channel._queue.notify()
+    """Let the threads of the rank end once they have nothing to do. They would keep all that the rank has made."""
+    with rank.engine._queue.lock:
+        rank.engine._closed = True
+        rank.engine._queue.notify()
+    rank.messages.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 import pytest
+from jobs import finish, start
 
 from graphkit.dist.wire import messages
 from graphkit.dist.wire.messages import Kind
@@ -106,6 +107,32 @@ def test_an_error_of_a_transfer_keeps_its_type_and_cause(on_ranks, monkeypatch):
         assert isinstance(caught.value.__cause__, MemoryError)
 
     on_ranks(work)
+
+
+def test_the_thread_ends_with_a_message_still_expected(on_ranks):
+    def work(store):
+        post = store.transport.messages
+        arrival = post.expect(1 - store.rank, [Kind(np.dtype(int), 0)])
+        thread = post._thread
+        assert thread.is_alive()
+        post.close()
+        assert not thread.is_alive()
+        for call in (lambda: post.receive(arrival, "a number"), lambda: post.send(1 - store.rank, [])):
+            with pytest.raises(RuntimeFailure, match=f"rank {store.rank} has closed its connection"):
+                call()
+
+    on_ranks(work)
+
+
+def test_a_job_ends_with_a_message_still_expected():
+    code = """
+    from graphkit.dist.wire.messages import Kind
+    if kv.rank:
+        kv.transport.messages.expect(0, [Kind(np.dtype("f4"), 1)])
+    kv.barrier()
+    """
+    status, _, errors = finish(start(2, code))
+    assert (status, errors) == (0, "")
 
 
 def test_threads_that_open_one_mailbox_share_it(on_ranks, monkeypatch):

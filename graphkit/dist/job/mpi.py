@@ -389,6 +389,7 @@ class MpiCommunicator:
     def finalize(self) -> None:
         """Close MPI, if it was opened here."""
         self.engine.close()
+        self.messages.close()
         if self._monitor is not None:
             self._monitor.end()
         mpi = _mpi()

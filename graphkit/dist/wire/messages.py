@@ -28,6 +28,8 @@ _PART = 1 << 30
 _INLINE = 1024
 # While messages are under way: the pause between two checks, and seconds between two checks for lost ranks.
 _PAUSE, _CHECK = 5e-5, 0.05
+# Seconds that the thread may take to end.
+_ENDING = 10.0
 
 
 class Links(Protocol):
@@ -120,6 +122,7 @@ class Messages:
         self._failure: str | None = None
         self._cause: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._closed = False
         self.sent_bytes = 0
 
     def send(self, to: int, arrays: Sequence[np.ndarray], lane: int = 0, label: int = 0) -> None:
@@ -175,6 +178,16 @@ class Messages:
                 self._cause = error
         self._links.fail(self._failure)
 
+    def close(self) -> None:
+        """End the thread, so that it does not call MPI after its end. Every later call raises RuntimeFailure."""
+        with self._condition:
+            self._closed = True
+            if self._failure is None:
+                self._failure = f"rank {self._links.rank} has closed its connection"
+            self._condition.notify_all()
+        if self._thread is not None:
+            self._thread.join(_ENDING)
+
     # --- progress -------------------------------------------------------------------------------------
 
     def _number(self, way: str, other: int, lane: int) -> int:
@@ -193,7 +206,9 @@ class Messages:
         reduce_wakeup_latency()
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._failure is None and (self._sent or self._expected))
+                self._condition.wait_for(lambda: self._closed or self._has_work)
+                if self._closed:
+                    return
                 self._advance()
             time.sleep(_PAUSE)
 
@@ -216,6 +231,11 @@ class Messages:
         if self._left != before:
             self._links.made_progress()
         self._condition.notify_all()
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether messages are under way and may still arrive; `_condition` is held."""
+        return self._failure is None and bool(self._sent or self._expected)
 
     @property
     def _left(self) -> tuple[int, int]:
