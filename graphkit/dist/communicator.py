@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.dist.hosts.groups import Levels
-from graphkit.dist.progress.pending import Action, Pending, complete_locally, placed
+from graphkit.dist.hosts.groups import Done, Levels
+from graphkit.dist.progress.engine import ProgressEngine
+from graphkit.dist.progress.pending import Action, Pending, placed
 from graphkit.dist.wire.messages import Messages
 from graphkit.errors import UsageError
 from graphkit.text import short_repr
@@ -43,15 +44,7 @@ class Communicator(Protocol):
         later: bool = True,
         operation: str = "",
     ) -> Pending:
-        """Post an operation: once every process has posted it, with arrays of the same types, all run `action`.
-
-        Operations with the same name run in the order in which they were posted. Of different ones that are ready,
-        those with the highest priority come first. Raises RuntimeFailure, which names ranks and steps, if the processes
-        post different operations; so does waiting.
-
-        call: name of the operation. later: a thread runs the action; otherwise the caller that waits for the result
-        does. operation: names what the action does, if operations of this name may do different things.
-        """
+        """Post an operation: it runs once all processes have posted it. See `ProgressEngine.post`."""
         ...
 
     def perform(
@@ -135,37 +128,21 @@ class LocalCommunicator:
     sent_between_hosts = 0
     levels = None
 
-    def post(
-        self,
-        call: str,
-        arrays: Sequence[np.ndarray] = (),
-        action: Action | None = None,
-        *,
-        priority: int = 0,
-        later: bool = True,
-        operation: str = "",
-    ) -> Pending:
-        return complete_locally(call, action)
-
-    def perform(
-        self,
-        call: str,
-        arrays: Sequence[np.ndarray] = (),
-        action: Action | None = None,
-        *,
-        priority: int = 0,
-        operation: str = "",
-    ) -> Any:
-        return complete_locally(call, action).wait()
-
-    def flush(self) -> None:
-        return None
+    def __init__(self) -> None:
+        self.engine = ProgressEngine(self)
+        self.post, self.perform, self.flush = self.engine.post, self.engine.perform, self.engine.flush
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         return placed(array.copy() if out is None else array, out)
 
+    def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
+        return Done(), self.allreduce(array, out)
+
     def allgather(self, array: np.ndarray) -> np.ndarray:
         return array[None].copy()
+
+    def allgather_bytes(self, mine: bytes) -> list[bytes]:
+        return [mine]
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
         return array.copy()
@@ -179,6 +156,9 @@ class LocalCommunicator:
     @property
     def messages(self) -> Messages:
         raise UsageError("a local store has no other process to send messages to")
+
+    def doing(self, call: bytes) -> None:
+        """Do nothing: no other process waits for this one."""
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()

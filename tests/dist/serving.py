@@ -14,7 +14,8 @@ class Alone(LocalCommunicator):
     """A worker of several that says nothing to the others."""
 
     def __init__(self, rank=0):
-        self.rank, self.steps = rank, 0
+        super().__init__()
+        self.rank = rank
 
 
 class Counter:

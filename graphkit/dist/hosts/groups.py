@@ -191,7 +191,7 @@ class Hosts:
         if self.levels is None:
             return self._start(source, result, in_place)
         self.allreduce(source, result, in_place)
-        return _Done()
+        return Done()
 
     def _start(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> Any:
         self._count(source)
@@ -280,7 +280,7 @@ def _count_nothing(size: int) -> None:
     """Do nothing: these bytes stay on the host."""
 
 
-class _Done:
+class Done:
     """A request that is complete."""
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name

@@ -100,16 +100,21 @@ class ProgressEngine:
     ) -> Pending:
         """Post an operation: it runs once all ranks have posted it with arrays of the same types.
 
+        Operations with the same name run in the order in which they were posted. Of different ones that are ready,
+        those with the highest priority run first.
+
         Args:
             call: Name of the operation.
             arrays: Arrays whose types the ranks compare.
-            action: What to run.
+            action: What to run. If there is only one rank, it runs at once.
             priority: Operations with a higher priority run first.
-            later: Whether no thread will wait for it soon. A thread of the engine then runs it.
+            later: Whether no thread will wait for it soon. A thread of the engine then runs it. Otherwise, the caller
+                that waits for the result runs it.
             operation: Names what the action does, if operations of this name may do different things.
 
         Raises:
-            RuntimeFailure: The engine has stopped after a failure.
+            RuntimeFailure: The engine has stopped after a failure, or the ranks have posted different operations; the
+                error names ranks and steps. Waiting for the result raises it, too.
         """
         if self._links.size == 1:
             return complete_locally(call, action)
