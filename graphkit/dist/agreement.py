@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.dist.arrays import as_bytes
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import RanksDiffer
@@ -111,7 +112,7 @@ def checksum(array: np.ndarray) -> int:
     """Return a checksum of the elements of an array, 32 bits."""
     if array.dtype.kind in "OT":  # strings
         return zlib.crc32(repr(array.tolist()).encode())
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return zlib.crc32(as_bytes(array).data)
 
 
 # Fingerprints are integers in [1, LIMIT). Their squares, summed over 8192 ranks, are exact in float64.

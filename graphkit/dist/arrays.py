@@ -1,4 +1,4 @@
-"""Sums of arrays in a defined order."""
+"""Arrays as bytes, and sums of arrays in a defined order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import numpy as np
 
 # Up to this number of bytes, one call that keeps all partial sums is faster than one call per summand.
 _SMALL = 64 << 10
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """Return the elements of an array in C order as bytes: its own memory if it is contiguous, otherwise a copy."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:

@@ -121,6 +121,18 @@ def test_a_sum_is_written_into_out_where_mpi_can_write_it():
     assert not np.may_share_memory(source, total)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "by_mpi"), [(np.int16, True), (np.float32, True), (np.float16, False), (ml_dtypes.bfloat16, False)]
+)
+def test_only_halves_are_scattered_without_mpi(dtype, by_mpi):
+    calls = []
+    found = object.__new__(mpi.MpiCommunicator)
+    found.rank, found.hosts = 0, SimpleNamespace(reduce_scatter=lambda array, bounds: calls.append("by MPI"))
+    found.allreduce = lambda array: calls.append("all-reduce") or array
+    found.reduce_scatter(np.zeros(4, dtype), [0, 2, 4])
+    assert calls == ["by MPI" if by_mpi else "all-reduce"]
+
+
 @pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("cannot_close", [True, False])
 @pytest.mark.parametrize("finalized", [True, False])

@@ -11,7 +11,7 @@ import numpy as np
 
 from graphkit.dist.agreement import Fingerprint
 from graphkit.dist.arguments import Key, described
-from graphkit.dist.arrays import sum_in_order
+from graphkit.dist.arrays import as_bytes, sum_in_order
 from graphkit.dist.collectives.compression import CompressedSums, Compression
 from graphkit.dist.collectives.layout import Slices
 from graphkit.dist.collectives.row_sparse import RowSparse, RowSum
@@ -150,7 +150,7 @@ class Collectives:
         sizes = [(end - begin) * mine.itemsize for begin, end in itertools.pairwise(slices.bounds)]
 
         def gathered() -> Any:
-            parts = self.communicator.allgather_parts(mine.view(np.uint8), sizes)
+            parts = self.communicator.allgather_parts(as_bytes(mine), sizes)
             return then([part.view(mine.dtype) for part in parts])
 
         # Slices differ in length. Ranks compare the type of the whole vector instead.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.dist.arrays import sum_dtype
+from graphkit.dist.arrays import as_bytes, sum_dtype
 from graphkit.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -195,14 +195,10 @@ def _width(values: np.ndarray) -> int:
 
 
 def _message(rows: RowSparse) -> np.ndarray:
-    return np.concatenate([_bytes(rows.indices), _bytes(rows.values)])
+    return np.concatenate([as_bytes(rows.indices), as_bytes(rows.values)])
 
 
 def _read(message: np.ndarray, count: int, like: np.ndarray) -> RowSparse:
     """Return the rows of a message. like: an array with the type and shape of a row."""
     indices, values = message[: 8 * count].view(np.int64), message[8 * count :].view(like.dtype)
     return RowSparse(indices, values.reshape(count, *like.shape[1:]))
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

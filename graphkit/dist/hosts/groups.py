@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from graphkit.dist.arrays import as_bytes
+
 # Waits for a request, given the objects that it uses, which stay alive as long as it may write to them.
 Complete: TypeAlias = Callable[..., None]
 
@@ -97,11 +99,6 @@ class MpiGroup:
         data = as_bytes(result)
         self._complete(self._processes.Ibcast(data), data)
         return result
-
-
-def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the memory of a contiguous array as bytes."""
-    return array.reshape(-1).view(np.uint8)
 
 
 def begins_of(sizes: Sequence[int]) -> list[int]:

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.dist.hosts.groups import PART, Hosts, Levels, as_bytes
+from graphkit.dist.arrays import as_bytes, is_half
+from graphkit.dist.hosts.groups import PART, Hosts, Levels
 from graphkit.dist.hosts.heartbeats import HeartbeatBoard, HeartbeatMonitor, HeartbeatRelay
 from graphkit.dist.hosts.placement import Allowed, place
 from graphkit.dist.job import status_pipe
@@ -209,7 +210,7 @@ class MpiCommunicator:
         return self.hosts.allgather(array)
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-        if array.dtype.itemsize == 2:  # MPI has no types for float16 and bfloat16
+        if is_half(array.dtype):  # MPI has no types for float16 and bfloat16
             return self.allreduce(array)[bounds[self.rank] : bounds[self.rank + 1]]
         return self.hosts.reduce_scatter(np.ascontiguousarray(array), bounds)
 
@@ -416,7 +417,7 @@ def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np
     """Return the array to sum, and the array for the sum: the same array if it is `out`."""
     source = np.ascontiguousarray(array)
     # MPI has no types for float16 and bfloat16: they are summed in float32.
-    if source.dtype.itemsize == 2 and source.dtype.kind in "fV":
+    if is_half(source.dtype):
         source = source.astype(np.float32)
         return source, source
     if out is None or out.dtype != source.dtype or out.shape != array.shape or not out.flags.c_contiguous:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from graphkit.dist.arrays import as_bytes
 from graphkit.dist.wire.scheduling import reduce_wakeup_latency
 from graphkit.errors import RuntimeFailure, UsageError, error_text
 
@@ -100,8 +101,7 @@ class Arrival:
             return False
         at = self.header.nbytes
         for array in self.arrays:
-            if array.size:
-                array.reshape(-1).view(np.uint8)[:] = self.data[at : at + array.nbytes]
+            as_bytes(array)[:] = self.data[at : at + array.nbytes]
             at += array.nbytes
         return True
 
@@ -135,7 +135,7 @@ class Messages:
         with self._condition:
             shapes = [size for array in arrays for size in array.shape]
             header = np.array([self._number("to", to, lane), label, *shapes], np.int64).view(np.uint8)
-            parts = [_bytes(np.ascontiguousarray(array)) for array in arrays]
+            parts = [as_bytes(array) for array in arrays]
             size = sum(data.size for data in parts)
             if size <= _INLINE:
                 header, parts = np.concatenate([header, *parts]), []
@@ -252,7 +252,7 @@ class Messages:
         start, tag = self._links.start_receive, arrival.lane * _TAGS_OF_A_LANE + 1
         arrays = arrival.allocate()
         if not arrival.copy_inline():
-            arrival.requests = [start(part, arrival.source, tag) for a in arrays for part in _parts(_bytes(a))]
+            arrival.requests = [start(part, arrival.source, tag) for a in arrays for part in _parts(as_bytes(a))]
         return True
 
     def _wait(self, done: Any, what: str) -> None:
@@ -281,11 +281,6 @@ class Messages:
         """Raise RuntimeFailure if this rank or MPI has failed before."""
         if self._failure is not None:
             raise RuntimeFailure(f"{before}{self._failure}") from self._cause
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    """Return the memory of a contiguous array as bytes."""
-    return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
 
 
 def _parts(data: np.ndarray) -> list[np.ndarray]:
