@@ -171,29 +171,36 @@ class ProgressEngine:
                     self._queue.number(pending)
                     self._driver = mine[0]
                     self._queue.waiting.append(mine)
-            if free:
-                with self._links.waiting(True):
-                    small = {pending.call: summed.array} if fits_announcement(summed) else {}
-                    message = self._negotiation.announce([pending], pending, summed.array.tobytes() if small else b"")
-                    rows = self._negotiation.exchange(message, pending)
-                    if alike(message, rows):
-                        self._steps_without_common = 0
-                        total, failure = self._attempt(
-                            pending, self._total, summed, payload_sums(small, rows).get(pending.call)
-                        )
-                        if failure is not None:
-                            raise failure
-                        return summed.deliver(total)
-                    # Other ranks have posted something else, so this rank must compare as they do. The operation was
-                    # announced, so it comes before those that another thread has posted under this name meanwhile.
-                    with self._queue.lock:
-                        self._queue.prepend(pending)
-                    self._run_common([pending], {}, message, rows, self._queue.calls)
+            if free and (total := self._total_or_enqueue(pending, summed)) is not None:
+                return summed.deliver(total)
         finally:
             if free:
                 self._queue.waiting.remove(mine)
                 self._release_driver()
         return (pending if free else self._enqueue(pending, later=False)).wait()
+
+    def _total_or_enqueue(self, pending: Pending, summed: Sum) -> np.ndarray | None:
+        """Return a sum if all ranks have posted it and nothing else. Otherwise, put it into the queue and return None.
+
+        This thread drives.
+        """
+        with self._links.waiting(True):
+            small = {pending.call: summed.array} if fits_announcement(summed) else {}
+            message = self._negotiation.announce([pending], pending, summed.array.tobytes() if small else b"")
+            rows = self._negotiation.exchange(message, pending)
+            if alike(message, rows):
+                self._steps_without_common = 0
+                known = payload_sums(small, rows).get(pending.call)
+                total, failure = self._attempt(pending, self._total, summed, known)
+                if failure is not None:
+                    raise failure
+                return total
+            # Other ranks have posted something else, so this rank must compare as they do. The operation was
+            # announced, so it comes before those that another thread has posted under this name meanwhile.
+            with self._queue.lock:
+                self._queue.prepend(pending)
+            self._run_common([pending], {}, message, rows, self._queue.calls)
+            return None
 
     def flush(self) -> None:
         """Wait for all pending operations. Raises the first error that no caller has received."""
