@@ -7,6 +7,7 @@ if it does not support this case. The executor then interprets the node, and the
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeAlias
@@ -105,6 +106,8 @@ def _given(rule: KernelRule) -> dict[str, Any]:
 _Key: TypeAlias = tuple[str, str, str]
 
 _NO_KERNELS = KernelRule()
+# Protects changes of `_rules` and `_sources`. No module is imported while it is held: an import waits for other threads.
+_lock = threading.Lock()
 _rules: dict[_Key, KernelRule] = {}
 # The modules that registered a rule, and those that will register one when they are imported.
 _sources: dict[_Key, set[str]] = {}
@@ -123,11 +126,12 @@ def register(device: str, domain: str, name: str, rule: KernelRule, module: str 
         UsageError: A field was already registered.
     """
     key = device, domain, name
-    _sources.setdefault(key, set()).add(module)
-    try:
-        _rules[key] = _rules.get(key, _NO_KERNELS).joined(rule)
-    except ValueError as error:
-        raise UsageError(f"device {device!r} has {error} for {domain or 'ai.onnx'}.{name}") from None
+    with _lock:
+        try:
+            _rules[key] = _rules.get(key, _NO_KERNELS).joined(rule)
+        except ValueError as error:
+            raise UsageError(f"device {device!r} has {error} for {domain or 'ai.onnx'}.{name}") from None
+        _sources.setdefault(key, set()).add(module)
 
 
 def rule_of(device: str, operator: Named, *, strings: bool = False) -> KernelRule:
@@ -136,15 +140,18 @@ def rule_of(device: str, operator: Named, *, strings: bool = False) -> KernelRul
     strings: Whether `string_function` is needed, too.
     """
     key = device, operator.domain, operator.name
-    if key in _unimported:
-        _import(_unimported, key)
-    if strings and key in _unimported_strings:
+    _import(_unimported, key)
+    if strings:
         _import(_unimported_strings, key)
     return _rules.get(key, _NO_KERNELS)
 
 
 def _import(unimported: dict[_Key, Sequence[str]], key: _Key) -> None:
-    for module in unimported[key]:
+    """Import the modules that register the rule, if that has not been done. Other threads may do the same."""
+    modules = unimported.get(key)
+    if modules is None:
+        return
+    for module in modules:
         importlib.import_module(module)
     # Only now: another thread that finds no entry must find the rule.
     unimported.pop(key, None)
@@ -166,7 +173,8 @@ def register_modules(
 
 def sources(device: str) -> dict[tuple[str, str], set[str]]:
     """Return the modules that have registered rules of a device, by domain and name of the operator."""
-    return {(domain, name): found for (kind, domain, name), found in _sources.items() if kind == device}
+    with _lock:
+        return {(domain, name): set(found) for (kind, domain, name), found in _sources.items() if kind == device}
 
 
 def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | None:
