@@ -106,7 +106,7 @@ def _given(rule: KernelRule) -> dict[str, Any]:
 _Key: TypeAlias = tuple[str, str, str]
 
 _NO_KERNELS = KernelRule()
-# Protects changes of `_rules` and `_sources`. No module is imported while it is held: an import waits for other threads.
+# Protects changes of `_rules` and `_sources`. Never held during an import, which may wait for other threads.
 _lock = threading.Lock()
 _rules: dict[_Key, KernelRule] = {}
 # The modules that registered a rule, and those that will register one when they are imported.

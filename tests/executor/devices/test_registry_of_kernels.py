@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -25,14 +26,14 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class PausingDict(dict[Any, Any]):
-    """A dict whose next lookup by the thread "slow" waits, with its result, until `resumed` is set."""
+    """A dict whose next lookup by the pool "slow" waits, with its result, until `resumed` is set."""
 
     def __init__(self, given: dict[Any, Any]):
         super().__init__(given)
         self.looked, self.resumed = threading.Event(), threading.Event()
 
     def _pause(self) -> None:
-        if threading.current_thread().name == "slow" and not self.looked.is_set():
+        if threading.current_thread().name.startswith("slow") and not self.looked.is_set():
             self.looked.set()
             assert self.resumed.wait(30)
 
@@ -47,28 +48,16 @@ class PausingDict(dict[Any, Any]):
         return found
 
 
-class Thread(threading.Thread):
-    """The thread "slow". `finish` waits for its end and raises its error."""
-
-    def __init__(self, work: Any):
-        super().__init__(name="slow", daemon=True)
-        self._work, self._errors = work, []
-
-    def run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._errors.append(error)
-
-    def finish(self) -> None:
-        self.join(30)
-        assert not self.is_alive()
-        for error in self._errors:
-            raise error
+@pytest.fixture
+def slow() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1, thread_name_prefix="slow") as pool:
+        yield pool
 
 
 @pytest.mark.parametrize(("table", "strings"), [("_unimported", False), ("_unimported_strings", True)])
-def test_two_threads_import_one_rule(monkeypatch: pytest.MonkeyPatch, table: str, strings: bool) -> None:
+def test_two_threads_import_one_rule(
+    monkeypatch: pytest.MonkeyPatch, slow: ThreadPoolExecutor, table: str, strings: bool
+) -> None:
     """The slow thread finds the entry; the other one then imports the modules and removes it."""
     found: Sequence[dict[tuple[str, str], list[str]]] = [{}, {}]
     found[strings]["", "Probe"] = ["json"]
@@ -76,36 +65,30 @@ def test_two_threads_import_one_rule(monkeypatch: pytest.MonkeyPatch, table: str
     register("test", "", "Probe", KernelRule(make=lambda node, context: None))
     pausing = PausingDict(getattr(registry, table))
     monkeypatch.setattr(registry, table, pausing)
-    rules = []
-    slow = Thread(lambda: rules.append(rule_of("test", Probe, strings=strings)))
-    slow.start()
-    assert pausing.looked.wait(30)
-    rules.append(rule_of("test", Probe, strings=strings))
-    assert ("test", "", "Probe") not in pausing
-    pausing.resumed.set()
-    slow.finish()
-    assert [rule.has_kernels for rule in rules] == [True, True]
+    later = slow.submit(rule_of, "test", Probe, strings=strings)
+    try:
+        assert pausing.looked.wait(30)
+        assert rule_of("test", Probe, strings=strings).has_kernels
+        assert ("test", "", "Probe") not in pausing
+    finally:
+        pausing.resumed.set()
+    assert later.result(30).has_kernels
 
 
-@pytest.fixture
-def pausing_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[PausingDict]:
+def test_two_threads_register_one_operator(monkeypatch: pytest.MonkeyPatch, slow: ThreadPoolExecutor) -> None:
+    """While one thread changes a rule, another one that adds a field waits, so that neither change is lost."""
     pausing = PausingDict(registry._rules)
     monkeypatch.setattr(registry, "_rules", pausing)
-    yield pausing
-    pausing.resumed.set()
-
-
-def test_two_threads_register_one_operator(pausing_rules: PausingDict) -> None:
-    """While one thread changes a rule, another one that adds a field waits, so that neither change is lost."""
-    slow = Thread(lambda: register("test", "", "Probe", KernelRule(make=lambda node, context: None)))
-    slow.start()
-    assert pausing_rules.looked.wait(30)
-    other = Thread(lambda: register("test", "", "Probe", KernelRule(string_function=lambda node: None)))
-    other.start()
-    other.join(0.1)
-    pausing_rules.resumed.set()
-    slow.finish()
-    other.finish()
+    first = slow.submit(register, "test", "", "Probe", KernelRule(make=lambda node, context: None))
+    with ThreadPoolExecutor(1) as other:
+        try:
+            assert pausing.looked.wait(30)
+            second = other.submit(register, "test", "", "Probe", KernelRule(string_function=lambda node: None))
+            wait([second], 0.1)
+        finally:
+            pausing.resumed.set()
+        first.result(30)
+        second.result(30)
     rule = rule_of("test", Probe)
     assert rule.make is not None
     assert rule.string_function is not None
