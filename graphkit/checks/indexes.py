@@ -142,7 +142,8 @@ def _kernels() -> str:
     numbers: list[str] = []
     strings: list[str] = []
     for (domain, name), modules in sorted(sources("cpu").items()):
-        own = sorted(_inside(cpu, module) for module in modules if module.startswith(f"{cpu.__name__}."))
+        found_in = set(modules.values())
+        own = sorted(_inside(cpu, module) for module in found_in if module.startswith(f"{cpu.__name__}."))
         for lines, found in (
             (numbers, [module for module in own if module != "strings" and not module.startswith("_")]),
             (strings, [module for module in own if module == "strings"]),

@@ -7,10 +7,11 @@ if it does not support this case. The executor then interprets the node, and the
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext, LaunchedKernel
@@ -84,13 +85,6 @@ class KernelRule:
         sized = self.prepare(node, context)
         return None if sized is None else sized(_static_shapes(node.inputs), _static_shapes(node.outputs))
 
-    def joined(self, other: KernelRule) -> KernelRule:
-        """Return a rule with the fields of both. Raises ValueError if both set a field."""
-        mine, others = _given(self), _given(other)
-        if mine.keys() & others.keys():
-            raise ValueError("two kernels")
-        return KernelRule(**mine, **others)
-
 
 def _static_shapes(values: Sequence[Value | None]) -> Shapes:
     return [None if v is None else v.tensor.static_shape for v in values]
@@ -102,6 +96,22 @@ def _given(rule: KernelRule) -> dict[str, Any]:
     return {name: value for name, value in found if value}
 
 
+class _Source(NamedTuple):
+    """The module that registered a field, and its namespace, which each import makes anew."""
+
+    module: str
+    namespace: dict[str, Any] | None
+
+    @staticmethod
+    def of(module: str) -> _Source:
+        loaded = sys.modules.get(module)
+        return _Source(module, None if loaded is None else vars(loaded))
+
+    def replaces(self, earlier: _Source) -> bool:
+        """Whether `earlier` is an interrupted import of the same module."""
+        return self.module == earlier.module and self.namespace is not earlier.namespace
+
+
 # Device, domain and name.
 _Key: TypeAlias = tuple[str, str, str]
 
@@ -109,8 +119,9 @@ _NO_KERNELS = KernelRule()
 # Protects changes of `_rules` and `_sources`. Never held during an import, which may wait for other threads.
 _lock = threading.Lock()
 _rules: dict[_Key, KernelRule] = {}
-# The modules that registered a rule, and those that will register one when they are imported.
-_sources: dict[_Key, set[str]] = {}
+# By field of the rule.
+_sources: dict[_Key, dict[str, _Source]] = {}
+# The modules that will register a rule when they are imported.
 _unimported: dict[_Key, Sequence[str]] = {}
 # The same for modules of string functions, which few programs need.
 _unimported_strings: dict[_Key, Sequence[str]] = {}
@@ -119,19 +130,21 @@ _unimported_strings: dict[_Key, Sequence[str]] = {}
 def register(device: str, domain: str, name: str, rule: KernelRule, module: str = "") -> None:
     """Add the rule of operator `domain`.`name` on `device`.
 
-    Two modules may register different fields, for example the kernels for numbers and the functions for strings.
+    Two modules may register different fields, for example the kernels for numbers and the functions for strings. After
+    an interrupted import, a module is imported again and replaces the fields that it had registered.
     module: the one that registers it.
 
     Raises:
-        UsageError: A field was already registered.
+        UsageError: A field was already registered, by another module or twice by this one.
     """
     key = device, domain, name
+    given, source = _given(rule), _Source.of(module)
     with _lock:
-        try:
-            _rules[key] = _rules.get(key, _NO_KERNELS).joined(rule)
-        except ValueError as error:
-            raise UsageError(f"device {device!r} has {error} for {domain or 'ai.onnx'}.{name}") from None
-        _sources.setdefault(key, set()).add(module)
+        known = _sources.get(key, {})
+        if any(field in known and not source.replaces(known[field]) for field in given):
+            raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
+        _rules[key] = replace(_rules.get(key, _NO_KERNELS), **given)
+        _sources[key] = {**known, **dict.fromkeys(given, source)}
 
 
 def rule_of(device: str, operator: Named, *, strings: bool = False) -> KernelRule:
@@ -171,10 +184,14 @@ def register_modules(
     _unimported_strings.update(((device, *operator), found) for operator, found in strings.items())
 
 
-def sources(device: str) -> dict[tuple[str, str], set[str]]:
-    """Return the modules that have registered rules of a device, by domain and name of the operator."""
+def sources(device: str) -> dict[tuple[str, str], dict[str, str]]:
+    """Return the module that registered each field of a device's rules, by domain and name of the operator."""
     with _lock:
-        return {(domain, name): set(found) for (kind, domain, name), found in _sources.items() if kind == device}
+        return {
+            (domain, name): {field: source.module for field, source in found.items()}
+            for (kind, domain, name), found in _sources.items()
+            if kind == device
+        }
 
 
 def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | None:

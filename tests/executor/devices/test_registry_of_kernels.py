@@ -1,4 +1,4 @@
-"""The kernel table: threads that register rules and ask for them."""
+"""The kernel table: threads that register rules and ask for them, and interrupted imports of kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
+from interrupted_imports import run_in_new_process
 
+from graphkit.errors import UsageError
 from graphkit.executor.devices import registry
 from graphkit.executor.devices.registry import KernelRule, register, register_modules, rule_of
 
@@ -92,3 +94,45 @@ def test_two_threads_register_one_operator(monkeypatch: pytest.MonkeyPatch, slow
     rule = rule_of("test", Probe)
     assert rule.make is not None
     assert rule.string_function is not None
+
+
+@pytest.mark.parametrize("share", [0.5, 1])
+def test_an_interrupted_import_is_repeated(share: float) -> None:
+    run_in_new_process(f"""
+import numpy as np
+import graphkit as gk
+from graphkit.executor.devices.loading import load_device
+
+x = gk.input("x", ["N", 4])
+net = gk.Model({{"y": gk.relu(x) + 1.0}})
+load_device("cpu")
+interrupt("graphkit.executor.devices.cpu.pointwise", {share})
+exe = net.compile()
+np.testing.assert_array_equal(exe.run({{"x": np.ones((2, 4), np.float32)}})["y"], 2)
+assert {{step.kernel for step in exe.plan.steps}} == {{"native"}}, exe.plan
+""")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_all_modules_of_kernels_can_be_imported_again(kind: str) -> None:
+    run_in_new_process(f"""
+from graphkit.executor.devices import {kind}, registry
+
+for _, name, _ in pkgutil.walk_packages({kind}.__path__, f"{{{kind}.__name__}}."):
+    importlib.import_module(name)
+before = registry.sources("{kind}")
+assert all(module for fields in before.values() for module in fields.values()), before
+import_again({kind})
+assert registry.sources("{kind}") == before
+""")
+
+
+def test_a_field_of_another_module_stays() -> None:
+    def first(node: Any, context: Any) -> None: ...
+
+    register("test", "", "Probe", KernelRule(make=first), "json")
+    for module in ("ast", "json", ""):  # the namespace of json is the same, so its import was not repeated
+        with pytest.raises(UsageError, match=r"device 'test' has two kernels for ai.onnx.Probe"):
+            register("test", "", "Probe", KernelRule(make=lambda node, context: None), module)
+    assert rule_of("test", Probe).make is first
+    assert registry.sources("test")["", "Probe"] == {"make": "json"}

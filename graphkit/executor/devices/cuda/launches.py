@@ -30,7 +30,8 @@ def launched(
     """Decorator: register the factory of an operator's kernels on a GPU. `KernelRule` explains the options."""
 
     def install(factory: LaunchedFactory) -> LaunchedFactory:
-        register("cuda", domain, name, KernelRule(launched=factory, covers=covers, fusable=fusable))
+        rule = KernelRule(launched=factory, covers=covers, fusable=fusable)
+        register("cuda", domain, name, rule, factory.__module__)
         return factory
 
     return install
