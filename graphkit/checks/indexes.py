@@ -142,14 +142,14 @@ def _kernels() -> str:
     numbers: list[str] = []
     strings: list[str] = []
     for (domain, name), modules in sorted(sources("cpu").items()):
-        found_in = set(modules.values())
-        own = sorted(_inside(cpu, module) for module in found_in if module.startswith(f"{cpu.__name__}."))
-        for lines, found in (
-            (numbers, [module for module in own if module != "strings" and not module.startswith("_")]),
-            (strings, [module for module in own if module == "strings"]),
-        ):
+        registered: dict[str, set[str]] = {}
+        for field, module in modules.items():
+            if module.startswith(f"{cpu.__name__}.") and not (inside := _inside(cpu, module)).startswith("_"):
+                registered.setdefault(inside, set()).add(field)
+        only_strings = {module for module, fields in registered.items() if fields == {"string_function"}}
+        for lines, found in ((numbers, registered.keys() - only_strings), (strings, only_strings)):
             if found:
-                lines.append(f'    ("{domain}", "{name}"): {_tuple(found)},\n')
+                lines.append(f'    ("{domain}", "{name}"): {_tuple(sorted(found))},\n')
     return "".join([_KERNELS, *numbers, _STRING_FUNCTIONS, *strings, "}\n"])
 
 

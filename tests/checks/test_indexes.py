@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from graphkit.checks import indexes as written
 from graphkit.checks.indexes import indexes
 
 
@@ -13,6 +14,24 @@ from graphkit.checks.indexes import indexes
 def test_index_is_up_to_date(path: Path, text: str) -> None:
     stale = "run python -P -m graphkit.checks.indexes"
     assert path.read_text(encoding="utf-8") == text, stale
+
+
+def test_string_functions_are_found_by_their_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs without strings import a module that has any other kernel of the operator, whatever its name."""
+    registered = {
+        ("", "Equal"): {"make": "strings", "string_function": "text"},
+        ("", "Identity"): {"prepare": "layout", "string_function": "layout"},
+        ("", "Upper"): {"string_function": "pointwise", "make": "_declared"},
+    }
+    inside = {
+        key: {field: f"graphkit.executor.devices.cpu.{module}" for field, module in fields.items()}
+        for key, fields in registered.items()
+    }
+    monkeypatch.setattr(written, "sources", lambda device: inside)
+    found: dict[str, object] = {}
+    exec(written._kernels(), found)
+    assert found["MODULES"] == {("", "Equal"): ("strings",), ("", "Identity"): ("layout",)}
+    assert found["STRING_MODULES"] == {("", "Equal"): ("text",), ("", "Upper"): ("pointwise",)}
 
 
 def imported_by(code: str) -> set[str]:
