@@ -54,9 +54,12 @@ class Registry:
             self._import(self._modules.get(key))
             self._import(self._modules_of_functions.get(function))
         self._replace(cls, function)
-        if key in self._by_key:
+        known = self._by_key.get(key)
+        # A module of graphkit defines a class again if its import was interrupted before.
+        again = known is not None and known is not cls and _is_built_in(cls) and _same_name(known, cls)
+        if known is not None and not again:
             raise UsageError(f"operator {cls.domain or 'ai.onnx'}.{cls.name} is registered already")
-        if function in self._functions:
+        if function in self._functions and not again:
             raise UsageError(f"an operator named {function!r} is registered already, in another domain")
         self._by_key[key] = cls
         self._former.update(((cls.domain, name), cls) for name in cls.__dict__.get("former_names", ()))
@@ -75,8 +78,8 @@ class Registry:
         same_name = self._functions.get(function)
         found = {self._by_key.get((cls.domain, cls.name)), None if same_name is None else same_name.op}
         for old in [other for other in found if other is not None]:
-            again = (old.__module__, old.__qualname__) == (cls.__module__, cls.__qualname__)
-            if (again or old.__module__ == cls.__module__ == "__main__") and not _is_built_in(old):
+            again = _same_name(old, cls) or old.__module__ == cls.__module__ == "__main__"
+            if again and not _is_built_in(old):
                 warnings.warn(
                     f"operator {cls.domain or 'ai.onnx'}.{cls.name} is defined again; graphs made before keep the "
                     "operator that they were made with",
@@ -140,6 +143,10 @@ class Registry:
 
     def function_names(self) -> list[str]:
         return sorted({*self._functions, *self._modules_of_functions})
+
+
+def _same_name(first: type[Op], second: type[Op]) -> bool:
+    return (first.__module__, first.__qualname__) == (second.__module__, second.__qualname__)
 
 
 def _is_built_in(cls: type[Op]) -> bool:

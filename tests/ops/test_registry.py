@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from cases import each_case
+from interrupted_imports import run_in_new_process
 
 import graphkit as gk
 from graphkit.checks.samples import samples_of
@@ -54,6 +55,26 @@ def test_complete(cls: type[Op]) -> None:
     assert cls.infer is not Op.infer, "no infer"
     assert cls.reference is not Op.reference, "no reference"
     assert samples_of(cls), "no samples"
+
+
+def test_an_interrupted_import_is_repeated() -> None:
+    run_in_new_process("""
+from graphkit.ops import F, registry
+from graphkit.ops._index import OPERATORS
+
+for share in (0.5, 1):
+    interrupt("graphkit.ops.nn.activation", share)
+relu = registry.get("", "Relu")
+assert relu is sys.modules["graphkit.ops.nn.activation"].Relu
+assert registry.function("relu").op is relu
+assert [(cls.domain, cls.name) for cls in registry] == list(OPERATORS)
+assert all(getattr(sys.modules[cls.__module__], cls.__name__, cls) is cls for cls in registry)
+""")
+
+
+def test_a_class_is_registered_once() -> None:
+    with pytest.raises(UsageError, match="operator ai.onnx.Conv is registered already"):
+        registry.add(Conv)
 
 
 def test_former_names(tmp_path: Path) -> None:
