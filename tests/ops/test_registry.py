@@ -73,7 +73,7 @@ assert all(getattr(sys.modules[cls.__module__], cls.__name__, cls) is cls for cl
 
 
 def test_a_class_is_registered_once() -> None:
-    with pytest.raises(UsageError, match="operator ai.onnx.Conv is registered already"):
+    with pytest.raises(UsageError, match=r"operator ai\.onnx\.Conv is registered already"):
         registry.add(Conv)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from graphkit.errors import InvalidModel
 from graphkit.ir import context
 from graphkit.ir.graph import Value
+from graphkit.onnx_io.repeated_imports import replaces
 from graphkit.onnx_io.upgrade._index import MODULES
 from graphkit.ops import constant
 
@@ -112,7 +113,7 @@ def upgrade(*operators: str, below: int, becomes: str | None = None, domain: str
 
     def register(apply: Any) -> Any:
         for operator in operators:
-            rules = _rules.get((domain, operator), [])
+            rules = [rule for rule in _rules.get((domain, operator), []) if not replaces(apply, rule.apply)]
             if any(rule.below == below for rule in rules):
                 raise ValueError(f"two upgrade rules of {operator} below {below}")
             # A new list: another thread may read the old one.
