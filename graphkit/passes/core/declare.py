@@ -132,9 +132,9 @@ def _has_any(graph: Graph, operators: frozenset[str]) -> bool:
     return any(_has_any(inner, operators) for node in nodes for inner in node.op.subgraphs().values())
 
 
-# The passes of the index that are there, by name; which of them `deferred` has made; and what these become.
+# The passes of the index that are there, by name; those that `deferred` has made; and what these become.
 _known: dict[str, Pass[...]] = {}
-_deferred: set[str] = set()
+_deferred: dict[str, Pass[...]] = {}
 _imported: dict[str, Pass[...]] = {}
 
 
@@ -156,8 +156,12 @@ def graph_pass(
         known: Any = _known.setdefault(name, made)
         if known is not made:
             functools.update_wrapper(known, function)
-            # It becomes this one when its module is complete: another thread may use it now.
-            _imported[name] = made
+            if known is _deferred.get(name):
+                # It becomes this one when its module is complete: another thread may use it now.
+                _imported[name] = made
+            else:
+                # An interrupted import made it: functions that it calls may be missing.
+                known.__dict__.update(made.__dict__)
         return cast("Pass[P]", known)
 
     return declare
@@ -170,7 +174,7 @@ def deferred(name: str) -> Pass[...]:
     """
     path = _module_of(name)
     if name in _known:
-        if name not in _deferred:
+        if _known[name] is not _deferred.get(name):
             importlib.import_module(path)  # waits for another thread
         return _known[name]
 
@@ -188,10 +192,7 @@ def deferred(name: str) -> Pass[...]:
     _, at, *properties = PASSES[name]
     requires, ensures, breaks = ([Property[p] for p in names] for names in properties)
     made: Pass[...] = Pass(apply, name, requires, ensures, breaks, check, at)
-    known = _known.setdefault(name, made)
-    if known is made:
-        _deferred.add(name)
-    return known
+    return _known.setdefault(name, _deferred.setdefault(name, made))
 
 
 def _module_of(name: str) -> str:

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import islice
 
 import pytest
+from interrupted_imports import run_in_new_process
 
 import graphkit as gk
 from graphkit.checks.samples import all_cases
@@ -73,3 +74,27 @@ assert "GELU" in fuse_gelu.__doc__
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_an_interrupted_import_is_repeated(is_deferred: bool) -> None:
+    """The interrupted module has defined the pass, but not yet a function that the pass calls."""
+    run_in_new_process(f"""
+from importlib.util import find_spec
+from graphkit.passes.core.declare import deferred
+
+path = "graphkit.passes.fuse.activation"
+step = deferred("fuse_activation") if {is_deferred} else None
+body = ast.parse(open(find_spec(path).origin, encoding="utf-8").read()).body
+names = [getattr(statement, "name", None) for statement in body]
+assert names.index("fuse_activation") < names.index("_formula")
+interrupt(path, (names.index("fuse_activation") + 1.5) / len(body))
+
+import graphkit as gk
+from graphkit.ir.graph import Graph
+x = gk.input("x", ["N", 4])
+graph = Graph([x], [gk.clip(x, 0.0, 6.0)])
+for found in (deferred("fuse_activation"), step or importlib.import_module(path).fuse_activation):
+    found(graph)
+    assert found._apply.__globals__ is vars(sys.modules[path])
+""")
