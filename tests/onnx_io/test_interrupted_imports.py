@@ -11,6 +11,7 @@ from graphkit.onnx_io import upgrade
 @pytest.mark.parametrize("share", [0.5, 1])
 def test_upgrade_rules_are_registered_again(share: float) -> None:
     run_in_new_process(f"""
+import inspect
 from graphkit.onnx_io import upgrade
 from graphkit.onnx_io.upgrade._index import MODULES
 
@@ -21,7 +22,7 @@ for module in sorted(modules):
 for (domain, operator), found in MODULES.items():
     upgrade.next_rule(domain, operator, 0)
 for domain, operator, rule in upgrade.rules():
-    assert rule.apply.__globals__ is vars(sys.modules[rule.apply.__module__]), rule
+    assert inspect.unwrap(rule.apply).__globals__ is vars(sys.modules[rule.apply.__module__]), rule
 assert {{(domain, operator) for domain, operator, _ in upgrade.rules()}} == set(MODULES)
 """)
 
