@@ -32,3 +32,25 @@ def test_two_upgrade_rules_of_one_version(monkeypatch: pytest.MonkeyPatch) -> No
     upgrade.upgrade("Clip", below=6)(lambda view: None)
     with pytest.raises(ValueError, match="two upgrade rules of Clip below 6"):
         upgrade.upgrade("Clip", below=6)(lambda view: None)
+
+
+@pytest.mark.parametrize("share", [0.5, 1])
+@pytest.mark.parametrize("module", ["attention", "numeric", "training"])
+def test_downgrade_rules_are_registered_again(module: str, share: float) -> None:
+    """The package imports all its modules. Those before the interrupted one are not imported again."""
+    run_in_new_process(f"""
+def registered():
+    tables = importlib.import_module("graphkit.onnx_io.downgrade._rules")
+    for table in (tables._rewrites, tables._spellings):
+        for operator, found in table.items():
+            for below, rule in found:
+                assert rule.__globals__ is vars(sys.modules[rule.__module__]), rule
+                yield operator, below, rule.__module__, rule.__qualname__
+
+interrupt("graphkit.onnx_io.downgrade.{module}", {share})
+importlib.import_module("graphkit.onnx_io.downgrade")
+found = sorted(registered())
+for name in [name for name in sys.modules if name.startswith("graphkit.onnx_io.downgrade")]:
+    del sys.modules[name]
+assert found == sorted(registered())
+""")
