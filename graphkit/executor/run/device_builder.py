@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from graphkit.errors import TypeMismatch
@@ -30,10 +30,15 @@ class DeviceBuilder:
     programs are made from a template, if the graph has one. If certain shapes occur often, a program is compiled for
     them if there is room in the cache. If the examples of a batch are independent, a large batch runs the program of a
     smaller batch several times.
+
+    Args:
+        settings: For the device.
+        pools: Memory that all programs share.
+        inputs: Names of the inputs of the executor's graph.
     """
 
-    def __init__(self, settings: Settings, pools: Pools):
-        self._settings, self._pools = settings, pools
+    def __init__(self, settings: Settings, pools: Pools, inputs: Collection[str]):
+        self._settings, self._pools, self._inputs = settings, pools, frozenset(inputs)
         device = find_device(settings.device, settings.number)
         self._devices = () if device is None else (device,)
         self._templates: dict[Group, Template | None] = {}
@@ -41,7 +46,7 @@ class DeviceBuilder:
         self._batches: dict[Group, Batch | None] = {}
 
     def readers(self, name: str) -> Sequence[Device]:
-        return self._devices
+        return self._devices if name in self._inputs else ()
 
     def build(
         self, key: Key, selection: Selection, cache: ProgramCache[DeviceProgram], *, again: bool
@@ -90,9 +95,9 @@ class DeviceBuilder:
         return BatchedProgram(parts._replace(number=batch_size // part_size), rest, batch.inputs, self._pools)
 
 
-def device_cache(settings: Settings, pools: Pools) -> ProgramCache[DeviceProgram]:
-    """Return the cache of the programs of one device."""
-    return ProgramCache(DeviceBuilder(settings, pools), settings.device, program_log.of(settings))
+def device_cache(settings: Settings, pools: Pools, inputs: Collection[str]) -> ProgramCache[DeviceProgram]:
+    """Return the cache of the programs of one device. See `DeviceBuilder`."""
+    return ProgramCache(DeviceBuilder(settings, pools, inputs), settings.device, program_log.of(settings))
 
 
 def _batch_part(

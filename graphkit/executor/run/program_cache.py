@@ -37,7 +37,10 @@ class Builder(Protocol[Built]):
         """
 
     def readers(self, name: str) -> Sequence[Device]:
-        """Return the devices with their own memory that read the input `name` in the programs built so far."""
+        """Return the devices with their own memory that the fed input `name` is copied to.
+
+        With several devices, only the programs built so far are known.
+        """
 
 
 class ProgramCache(Generic[P]):

@@ -154,7 +154,7 @@ class Executor:
         self._pools = Pools(lambda: params.stamp, arenas=Arenas(threads))
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
-        self._programs = _program_cache(device, settings, self._pools, precision)
+        self._programs = _program_cache(device, settings, self._pools, precision, self._input_names)
         self._latest: Executable | None = None
         self._last_run: LastRun | None = None
         self._lock = threading.RLock()
@@ -581,14 +581,18 @@ def _has_shape(value: Value) -> bool:
 
 
 def _program_cache(
-    device: str | GroupDevices, settings: Sequence[Settings], pools: Pools, precision: str
+    device: str | GroupDevices,
+    settings: Sequence[Settings],
+    pools: Pools,
+    precision: str,
+    inputs: Collection[str],
 ) -> ProgramCache[DeviceProgram] | ProgramCache[DividedProgram]:
     """Return the cache of programs for one device, or for those of groups of nodes. See `divided_cache`."""
     if isinstance(device, str):
-        return device_cache(settings[0], pools)
+        return device_cache(settings[0], pools, inputs)
     from graphkit.executor.run.divided.builder import divided_cache
 
-    return divided_cache(device, settings, pools, precision)
+    return divided_cache(device, settings, pools, precision, inputs)
 
 
 def _check_stored(names: Sequence[str], inputs: Sequence[Value], params: ParamStore) -> None:

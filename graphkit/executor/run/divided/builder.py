@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from graphkit.errors import UsageError
@@ -22,7 +22,7 @@ from graphkit.passes.core.bind import bind
 
 
 def divided_cache(
-    device: GroupDevices, settings: Sequence[Settings], pools: Pools, precision: str
+    device: GroupDevices, settings: Sequence[Settings], pools: Pools, precision: str, inputs: Collection[str]
 ) -> ProgramCache[DividedProgram]:
     """Return the cache of the programs of an executor on several devices.
 
@@ -31,6 +31,7 @@ def divided_cache(
         settings: For each device.
         pools: Memory that all programs share.
         precision: Precision of matrix products.
+        inputs: Names of the inputs of the executor's graph.
 
     Raises:
         UsageError: Programs exchange values with other processes.
@@ -41,7 +42,7 @@ def divided_cache(
         )
     targets = []
     for name, chosen in zip(device.devices, settings, strict=True):
-        own = device_cache(chosen, Pools(pools.stamp, pools.arenas))
+        own = device_cache(chosen, Pools(pools.stamp, pools.arenas), inputs)
         targets.append(Target(str(name), chosen, device_passes(chosen, precision), own))
     return ProgramCache(DividedBuilder(device, targets), ", ".join(map(str, device.devices)))
 

@@ -148,6 +148,14 @@ def test_a_run_is_fed_what_was_sent(card: Card) -> None:
         assert not card._ahead._sent
 
 
+def test_an_array_that_no_run_reads_is_not_sent(card: Card) -> None:
+    exe = gk.Model({"y": gk.softmax(gk.input("x", ["N", 64]))}).compile("cuda")
+    exe.send_ahead({"another": np.ones((300, 64), np.float32)})
+    assert not card._ahead._sent
+    assert not exe._programs.builder.readers("another")
+    assert exe._programs.builder.readers("x") == (card,)
+
+
 def fitted(device: str, **options: object) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     images, labels = rng.standard_normal((600, 256)).astype(np.float32), rng.integers(0, 4, 600)
