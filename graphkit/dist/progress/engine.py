@@ -191,6 +191,7 @@ class ProgressEngine:
             if alike(message, rows):
                 self._steps_without_common = 0
                 known = payload_sums(small, rows).get(pending.call)
+                total: np.ndarray | None
                 total, failure = self._attempt(pending, self._total, summed, known)
                 if failure is not None:
                     raise failure
