@@ -82,7 +82,7 @@ def command(
         from graphkit.dist.job import launch
 
         return launch.run_processes(processes, context.meta[ARGUMENTS])
-    from graphkit.dist.job.ending import join
+    from graphkit.dist.job.joining import join
     from graphkit.dist.measure import measure
 
     result = {"compression": compression, "rounds": rounds, **measure(sizes, rounds, compression)}

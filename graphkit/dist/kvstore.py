@@ -103,7 +103,7 @@ def create(
     many = config.SERVERS.get() if servers is None else servers
     if type == "local":
         return KVStore(type, Transport(LocalCommunicator()))
-    from graphkit.dist.job.ending import join
+    from graphkit.dist.job.joining import join
 
     remote = type in REMOTE
     communicator = join(many if remote else 0, timeout, replicate)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.job.ending import join
+from graphkit.dist.job.joining import join
 from graphkit.dist.job.mpi import MpiCommunicator, library
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.transport import Transport

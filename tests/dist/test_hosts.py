@@ -209,11 +209,11 @@ def test_what_is_gathered_crosses_once_for_each_host(jobs, part):
 APART = """
     import sys
     import numpy as np
-    from graphkit.dist.job import ending
+    from graphkit.dist.job import ending, joining
     from graphkit.dist.hosts.groups import Hosts
     from graphkit.dist.job.mpi import MpiCommunicator, _mpi
     with ending.abort_on_error():
-        communicator = ending.join(0)
+        communicator = joining.join(0)
         world, mpi = communicator._job, _mpi()
         def complete(request, *used):
             request.Wait()

@@ -256,8 +256,8 @@ JOB = """
     import os, signal, sys, time
     rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
     from graphkit.dist import kvstore
-    from graphkit.dist.job import ending
-    ending.LEAST_TIMEOUT = 3
+    from graphkit.dist.job import joining
+    joining.LEAST_TIMEOUT = 3
     if rank == 1:
         {what}
     print("waits", os.getpid(), flush=True)
@@ -340,8 +340,8 @@ def test_a_script_that_has_started_mpi_itself_does_not_wait_for_ever_either():
             import time
             from mpi4py import MPI
             from graphkit.dist import kvstore
-            from graphkit.dist.job import ending
-            ending.LEAST_TIMEOUT = 3
+            from graphkit.dist.job import joining
+            joining.LEAST_TIMEOUT = 3
             if MPI.COMM_WORLD.rank == 1:
                 time.sleep(1000)
             kvstore.create("dist_sync", timeout=3)
@@ -362,8 +362,8 @@ def test_without_the_native_extension_a_traceback_says_where_it_waits():
             """
             import os, time
             from graphkit.dist import kvstore
-            from graphkit.dist.job import ending, start
-            ending.LEAST_TIMEOUT = 3
+            from graphkit.dist.job import joining, start
+            joining.LEAST_TIMEOUT = 3
             start.load_native = lambda: None
             if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
                 time.sleep(1000)

@@ -12,7 +12,7 @@ import pytest
 from jobs import STEPS, finish
 
 from graphkit import config
-from graphkit.dist.job import ending, launch, status_pipe
+from graphkit.dist.job import joining, launch, status_pipe
 from graphkit.errors import RuntimeFailure
 
 LAUNCH = "import sys; from graphkit.dist.job import launch; sys.exit(launch.run_processes(2, []))"
@@ -136,10 +136,10 @@ def test_a_rank_that_fails_while_mpi_starts_says_so(monkeypatch):
 
     monkeypatch.setattr(status_pipe, "join", lambda: None)
     monkeypatch.setattr(status_pipe, "report", lambda word, rank: said.append((word, rank)))
-    monkeypatch.setattr(ending, "launcher_rank", lambda: 3)
-    monkeypatch.setattr(ending, "MpiCommunicator", refuse)
+    monkeypatch.setattr(joining, "launcher_rank", lambda: 3)
+    monkeypatch.setattr(joining, "MpiCommunicator", refuse)
     with pytest.raises(RuntimeFailure, match="no MPI"):
-        ending._create(0, 60.0, False)
+        joining._create(0, 60.0, False)
     assert said == [(status_pipe.BEGUN, 3), (status_pipe.FAILED, 3)]
 
 

@@ -16,69 +16,30 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from graphkit.dist.job import status_pipe, survival
-from graphkit.dist.job.mpi import MpiCommunicator, started
-from graphkit.dist.job.start import LEAST_TIMEOUT, checked_timeout, deadline, launcher_rank
-from graphkit.dist.progress.announcement import ENDED
-from graphkit.errors import GraphkitError, RuntimeFailure, UsageError, error_text
-from graphkit.text import quantity
+from graphkit.errors import GraphkitError, RuntimeFailure, error_text
+
+if TYPE_CHECKING:
+    from graphkit.dist.job.mpi import MpiCommunicator
 
 # Seconds that ranks with different calls wait for each other's error messages.
 GRACE = 10.0
 
 _INTERRUPTED, _TERMINATED = 130, 143
 
-_joined: MpiCommunicator | None = None
 _running: MpiCommunicator | None = None
 _end_callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _failure: BaseException | None = None
 
 
-def join(servers: int = 0, timeout: float | None = None, replicated: bool = False) -> MpiCommunicator:
-    """Return the communicator of the workers: all processes except the last `servers`.
-
-    The first call initialises MPI. Every process must make it within `timeout` seconds (default: GRAPHKIT_RANK_TIMEOUT;
-    at least start.LEAST_TIMEOUT); otherwise the job ends. Later calls return the same communicator. replicated: survive
-    the loss of a server. Raises UsageError if the job has other servers.
-    """
-    global _joined
-    if _joined is None:
-        _joined = _create(servers, checked_timeout(timeout), replicated)
-    if servers and replicated != _joined.replicated:
-        kind = "replicated" if _joined.replicated else "not replicated"
-        raise UsageError(
-            f"the first store of this job chose servers that are {kind}; every later store must choose the same"
-        )
-    if servers and servers != _joined.servers:
-        raise UsageError(
-            f"the first store of this job chose {quantity(_joined.servers, 'server')}; a later store cannot have "
-            f"{servers}"
-        )
-    return _joined
-
-
-def _create(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
+def joined(communicator: MpiCommunicator) -> None:
+    """Remember that this process is in a job, which it must leave at its end."""
     global _running
-    place = started()
-    if replicated:
-        survival.prepare(servers)
-    status_pipe.join()
-    if (rank := launcher_rank()) is not None:
-        status_pipe.report(status_pipe.BEGUN, rank)
-    try:
-        with deadline(max(timeout, LEAST_TIMEOUT), place):
-            _running = communicator = MpiCommunicator(servers, replicated)
-    except BaseException:
-        if rank is not None:
-            status_pipe.report(status_pipe.FAILED, rank)
-        raise
-    status_pipe.report(status_pipe.STARTED, communicator.job_rank)
+    _running = communicator
     atexit.register(end)
     if communicator.processes > 1:
         _record_failures()
-    return communicator
 
 
 def before_end(leave: Callable[[], None], last: Callable[[], None]) -> None:
@@ -90,7 +51,6 @@ def end_of_server(communicator: MpiCommunicator) -> NoReturn:
     """Close MPI together with the workers, and exit."""
     global _running
     _running = None
-    status_pipe.report(status_pipe.ENDED, communicator.job_rank)
     communicator.finalize()
     sys.exit(0)
 
@@ -126,12 +86,11 @@ def end() -> None:
         communicator.flush()
         for leave, _ in _end_callbacks:
             leave()
-        communicator.perform(ENDED)
+        communicator.announce_end()
         for _, last in _end_callbacks:
             last()
     except BaseException as error:  # noqa: BLE001 - any error ends the job
         _abort(communicator, error)
-    status_pipe.report(status_pipe.ENDED, communicator.job_rank)
     communicator.finalize()
 
 
@@ -160,7 +119,7 @@ def abort_on_error() -> Iterator[None]:
 
 
 def _abort(communicator: MpiCommunicator, error: BaseException) -> None:
-    status_pipe.report(status_pipe.FAILED, communicator.job_rank)
+    communicator.report_failure()
     try:
         print(f"graphkit: rank {communicator.job_rank}: {_described(error)}; this ends the job", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):

@@ -387,8 +387,17 @@ class MpiCommunicator:
             time.sleep(_PAUSE)
         return bool(met)
 
+    def announce_end(self) -> None:
+        """Wait until all workers announce their end."""
+        self.perform(announcement.ENDED)
+
+    def report_failure(self) -> None:
+        """Report to the launcher that this process failed."""
+        status_pipe.report(status_pipe.FAILED, self.job_rank)
+
     def finalize(self) -> None:
-        """Close MPI, if it was opened here."""
+        """Report the end to the launcher, and close MPI if it was opened here."""
+        status_pipe.report(status_pipe.ENDED, self.job_rank)
         self.engine.close()
         self.messages.close()
         if self._monitor is not None:
