@@ -63,8 +63,8 @@ TELL = """
 )
 @pytest.mark.parametrize("who", [1, pytest.param(0, marks=pytest.mark.full)])
 def test_a_rank_that_leaves_without_a_word_is_named(started, leaves, status, who):
-    # On a busy machine, the other rank may end first, by the launcher's SIGKILL. The signal is unknown until the launcher
-    # has waited for the process.
+    # On a busy machine, the launcher's SIGKILL may end the other rank first, and the signal is unknown until the
+    # launcher has waited for the process.
     for _ in range(3):
         job = started(f"{TELL}\n    if kv.rank == {who}:\n        {leaves}\n    steps(10**9)")
         process = pids(job)[who]

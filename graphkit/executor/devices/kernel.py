@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeGuard
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
@@ -95,8 +95,7 @@ def is_native(kernel: Kernel) -> TypeGuard[NativeKernel]:
     return hasattr(kernel, "scratch_bytes")
 
 
-@dataclass(frozen=True)
-class KernelContext:
+class KernelContext(NamedTuple):
     """What a factory knows in addition to the node.
 
     Args:
@@ -111,7 +110,7 @@ class KernelContext:
 
     threads: int = 1
     deterministic: bool = False
-    constant_inputs: Mapping[int, VersionedArray] = field(default_factory=dict)
+    constant_inputs: Mapping[int, VersionedArray] = MappingProxyType({})
     used_outputs: tuple[bool, ...] = (True,)
     sizes_vary: bool = False
     tf32: bool = False

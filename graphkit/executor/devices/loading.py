@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.distribution import how_to_install, is_installed
@@ -20,7 +19,6 @@ if TYPE_CHECKING:  # for annotations: importing it is the CPU's business
     from graphkit.executor.devices.device import Device
 
 
-@dataclass(frozen=True)
 class DeviceKind:
     """A kind of device with its own memory.
 
@@ -30,8 +28,8 @@ class DeviceKind:
         count: Returns the number of such devices on this machine.
     """
 
-    open: Callable[[int], Device]
-    count: Callable[[], int] = lambda: 1
+    def __init__(self, open: Callable[[int], Device], count: Callable[[], int] = lambda: 1):
+        self.open, self.count = open, count
 
 
 def _cuda() -> Any:

@@ -10,7 +10,6 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from graphkit.errors import UsageError
@@ -50,8 +49,7 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-@dataclass(frozen=True)
-class KernelRule:
+class KernelRule(NamedTuple):
     """How one device computes one operator. A field is None if the device has no such kernel.
 
     Args:
@@ -92,8 +90,7 @@ def _static_shapes(values: Sequence[Value | None]) -> Shapes:
 
 def _given(rule: KernelRule) -> dict[str, Any]:
     """The fields that differ from their default."""
-    found = ((field.name, getattr(rule, field.name)) for field in fields(rule))
-    return {name: value for name, value in found if value}
+    return {name: value for name, value in rule._asdict().items() if value}
 
 
 class _Source(NamedTuple):
@@ -143,7 +140,7 @@ def register(device: str, domain: str, name: str, rule: KernelRule, module: str 
         known = _sources.get(key, {})
         if any(field in known and not source.replaces(known[field]) for field in given):
             raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
-        _rules[key] = replace(_rules.get(key, _NO_KERNELS), **given)
+        _rules[key] = _rules.get(key, _NO_KERNELS)._replace(**given)
         _sources[key] = {**known, **dict.fromkeys(given, source)}
 
 

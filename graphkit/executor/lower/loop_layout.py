@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Site
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
@@ -16,8 +16,7 @@ from graphkit.ops.control.views import LoopView
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class CarriedState:
+class CarriedState(NamedTuple):
     """A state that changes.
 
     Args:
@@ -36,8 +35,7 @@ class CarriedState:
     buffers: tuple[int, int] | int | None
 
 
-@dataclass(frozen=True)
-class Scanned:
+class Scanned(NamedTuple):
     """An operand whose slices the body reads. `row` is the input of the body."""
 
     operand: int
@@ -45,8 +43,7 @@ class Scanned:
     backwards: bool
 
 
-@dataclass(frozen=True)
-class Stacked:
+class Stacked(NamedTuple):
     """An output that slices are stacked to. `row` is the output of the body."""
 
     output: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -228,15 +227,14 @@ class Writer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(NamedTuple):
     """Where a lowering writes its step.
 
     Args:
         writer: The emitter.
         builder: The native builder.
         name: Name of the step.
-        index: Index of the step in its graph.
+        position: Position of the step in its graph.
         inputs: Where the operands are.
         outputs: Where the results are; ABSENT for unused ones.
         scratch: Where the working memory is.
@@ -245,7 +243,7 @@ class Emission:
     writer: Writer
     builder: _native.Builder
     name: str
-    index: int
+    position: int
     inputs: Sequence[Location]
     outputs: Sequence[Location]
     scratch: Location
@@ -289,8 +287,7 @@ class Lowering(ABC):
         """Write the node into a native program."""
 
 
-@dataclass(frozen=True)
-class LoweredGraph:
+class LoweredGraph(NamedTuple):
     """A graph with the lowering of each node, the order of its steps and its memory.
 
     It is the body of a program, a branch or the body of a loop. The arena of a subgraph is working memory of the step
@@ -349,8 +346,7 @@ def steps_text(count: int) -> str:
 LowerSubgraph: TypeAlias = Callable[[Graph, Mapping[int, VersionedArray]], LoweredGraph]
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """A node whose lowering is to be chosen.
 
     Args:
@@ -381,4 +377,4 @@ class Site:
     @property
     def without_constants(self) -> KernelContext:
         """The context for a kernel that does not pack operands."""
-        return replace(self.context, constant_inputs={})
+        return self.context._replace(constant_inputs={})

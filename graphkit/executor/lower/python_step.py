@@ -33,7 +33,7 @@ class PythonStep(Lowering):
         self.reason = reason
 
     def emit(self, step: Emission) -> None:
-        step.builder.call(step.name, step.writer.new_call(step.index))
+        step.builder.call(step.name, step.writer.new_call(step.position))
 
 
 class PythonKernel(PythonStep):

@@ -9,7 +9,6 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -148,7 +147,7 @@ class RunTimeKernel(AtRunTime):
 def run_time_kernel(site: Site) -> RunTimeKernel | None:
     """A node with run-time sizes. None if there is no native kernel, or if results have data-dependent shapes."""
     node, declared = site.node, site.settings.declared
-    context = replace(site.without_constants, sizes_vary=True)
+    context = site.without_constants._replace(sizes_vary=True)
     if not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None
     undecided = deciding_operands(node)

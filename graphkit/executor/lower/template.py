@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -53,8 +52,7 @@ class PackedOperand(NamedTuple):
     position: int
 
 
-@dataclass(frozen=True)
-class SizedCode:
+class SizedCode(NamedTuple):
     """A native program for given sizes, and the memory outside its arena.
 
     `results` are the types of the outputs, in memory behind the inputs. `shape_values` are arrays whose elements are
@@ -241,7 +239,7 @@ class Template:
         )
         if key not in alike:
             constants = {i: small.get(i, _HIDDEN) for i in known.constant_inputs}
-            context = replace(known, constant_inputs=constants) if computed else None
+            context = known._replace(constant_inputs=constants) if computed else None
             alike[key] = _Step(
                 node, self._mentioned(node), context, self._substitutes(node), lambda v: self._types[v].shape
             )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,7 +53,7 @@ class PackedArrays:
                 if cached.stamp == stamp:
                     return packed
                 if cached.version == source.version:
-                    cached.stamp = stamp
+                    self._copies[key] = cached._replace(stamp=stamp)
                     return packed
             version = source.version
             packed = make(source)
@@ -62,8 +61,7 @@ class PackedArrays:
             return packed
 
 
-@dataclass
-class _PackedCopy:
+class _PackedCopy(NamedTuple):
     """A packed copy of one version of an array. At `stamp`, that version was the current one."""
 
     version: int

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from graphkit.ir import dims
 from graphkit.ir.dims import DimExpr
@@ -23,8 +22,7 @@ from graphkit.passes.core.sweep import read_positions
 Place = Literal["arena", "input", "parameter", "constant", "shape", "result", "dynamic", "host"]
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """An output, or the new value of a state.
 
     owned: Whether the step writes directly to the memory that the caller receives. If not, the value is copied there.
@@ -34,8 +32,7 @@ class Result:
     owned: bool
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """The storages of a graph. A storage is a block of bytes, identified by its root: a value that is not a view.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from graphkit.executor.memory.donation import donated_states, failure_dependencies, reader_dependencies
@@ -31,8 +30,7 @@ class StepMemory(NamedTuple):
     may_fail: bool
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(NamedTuple):
     """The order of steps, the blocks of the arena and their offsets. Steps are positions in `Placement.steps`.
 
     Attributes:
@@ -120,17 +118,15 @@ def plan_graph(
     )
 
 
-@dataclass(slots=True)
 class _ContiguousBlock:
     """Buffers that lie one behind the other in one block. The block is live as long as any of them is.
 
     members: Pairs of a buffer and its offset in the block.
     """
 
-    members: list[tuple[int, int]]
-    size: int
-    first: int
-    last: int
+    def __init__(self, step: int):
+        self.members: list[tuple[int, int]] = []
+        self.size, self.first, self.last = 0, step, step
 
     def append(self, buffer: int, size: int, first: int, last: int, overwritten: int | None) -> None:
         """Append a buffer that is live from step `first` to `last`.
@@ -239,7 +235,7 @@ class _Planning:
                 if fits and source not in taken and target not in sources:
                     sources[target] = source
                     taken.add(source)
-            block = _ContiguousBlock([], 0, step, step)
+            block = _ContiguousBlock(step)
             for value in steps[index].outputs:
                 buffer = self._buffer_of.get(value)
                 if buffer is None or place[value] != "arena":

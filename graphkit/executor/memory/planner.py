@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from graphkit.executor.memory.first_fit import FirstFit
 
@@ -18,8 +18,7 @@ ALIGNMENT = 64
 CLOSE_ENOUGH = 1.01
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A block of memory with its live range.
 
     Attributes:
@@ -35,8 +34,7 @@ class Request:
     inplace: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """The offset of every request, the size of the arena, and bounds of that size."""
 
     offsets: tuple[int, ...]
@@ -47,14 +45,13 @@ class Layout:
     inplace_count: int
 
 
-@dataclass(slots=True, eq=False)
 class _Block:
     """Memory of one request, or of a chain of requests that each overwrite the previous one."""
 
-    size: int
-    first: int
-    last: int
-    offset: int = 0
+    __slots__ = ("size", "first", "last", "offset")
+
+    def __init__(self, size: int, first: int, last: int):
+        self.size, self.first, self.last, self.offset = size, first, last, 0
 
 
 def plan_memory(

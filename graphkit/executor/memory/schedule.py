@@ -6,14 +6,13 @@ import bisect
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 # `updates_last` may raise the peak by this fraction: 1 / SLACK.
 SLACK = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """One step, and the buffers that it uses. Every buffer is written by one task.
 
     Attributes:
@@ -32,8 +31,7 @@ class Task:
     scratch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(NamedTuple):
     """An order of the tasks and its peak of live bytes.
 
     Attributes:
@@ -104,7 +102,7 @@ def updates_last(tasks: Sequence[Task], sizes: Sequence[int], found: Schedule) -
     allowed_peak = found.peak_bytes + found.peak_bytes // SLACK
     # Moving more updates never lowers the peak, so a binary search finds the limit.
     order = reordered(bisect.bisect_left(range(1, len(limits) + 1), True, key=exceeds))
-    return replace(found, order=order, peak_bytes=peak_bytes(tasks, sizes, order))
+    return found._replace(order=order, peak_bytes=peak_bytes(tasks, sizes, order))
 
 
 def with_peaks(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> Schedule:

@@ -60,7 +60,7 @@ class BatchedProgram(BaseProgram):
             Result(Value(kind, r.value.name), owned=True)
             for kind, r in zip(kinds, first.placement.results, strict=True)
         )
-        super().__init__(first.graph, replace(first.placement, results=results), pools)
+        super().__init__(first.graph, first.placement._replace(results=results), pools)
         self._parts, self._rest = parts, rest
         self.part_keys = tuple(p.key for p in (parts, rest) if p)
         self._examples = frozenset(examples)

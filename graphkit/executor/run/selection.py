@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ from graphkit.ir.types import DType, TensorType
 _READABLE = 0x0001 | 0x0100
 
 
-@dataclass(frozen=True, slots=True)
-class RunInput:
+class RunInput(NamedTuple):
     """A graph input, as runs use it.
 
     Attributes:
@@ -40,11 +38,10 @@ class RunInput:
     static: bool
 
 
-@dataclass(frozen=True)
 class Selection:
     """The graph of the selected outputs and of all updates.
 
-    Attributes:
+    Args:
         graph: The graph.
         fixed: The arrays of stored inputs, by name.
         inputs: The inputs of the graph.
@@ -53,12 +50,17 @@ class Selection:
         device_inputs: Positions of inputs that other programs leave in the memory of the device.
     """
 
-    graph: Graph
-    fixed: Mapping[str, VersionedArray]
-    inputs: tuple[RunInput, ...]
-    outputs: tuple[str, ...]
-    states: tuple[str, ...]
-    device_inputs: tuple[int, ...] = ()
+    def __init__(
+        self,
+        graph: Graph,
+        fixed: Mapping[str, VersionedArray],
+        inputs: tuple[RunInput, ...],
+        outputs: tuple[str, ...],
+        states: tuple[str, ...],
+        device_inputs: tuple[int, ...] = (),
+    ):
+        self.graph, self.fixed, self.inputs = graph, fixed, inputs
+        self.outputs, self.states, self.device_inputs = outputs, states, device_inputs
 
     @cached_property
     def feedable(self) -> dict[str, int]:

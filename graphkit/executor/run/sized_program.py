@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ class SizedProgram(InstancedProgram):
             Result(Value(kind, r.value.name), r.owned)
             for kind, r in zip(code.results, template.placement.results, strict=True)
         )
-        super().__init__(template.graph, replace(template.placement, results=results), pools)
+        super().__init__(template.graph, template.placement._replace(results=results), pools)
         self.code = code
         self.arena_bytes = code.arena_bytes
         self.kept_bytes = _STEP_BYTES * len(template.placement.steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from graphkit.errors import TypeMismatch
@@ -21,13 +20,13 @@ NODE_LIMIT = 64
 OPERAND_LIMIT = 24
 
 
-@dataclass
 class _Region:
     """Nodes in topological order, from the last back; only the last one, the root, is read from outside."""
 
-    root: Node
-    members: list[Node] = field(default_factory=list)
-    operands: set[Value] = field(default_factory=set)
+    def __init__(self, root: Node):
+        self.root = root
+        self.members: list[Node] = []
+        self.operands: set[Value] = set()
 
 
 @graph_pass(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.cpu.pointwise import kernel_of
@@ -37,7 +36,7 @@ def _table_update(node: Node, context: KernelContext) -> Kernel | None:
         inputs = [cut(v) for v in op.body.inputs]
         results = inline(op.body, inputs)
         stand_in = Node(Fused(body=Graph(inputs, results)), inputs)
-        return kernel_of("TableUpdate", stand_in, inputs, results, replace(context, threads=1))
+        return kernel_of("TableUpdate", stand_in, inputs, results, context._replace(threads=1))
 
     whole = tile(rows)
     left = tile(size % rows) if size % rows else None
