@@ -354,7 +354,11 @@ def _random_noise(noise: Value, real: Value) -> Value:
 
 
 def _check_networks(generator: Model, discriminator: Model) -> None:
-    """Raise UsageError unless the discriminator takes what the generator returns."""
+    """Raise UsageError if the networks do not match.
+
+    Each must have one input and one output. The discriminator must take the generator's output. No parameter of one may
+    have the name of a parameter of the other.
+    """
     for who, net in (("generator", generator), ("discriminator", discriminator)):
         data = [v for v in net.graph.inputs if v.role == "data"]
         others = [net.graph.name_of(v) for v in net.graph.inputs if v.role not in ("data", "parameter", "state")]

@@ -36,7 +36,7 @@ BELOW_ONE = Range(0.0, 1.0, open_high=True)
 
 
 def real(owner: str, name: str, value: Any, allowed: Range) -> float:
-    """Return the value as a float. Raises UsageError for a string, a bool, NaN, or a number out of range."""
+    """Return the value as a float. Raises UsageError unless it is a finite number in the range, and not a bool."""
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
         raise UsageError(f"{owner}: {name} must be a number, not {value!r}")
     number = float(value)
@@ -59,7 +59,7 @@ def boolean(owner: str, name: str, value: Any) -> bool:
 
 
 def convert_fields(instance: Any, owner: str, ranges: Mapping[str, Range]) -> None:
-    """Check the fields of a frozen dataclass by their annotations, and replace numbers of numpy by those of Python.
+    """Check the fields of a frozen dataclass by their annotations, and convert numpy scalars to Python numbers.
 
     A float must be in its range, an int at least 1. Fields with other annotations keep their values.
 

@@ -69,7 +69,7 @@ class Loop(Protocol):
 
     @property
     def callbacks_may_add_scores(self) -> bool:
-        """Whether a callback may add numbers to the record of an epoch."""
+        """Whether a callback may add numbers of an epoch, which later callbacks can monitor."""
 
 
 class BaseTrainer:
@@ -100,7 +100,7 @@ class BaseTrainer:
         self.position = Position()
         # The name of the run. All its checkpoints contain it.
         self.run = secrets.token_hex(8)
-        # Stored in checkpoints: any JSON value.
+        # JSON values of the user, which checkpoints store. The command line stores its options here.
         self.notes: dict[str, Any] = {}
         # Whether a step was interrupted, so that some parameters are updated and some are not.
         self.step_incomplete = False
@@ -270,7 +270,10 @@ class BaseTrainer:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next update. Outside of `fit`, a schedule that needs `steps` raises UsageError."""
+        """Learning rate of the next update.
+
+        Raises UsageError before the first `fit` if the schedule has no `steps`, because it covers all updates of a run.
+        """
         return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
 
     @property
@@ -307,7 +310,7 @@ class BaseTrainer:
 
     @property
     def callbacks_may_add_scores(self) -> bool:
-        """Whether a callback of the user defines `on_epoch_end`, which may add numbers to the record of the epoch."""
+        """Whether a callback of the user defines `on_epoch_end`, which may add numbers for later callbacks."""
         return self._fit is not None and self._fit.callbacks_may_add_scores
 
     @property

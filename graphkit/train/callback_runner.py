@@ -55,7 +55,7 @@ class CallbackRunner:
 
     @property
     def may_add_scores(self) -> bool:
-        """Whether a callback of the user defines `on_epoch_end`, which may add numbers to the record of an epoch."""
+        """Whether a callback of the user defines `on_epoch_end`, which may add numbers for later callbacks."""
         own = f"{__name__.partition('.')[0]}."
         return any(
             type(c).on_epoch_end is not Callback.on_epoch_end and not type(c).__module__.startswith(own)

@@ -70,8 +70,10 @@ class Callback:
         Args:
             trainer: The trainer.
             numbers: The numbers of the epoch's line in `log.jsonl`: epoch (from 1), updates, learning_rate, processes,
-                samples_per_second (of training, over all processes), peak_memory (bytes of this process so far, if the
-                system reports it), loss, the metrics, and those of validation with the prefix `valid_`.
+                samples_per_second (of training, over all processes), waiting (with several processes: the share of time
+                spent waiting for others), peak_memory (bytes of this process so far, if the system reports it), loss,
+                the metrics, skipped (number of skipped steps, if any), data.damaged (number of replaced samples, if
+                `on_damaged` is "skip"), and the loss and metrics of validation with the prefix `valid_`.
         """
 
     def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:

@@ -48,7 +48,9 @@ class Evaluation:
         prefetch: int,
         bar: ProgressBar,
     ) -> dict[str, float]:
-        """Return the metrics of a data set by name, in the order of `specs`. `loss` is the weighted mean over batches.
+        """Return the metrics of a data set by name: `loss` first, if `specs` contains it, then the others in order.
+
+        `loss` is the weighted mean over batches.
 
         Args:
             trainer: The trainer that owns this object.

@@ -1,4 +1,4 @@
-"""Find a learning rate: the loss for rates that grow from batch to batch (Smith, 2017, section 3.3)."""
+"""Find a learning rate: train with rates that grow from update to update, and record the losses (Smith, 2017)."""
 
 from __future__ import annotations
 

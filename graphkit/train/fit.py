@@ -37,8 +37,8 @@ _IN_EPOCH = "called only within an epoch"
 class Fit:
     """One call of `Trainer.fit`. `trainer.position` is always up to date.
 
-    An interrupt takes effect only between these blocks: a step with the update of the position; the end of an epoch
-    with its log line and checkpoint.
+    Two blocks are not interrupted: a step together with the update of the position, and the end of an epoch with its
+    log line and checkpoint. An interrupt takes effect after the block; with several ranks, it takes effect at once.
 
     Attributes:
         folder: The run folder, the same on all ranks. Rank 0 writes.
@@ -306,7 +306,10 @@ class Fit:
 
     @contextlib.contextmanager
     def _writing_parameters(self) -> Iterator[None]:
-        """Context of code that writes parameters. Only a second interrupt takes effect within it."""
+        """Context of code that writes parameters. If an interrupt takes effect within it, the step is incomplete.
+
+        In a single process, only a second interrupt does.
+        """
         try:
             yield
         except KeyboardInterrupt:

@@ -524,7 +524,10 @@ def _scalar(value: Any) -> Value:
 
 
 def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) -> None:
-    """Raise UsageError for outputs without a gradient; the message names the last value that has one."""
+    """Raise UsageError if none of the outputs is floating-point, because a loss of them then has no gradient.
+
+    The message names the last floating-point value before the first of them. every: raise also if only some are not.
+    """
     odd = [value for value in chosen if not (isinstance(value.type, TensorType) and value.dtype.is_float)]
     if not odd or (len(odd) < len(chosen) and not every):
         return

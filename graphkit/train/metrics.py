@@ -18,7 +18,10 @@ LOSS = "loss"
 
 
 class Metric(Protocol):
-    """Base class of metrics. `update` receives the model's first output and the first target of a batch.
+    """Base class of metrics. `update` receives one output of the model and its target, for each batch.
+
+    It is the output that the Trainer's `output` names. By default, it is the first output with a loss if `loss` is a
+    dict, and otherwise the first output of the model.
 
     `state` and `restore` are for checkpoints within an epoch. `state` returns arrays by name, without "/" in the names.
     `merge` adds the state of another process. Your own metric need not define these three. Without them, after an
@@ -142,9 +145,10 @@ class TopK(_Average):
 class F1(_WithRepr):
     """F1 = 2 TP / (2 TP + FP + FN) of predicted classes (van Rijsbergen, 1979).
 
-    A class without TP, FP and FN has F1 = 0. Outputs are [..., classes], targets are ints [...]. With more than two
-    classes, F1 is the mean over the classes that occur ("macro"). With two classes, it is the F1 of class 1 ("binary").
-    Alternatively there is one number per sample: a logit above 0, or a probability above 1/2, predicts class 1.
+    Outputs are [..., classes], targets are ints [...]. With more than two classes, F1 is the mean over the classes that
+    occur among targets or predictions ("macro"). With two classes, it is the F1 of class 1 ("binary"), which is 0 if
+    class 1 does not occur. Alternatively there is one number per sample: a logit above 0, or a probability above 1/2,
+    predicts class 1.
 
     Args:
         probabilities: True: outputs are probabilities. False: they are logits.
@@ -396,7 +400,7 @@ def names() -> list[str]:
 
 
 def get(spec: Any, probabilities: bool = False) -> Metric:
-    """Return a new metric by its name (`top<k>` for any k), or `spec` itself if it is a metric.
+    """Return a new metric by its name (`top<k>` for any k). If `spec` is a metric, reset it and return it.
 
     Args:
         spec: A name or a metric.
@@ -419,7 +423,7 @@ def get(spec: Any, probabilities: bool = False) -> Metric:
 
 
 def get_all(specs: Sequence[Any], probabilities: bool = False) -> list[Metric]:
-    """Return a new metric for each name or metric in `specs`; see `get`."""
+    """Return the result of `get` for each name or metric in `specs`."""
     return [get(s, probabilities) for s in specs]
 
 

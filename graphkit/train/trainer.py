@@ -58,7 +58,7 @@ class Trainer(BaseTrainer):
         net: The model.
         loss: A name (see `gk.losses.names()`), a loss with options (`gk.losses.get(name, label_smoothing=...,
             class_weights=...)`), a function of (outputs..., targets...), or a dict of losses by output. The losses of a
-            dict are multiplied by `loss_weights` and added; the target of each loss has the name of its output.
+            dict are multiplied by `loss_weights` and added; targets are then given by the names of their outputs.
         optimizer: An optimizer such as `gk.optim.SGD(0.1)`, or its name.
         device: "cpu" or "cuda". With several processes on a host and "cuda", process n uses GPU n. If there are fewer
             GPUs than processes, several processes share a GPU. A dict such as `{"first": "cuda:0", "second": "cuda:1"}`
@@ -82,8 +82,9 @@ class Trainer(BaseTrainer):
             whenever the batch size changes. Gradients do not flow into earlier batches. `step` does not feed these
             inputs: pass them yourself.
         targets: A dict of target name to TensorType. Required if `loss` is a function.
-        output: Name of the output for a loss given by name, and for the metrics. If the model has several outputs, a
-            loss given by name requires it; the metrics use the first output by default.
+        output: Name of the output for the loss and the metrics. If the model has several outputs, a loss given by name
+            requires it. By default, a function gets all outputs. The metrics use the first output by default, or the
+            first output of the dict if `loss` is a dict.
         loss_weights: Factors of the losses, by output, if `loss` is a dict.
         mixup: Mix pairs of samples and their losses, with a weight drawn from Beta(mixup, mixup).
         cutmix: Replace a box of each image by the same box of another image of the batch. The box's share of the area
@@ -249,7 +250,7 @@ class Trainer(BaseTrainer):
         Raises:
             NotFinite: A loss is NaN or infinite, and `on_nonfinite` is "raise".
             RanksDiffer: The processes do not train with the same batches and epochs.
-            UsageError: An argument is wrong, the folder belongs to another run, or an error in the middle of a step
+            UsageError: An argument is wrong, the folder belongs to another run, or an interrupt in the middle of a step
                 left parameters inconsistent.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
