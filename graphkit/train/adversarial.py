@@ -71,11 +71,11 @@ def adversarial_step(
 ) -> Graph:
     """Return a graph of one update of the discriminator, then one of the generator.
 
-    The graph's inputs are the real samples [N, ...], in the form of the discriminator's input, and the learning rates
+    The graph's inputs are the real samples [N, ...], with the type of the discriminator's input, and the learning rates
     RATES, float32 scalars. With `feed_noise`, the noise for the generator is another input. Without it, the graph draws
     the noise of N samples from the standard normal distribution. Outputs are the losses of generator and discriminator,
-    as in Losses. Updates are the parameters and statistics of both networks, the slots and the number of updates, which
-    `starts` describes.
+    as in Losses. The graph updates the parameters and running statistics of both networks, the slots and the number of
+    updates. `initial_states` returns the slots and the number before the first step.
 
     smoothing: the discriminator's target for real samples is 1 - smoothing (Salimans et al. 2016). The generator's loss
     is the non-saturating -log D(G(z)). Raises UsageError for networks that do not match.
@@ -121,7 +121,7 @@ class _Network:
         self._statistics = [state for state, _ in graph.updates]
         self._graph = Graph(graph.inputs, [*graph.outputs, *(new for _, new in graph.updates)])
         self._stored = [v for v in graph.inputs if v is not self.data]
-        # Parameters and statistics to their values at this point of the larger graph.
+        # For each parameter and statistic: its current value in the larger graph.
         self._current = {v: v for v in self._stored}
         self._slots: list[Value] = []
         self._new_slots: list[Value] = []
@@ -144,7 +144,7 @@ class _Network:
             self._new_slots += made.states
 
     def stop_gradients(self) -> None:
-        """Let no gradient flow through the current values, and so through the updates that computed them."""
+        """Stop gradients at the current values, so that none flows through the updates that computed them."""
         self._current = {v: F.stop_gradient(current) for v, current in self._current.items()}
 
     def states(self) -> list[Value]:
@@ -157,7 +157,9 @@ class _Network:
         return [*changed, *zip(self._slots, self._new_slots, strict=True)]
 
 
-def starts(generator: Model, discriminator: Model, optimizers: tuple[Optimizer, Optimizer]) -> dict[str, np.ndarray]:
+def initial_states(
+    generator: Model, discriminator: Model, optimizers: tuple[Optimizer, Optimizer]
+) -> dict[str, np.ndarray]:
     """Return the initial states of a step that are not in the networks: slots, and the number of updates."""
     arrays = {STEP: np.zeros((), np.int64)}
     for net, optimizer in zip((generator, discriminator), optimizers, strict=True):
@@ -202,7 +204,7 @@ class AdversarialTrainer:
         first = Adam(2e-4, beta1=0.5) if optimizer is None else optimizer
         self.optimizers = first, discriminator_optimizer or first
         self.graph = adversarial_step(generator, discriminator, self.optimizers, smoothing=smoothing)
-        arrays = starts(generator, discriminator, self.optimizers)
+        arrays = initial_states(generator, discriminator, self.optimizers)
         self.states = ParamStore({n: TensorType(a.dtype, a.shape) for n, a in arrays.items()}, arrays)
         self.seed = config.SEED.get() if seed is None else seed
         self.epochs = 0

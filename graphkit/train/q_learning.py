@@ -37,7 +37,7 @@ UNIFORM = "uniform"
 
 
 class Environment(Protocol):
-    """An environment as graphs over states, which are tensors with one row per agent."""
+    """An environment whose methods build graphs. A state is a tensor with one row per agent."""
 
     actions: int
 
@@ -56,7 +56,7 @@ class Settings:
     """Settings of Q-learning.
 
     Args:
-        discount: Factor on a reward one step later, in [0, 1].
+        discount: Discount factor of rewards per step, in [0, 1].
         capacity: Transitions in the replay memory; new ones replace the oldest.
         batch: Transitions of one update.
         warmup: Transitions that must be stored before the first update.
@@ -116,15 +116,15 @@ class Progress(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """The result of an episode: sum of rewards, number of steps, and mean loss of an update."""
+    """The result of an episode: sum of rewards, number of steps, and mean loss of its updates."""
 
     total: float
     steps: int
     loss: float
 
 
-def policy(net: Model, weights: Sequence[Value], observation: Value) -> Value:
-    """Return the network's values of all actions for the given weights: float32 [N, actions]."""
+def q_values(net: Model, weights: Sequence[Value], observation: Value) -> Value:
+    """Return the Q value of each action, from the network with the given weights: float32 [N, actions]."""
     (q,) = inline(net.graph, [observation, *weights])
     return q
 
@@ -144,9 +144,9 @@ def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100
     """Return a model that plays `agents` episodes in parallel in one Loop, with the network's epsilon-greedy policy.
 
     Inputs: epsilon, a float32 scalar (0: greedy); uniform, float32 [limit, 2, agents] random numbers in [0, 1).
-    Outputs: path [limit + 1, agents, ...], the states, of which the first steps + 1 are valid; total: float32 [agents],
-    the sums of rewards; steps: int64, until the last episode was over. The parameters are the current ones of the
-    network.
+    Outputs: steps, int64, the number of steps of the longest episode; path [limit + 1, agents, ...], the state before
+    each step and after the last one (only the first steps + 1 are valid); total, float32 [agents], the sums of rewards.
+    The parameters are the current ones of the network.
     """
     epsilon = Value(TensorType(DType.FLOAT32, ()), EPSILON)
     uniform = Value(TensorType(DType.FLOAT32, (limit, 2, agents)), UNIFORM)
@@ -157,7 +157,7 @@ def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100
 
     def body(loop_state: Any) -> Any:
         state, path, over, total, steps = loop_state
-        q = policy(net, weights, world.observe(state))
+        q = q_values(net, weights, world.observe(state))
         action = epsilon_greedy(q, world.actions, epsilon, F.gather(uniform, steps, axis=0))
         following, reward, final = world.step(state, action)
         going = F.not_(over)
@@ -188,13 +188,13 @@ def learning_episode(
 
     Inputs: epsilon and learning_rate, float32 scalars. With `feed_uniform` also uniform, float32 [limit, 2 + batch]
     random numbers in [0, 1); without it, the graph draws them. Outputs: total, steps and loss, as in Episode. Updates:
-    the network's parameters and the states that `starts` describes.
+    the network's parameters and the states that `initial_states` returns.
     """
     epsilon, rate = (Value(TensorType(DType.FLOAT32, ()), n) for n in (EPSILON, LEARNING_RATE))
     uniform = Value(TensorType(DType.FLOAT32, (settings.limit, 2 + settings.batch)), UNIFORM) if feed_uniform else None
     weights = _weights(net, world)
     names = [net.graph.name_of(v) for v in weights]
-    arrays = starts(net, world, optimizer, settings)
+    arrays = initial_states(net, world, optimizer, settings)
     states = {n: Value(TensorType(a.dtype, a.shape), n, role="state") for n, a in arrays.items()}
     trained = LearnerState(
         weights,
@@ -212,7 +212,7 @@ def learning_episode(
         progress, trained, memory = loop_state
         draws = F.random_uniform(shape=(2 + settings.batch,)) if uniform is None else F.gather(uniform, progress.steps)
         acting, sampling = F.split(draws, np.array([2, settings.batch]))
-        q = policy(net, trained.weights, world.observe(progress.state))
+        q = q_values(net, trained.weights, world.observe(progress.state))
         action = epsilon_greedy(q, world.actions, epsilon, F.reshape(acting, np.array([2, 1])))
         following, reward, final = world.step(progress.state, action)
         memory = _remember(memory, (progress.state, action, reward, following, final), settings.capacity)
@@ -271,17 +271,20 @@ class _Learner:
         return LearnerState(weights, target, slots, updates), loss
 
     def _loss(self, trained: LearnerState, batch: Memory) -> Value:
-        """Return Huber(Q(s, a) - (r + discount * Q'(s', a'))). Q' is the target network, and 0 after a final step."""
+        """Return Huber(Q(s, a) - (r + discount * Q'(s', a'))), where Q' is the target network.
+
+        a' is the best action in s' according to Q (with `double`) or Q'. After a final step, Q' counts as 0.
+        """
         observation = self.world.observe(batch.following)
-        future = policy(self.net, trained.target, observation)
-        chosen = policy(self.net, trained.weights, observation) if self.settings.double else future
+        future = q_values(self.net, trained.target, observation)
+        chosen = q_values(self.net, trained.weights, observation) if self.settings.double else future
         best = _pick(future, F.arg_max(chosen, axis=1, keepdims=False))
         later = F.where(batch.final, np.float32(0), F.mul(best, np.float32(self.settings.discount)))
-        q = _pick(policy(self.net, trained.weights, self.world.observe(batch.state)), batch.action)
+        q = _pick(q_values(self.net, trained.weights, self.world.observe(batch.state)), batch.action)
         return huber(q, F.add(batch.reward, later))
 
 
-def starts(net: Model, world: Environment, optimizer: Optimizer, settings: Settings) -> dict[str, np.ndarray]:
+def initial_states(net: Model, world: Environment, optimizer: Optimizer, settings: Settings) -> dict[str, np.ndarray]:
     """Return the initial states of a learning episode: target network, slots, number of updates, replay memory."""
     names = list(net.params)
     start: Any = world.reset(1)
@@ -334,7 +337,7 @@ class QLearner:
         self.optimizer = Adam(1e-3) if optimizer is None else optimizer
         self.settings = settings or Settings()
         self.graph = learning_episode(net, world, self.optimizer, self.settings)
-        arrays = starts(net, world, self.optimizer, self.settings)
+        arrays = initial_states(net, world, self.optimizer, self.settings)
         self.states = ParamStore({n: TensorType(a.dtype, a.shape) for n, a in arrays.items()}, arrays)
         self.episodes = 0
         seed = config.SEED.get() if seed is None else seed

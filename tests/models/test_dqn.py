@@ -11,7 +11,7 @@ import graphkit as gk
 from graphkit.errors import UsageError
 from graphkit.models.grid_world import MOVES, GridWorld
 from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.train.q_learning import QLearner, Settings, learning_episode, rollout, starts
+from graphkit.train.q_learning import QLearner, Settings, initial_states, learning_episode, rollout
 
 EPISODES = 80
 
@@ -142,7 +142,7 @@ def episodes_with_fed_numbers(settings, seed=5, **options):
     net = gk.models.build("dqn", observations=9, hidden=(8,), **options)
     optimizer = gk.optim.Adam(1e-2)
     graph = learning_episode(net, world, optimizer, settings, feed_uniform=True)
-    model = gk.Model.from_graph(graph, {**net.params, **starts(net, world, optimizer, settings)})
+    model = gk.Model.from_graph(graph, {**net.params, **initial_states(net, world, optimizer, settings)})
     uniform = np.random.default_rng(seed).random((settings.limit, 2 + settings.batch), np.float32)
     feeds = {"epsilon": np.array(0.5, np.float32), "learning_rate": np.array(1e-2, np.float32), "uniform": uniform}
     return world, model, feeds

@@ -8,7 +8,7 @@ import pytest
 import graphkit as gk
 from graphkit.errors import GraphkitError, NotFinite, UsageError
 from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.train.adversarial import RATES, AdversarialTrainer, adversarial_step, starts
+from graphkit.train.adversarial import RATES, AdversarialTrainer, adversarial_step, initial_states
 
 OPTIONS = {"image": (1, 8, 8), "latent": 4, "width": 8}
 
@@ -35,7 +35,7 @@ def images(count, seed=0):
 def fed_step(nets, optimizers, **options):
     """A step that takes its noise as an input, as a Model with all its states."""
     graph = adversarial_step(*nets, optimizers, feed_noise=True, **options)
-    return gk.Model.from_graph(graph, {**nets[0].params, **nets[1].params, **starts(*nets, optimizers)})
+    return gk.Model.from_graph(graph, {**nets[0].params, **nets[1].params, **initial_states(*nets, optimizers)})
 
 
 def feeds(count, seed=0, rate=0.1):
