@@ -1,8 +1,8 @@
 """Check that ranks that train together agree: once on the arguments of their Trainers, and in each step on its state.
 
-The state of a step is its learning rate, the counts of updates, the assigned parameters and the resumed run. The
-all-reduce of the loss also carries a fingerprint of it, so no additional message is needed. If fingerprints differ, no
-rank writes anything, and all raise the same error.
+The state of a step is its learning rate, the counts of updates, the resumed run, and the parameters that the user has
+assigned since the Trainer was created. The all-reduce of the loss also carries a fingerprint of it, so no additional
+message is needed. If fingerprints differ, no rank writes anything, and all raise the same error.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class NoAgreement:
     """The agreement of a rank that takes steps independently: nothing is compared."""
 
     def set_resumed(self, run: Mapping[str, Any]) -> None:
-        """Note that this rank has resumed a run. run: facts of its checkpoint, by name."""
+        """Add the run that this rank has resumed to the compared state. run: facts of its checkpoint, by name."""
 
     def step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
         """Return the context of one step. rate: its learning rate; counts: those before the step."""

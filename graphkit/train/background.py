@@ -18,8 +18,8 @@ from graphkit.train.metrics import Metric
 
 T = TypeVar("T")
 
-# A thread that runs Python may hold the GIL for 5 ms (sys.getswitchinterval) while the training thread waits for it. In
-# another thread, metrics that take less time would delay steps by more than they take.
+# Metrics run in a worker thread only if they take longer than this. A worker that runs Python may hold the GIL for 5 ms
+# (sys.getswitchinterval) while the training thread waits for it. Faster metrics would save less time than this delay.
 METRIC_SECONDS = 5e-3
 
 
@@ -34,8 +34,9 @@ class BackgroundWork:
     depth: number of batches that are loaded ahead. With 0, or without the native engine, everything runs in the calling
     thread.
 
-    If a metric raises an exception, the next call of `measure` raises it, or the end of the block unless the block
-    raises another one. The end of the block waits for all metrics.
+    If a metric raises an exception in its worker, the next call of `measure` or `wait_for_metrics` raises it, or else
+    the end of the block. The end of the block waits for all metrics. But if the block itself raises an exception, it
+    waits only for running work, and cancels the rest.
     """
 
     def __init__(self, depth: int):
@@ -44,7 +45,7 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
-        # Whether a metric runs. A wait without need would hand the GIL to the thread that loads.
+        # Whether a metric runs. An unnecessary wait would hand the GIL to the thread that loads.
         self._pending = False
 
     def __enter__(self) -> BackgroundWork:

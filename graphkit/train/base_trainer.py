@@ -115,7 +115,7 @@ class BaseTrainer:
         mixes = regularisation.mixes
         self._mixing = Mixing(mixes.get("mixup"), mixes.get("cutmix")) if mixes else None
         self._inputs = Inputs(net.input_types)
-        refused = _settings_without_groups(selection, carry, numerics, memory, parallel, mixes)
+        refused = _settings_excluding_groups(selection, carry, numerics, memory, parallel, mixes)
         self._division = division_of(
             parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, refused
         )
@@ -169,7 +169,7 @@ class BaseTrainer:
         self._exchange = create_exchange(spec, kvstore, self._division, shard)
         self._stepper = Stepper(spec, self._exchange)
         if self._division is None:
-            self._draw_from((self.seed, 0))
+            self._set_rng((self.seed, 0))
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
         self.trained = self._stepper.trained
         self._averages = Averages(net.params, self._exchange, self.ema is not None)
@@ -215,9 +215,9 @@ class BaseTrainer:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The training programs: one for a whole step, or with `accumulate` one that accumulates and one that updates.
+        """The training graphs: one for a whole step, or with `accumulate` one that accumulates and one that updates.
 
-        The first step adds the nodes that recompute activations, if there are any.
+        With `recompute`, the first step chooses the nodes to recompute, and adds them to the first graph.
         """
         return tuple(self._stepper.programs)
 
@@ -374,11 +374,11 @@ class BaseTrainer:
             feeds = self._mixing.mixed(feeds, compared, size, key)
         return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
 
-    def _draw_from(self, rng: tuple[int, int]) -> None:
-        """Set the random generator for the next step. rng: (seed, step) for rank 0.
+    def _set_rng(self, rng: tuple[int, int]) -> None:
+        """Set the random state for the next step. rng: (seed, step) for rank 0.
 
-        Rank r of n draws the numbers of step + r, and advances by n in each step. So the ranks draw what one process
-        would draw that trains on their batches one after another.
+        Rank r of n draws the numbers of step + r, and advances by n in each step. These are the numbers of one process
+        that trains on the batches of all ranks one after another.
         """
         seed, step = rng
         self.executor.rng = seed, step + self._place[0]
@@ -425,7 +425,7 @@ class BaseTrainer:
                 self._targets.check_classes(part, self.net.name)
 
     def _prepared(self, batch: Batch) -> Batch:
-        """Return the batch with inputs by name, in the types of the program. On a GPU, start to copy them there."""
+        """Return the batch with inputs by name, in the types of the program. Start to copy them to the GPU, if any."""
         inputs = self._recurrent_state.named(batch.inputs)
         if not batch.size:
             return replace(batch, inputs=inputs)
@@ -459,11 +459,11 @@ def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -
     return regularisation.batch_norm == "train"
 
 
-def _settings_without_groups(
+def _settings_excluding_groups(
     selection: ParameterSelection, carry: Mapping[str, str], numerics: Numerics, memory: Memory, parallel: Parallel,
     mixes: Mapping[str, float],
 ) -> dict[str, bool]:  # fmt: skip
-    """Return whether the user has set each setting that excludes `groups`, by its name for messages."""
+    """Return the settings that exclude `groups`, by their names in messages: whether the user has set each."""
     return {
         "accumulate= (--accumulate)": memory.accumulate > 1,
         "carry= (--recurrent-state)": bool(carry),

@@ -25,9 +25,9 @@ class CallbackRunner:
 
     Attributes:
         callbacks: The callbacks of this rank.
-        steps: Whether a callback of any rank is called after steps. Then all ranks decide after each step whether to
-            stop.
-        epochs: Whether any rank has callbacks.
+        stops_at_steps: Whether all ranks decide after each step whether to stop, because a callback of one of them is
+            called after steps.
+        any_rank_has_callbacks: Whether any rank has callbacks.
     """
 
     def __init__(self, trainer: BaseTrainer, callbacks: Sequence[Callback]):
@@ -47,11 +47,13 @@ class CallbackRunner:
         self._states: States | None = None
         store = trainer.kvstore
         self._store: KVStore | None = None if store is None or store.num_workers == 1 else store
-        self.steps, self.epochs = bool(self._at_steps), bool(callbacks)
+        self.stops_at_steps, self.any_rank_has_callbacks = bool(self._at_steps), bool(callbacks)
         if self._store is not None:
-            steps, epochs = self._store.pushpull("callbacks", np.array([self.steps, self.epochs], np.int64))
+            mine = np.array([self.stops_at_steps, self.any_rank_has_callbacks], np.int64)
+            at_steps, callbacks_of_ranks = self._store.pushpull("callbacks", mine)
             # Workers with servers take steps independently, so they cannot decide together after a step.
-            self.steps, self.epochs = bool(steps) and not self._store.is_remote, bool(epochs)
+            self.stops_at_steps = bool(at_steps) and not self._store.is_remote
+            self.any_rank_has_callbacks = bool(callbacks_of_ranks)
 
     @property
     def may_add_scores(self) -> bool:
@@ -72,7 +74,7 @@ class CallbackRunner:
         for callback in self.callbacks:
             self._started.append(callback)
             self._call(callback, "on_fit_begin", self._trainer, numbers)
-        self._agree_to_stop(self.epochs)
+        self._agree_to_stop(self.any_rank_has_callbacks)
 
     def step(self, numbers: Callable[[], Numbers]) -> None:
         """Call `on_step_end`. numbers: a function, which is called only if a callback needs the numbers."""
@@ -80,11 +82,11 @@ class CallbackRunner:
             given = numbers()
             for callback in self._at_steps:
                 self._call(callback, "on_step_end", self._trainer, given)
-        self._agree_to_stop(self.steps)
+        self._agree_to_stop(self.stops_at_steps)
 
     def epoch(self, numbers: Numbers) -> None:
         """Call `on_epoch_end` with the numbers of rank 0."""
-        if not self.epochs:
+        if not self.any_rank_has_callbacks:
             return
         if self._store is not None:
             packed = np.frombuffer(json.dumps(numbers).encode(), np.uint8)

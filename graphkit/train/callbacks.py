@@ -98,7 +98,10 @@ class Callback:
 
 
 class _Monitor(Callback):
-    """Monitors a number of the epochs. A number that is not finite is never better. Arguments: see EarlyStopping."""
+    """Compares epochs by one of their numbers. A number that is not finite is never better.
+
+    Arguments: see EarlyStopping.
+    """
 
     def __init__(self, monitor: str, mode: str | None, min_delta: float):
         owner = type(self).__name__
@@ -223,7 +226,7 @@ class ReduceOnPlateau(_Patient):
     """Multiplies the learning rate by `factor` if a monitored number has not improved for `patience` epochs in a row.
 
     ReduceOnPlateau(patience=n) is PyTorch's ReduceLROnPlateau(patience=n - 1, threshold=min_delta,
-    threshold_mode="abs"): PyTorch reduces one epoch later.
+    threshold_mode="abs"). With the same patience, PyTorch reduces one epoch later.
 
     Args:
         patience: Number of epochs without improvement after which the rate is reduced; at least 1.
@@ -274,8 +277,9 @@ class ReduceOnPlateau(_Patient):
 class KeepBest(_Monitor):
     """Keeps the model of the best epoch in the run folder, as `best.json` and `best.*.safetensors`.
 
-    The file is replaced as a whole: after the first epoch with a finite number, a complete best model always exists.
-    Its metadata contains the epoch (`best_epoch`) and the monitored number (such as `best_valid_loss`).
+    After the first epoch with a finite number, the folder always contains a complete best model: the old one is
+    replaced only when the new one is complete. The model's metadata contains the epoch (`best_epoch`) and the monitored
+    number (such as `best_valid_loss`).
 
     Args:
         monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".

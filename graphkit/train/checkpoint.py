@@ -39,7 +39,7 @@ class Checkpoint:
         updates: Number of updates.
         data_seed: Seed of the order of the data.
         settings: Settings and counts of the trainer.
-        notes: JSON of the user of the trainer.
+        notes: `Trainer.notes`: JSON values of the user.
         callbacks: States by the name of the callback.
         parts: By rank: states of an incomplete epoch (recurrent states, metrics).
         residuals: By rank: residuals of gradient compression.
@@ -73,8 +73,8 @@ def exists(folder: str | Path) -> bool:
 def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint into a folder. The previous one stays valid until the new one is complete.
 
-    Raises RuntimeFailure if a file cannot be written. The previous checkpoint is then still valid, unless only the
-    removal of its file failed.
+    Raises RuntimeFailure if a file cannot be written, or if an old weights file cannot be removed. In both cases, the
+    folder contains the previous or the new checkpoint, complete.
     """
     folder = Path(folder)
     arrays = dict(checkpoint.arrays)
@@ -193,9 +193,9 @@ def _expected(types: Mapping[str, tuple[DType, tuple[int, ...]]]) -> dict[str, t
 
 
 def _from_version_1(manifest: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
-    """Return a checkpoint of version 1.
+    """Convert a checkpoint of format version 1.
 
-    It has no length of the run and no states of metrics, and stores recurrent states among the other arrays.
+    That version has no length of the run and no states of metrics, and stores recurrent states among the other arrays.
     """
     carried = {name: arrays.pop(name) for name in [n for n in arrays if n.endswith("/carried")]}
     epoch, batch = int(manifest["epoch"]), int(manifest["batch"])

@@ -1,4 +1,4 @@
-"""What `fit` measures in an epoch besides metrics: throughput, time spent waiting, and replaced samples."""
+"""Numbers of an epoch besides metrics: throughput, time spent waiting for other ranks, and replaced samples."""
 
 from __future__ import annotations
 

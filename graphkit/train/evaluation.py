@@ -18,7 +18,7 @@ from graphkit.train.recurrent_state import RecurrentState
 
 
 def usual_metrics(loss: Any, output: str) -> tuple[str, ...]:
-    """Return the metrics of an evaluation that names none: those for the loss of this output, or the loss itself."""
+    """Return the default metrics for the loss of an output. If the loss has none, the default is the loss itself."""
     of_output = loss.get(output) if isinstance(loss, Mapping) else loss
     name = of_output if isinstance(of_output, str) else getattr(of_output, "name", "")
     return defaults.METRICS.get(name, (LOSS,))

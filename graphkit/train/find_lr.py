@@ -163,7 +163,7 @@ def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
 
 def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
     """Return the rate at which the loss falls fastest, before its minimum; None if it never falls."""
-    known = np.array([value for value in smoothed if math.isfinite(value)])  # only the last one may not be finite
+    known = np.array([value for value in smoothed if math.isfinite(value)])  # only the last can be NaN or infinite
     if len(known) < 3:
         return None
     slopes = np.gradient(known)[: int(np.argmin(known)) + 1]

@@ -132,7 +132,7 @@ class Fit:
         """Return the names of the losses and metrics in the record of each epoch, and the learning rate."""
         alone = self.trainer.kvstore is None or self._ranks == 1
         metrics = self.trainer._metrics(self.metrics)
-        # The record of an epoch is that of rank 0, so metrics that cannot be merged have its values.
+        # Rank 0 makes the record of an epoch. Metrics that cannot be merged have the value of rank 0 there.
         measured = [LOSS, *(metric.name if alone else reported_name(metric, 0) for metric in metrics)]
         given = [spec for spec in as_list(self.metrics) if isinstance(spec, str) and spec == LOSS]
         validated = measured if given or self.evaluation.has_loss(self.trainer) else measured[1:]
@@ -212,7 +212,7 @@ class Fit:
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background
             try:
-                # After the last batch, only the update of an incomplete group and the validation remain.
+                # A run that continues after the last batch has no batches left, only the last update and validation.
                 if position.stopped is None and (count is None or position.batch < count):
                     for batch in background.batches(map(trainer._prepared, batches)):
                         with trainer._interrupts:
@@ -317,7 +317,7 @@ class Fit:
             raise
 
     def _end_of_batches(self, measured: list[Metric]) -> None:
-        """Update with the last, incomplete group of batches, and compute the record of the epoch without validation."""
+        """Update with the remaining accumulated batches, and compute the record of the epoch without validation."""
         trainer, position = self.trainer, self.trainer.position
         skipped = trainer.skipped
         with self._writing_parameters():

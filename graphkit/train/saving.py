@@ -177,7 +177,7 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         for name, array in arrays.items():
             stepper.store.commit(name, array)
         trainer._recurrent_state.restore(recurrent)
-        trainer._draw_from(saved.rng)
+        trainer._set_rng(saved.rng)
         trainer.position = Position.read(saved.position, metric_states)
         trainer.notes = saved.notes
         trainer._callback_states = saved.callbacks

@@ -103,7 +103,7 @@ def test_the_plateaus_are_those_of_pytorch(mode, cooldown, min_delta):
 
 
 def test_schedule_without_steps_covers_the_run():
-    """The updates of a run follow from the data: the last batch is smaller, and so is the last group of batches."""
+    """The updates of a run follow from the data: the last batch is smaller, and the last update has fewer batches."""
     rates = Rates()
     trainer(gk.optim.Linear(1e-3), accumulate=2).fit(data(22), epochs=4, batch_size=4, callbacks=[rates])
     assert len(rates.seen) == 24  # an epoch has six batches, an update two

@@ -97,8 +97,8 @@ class Servers(WorkerExchange):
     """An Exchange whose servers update parameters by the gradients that workers push.
 
     A step pulls parameters, computes gradients and pushes them. For lazy tables, it pulls only the rows that the batch
-    reads, and pushes only their gradients. With `accumulate`, a worker pulls once for each group of batches, and pushes
-    the mean gradient.
+    reads, and pushes only their gradients. With `accumulate`, a worker pulls before the first of the accumulated
+    batches, and pushes the mean gradient after the last.
 
     Servers apply the optimizer, the learning rate and the moving averages. Each push counts as an update of its key.
     Workers clip their own gradients, by their own norm, and have their own running statistics.
