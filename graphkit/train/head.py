@@ -132,7 +132,7 @@ def replace_head(
     model: Model, classes: int, *, seed: int | None = None, output: str | None = None, at: str | None = None,
     pool: str | None = None,
 ) -> Model:  # fmt: skip
-    """Return a model whose last layer gives `classes` logits. Its weights are new (Glorot uniform), its biases 0.
+    """Return a model with a new last layer for `classes` logits. The new weights are Glorot uniform, the new biases 0.
 
     All other layers and their weights are those of `model`. Activations after the layer (Softmax, Sigmoid, Relu, ...)
     are removed, because losses take logits. Parameters keep their names.

@@ -90,10 +90,11 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
 
 
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
-    """Return a Reshape to constant sizes with a symbolic batch size; None if it needs no change or allows none.
+    """Return a Reshape whose constant target sizes no longer fix the batch size at 1.
 
-    The batch size in the target is a 1. The sizes before it have the same product as those before the batch size of the
-    input.
+    The batch axis of the target is the axis of size 1 with as many elements before it as before the batch axis of the
+    input. Returns None if there is no such axis, if the target is not constant, or if its sizes cannot express a
+    symbolic batch size.
     """
     data, target = operands[:2]
     sizes = None if target is None else target.tensor.constants
@@ -147,17 +148,17 @@ def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, 
 
 
 def constants_to_parameters(model: Model, names: Sequence[str] | None = None) -> Model:
-    """Return the model with the weights that its file stores as constants as parameters, and its statistics as states.
+    """Return a model with the constants that are weights as parameters, and those that are statistics as states.
 
-    By default, the weights are the floating-point constants with at least one axis that layers learn: weights of
-    convolutions, matrix products, recurrent layers, normalisations and tables, and operands of Add and Mul with more
-    than one element. Constants are also found behind operators that only rearrange them (Unsqueeze, Concat, Slice,
-    ...), and if subgraphs of If, Loop and Scan capture them.
+    By default, the weights are these floating-point constants: the weights of convolutions, matrix products, recurrent
+    layers, normalisations and tables, and operands of Add and Mul with more than one element. Scalars are left out.
+    Constants are also found behind operators that only rearrange them (Unsqueeze, Concat, Slice, ...), and if nodes in
+    subgraphs of If, Loop and Scan read them.
 
     Args:
         model: Any model. The returned model shares its parameter arrays.
-        names: Turn only these floating-point constants into parameters, by the names of their values. They can be
-            scalars, such as a temperature, but not inside subgraphs.
+        names: Turn only these floating-point constants into parameters, by the names of their values. Scalars are
+            allowed, such as a temperature. Constants in subgraphs are not.
 
     Raises:
         UsageError: The model has no such constants.
@@ -220,7 +221,10 @@ def _constants_behind(value: Value | None) -> Iterator[Value]:
 
 
 def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
-    """Return the graph with inputs instead of constants. inputs: constant to input. Subgraphs capture the inputs."""
+    """Return the graph with inputs instead of constants. Subgraphs capture the inputs.
+
+    inputs: for each constant, the input that replaces it.
+    """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if len(node.outputs) == 1 and node.output in inputs:

@@ -60,7 +60,7 @@ def with_types(data: Any, types: Mapping[str, Type]) -> Any:
     """Return a pair (inputs, targets) in which nested lists are arrays of the inputs' types. Other data stay as given.
 
     Raises:
-        InputError: A type cannot hold the numbers, or the lists are not of one length.
+        InputError: A type cannot represent the numbers, or the lists are ragged.
     """
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         return data
@@ -83,7 +83,7 @@ def _typed(name: str, kind: Type, given: Any) -> Any:
 
 
 def by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
-    """Return one array, a tuple in the order of `names`, or a dict as a dict by name.
+    """Return the given arrays as a dict by name. They are one array, a tuple in the order of `names`, or a dict.
 
     Raises InputError for a wrong number of arrays. what: "input" or "target", for the message.
     """

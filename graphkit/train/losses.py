@@ -339,16 +339,20 @@ def attach(
 
     Args:
         graph: The graph of a model.
-        loss: One of three forms. A named loss compares `output` (required if there are several) with one input
-            `target`, and determines its type; a loss of logits takes the input of the Softmax (over the last axis) or
-            Sigmoid that the output comes from (see `logits_of`). A function is called with all outputs, or with
-            `output` only, and the target Values in the order of `targets` (name to type, required); it returns the mean
-            over the batch, or a sum and its weight. A dict of named losses by output adds them up, each times its
-            weight in `weights` (default 1); the targets are named `target_of(output)`.
-        weighted: If the weight of a batch is not its number of samples, add the weight as the last output,
-            BATCH_WEIGHT.
+        loss: A name or a Loss, a function, or a dict of names or Losses by output. A named loss compares one output
+            with a target called `target`. If it is a loss of logits, and the output comes from a Softmax (over the last
+            axis) or Sigmoid, it takes the logits before it (see `logits_of`). A function is called with the outputs,
+            then the targets. It returns the mean over the batch, or a sum and its weight. The losses of a dict are
+            multiplied by `weights` and added.
+        targets: The types of the targets by name. Required for a function. A named loss determines the type itself. A
+            dict of losses also determines the names: see `target_of`.
+        output: Name of the output for the loss. A named loss requires it if there are several outputs. By default, a
+            function gets all outputs.
+        weights: Factors of the losses of a dict, by output (default: 1).
         mixed: Add a second input for each target (`SECOND`) and a scalar input `MIX`. The loss is MIX * loss(targets) +
             (1 - MIX) * loss(second targets), as in mixup (Zhang et al., 2018).
+        weighted: If the weight of a batch is not its number of samples, add the weight as the last output,
+            BATCH_WEIGHT.
     """
     found = bound(graph, loss, targets, output, weights)
     names = target_inputs(graph, found.targets)

@@ -61,7 +61,7 @@ class _WithRepr:
 
 
 class _Average(_WithRepr):
-    """A sum of per-sample scores over a count; NaN before the first update."""
+    """The mean of scores, one for each sample or element; NaN before the first update."""
 
     name = ""
 

@@ -41,7 +41,7 @@ class Position:
         skipped: Number of skipped steps of the current epoch.
         trained: The record of the current epoch without validation, when its last batch is trained; None before.
         seconds: Duration of the run so far.
-        stopped: Why the run ends before `until`, after the current or the last epoch; None if it does not.
+        stopped: Why the run ends before `until`, after the epoch in which it was stopped; None if it does not.
         first_update: Number of updates before the run.
         metrics: States of the metrics of the current epoch.
     """
@@ -141,7 +141,7 @@ class Position:
     def read(cls, described: Mapping[str, Any], metrics: MetricStates) -> Position:
         """Return the position from the dict of `describe` and the states of metrics."""
         known = {f.name for f in fields(cls)}
-        # A checkpoint without weights has losses that are weighted by numbers of samples.
+        # Older checkpoints have no `loss_weight`: their `loss_sum` is weighted by numbers of samples.
         described = {"loss_weight": float(described.get("seen", 0)), **described}
         return cls(**{name: value for name, value in described.items() if name in known}, metrics=metrics)
 

@@ -35,7 +35,7 @@ class Numerics:
         precision: "f32", "bf16", "f16", "tf32" or "fp8".
         deterministic: Make results bit-identical for any number of threads.
         straight_through: Let gradients pass through rounding.
-        on_nonfinite: "raise", "skip" or "ignore" a loss that is NaN or infinite.
+        on_nonfinite: Behaviour if a loss is NaN or infinite: "raise" an error, "skip" the step, or "ignore" it.
     """
 
     precision: str = "f32"
@@ -123,7 +123,7 @@ class Regularisation:
 
     @property
     def mixes(self) -> dict[str, float]:
-        """The given parameters of `mixup` and `cutmix`, by name."""
+        """The values of `mixup` and `cutmix` that are set, by name."""
         given = {"mixup": self.mixup, "cutmix": self.cutmix}
         return {name: alpha for name, alpha in given.items() if alpha is not None}
 

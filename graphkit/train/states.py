@@ -95,8 +95,8 @@ def update(
 ) -> Updated:
     """Build one update of a parameter. Arguments as for `Optimizer.update`; states are in the order of `names`.
 
-    A master weight that does not round to the parameter is replaced by it: the parameter was assigned since the last
-    update.
+    If the master weight does not round to the parameter, the parameter was assigned since the last update. Then the
+    update starts from the parameter, and not from the master weight.
     """
     if weight.dtype not in HALVES:
         new, *changed = optimizer.update(weight, grad, states, lr, step, decay)

@@ -1,4 +1,4 @@
-"""Write one trace of all ranks: the steps of each, and the communication in progress."""
+"""Write one trace of all ranks: the steps of each rank, and its transfers to and from other ranks."""
 
 from __future__ import annotations
 

@@ -211,7 +211,8 @@ class Trainer(BaseTrainer):
         """Train on a data set for a number of epochs.
 
         After `resume`, and after a `fit` that was interrupted or failed, this call continues that run. The result is
-        bit-identical to a run without interruption. If the run is already complete, `fit` trains nothing and warns.
+        bit-identical to a run without interruption. If the resumed run is already complete, `fit` trains nothing and
+        warns. In all other cases, `fit` starts a new run.
 
         With a folder, `fit` writes a checkpoint after every epoch, and logs to `log.jsonl`. Rank 0 writes the files and
         shows the progress.

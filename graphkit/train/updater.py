@@ -88,7 +88,7 @@ class OptimizerUpdater:
         self._averaging: dict[tuple[str, tuple[int, ...]], tuple[tuple[str, ...], Executor]] = {}
 
     def __call__(self, key: Key, gradient: np.ndarray | RowSparse, stored: np.ndarray) -> None:
-        """Update `stored` and the slots in place. A RowSparse gradient updates only its rows of them.
+        """Update `stored` and the slots in place. A RowSparse gradient updates only the rows that it contains.
 
         The moving average is updated in all rows. Raises UsageError for a RowSparse gradient if the optimizer needs
         norms of whole parameters.
