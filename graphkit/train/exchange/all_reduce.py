@@ -54,7 +54,8 @@ class AllReduce(NoExchange):
         self._options["collectives"] = self.collectives
         if spec.accumulate > 1:
             programs = steps.split_step(spec.graph, spec.trained, spec.rule, self.buckets)
-            # On a device, the collectives are part of the program, so the all-reduce of the loss needs one.
+            # Collectives on a device are part of a program. So a rank without samples needs a program even if it only
+            # all-reduces the loss.
             on_device = self.collectives.on_device is not None
             self.idle_program = steps.split_idle_step(spec.graph, programs[0], spec.rule, on_device)
             return list(programs)

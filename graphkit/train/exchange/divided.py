@@ -26,8 +26,9 @@ from graphkit.train.programs import step as steps
 from graphkit.train.programs.weights import BATCH_WEIGHT
 from graphkit.train.states import initial_arrays, kinds, state_type
 
-# Lanes of messages: messages in one lane between two ranks arrive in order. The lanes of the passes of a pipeline, of
-# gathered parameters, of copies of parameters, and of gradients of copied parameters.
+# The lanes of messages. Two messages between the same ranks arrive in order if they are in the same lane. FORWARD and
+# BACKWARD are for the passes of a pipeline, GATHER for parameters and states that rank 0 gathers, COPIES for copies of
+# parameters that several stages read, and COPY_GRADIENTS for their gradients.
 FORWARD, BACKWARD, GATHER, COPIES, COPY_GRADIENTS = range(5)
 
 

@@ -75,7 +75,7 @@ class Division:
         return np.asarray(array)[(slice(None),) * axis + (part,)]
 
     def samples(self, feeds: Mapping[str, Any], size: int | None) -> int:
-        """Return the number of samples in the feeds. Raises InputError if arrays differ in it, or if it is 0."""
+        """Return the number of samples in the feeds. Raises InputError if it is 0, or differs between arrays."""
         found = {
             n: np.shape(a)[axis] for n, a in feeds.items() if np.ndim(a) and (axis := self.axes.get(n, 0)) is not None
         }
@@ -101,7 +101,8 @@ def division_of(
 ) -> Division | None:
     """Return the Division of these settings of a Trainer, or None without groups.
 
-    Raises UsageError if the store has no ranks for it, or if other settings exclude it.
+    Raises UsageError if micro-batches are set without groups, if the store is not a `dist_sync` of several ranks, or if
+    other settings exclude groups.
 
     Args:
         groups, micro_batches, axes, store, inputs: See `Division`.

@@ -72,7 +72,8 @@ class Inference(Protocol):
 class Exchange(Protocol):
     """Builds the programs of a training step, and runs them together with the other ranks.
 
-    "Collective" means that every rank must make the call.
+    Here, a program is a graph whose Executor compiles it for the shapes of each batch. "Collective" means that every
+    rank must make the call.
     """
 
     # Names of the trained parameters.
@@ -108,8 +109,7 @@ class Exchange(Protocol):
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         """Run the forward and backward pass on a batch, and the update unless gradients are accumulated.
 
-        Return the outputs by name. They contain no loss if this rank has no samples, and the other ranks do not send
-        theirs.
+        Return the outputs by name. If this rank has no samples, they contain the loss only if ranks all-reduce it.
 
         Args:
             feeds: Inputs and targets by name. Entries may be added.
@@ -154,7 +154,7 @@ class Exchange(Protocol):
         """Return the states of an incomplete epoch that a checkpoint stores, given those of this rank."""
 
     def inference(self, graph: Graph) -> Inference:
-        """Return the inference graph `graph` as this rank runs it."""
+        """Return an object that runs the inference graph, or this rank's part of it."""
 
     # --- states ----------------------------------------------------------------------------------
 
@@ -187,7 +187,10 @@ class Exchange(Protocol):
         """Return the memory plan of the first program for inputs of these shapes."""
 
     def optimizer_state_bytes(self, processes: int) -> int:
-        """Return the bytes of optimizer state in one rank; the largest of them if `processes` ranks share it."""
+        """Return the bytes of optimizer state in one rank.
+
+        If `processes` ranks share the state, return the bytes of the rank that stores most.
+        """
 
     @property
     def flights(self) -> Sequence[Flight]:

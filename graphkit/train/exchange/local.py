@@ -46,13 +46,15 @@ class NoExchange:
         self._unread: tuple[str, ...] = ()
         # Whether programs have the input BATCH_WEIGHT, because the graph does not compute the weight of a batch.
         self._needs_samples = BATCH_WEIGHT not in spec.graph.output_names
-        # "sqrt" until it is applied to the first batch; or a limit in bytes, which also applies to later batches.
+        # The setting `recompute`. "sqrt" becomes None after the first batch; a limit in bytes applies to all batches.
         self._recompute = spec.recompute
-        self._fitted: Mapping[str, Sequence[int]] = {}
+        # Shapes of inputs for which the first program meets this setting. It does so for smaller ones, too.
+        self._checked_shapes: Mapping[str, Sequence[int]] = {}
         self.programs = self._create_programs()
         if spec.swap_memory:
             self.programs[0] = mark_forward(self.programs[0])
-        self.programs[0] = self._unfitted = recomputation.marked(self.programs[0], spec.options["device"])
+        # `_original_program` does not contain the recomputation that the setting asks for.
+        self.programs[0] = self._original_program = recomputation.marked(self.programs[0], spec.options["device"])
         self.slots = self._initial_slots()
         self.store = JointStore([spec.params, self.slots])
         self.executors = [Executor(program, self.store, **self._options) for program in self.programs]
@@ -201,26 +203,26 @@ class NoExchange:
 
         A limit in bytes is checked again for larger batches. If one exceeds it, the choice is made again.
         """
-        limit, fitted, device = self._recompute, self._fitted, self._options["device"]
-        if limit is None or (fitted and _are_within(shapes, fitted)):
+        limit, checked_shapes, device = self._recompute, self._checked_shapes, self._options["device"]
+        if limit is None or (checked_shapes and _are_within(shapes, checked_shapes)):
             return
-        if fitted and isinstance(limit, int) and self.executors[0].specialise(shapes).arena_bytes <= limit:
-            self._fitted = shapes
+        if checked_shapes and isinstance(limit, int) and self.executors[0].specialise(shapes).arena_bytes <= limit:
+            self._checked_shapes = shapes
             return
 
         def arena_bytes(program: Graph) -> int:
             return Executor(program, self.store, **self._options).specialise(shapes).arena_bytes
 
-        program = recomputation.limit_memory(self._unfitted, limit, shapes, arena_bytes, device)
+        program = recomputation.limit_memory(self._original_program, limit, shapes, arena_bytes, device)
         executor = Executor(program, self.store, **self._options)
         executor.rng = self.executors[0].rng
-        self.programs[0], self.executors[0], self._fitted = program, executor, shapes
+        self.programs[0], self.executors[0], self._checked_shapes = program, executor, shapes
         if limit == "sqrt":
             self._recompute = None
 
 
 class LocalInference:
-    """Runs the inference graph of a model of which this process stores all parameters."""
+    """Runs the inference graph in a process that stores all parameters of the model."""
 
     def __init__(self, graph: Graph, params: ParamStore, options: Mapping[str, Any]):
         self._executor = Executor(graph, params, **options)

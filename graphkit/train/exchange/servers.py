@@ -231,11 +231,11 @@ class Servers(WorkerExchange):
 
 
 class ElasticAveraging(WorkerExchange):
-    """An Exchange for elastic averaging: workers train independently, and sometimes approach a centre variable.
+    """An Exchange for elastic averaging: workers train independently, each with its own slots.
 
-    The centre variable is on servers. Evaluation and files use it. At the end of an epoch, all workers continue from
-    it, and from the mean of their moving averages. Each worker has its own slots. A checkpoint contains those of rank
-    0.
+    At intervals, worker and centre variable move towards each other. Servers store the centre variable. Evaluation and
+    files use it. At the end of an epoch, all workers continue from it, and from the mean of their moving averages. A
+    checkpoint contains the slots of rank 0.
     """
 
     def after_step(self, updates: int) -> None:

@@ -220,7 +220,7 @@ class Stages(DividedModel):
 
     @property
     def peak_saved_bytes(self) -> int:
-        """The largest number of bytes of these values."""
+        """The largest number of bytes that this stage has stored for micro-batches at a time."""
         return self._runner.peak_saved_bytes
 
 

@@ -31,8 +31,8 @@ class Partition:
         ranks: The rank of each stage.
         stage_of: The stage of each node with operands. Every stage that reads a node without operands computes it.
         owner_of: The stage that stores each parameter and state.
-        copies: For parameters and states that other stages read, too: these stages.
-        crossings: For values that later stages read: these stages. In the order of the graph.
+        copies: The parameters and states that several stages read, each with its reading stages except the owner.
+        crossings: The values that later stages read, in the order of the graph, each with the stages that read it.
     """
 
     graph: Graph

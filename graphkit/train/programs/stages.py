@@ -57,8 +57,8 @@ class Stage:
         gradients_in: Gradients of sent values, from later stages.
         gradients_out: Gradients of received values, to earlier stages.
         results: Names of the requested outputs that this stage computes.
-        saved: The values to save for each micro-batch: by name of an input of the backward program, the name of the
-            output of the forward program.
+        saved: The values to save for each micro-batch. Keys are inputs of the backward program; values are the outputs
+            of the forward program that are fed to them.
         kept: Names of the received values that the backward program also reads.
         computes_loss: Whether this stage computes the loss.
     """
@@ -85,7 +85,7 @@ class _ForwardPart:
         self.part, self.stage, self.graph = part, stage, part.graph
         name = self.graph.name_of
         self.received = {v: Value(v.type, f"{_RECEIVED}{name(v)}") for v in part.received(stage)}
-        # Values of the whole graph to values of this part.
+        # For each value of the whole graph: the value of this part that replaces it.
         self.table: dict[Value, Value] = dict(self.received)
         with context.detached():
             for node in self.graph.nodes:
@@ -155,7 +155,10 @@ def training_stage(
 
 
 def differentiated_crossings(part: Partition, trained: Sequence[TrainedParameter]) -> frozenset[Value]:
-    """Return the values between stages that need gradients: they depend on trained parameters, and the loss on them."""
+    """Return the values between stages that need gradients.
+
+    These values depend on trained parameters, and the loss depends on them.
+    """
     active = {t.value for t in trained}
     for node in part.graph.nodes:
         if any(v in active for v in node.operands):
@@ -220,7 +223,8 @@ class _JointGraph:
         """Return `forward`, `backward`, `saved` and `kept` of the Stage."""
         part = self.forward
         outputs = part.forward_outputs()
-        # In the joint graph, gradients are updates of placeholder states, so its outputs are those of the forward pass.
+        # The outputs of the joint graph are those of the forward pass. Gradients are the new values of placeholder
+        # states, so that they can be found among the updates after the passes.
         places = [Value(g.type, f"{n}/place", role="state") for n, g in zip(self.names, self.gradients, strict=True)]
         joint = Graph(
             [*part.inputs(), *self.seeds.values(), self.weight, *self.sums, *places],

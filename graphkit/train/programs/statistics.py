@@ -65,7 +65,7 @@ class IdleStatistics:
 
 
 def idle_statistics(graph: Graph, step: Graph) -> IdleStatistics:
-    """Return the collectives of a rank without samples in `step`, the training program with the forward `graph`."""
+    """Return the collectives of a rank without samples. graph: the training graph; step: its training program."""
     fed: list[Value] = []
     last: Value | None = None
 

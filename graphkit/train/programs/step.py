@@ -226,11 +226,12 @@ def placed_step(part: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
 def split_step(
     graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets | None = None
 ) -> tuple[Graph, Graph]:
-    """Return two programs: one adds the gradients of a batch to accumulators, the other updates and resets these.
+    """Return two programs: one accumulates the gradients of a batch, the other updates the parameters.
 
-    They share the states `<parameter>/gradient_sum`. The inputs of the first, besides the data, are `batch_weight`
-    (float32 scalar, the number of samples), unless the graph has an output of this name. Those of the second are
-    `total_weight` (float32 scalar, the sum of the weights) and `learning_rate`.
+    They share the accumulators, the states `<parameter>/gradient_sum`. The second program resets them. Besides the
+    data, the first program is fed with `batch_weight` (float32 scalar, the number of samples), unless the graph has an
+    output of this name. The second program is fed with `total_weight` (float32 scalar, the sum of the weights) and
+    `learning_rate`.
 
     With `buckets`, the second program all-reduces the gradients. The loss of the first is then the mean over all ranks,
     and its last output is the weight of all ranks.
@@ -347,13 +348,13 @@ def stage_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRul
 def shared_step(
     graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets
 ) -> tuple[Graph, Graph]:
-    """Return two programs of one of several ranks: the whole step, and the step of a rank without samples.
+    """Return two programs for data parallelism: the step of a rank, and that of a rank without samples.
 
     Gradients are all-reduced while the backward pass runs. A rank without samples takes part in all all-reduces with
     zeros, and updates like the others. The last output of both programs is the weight of all ranks.
 
-    The first program has the input `batch_weight` as in `split_step`. Those of the second must be fed with zeros:
-    `loss_sum`, `<parameter>/gradient_sum`, and for lazy tables `<parameter>/rows` (without elements).
+    The first program has the input `batch_weight` as in `split_step`. These inputs of the second program must be fed
+    with zeros: `loss_sum`, `<parameter>/gradient_sum`, and for lazy tables `<parameter>/rows` (without elements).
     """
     weight, fed = weight_of(graph)
     loss, total = all_reduce.mean_loss(graph.outputs[0], weight)

@@ -97,7 +97,7 @@ def mixed(first: Term, second: Term, share: Value) -> Term:
 def weight_in(results: Mapping[str, Any], samples: float) -> float:
     """Return the weight of a loss over all ranks, from the outputs of a step or of an evaluated batch.
 
-    samples: number of samples of all ranks, the weight if no output contains one.
+    samples: number of samples of all ranks. It is the weight if no output contains a weight.
     """
     return float(results.get(TOTAL_WEIGHT, results.get(BATCH_WEIGHT, samples)))
 
