@@ -63,7 +63,7 @@ class Fit:
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
         self._measured: list[Metric] | None = None
-        # Of the current epoch.
+        # Throughput in the current epoch.
         self._throughput: Throughput | None = None
         self._logged_throughput: dict[str, float] = {}
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"

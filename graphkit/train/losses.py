@@ -402,7 +402,7 @@ class Bound:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """Map divisors of losses (symbolic dimensions, or class weights) to an output whose loss has that divisor."""
+        """The divisors of the losses (symbolic dimensions, or class weights), each with one output that has it."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             shape = self.targets[target].shape or ()

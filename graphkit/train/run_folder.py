@@ -109,7 +109,7 @@ class RunFolder:
             while True:
                 self.path.mkdir(parents=True, exist_ok=True)
                 try:
-                    # O_NOFOLLOW: the lock is truncated below, and so would be the target of a link.
+                    # The lock is truncated below. Without O_NOFOLLOW, the target of a link would be truncated.
                     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 except FileNotFoundError:  # another process has removed the empty folder
                     continue

@@ -1,4 +1,4 @@
-"""Warn if a training with servers has a learning rate or momentum that only suits one process."""
+"""Warn if training with parameter servers uses a learning rate or momentum that only suits one process."""
 
 from __future__ import annotations
 

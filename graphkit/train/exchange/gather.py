@@ -1,4 +1,4 @@
-"""Gather arrays of all processes in each of them."""
+"""All-gather named arrays, and merge metrics of all ranks."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Stages(DividedModel):
             part, self.index, {self._loss: graph.outputs[0], spec.output: output}, trained
         )
         self._loss_rank = part.ranks[part.stage_of_value(graph.outputs[0]) or 0]
-        # For the last step that failed: the first micro-batch whose loss was not finite, and the number of all.
+        # For an error message: the first micro-batch whose loss was not finite, and the number of micro-batches.
         self._nonfinite = (0, 0)
         self._draws = any(v.role == "rng" for v in graph.inputs)
         differentiated = stage_graphs.differentiated_crossings(part, trained)

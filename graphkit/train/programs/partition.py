@@ -166,7 +166,7 @@ def _describe_cycle(ranks: list[int], needs: Mapping[tuple[int, int], Node], gro
 def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
     """Return the group of a node.
 
-    A control-flow node without a group has the group of the nodes in its subgraphs, if these are all in one place.
+    A control-flow node without a group has the group of the nodes in its subgraphs, if all of these are on one rank.
     """
     if (group := node.meta.get(GROUP)) is not None or not is_control(node):
         return group
