@@ -32,7 +32,7 @@ from graphkit.executor.devices.cuda.libraries import nccl
 from graphkit.executor.devices.cuda.libraries.nccl import Exchange
 from graphkit.executor.devices.device import address_of
 from graphkit.executor.devices.loading import DeviceName
-from graphkit.executor.lower.lowering import Meeting
+from graphkit.executor.lower.lowering import RunAgreement
 from graphkit.ir.types import DType
 
 # While this host waits for its GPU: seconds during which it only yields the core, the pause after that, and seconds
@@ -76,7 +76,7 @@ class GpuCollectives:
     def supports(self, dtype: DType) -> bool:
         return nccl.supports(dtype)
 
-    def meet(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> Meeting:
+    def agree(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> RunAgreement:
         start = time.monotonic()
         numbers = [int(can_record), *powers(recording), *powers(structure), *powers(self._fingerprint.number)]
         total = self._summed(f"all-reduces on GPUs, {order}", numbers)
@@ -88,7 +88,7 @@ class GpuCollectives:
         common = recording if all_can and are_alike(total[1:3], size) else 0
         if all_can and not common:
             self._recordings += 1
-        return Meeting(all_can, common, self._recordings)
+        return RunAgreement(all_can, common, self._recordings)
 
     def _summed(self, call: str, numbers: Sequence[int]) -> np.ndarray:
         """Return the sums of these numbers over all ranks, in one exchange of a few bytes."""

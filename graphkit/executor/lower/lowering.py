@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 # memory or back, beside other steps. On a device, an all-reduce is done by NCCL ("nccl") or in host memory ("staged").
 KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl", "staged", "swap"]
 
-# Where a value is: (external memory, offset in bytes). The arena and absent operands have their own numbers. A buffer
-# is external memory of the run, with the shape of the value in it.
+# Where a value is: (number of a memory block, offset in bytes). ARENA is the arena, and ABSENT is an absent operand.
+# Numbers from 0 are external memory: blocks outside the arena, such as inputs, results and parameters. A buffer is
+# external memory whose size is known only in a run; it also stores the shape of its value.
 Location: TypeAlias = tuple[int, int]
 
 ARENA = -1
@@ -39,13 +40,13 @@ ABSENT: Location = (-2, 0)
 NO_BUFFER = -1
 
 
-class Meeting(NamedTuple):
-    """The agreement of all processes before a run.
+class RunAgreement(NamedTuple):
+    """How all processes execute the next run, as they agreed before it.
 
     Args:
-        can_record: Whether all processes can replay their recordings, or record.
-        recording: The number of the recording that all have; 0 if there is none.
-        fresh: The number of a new recording.
+        can_record: Whether all processes can replay a recording of the run, or make one.
+        recording: The number of the recording that all processes have; 0 if there is none.
+        fresh: The number of the new recording, if all processes must make one.
     """
 
     can_record: bool
@@ -54,28 +55,30 @@ class Meeting(NamedTuple):
 
 
 class DeviceSums(Protocol):
-    """All-reduces and similar collectives of arrays of devices, one device per process, without the host.
+    """Collectives that sum or gather device arrays without copies through host memory. Each process has one device.
 
     All processes launch the same collectives in one order, which they compare before each run. The work is queued on
-    the current stream of the device, and recorded if that is recorded. `broken`: whether another process was lost, so
-    that the launched collectives were aborted.
+    the current stream of the device. If that stream is being recorded, the work is recorded, too. `broken`: whether
+    another process was lost, so that the launched collectives were aborted.
     """
 
     broken: bool
 
     def supports(self, dtype: DType) -> bool:
-        """Return whether such elements can be summed."""
+        """Return whether arrays of this element type can be summed."""
         ...
 
-    def meet(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> Meeting:
-        """Agree with all processes on a run. Raises RuntimeFailure if another one is at a different run, or missing.
+    def agree(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> RunAgreement:
+        """Agree with all processes on how the next run is executed. Every process must call it before the run.
+
+        Raises RuntimeFailure if another process is missing, or is about to run something else.
 
         Args:
-            order: Name of the order of the all-reduces.
-            nbytes: Their total size.
-            can_record: Whether this process can replay its recordings, or record.
-            recording: The recording that this process has; 0 if it has none.
-            structure: A checksum, from 1 to 2**20 - 1, of which all-reduces are recorded together.
+            order: Text that identifies the order and the types of the all-reduces.
+            nbytes: Total bytes of the all-reduces.
+            can_record: Whether this process can replay a recording of the run, or make one.
+            recording: The number of the recording that this process has; 0 if it has none.
+            structure: A checksum, from 1 to 2**20 - 1. It is equal if the same all-reduces are recorded together.
         """
         ...
 
@@ -84,38 +87,42 @@ class DeviceSums(Protocol):
         ...
 
     def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
-        """Launch a reduce-scatter: of the contiguous arrays, only this process's slice gets the sum."""
+        """Launch a reduce-scatter, in place. The arrays form one vector: this process gets the sum of its slice."""
         ...
 
     def all_gather(self, wholes: Sequence[Any], dtype: DType) -> None:
-        """Launch an all-gather of vectors, of which each process has its slice."""
+        """Launch an all-gather, in place. The arrays form one vector, of which each process has written its slice."""
         ...
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Return when `done()` is true. If another process is lost, abort the collectives and raise RuntimeFailure.
 
-        If that was raised before, it returns after a while in any case.
+        After such an error, later calls return at once, even if `done()` is false.
         """
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Leave a run in whose collectives other processes take part. No collective is possible afterwards."""
+        """Report to the other processes that this one leaves a run whose collectives they are waiting for.
+
+        Afterwards, no collective is possible.
+        """
         ...
 
 
 class Collectives(Protocol):
     """The collectives that a program starts and waits for.
 
-    `on_device` does those of a device's arrays. If it is None, they are copied through host memory; `staged` says why.
+    `on_device` executes collectives of device arrays. If it is None, the arrays are copied through host memory, and
+    `staged` says why.
     """
 
     on_device: DeviceSums | None
     staged: str
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Start the all-reduce `key` of arrays, in place. They are contiguous in memory if that was planned.
+        """Start the all-reduce `key` of arrays, in place. Arrays that are contiguous in memory are not copied.
 
-        copied: the bytes that were copied for this.
+        copied: Bytes that the caller has copied for this call, for statistics.
         """
         ...
 
@@ -132,13 +139,19 @@ class Collectives(Protocol):
         ...
 
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Start a reduce-scatter: of the contiguous arrays, only this process's slice is summed."""
+        """Start the reduce-scatter `key`, in place. The arrays form one vector: this process gets the sum of its slice.
+
+        copied: As in `start`.
+        """
         ...
 
     def start_gather(
         self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
     ) -> None:
-        """Start an all-gather. pieces: (index of the vector, begin, elements) of this process."""
+        """Start the all-gather `key` of vectors. It reads `pieces` only during the call.
+
+        pieces: What this process contributes: (index of the vector, index of the first element, elements).
+        """
         ...
 
     def wait(self, keys: Sequence[str]) -> None:
@@ -147,10 +160,10 @@ class Collectives(Protocol):
 
 
 class Channels(Protocol):
-    """Sends single values between processes. Sender and receiver use the same numbers in the same order."""
+    """Sends single values between processes. `number` is a tag: sender and receiver use the same tags in one order."""
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
-        """Send a copy of an array to a rank, which receives it with the same number. `key` is its name."""
+        """Send a copy of an array to a rank, which receives it with the same number. key: its name in messages."""
         ...
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], rank: int) -> np.ndarray:
@@ -202,10 +215,13 @@ class Writer(Protocol):
     """The emitter, as lowerings use it. It numbers the external memory of one program."""
 
     def new_external(self) -> int:
-        """Return the number of external memory that steps set themselves."""
+        """Return the number of a new block of external memory, whose address the steps of the program set."""
         ...
 
-    def new_buffer(self) -> Location: ...
+    def new_buffer(self) -> Location:
+        """Return the location of a new buffer."""
+        ...
+
     def new_call(self, index: int) -> int:
         """Return the number by which the program calls step `index` of the outermost graph."""
         ...
@@ -228,7 +244,7 @@ class Writer(Protocol):
 
 
 class Emission(NamedTuple):
-    """Where a lowering writes its step.
+    """The arguments of `Lowering.emit`: where to write the step, and where its operands are.
 
     Args:
         writer: The emitter.
@@ -259,13 +275,16 @@ class Lowering(ABC):
         inplace: Positions (input, output) that may share memory.
         packing: The kernel that reads constant operands in its own layout.
         unread: Positions of operands that the step does not read.
-        subgraphs: The graphs that the node runs: "then" and "else", or "body". Names of their steps contain this word.
+        subgraphs: The graphs that the node runs, by "then" and "else", or by "body". This key is a part of the names of
+            their steps.
         in_python: Whether the step is a call of Python.
-        may_fail: Whether such steps may fail at run time for reasons of their own.
+        may_fail: Whether such steps can fail in a run for other reasons than the values that `Op.value_check` names,
+            such as an error in Python code.
         allocates: Whether a native program allocates memory for such steps in a run.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
         trips: For a loop, the number of iterations in each run; infinity if it depends on values. None: not a loop.
-        executed_steps: At most how many steps one execution of the node runs, in all iterations; infinity if unknown.
+        executed_steps: Upper bound of the steps that one execution of the node runs, in all iterations; infinity if
+            unknown.
     """
 
     kind: KernelKind = "native"
@@ -290,9 +309,9 @@ class Lowering(ABC):
 class LoweredGraph(NamedTuple):
     """A graph with the lowering of each node, the order of its steps and its memory.
 
-    It is the body of a program, a branch or the body of a loop. The arena of a subgraph is working memory of the step
-    that runs it. `lowerings` are those of `placement.steps`. `fixed` contains operands that change only
-    if their VersionedArray gets a new version.
+    It is the graph of a program, a branch, or the body of a loop. The arena of a subgraph is working memory of the step
+    that runs it. `lowerings` are those of `placement.steps`. `fixed` contains the arrays of parameters and constants.
+    Kernels may keep packed copies of them, until their version changes.
     """
 
     graph: Graph
@@ -319,11 +338,11 @@ class LoweredGraph(NamedTuple):
 
     @property
     def executed_steps(self) -> float:
-        """At most how many steps one execution of the graph runs, also in subgraphs; infinity if unknown."""
+        """Upper bound of the steps that one execution of the graph runs, also in subgraphs; infinity if unknown."""
         return sum(lowering.executed_steps for lowering in self.lowerings)
 
     def contents(self) -> str:
-        """Return such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
+        """Return a summary, such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
         kinds = Counter(lowering.kind for lowering in self.lowerings).most_common()
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds) or "none"
         return f"{steps_text(len(self.lowerings))} ({listed}), arena {human(self.memory.layout.arena_bytes)}"
@@ -342,7 +361,7 @@ def steps_text(count: int) -> str:
     return f"{count} step{'s' * (count != 1)}"
 
 
-# Lowers a subgraph; the arrays are by the position of its input. Raises NotNative.
+# Lowers a subgraph. The mapping contains the fixed arrays among its inputs, by position. Raises NotNative.
 LowerSubgraph: TypeAlias = Callable[[Graph, Mapping[int, VersionedArray]], LoweredGraph]
 
 
@@ -354,7 +373,7 @@ class Site(NamedTuple):
         settings: How programs are made.
         context: The context of its kernel.
         inner: Whether the node is in a subgraph.
-        dynamic: Whether the memory of a used result is not planned.
+        dynamic: Whether a used result is in dynamic memory, which is not planned.
         unspecialised: The subgraphs that could not be specialised, and why.
         lower: Lowers a subgraph.
         hosted: Outputs of loops that are stacked in host memory.

@@ -24,7 +24,8 @@ class InstanceContext:
 
     Args:
         device: The device.
-        faults: Words of uint32 on the device: one for each `Faulty` kernel, in their order; one that ends all loops.
+        faults: An array of uint32 words on the device: one for each `Faulty` kernel, in the order of `faulty`, and one
+            more that ends all loops.
         iteration_limit: The largest number of iterations that any loop in a recording may take, an int64 on the device.
         without_collectives: Whether recordings contain no all-reduce with other processes.
     """
@@ -109,7 +110,7 @@ class SubgraphKernel(ABC):
 
 
 class ArrayMaker(ABC):
-    """A kernel that may allocate results, whose sizes are known only at run time."""
+    """A kernel that allocates those results whose sizes are known only at run time."""
 
     can_be_recorded: bool
 
@@ -128,7 +129,7 @@ def launches_of(kernel: ArrayKernel | None) -> int:
 
 
 class Faulty(NamedTuple):
-    """A node whose kernel can fail on the device. If it fails, it sets its word to another number than 0.
+    """A node whose kernel can fail on the device. If it fails, it sets its word to a non-zero number.
 
     `failure` makes the error from the node and the word. `rejects_operands`: whether it can fail because of the values
     of its operands.
@@ -161,12 +162,12 @@ def prepare(device: Device, node: Node, lowering: Lowering, context: InstanceCon
 
 
 def array_at(device: Device, memory: Any, offset: int, kind: TensorType) -> Any:
-    """Return the array of a type at an offset in memory, or in the memory of an array."""
+    """Return the array of type `kind` at an offset, in bytes. memory: allocated memory, or an array."""
     return device.view(memory, offset, kind.static_shape, stored(device, kind))
 
 
 def stored(device: Device, kind: TensorType) -> np.dtype:
-    """Return the element type of a device's arrays for a type."""
+    """Return the element type of the device's arrays for tensors of type `kind`."""
     found = device.stored(kind.dtype)
     assert found is not None, "the program has checked all types"
     return found
@@ -178,7 +179,7 @@ def as_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 class ArrayBody:
-    """A subgraph with known sizes, prepared on a device. Any memory can be its arena."""
+    """A subgraph with known sizes, prepared on a device. `steps` gets the memory of its arena for each call."""
 
     def __init__(self, device: Device, lowered: LoweredGraph, context: InstanceContext):
         self._device, self._lowered = device, lowered

@@ -1,7 +1,8 @@
-"""All-reduces that a device launches itself, on a stream of their own, without waiting for the host.
+"""Collectives of device arrays, launched on a separate stream, while the host continues.
 
-All processes launch their all-reduces in the order of the graph: one whose operands are ready waits for those before
-it. So ranks with programs for other sizes, whose steps are in another order, can take part.
+All processes must launch their collectives in the same order. This is the order of the graph, because ranks with
+programs for other sizes may have their steps in another order. So if the operands of a collective are ready, its launch
+waits until those before it in the graph are launched. See `_order` for an exception.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class SumQueue:
         self._begun, self._launched = False, 0
         self._is_recorded = False
         self._ready: dict[str, Callable[[], None]] = {}
-        # An event behind each all-reduce that the program's stream has not waited for.
+        # For each all-reduce that the program's stream has not waited for, an event recorded after it.
         self._points: dict[str, Any] = {}
         self._recording, self._structure = 0, 0
 
@@ -108,21 +109,26 @@ class SumQueue:
                 self._sums.fail(error)
             raise
 
-    def meet(self, can_record: bool) -> tuple[bool, bool]:
-        """Agree with the other processes on a run. can_record: whether this process can record or replay it.
+    def agree(self, can_record: bool) -> tuple[bool, bool]:
+        """Agree with the other processes on how the next run is executed. Raises as `DeviceSums.agree` does.
+
+        can_record: Whether this process can replay a recording of the run, or make one.
 
         Returns:
             Whether all processes record or replay the run, and whether all must record it again.
         """
         self._recording = self._recording if can_record else 0
-        met = self._sums.meet(self._name, self._nbytes, can_record, self._recording, self._structure)
+        agreed = self._sums.agree(self._name, self._nbytes, can_record, self._recording, self._structure)
         self._begun = True
-        anew = met.can_record and not met.recording
-        self._recording = (met.fresh if anew else met.recording) if met.can_record else 0
-        return met.can_record, anew
+        anew = agreed.can_record and not agreed.recording
+        self._recording = (agreed.fresh if anew else agreed.recording) if agreed.can_record else 0
+        return agreed.can_record, anew
 
     def begin(self, key: str, launch: Callable[[], None]) -> None:
-        """Launch an all-reduce behind those before it. Its operands are ready at this point of the program's stream."""
+        """Launch an all-reduce as soon as those before it are launched: now, or in a later call.
+
+        Its operands are ready at this point of the program's stream.
+        """
         self._ready[key] = launch
         while self._launched < len(self._order) and (key := self._order[self._launched]) in self._ready:
             here = self._streams.event()
@@ -135,8 +141,8 @@ class SumQueue:
     def follow(self, keys: Sequence[str]) -> None:
         """Let later work of the program's stream wait for all-reduces.
 
-        Outside recordings, the host waits too: if another process did not take part, a call for more work than a stream
-        can hold would never return.
+        Outside recordings, the host waits too. Without this, if another process was lost, the stream would fill up with
+        waiting work, and the call that queues more work would never return.
         """
         known = [key for key in keys if key in self._points]
         if known:
@@ -154,8 +160,8 @@ class SumQueue:
         self.follow([*self._points])
 
     @property
-    def joined(self) -> BoundStep:
-        """The last step of a recording."""
+    def join_step(self) -> BoundStep:
+        """The last step of a recording: it waits for all launched all-reduces."""
         return BoundStep(_Joins(self), (), (), None)
 
     def wait(self) -> None:
@@ -191,12 +197,14 @@ class SumQueue:
 
 
 def _key(node: Node) -> str:
-    assert isinstance(node.op, Start), "it begins a sum"
+    assert isinstance(node.op, Start), "the node starts a collective"
     return node.op.key
 
 
 def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[str]:
-    """Return these keys, or the order of the steps if a step would wait for an all-reduce that is launched after it."""
+    """Return these keys, which are in the order of the graph; if a step would wait for an all-reduce that is launched
+    after the step, return the keys in the order of the steps.
+    """
     launched, ready = 0, set()
     for begun, awaited in steps:
         if begun is not None:
@@ -209,7 +217,7 @@ def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[st
 
 
 def _named(nodes: Sequence[Node]) -> str:
-    """Return a short name of the order and types of all-reduces."""
+    """Return a short text that identifies the order and the types of all-reduces, by a checksum."""
     described = "; ".join(f"{node.op.name} {_key(node)} {[str(v.type) for v in node.outputs]}" for node in nodes)
     return f"{len(nodes)} in the order {hashlib.blake2b(described.encode(), digest_size=4).hexdigest()}"
 
@@ -256,11 +264,11 @@ class LaunchedGather:
     can_be_recorded = True
 
     def __init__(self, device: Device, queue: SumQueue, node: Node, launch: Callable[[Sequence[Any]], None]):
-        assert isinstance(node.op, AllGatherStart), "it gathers"
+        assert isinstance(node.op, AllGatherStart), "the node starts an all-gather"
         self._device, self._queue, self._op, self._launch = device, queue, node.op, launch
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        assert all(whole is not None for whole in outputs), "every array is read"
+        assert all(whole is not None for whole in outputs), "every result is used"
         for piece, of, begin, end in zip(inputs, self._op.of, self._op.begins, self._op.ends, strict=True):
             self._device.copy_across(piece, outputs[of][begin:end])
         self._queue.begin(self._op.key, partial(self._launch, outputs))

@@ -30,7 +30,7 @@ from graphkit.ops.evaluate import failure_of
 # Kernels access memory in units of this many bytes: slices that do not begin at a multiple of it are copied.
 UNIT = 16
 
-# The largest number of steps of one loop in a recording, whose nodes take memory of the driver.
+# The largest number of steps of one loop in a recording. The driver needs memory for each step of a recording.
 MOST_RECORDED = 1 << 16
 
 
@@ -85,7 +85,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._rows = SwappedRows(copies, layout.hosted) if layout.hosted and copies is not None else None
         self._layout, self._trips = layout, layout.known_trips
         self._copied = Copied(device)
-        # Each iteration waits for a slice in host memory, and copies it.
+        # In each iteration, each slice in host memory takes two more steps: waiting for it, and copying it.
         self.launches = (self._body.launches + 2 * len(layout.hosted)) * (self._trips or 1)
         known = self._trips is not None and not layout.grown and self.launches <= MOST_RECORDED
         self.can_be_recorded = known and self._body.can_be_recorded
@@ -97,7 +97,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._true = device.copy_in(np.ones(UNIT, np.bool_)) if head else None
         self._numbers = None
         if self._counts and self._trips is not None:
-            # Each number is at the beginning of a unit.
+            # Each number is repeated to fill a unit of memory, so that it begins at a multiple of UNIT.
             self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
 
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
@@ -120,12 +120,12 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
             yield from self._body.steps(arena, memory.entry(self._head_of(memory, trip), trip), memory.written(trip))
             yield from (self._copied.step(*pair) for pair in memory.stacked(trip))
             if self._rows is not None:
-                yield from self._rows.behind(trip, memory)
+                yield from self._rows.after(trip, memory)
             trip += 1
             if (flag := memory.flag) is not None and not self._device.copy_out(flag, None).any():
                 break
         if self._rows is not None:
-            yield self._rows.joined
+            yield self._rows.last_step
         yield from (self._copied.step(*pair) for pair in memory.finals(trip))
 
     def _check_limits(self, trip: int) -> None:
@@ -182,12 +182,12 @@ class RecordedLoop(PreparedLoop, Conditional):
         arena = memory.bytes_at(layout.arena, layout.body.memory.layout.arena_bytes)
         head = [memory.view(number, self._head[0]), array_at(self._device, self._true, 0, self._head[1])]
         body = [*self._body.steps(arena, memory.entry(head, 1), memory.written(1))]
-        behind = [self._copied.step(*pair) for pair in memory.carried()]
+        after = [self._copied.step(*pair) for pair in memory.carried()]
         yield from (self._copied.step(*pair) for pair in memory.first())
         limit, condition = layout.bounds(inputs, None)
         context, trips = self._context, memory.view(number, TensorType("int64", ()))
         yield Repetition(
-            [*body, *behind], trips, condition, limit, memory.flag, context.iteration_limit, self._fault, context.faults
+            [*body, *after], trips, condition, limit, memory.flag, context.iteration_limit, self._fault, context.faults
         )
         yield from (self._copied.step(*pair) for pair in memory.finals(1))
 
@@ -338,17 +338,19 @@ class SwappedRows:
         memory that it writes has been copied.
         """
         for row, source, target in memory.from_host(trip) if trip == 0 else ():
-            yield self._copies.begins((row, 0), source, target, to_host=False)
-        yield self._copies.awaits([(row, trip % 2) for row, _, _ in (*memory.from_host(trip), *memory.to_host(trip))])
+            yield self._copies.copy_step((row, 0), source, target, to_host=False)
+        yield self._copies.wait_step(
+            [(row, trip % 2) for row, _, _ in (*memory.from_host(trip), *memory.to_host(trip))]
+        )
         for row, source, target in memory.from_host(trip + 1):
-            yield self._copies.begins((row, (trip + 1) % 2), source, target, to_host=False)
+            yield self._copies.copy_step((row, (trip + 1) % 2), source, target, to_host=False)
 
-    def behind(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
+    def after(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
         """Yield the steps after an iteration."""
         for row, source, target in memory.to_host(trip):
-            yield self._copies.begins((row, trip % 2), source, target, to_host=True)
+            yield self._copies.copy_step((row, trip % 2), source, target, to_host=True)
 
     @property
-    def joined(self) -> BoundStep:
+    def last_step(self) -> BoundStep:
         """The step after all iterations: it waits for all copies."""
-        return self._copies.awaits([(row, turn) for row in self._hosted for turn in range(2)])
+        return self._copies.wait_step([(row, turn) for row in self._hosted for turn in range(2)])

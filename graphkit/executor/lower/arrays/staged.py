@@ -33,7 +33,7 @@ class StagedStep(PythonStep):
 
 
 class _Staged:
-    """The host's arrays for the operands and the results of a node of static types."""
+    """Holds host arrays for the operands and the results of a node of static types."""
 
     can_be_recorded = False  # it waits for other processes
 
@@ -51,7 +51,7 @@ class _Staged:
 
 
 class Begins(_Staged):
-    """Starts the all-reduce `key`. inplace: the results are the operands' sums, in the same memory."""
+    """Starts the collective `key`. inplace: Whether it overwrites each operand with its result."""
 
     def __init__(self, device: Device, pending: PendingSums, node: Node, run: Kernel, key: str, *, inplace: bool):
         super().__init__(device, () if inplace else node.inputs, node.outputs)
@@ -66,7 +66,7 @@ class Begins(_Staged):
 
 
 class Waits(_Staged):
-    """Waits for the all-reduces `keys`."""
+    """Waits for the collectives `keys`."""
 
     def __init__(self, device: Device, pending: PendingSums, node: Node, run: Kernel, keys: Sequence[str]):
         super().__init__(device, (), node.outputs)
@@ -83,7 +83,7 @@ class Waits(_Staged):
 
 
 class Exchanges(_Staged):
-    """Starts an exchange and waits for it."""
+    """Executes a collective: starts it and waits for it."""
 
     def __init__(self, device: Device, pending: PendingSums, node: Node, run: Kernel):
         super().__init__(device, node.inputs, node.outputs)

@@ -1,4 +1,4 @@
-"""Copies to host memory and back, in programs of devices with their own memory, on a stream of their own.
+"""Copies to host memory and back, in programs of devices with their own memory. A separate stream executes the copies.
 
 The copies of a program are in the order of its steps, so a value has arrived on the host before it is copied back.
 `graphkit.executor.memory.swapping` decides which values are copied, and when a step waits for a copy.
@@ -29,7 +29,7 @@ class SwapStep(PythonStep):
         self._node = node
 
     def prepared(self, device: Device, queue: SwapQueue) -> ArrayKernel:
-        return queue.beginning(self._node.output, to_host=isinstance(self._node.op, SwapOut))
+        return queue.copy_kernel(self._node.output, to_host=isinstance(self._node.op, SwapOut))
 
 
 class SwapQueue:
@@ -41,11 +41,11 @@ class SwapQueue:
     def __init__(self, device: Device):
         self._streams, self._memory = streams_of(device), pinned_memory_of(device)
         self._beside = self._streams.stream()
-        # An event behind each copy that the program's stream has not waited for, in order.
+        # For each copy that the program's stream has not waited for, an event recorded after it, in order.
         self._points: dict[Hashable, Any] = {}
 
     def begin(self, value: Hashable, copy: Callable[[], None]) -> None:
-        """Queue a copy behind the work of the program's stream so far."""
+        """Queue a copy. It runs after the work that the program's stream has so far."""
         here = self._streams.event()
         assert value not in self._points, "a copy of this key is pending"
         with self._streams.on(self._beside):
@@ -68,21 +68,21 @@ class SwapQueue:
         """Call `follow` for all copies. A recording ends with it, because its events are not valid in another one."""
         self.follow([*self._points])
 
-    def beginning(self, value: Hashable, *, to_host: bool) -> ArrayKernel:
+    def copy_kernel(self, value: Hashable, *, to_host: bool) -> ArrayKernel:
         """Return the kernel that starts a copy of its operand to its result. One of them is in host memory."""
         return _Begins(self, value, self._memory.copy_to_host if to_host else self._memory.copy_from_host)
 
-    def begins(self, value: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
+    def copy_step(self, value: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
         """Return the step that starts a copy."""
-        return BoundStep(self.beginning(value, to_host=to_host), [source], [target], None)
+        return BoundStep(self.copy_kernel(value, to_host=to_host), [source], [target], None)
 
-    def awaits(self, values: Sequence[Hashable]) -> BoundStep:
+    def wait_step(self, values: Sequence[Hashable]) -> BoundStep:
         """Return the step that waits for copies."""
         return BoundStep(_Follows(partial(self.follow, values)), (), (), None)
 
     @property
-    def joined(self) -> BoundStep:
-        """The last step of a recording."""
+    def join_step(self) -> BoundStep:
+        """The last step of a recording: it waits for all copies."""
         return BoundStep(_Follows(self.join), (), (), None)
 
     def clear(self) -> None:

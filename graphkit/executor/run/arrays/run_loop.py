@@ -126,7 +126,7 @@ class RecordingLoop(RunLoop):
         if self._whole is not None and not can_record:
             self._whole.replay = None
         if sums is not None:
-            can_record, anew = sums.meet(can_record)
+            can_record, anew = sums.agree(can_record)
         for segment in self._segments:
             if segment.positions[0] == self._commit:
                 self._steps.check_faults()
@@ -217,12 +217,12 @@ class RecordingLoop(RunLoop):
         steps = [*(self._bound_steps_of_all() if segment is self._whole else self._bound_steps(segment))]
         sums, stream = self._steps.sums, self._steps.stream
         if self._steps.swaps is not None:
-            steps.append(self._steps.swaps.joined)
+            steps.append(self._steps.swaps.join_step)
         if sums is None:
             segment.replay = self._recorder.record(stream, steps)
             return
         with sums.recording():
-            segment.replay = self._recorder.record(stream, [*steps, sums.joined])
+            segment.replay = self._recorder.record(stream, [*steps, sums.join_step])
         segment.progress = sums.progress
 
     def _bound_steps(self, segment: Segment) -> Iterator[BoundStep]:

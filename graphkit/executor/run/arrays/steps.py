@@ -90,7 +90,7 @@ class Steps:
             index = memory.order[position]
             if (copies := memory.copies.get(position)) is not None:
                 assert self.swaps is not None, "the program has copies"
-                yield self.swaps.awaits(copies)
+                yield self.swaps.wait_step(copies)
             kernel = self.kernels[index]
             assert kernel is not None, "steps that allocate their results are not recorded"
             node = self.lowered.placement.steps[index]

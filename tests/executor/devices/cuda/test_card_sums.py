@@ -33,7 +33,7 @@ from graphkit.dist.collectives.layout import Slices
 from graphkit.errors import MissingDependency, RanksDiffer, RuntimeFailure
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.libraries import nccl
-from graphkit.executor.lower.lowering import Meeting
+from graphkit.executor.lower.lowering import RunAgreement
 from graphkit.ir.types import DType
 
 
@@ -127,9 +127,9 @@ def test_ranks_with_other_fingerprints_do_not_meet(machine: Machine) -> None:
         sums = sums_of(store)
         store.transport.fingerprint.number = 5 + store.rank
         with pytest.raises(RanksDiffer):
-            sums.meet("order", 4, True, 1, 1)
+            sums.agree("order", 4, True, 1, 1)
         store.transport.fingerprint.number = 5
-        return sums.meet("order", 4, True, 1, 1).can_record
+        return sums.agree("order", 4, True, 1, 1).can_record
 
     assert machine.run(work, 3) == [True] * 3
 
@@ -265,28 +265,28 @@ def refuse() -> bytes:
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        ([(False, 0, 5), (True, 0, 5)], Meeting(False, 0, 0)),
-        ([(True, 0, 5), (True, 0, 5)], Meeting(True, 0, 1)),
-        ([(True, 3, 5), (True, 3, 5)], Meeting(True, 3, 0)),
-        ([(True, 3, 5), (True, 0, 5)], Meeting(True, 0, 1)),
-        ([(True, 1, 5), (True, 3, 5)], Meeting(True, 0, 1)),
-        ([(True, 3, 5), (True, 3, 6)], Meeting(False, 0, 0)),
+        ([(False, 0, 5), (True, 0, 5)], RunAgreement(False, 0, 0)),
+        ([(True, 0, 5), (True, 0, 5)], RunAgreement(True, 0, 1)),
+        ([(True, 3, 5), (True, 3, 5)], RunAgreement(True, 3, 0)),
+        ([(True, 3, 5), (True, 0, 5)], RunAgreement(True, 0, 1)),
+        ([(True, 1, 5), (True, 3, 5)], RunAgreement(True, 0, 1)),
+        ([(True, 3, 5), (True, 3, 6)], RunAgreement(False, 0, 0)),
     ],
     ids=str,
 )
-def test_what_all_know(machine: Machine, told: Any, expected: Meeting) -> None:
+def test_what_all_know(machine: Machine, told: Any, expected: RunAgreement) -> None:
     """Recordings are replayed where all have the same one, and made where all can."""
 
     def work(store: Any, card: Card) -> Any:
         can_record, recording, structure = told[store.rank]
-        return sums_of(store).meet("2", 100, can_record, recording, structure), store.sent_bytes
+        return sums_of(store).agree("2", 100, can_record, recording, structure), store.sent_bytes
 
     assert machine.run(work) == [(expected, 100)] * 2
 
 
 def test_other_orders_are_an_error_that_names_both(machine: Machine) -> None:
     def work(store: Any, card: Card) -> None:
-        sums_of(store).meet(f"order {store.rank}", 0, False, 0, 1)
+        sums_of(store).agree(f"order {store.rank}", 0, False, 0, 1)
 
     found = machine.run(work, ends=RuntimeFailure)
     for error in found:

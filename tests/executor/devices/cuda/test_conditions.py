@@ -20,7 +20,7 @@ from graphkit.errors import LimitReached, RuntimeFailure
 from graphkit.executor.devices.bound_steps import BoundStep, Choice, NotRecorded
 from graphkit.executor.devices.device import Copied
 from graphkit.executor.lower.arrays.launched_sum import SumQueue
-from graphkit.executor.lower.lowering import Meeting
+from graphkit.executor.lower.lowering import RunAgreement
 from graphkit.executor.run.arrays import steps as instance_steps
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
@@ -479,8 +479,8 @@ def test_the_host_looks_beside_sums_of_cards(card: Card, monkeypatch: pytest.Mon
     """Their recordings have nodes that CUDA has in no graph with conditions."""
 
     class Sums:
-        def meet(self, name: str, nbytes: int, can_record: bool, recording: int, structure: int) -> Meeting:
-            return Meeting(can_record, recording, 1)
+        def agree(self, name: str, nbytes: int, can_record: bool, recording: int, structure: int) -> RunAgreement:
+            return RunAgreement(can_record, recording, 1)
 
         def wait(self, done: Callable[[], bool]) -> None:
             assert done()

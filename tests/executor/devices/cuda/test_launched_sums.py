@@ -11,7 +11,7 @@ from together import together
 
 from graphkit.executor.devices.bound_steps import BoundStep
 from graphkit.executor.lower.arrays.launched_sum import SumQueue, _order
-from graphkit.executor.lower.lowering import Meeting
+from graphkit.executor.lower.lowering import RunAgreement
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.internal.collective import AllReduceStart
@@ -22,11 +22,11 @@ class Told:
 
     broken = False
 
-    def __init__(self, met: Sequence[Meeting] = ()) -> None:
+    def __init__(self, met: Sequence[RunAgreement] = ()) -> None:
         self.left: list[BaseException] = []
         self._met = list(met)
 
-    def meet(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> Meeting:
+    def agree(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> RunAgreement:
         assert 0 < structure < 2**20
         return self._met.pop(0)
 
@@ -51,10 +51,10 @@ STEPS = [("b", None), ("a", None), ("c", None), (None, ("a", "b", "c"))]
 
 def test_launches_are_in_the_order_of_the_graph() -> None:
     done: list[str] = []
-    queue, card, stream = queue_of("abc", STEPS, Told([Meeting(False, 0, 0)] * 2))
+    queue, card, stream = queue_of("abc", STEPS, Told([RunAgreement(False, 0, 0)] * 2))
     for _ in range(2):
         with card.on(stream), queue.taking_part():
-            queue.meet(False)
+            queue.agree(False)
             for key, _ in STEPS[:3]:
                 queue.begin(key, launch(card, done, key))
             assert done == []
@@ -86,7 +86,9 @@ def test_an_order_in_which_a_step_would_wait_for_ever_is_not_taken() -> None:
 def test_a_recording_has_what_is_beside_the_stream() -> None:
     """Behind a replay a run is as far as behind the steps; the sum is between what was before it and what follows."""
     done: list[str] = []
-    queue, card, stream = queue_of("ab", [("b", None), ("a", None), (None, ("a", "b"))], Told([Meeting(True, 0, 1)]))
+    queue, card, stream = queue_of(
+        "ab", [("b", None), ("a", None), (None, ("a", "b"))], Told([RunAgreement(True, 0, 1)])
+    )
 
     class Steps:
         can_be_recorded = True
@@ -100,7 +102,7 @@ def test_a_recording_has_what_is_beside_the_stream() -> None:
         with card.on(stream):
             queue._launched, queue._ready = 0, {}
             with queue.recording():
-                replay = card.record(stream, [BoundStep(Steps(), (), (), None), queue.joined])
+                replay = card.record(stream, [BoundStep(Steps(), (), (), None), queue.join_step])
             progress = queue.progress
             assert progress.launched == 0
             for _ in range(2):
@@ -121,13 +123,13 @@ def test_a_recording_has_what_is_beside_the_stream() -> None:
 @pytest.mark.parametrize(("meets", "begun", "told"), [(False, 0, 0), (True, 0, 1), (True, 2, 1), (True, 3, 0)])
 def test_who_leaves_before_the_last_sum_says_so(error: type[BaseException], meets: bool, begun: int, told: int) -> None:
     """But not before anything is done together, nor behind the last sum."""
-    sums = Told([Meeting(False, 0, 0)])
+    sums = Told([RunAgreement(False, 0, 0)])
     queue, card, stream = queue_of("abc", STEPS, sums)
 
     def leave() -> None:
         with card.on(stream), queue.taking_part():
             if meets:
-                queue.meet(False)
+                queue.agree(False)
             for key, _ in STEPS[:begun]:
                 queue.begin(key, lambda: None)
             raise error
