@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
+from graphkit.executor.lower.failures import failing_steps
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
 from graphkit.executor.lower.native_kernel import native_kernel
 from graphkit.executor.lower.python_step import interpreted, launched, string_function
-from graphkit.executor.lower.refusals import failing_steps
 from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
@@ -21,7 +21,7 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.control.specialise import Unspecialised
 from graphkit.passes.core.match import is_op
 
-# Rules that few graphs need import their module when they apply.
+# Few graphs need some of these rules, so each of those imports its module inside the function.
 
 
 def _collective(site: Site) -> Lowering | None:
@@ -88,7 +88,7 @@ def _interpreted_in_subgraph(site: Site) -> Lowering | None:
 # does not apply to this node.
 LoweringRule: TypeAlias = Callable[[Site], Lowering | None]
 
-# A view of known size is not a step: `place_values` finds its memory.
+# No rule is for views of known size: they are not steps, because `place_values` gives them the memory of their operand.
 _IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
     _collective,
     _channel,
@@ -127,7 +127,7 @@ def lower_graph(
 
     Args:
         graph: The graph. Its inputs have static types, except those of an `inner` graph.
-        fixed: Operands that change only if their VersionedArray gets a new version.
+        fixed: The arrays of parameters. Kernels may keep packed copies of them, until their version changes.
         settings: How programs are made.
         unspecialised: The subgraphs that could not be specialised, and why.
         inner: Whether the graph is a subgraph.
@@ -138,7 +138,7 @@ def lower_graph(
     placement = place_values(graph, swaps=settings.device != "cpu" and not inner, hosted=hosted)
     for node in graph.nodes:
         require_shapes_for(node)
-    # Before kernels are prepared, which may take as much time and memory as their results.
+    # Check the memory first: to prepare a kernel may take as much time and memory as its results.
     for node in placement.steps:
         require_memory_for(node, [v for v in node.outputs if v in placement.used])
 
@@ -158,7 +158,6 @@ def lower_graph(
     failing = failing_steps(placement, lowerings) if graph.updates else ()
     steps = zip(placement.steps, lowerings, strict=True)
     needs = [StepMemory(found.scratch_bytes, found.inplace, node in failing) for node, found in steps]
-    # Devices with their own memory merge the launches of neighbouring updates.
     place = {node: index for index, node in enumerate(placement.steps)}
     memory = plan_graph(
         graph,
@@ -166,14 +165,17 @@ def lower_graph(
         needs,
         inplace=settings.inplace,
         share=settings.share,
-        group_updates=not settings.native,
+        group_updates=not settings.native,  # devices merge the launches of updates that are next to each other
         order=None if order is None else [place[node] for node in order],
     )
     return LoweredGraph(graph, known, placement, lowerings, memory, settings)
 
 
 def choose(site: Site) -> Lowering:
-    """Return the lowering of the first rule that applies. Every node can be interpreted."""
+    """Return the lowering of the first rule that applies. If none does, the node is interpreted.
+
+    Raises UnsupportedError for a node that would send or receive values in interpreted code.
+    """
     reason = ""
     for rule in _rules(site.settings):
         try:
@@ -220,7 +222,7 @@ def _lower_subgraph(
 
 
 def _runs_inside(lowering: Lowering, settings: Settings) -> bool:
-    """Return whether a step of a subgraph runs without the outermost program."""
+    """Return whether a step can run inside a subgraph."""
     if settings.native:
         return not lowering.in_python
     return lowering.runs_in_subgraph

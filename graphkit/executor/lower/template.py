@@ -1,7 +1,7 @@
-"""Programs for inputs whose sizes change: a graph is lowered once with symbolic sizes, and each program follows.
+"""Programs for inputs whose sizes change. A graph is lowered once with symbolic sizes; each program is derived from it.
 
 The order of the steps, the views and the values that may share memory do not depend on the sizes. The bytes of values
-and the kernels do; `Template.at` computes them. A node keeps its kernel if the sizes that it mentions have not changed.
+and the kernels do; `Template.at` computes them. If the sizes in a node's types have not changed, its kernel is reused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from graphkit.errors import GraphkitError
 from graphkit.executor.devices.kernel import Kernel, KernelContext, NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
+from graphkit.executor.lower.failures import failing_steps
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
-from graphkit.executor.lower.refusals import failing_steps
 from graphkit.executor.lower.registry import kernel_context
 from graphkit.executor.memory.placement import Placement, place_values
 from graphkit.executor.memory.plan_graph import MemoryPlan, StepMemory, plan_graph
@@ -36,15 +36,19 @@ if TYPE_CHECKING:
 # Sizes for which the kernel of one node is kept.
 _KEPT = 256
 
-# Bytes of the constant operands that the factory of a kernel may look at, such as scales.
+# The largest number of bytes of a constant operand whose elements the factory of a kernel may read, such as scales.
 _SMALL = 128
 
-# For each step, the operands that may be overwritten, and whether it needs working memory. Structures differ in this.
+# For each step, the operands that may be overwritten, and whether it needs working memory. A template has a _Structure
+# for each different value of this type.
 _Needs = tuple[tuple[tuple[tuple[int, int], ...], bool], ...]
 
 
 class PackedOperand(NamedTuple):
-    """External memory with a parameter or constant: packed by `kernel` for `position`, or unchanged if it is None."""
+    """A parameter or constant, and the number of the external memory that holds it.
+
+    If `kernel` is given, it packs the array for the operand `position`. If it is None, the array is not packed.
+    """
 
     external: int
     array: VersionedArray
@@ -55,8 +59,8 @@ class PackedOperand(NamedTuple):
 class SizedCode(NamedTuple):
     """A native program for given sizes, and the memory outside its arena.
 
-    `results` are the types of the outputs, in memory behind the inputs. `shape_values` are arrays whose elements are
-    computed from the sizes, by external memory.
+    `results` are the types of the outputs, whose external memory has the numbers after those of the inputs.
+    `shape_values` are arrays whose elements are computed from the sizes, with the number of their external memory.
     """
 
     native: _native.Program
@@ -86,7 +90,7 @@ class _Typed:
 
 
 class _Step:
-    """Equal nodes, with their kernels by the sizes that they mention."""
+    """Nodes with equal operators and types, which share their kernels. `kernels`: by the sizes in these types."""
 
     __slots__ = ("node", "symbolic_inference", "mentioned", "context", "make", "inputs", "outputs", "kernels")
 
@@ -99,10 +103,12 @@ class _Step:
         shape_of: Callable[[Value], tuple[int, ...]],
     ):
         self.node = node  # one of them
-        self.symbolic_inference = symbolic_inference  # inference need not be asked again
-        self.mentioned = mentioned  # positions of symbols
+        # Whether symbolic inference has given the results' types, so that inference for given sizes is not necessary.
+        self.symbolic_inference = symbolic_inference
+        # Positions, in the table of sizes, of the symbols in the nodes' types.
+        self.mentioned = mentioned
         self.context = known  # None: no kernel is needed
-        # Makes the kernels from sizes alone. None if a node must be made and inferred for each kernel.
+        # Makes the kernels from sizes alone. None if each kernel needs a node with static types (see `_bound`).
         self.make: SizedFactory | None = None
         prepare = rule_of("cpu", node.op).prepare
         if prepare is not None and known is not None and symbolic_inference:
@@ -133,16 +139,16 @@ class _Structure(NamedTuple):
     native: _native.Program
     externals: Sequence[tuple[int, int, int, VersionedArray]]  # step, position, external, array
     shape_values: Sequence[tuple[int, Value]]
-    # Memory requests: bytes, first step, last step, inplace. The bytes are a position in the table of sizes. For the
-    # working memory of step i, they are -1 - i.
+    # Memory requests: size, first step, last step, inplace. The size is a position in the table of sizes, which also
+    # contains the bytes of values. For the working memory of step i, it is -1 - i.
     requests: Sequence[tuple[int, int, int, list[int]]]
 
 
 class Template:
     """A graph without updates whose nodes have native kernels for all sizes of the inputs.
 
-    `fixed`: inputs that change only if their VersionedArray gets a new version. Raises NotNative, which says why, for
-    other graphs.
+    `fixed`: the arrays of parameters among the inputs. Kernels may keep packed copies of them, until their version
+    changes. Raises NotNative, which says why, for other graphs.
     """
 
     def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
@@ -162,9 +168,9 @@ class Template:
         for value in graph.values:
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
-        # The assumptions of symbolic inference: sizes that are equal, and none that is negative.
+        # Assumptions of symbolic inference, as positions in the table: pairs of equal sizes, and sizes of at least 0.
         self._equal: list[tuple[int, int]] = []
-        self._positive = sorted({p for t in self._types.values() for p in t.shape})
+        self._nonnegative = sorted({p for t in self._types.values() for p in t.shape})
         computed = set(self.placement.steps)
         alike: dict[Hashable, _Step] = {}
         self._nodes = [
@@ -217,12 +223,12 @@ class Template:
             raise NotNative(str(error)) from error
         if any(sizes[a] != sizes[b] for a, b in self._equal):
             raise NotNative("sizes that must be equal differ")
-        if any(sizes[p] < 0 for p in self._positive):
+        if any(sizes[p] < 0 for p in self._nonnegative):
             raise NotNative("a size is negative")
         return sizes
 
     def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
-        """Return the step of nodes that equal this one."""
+        """Return the _Step of this node, which nodes with equal operators, types and small constants share."""
         known = kernel_context(node, self.placement, self._known, self.settings)
         operands = dict(enumerate(node.inputs))
         small = {
@@ -265,7 +271,10 @@ class Template:
     # --- one node ---------------------------------------------------------------------------------------
 
     def _kernel(self, step: _Step, sizes: Sequence[int]) -> NativeKernel | None:
-        """Return the kernel of a node; None for a view. Inference checks the sizes before."""
+        """Return the kernel of a step for these sizes; None for a view.
+
+        Raises NotNative if there is no kernel, or if inference rejects the sizes.
+        """
         key = tuple([sizes[position] for position in step.mentioned])
         if key in step.kernels:
             return step.kernels[key]
@@ -360,11 +369,11 @@ class _Writer:
 
     def step(self, builder: _native.Builder, index: int, node: Node, kernel: NativeKernel) -> None:
         inputs = [ABSENT if v is None else self._operand(index, i, v) for i, v in enumerate(node.inputs)]
-        # Kernels for other sizes may count more of the optional operands that a node leaves out.
+        # Kernels for other sizes may expect more of the optional operands that the node leaves out.
         wanted = max(kernel.input_count, len(getattr(node.op, "formals", ())))
         inputs += [ABSENT] * (wanted - len(inputs))
         used = self._placement.used
-        outputs = [self._lies(v) if v in used else ABSENT for v in node.outputs]
+        outputs = [self._location(v) if v in used else ABSENT for v in node.outputs]
         outputs += [ABSENT] * (kernel.output_count - len(outputs))
         scratch = self._plan.scratch_of.get(index)
         at = ABSENT if scratch is None else (ARENA, scratch)
@@ -376,9 +385,9 @@ class _Writer:
             # Kernels for other sizes may pack it differently.
             self.fixed.append((index, position, self._new(), self._known[root]))
             return self.fixed[-1][2], 0
-        return self._lies(value)
+        return self._location(value)
 
-    def _lies(self, value: Value) -> Location:
+    def _location(self, value: Value) -> Location:
         root = self._placement.root[value]
         if root not in self._outside:
             if self._placement.place[root] != "shape":
@@ -413,7 +422,7 @@ def _symbols_of(graph: Graph) -> list[str]:
 
 
 def _sizes_of(value: Value) -> Iterator[Dim]:
-    """Yield the dimensions of a tensor, and those that its elements are; nothing for other values."""
+    """Yield the dimensions of a tensor, and its elements if they are known, as dimensions; nothing for other values."""
     if isinstance(value.type, TensorType):
         yield from value.type.shape or ()
         yield from value.type.value or ()

@@ -13,8 +13,8 @@ import numpy as np
 from graphkit.errors import GraphkitError, LimitReached, NotFinite, OutOfMemory, RuntimeFailure
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.loading import native_module
+from graphkit.executor.lower.failures import KnownLoop
 from graphkit.executor.lower.lowering import LoweredGraph
-from graphkit.executor.lower.refusals import KnownLoop
 from graphkit.executor.memory.errors import larger_than_allowed, raise_if_out_of_memory
 from graphkit.executor.memory.placement import Placement, Result
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
@@ -225,7 +225,7 @@ class BaseProgram(ABC):
 class InstancedProgram(BaseProgram):
     """A program that gives each run its own instance and arena.
 
-    longest_loop: See `refusals.longest_loop`. Its iterations are compared with their limit before a run.
+    longest_loop: See `failures.longest_loop`. Its iterations are compared with their limit before a run.
     has_dynamic_memory: Whether the native program allocates memory in a run, in addition to the planned memory.
     """
 

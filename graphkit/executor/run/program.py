@@ -13,9 +13,9 @@ from graphkit.errors import GraphkitError, OutOfMemory
 from graphkit.executor.devices.interpreted import check_result, owned_results
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
+from graphkit.executor.lower.failures import longest_loop
 from graphkit.executor.lower.lowering import Location, LoweredGraph
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
-from graphkit.executor.lower.refusals import longest_loop
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools

@@ -18,7 +18,7 @@ from graphkit.errors import LimitReached
 from graphkit.executor.devices import registry
 from graphkit.executor.devices.loading import DeviceKind, register_device, unregister_device
 from graphkit.executor.devices.registry import KernelRule
-from graphkit.executor.lower import refusals
+from graphkit.executor.lower import failures
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
@@ -169,9 +169,9 @@ def recurrent(length: int, width: int) -> gk.Trainer:
 def test_short_recurrence_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gradients may overwrite parameters before other loops run."""
     arena: dict[float, int] = {}
-    short = refusals.SHORT_LOOP
+    short = failures.SHORT_LOOP
     for most in (math.inf, short, 0):
-        monkeypatch.setattr(refusals, "SHORT_LOOP", most)
+        monkeypatch.setattr(failures, "SHORT_LOOP", most)
         trainer = recurrent(16, 256)
         trainer.step({"x": np.zeros((16, 4, 256), np.float32)}, np.zeros((16, 4, 8), np.float32))
         arena[most] = lowered_of(trainer.executor).memory.layout.arena_bytes

@@ -14,8 +14,8 @@ import numpy as np
 from graphkit.executor.devices.capabilities import pinned_memory_of, streams_of
 from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.arrays.body import InstanceContext, faulty
+from graphkit.executor.lower.failures import repeated_checks
 from graphkit.executor.lower.lowering import LoweredGraph
-from graphkit.executor.lower.refusals import repeated
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir import limits
 
@@ -34,7 +34,7 @@ class Faults:
         place = {index: position for position, index in enumerate(lowered.memory.order)}
         # By the number of the word: the position of the step, and the kernel that sets it.
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
-        self._repeats = repeated(lowered.placement, lowered.lowerings)
+        self._repeated = repeated_checks(lowered.placement, lowered.lowerings)
         self._pinned, self._allowed = pinned_memory_of(device), _ANY
         self._words: Any = ()
         self._most: Any = None
@@ -84,7 +84,7 @@ class Faults:
     def can_begin_at(self, position: int) -> bool:
         """Return whether such a step can be the first one to fail: an earlier step may reject the same operands."""
         return any(
-            place >= position and one.rejects_operands and one.node not in self._repeats for place, one in self._of
+            place >= position and one.rejects_operands and one.node not in self._repeated for place, one in self._of
         )
 
     def check(self, wait: Callable[[], None]) -> None:

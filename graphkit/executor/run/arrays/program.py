@@ -19,9 +19,9 @@ from graphkit.executor.lower.arrays.body import SubgraphStep
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum
 from graphkit.executor.lower.arrays.staged import StagedStep
 from graphkit.executor.lower.arrays.swapped import SwapStep
+from graphkit.executor.lower.failures import longest_loop
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep
-from graphkit.executor.lower.refusals import longest_loop
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import IDLE, Pools

@@ -1,4 +1,4 @@
-"""The steps of a run that can be the first to fail."""
+"""The steps that can fail in a run: those that can be the first to fail, and loops with too many iterations."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class KnownLoop(NamedTuple):
 def longest_loop(lowered: LoweredGraph, prefix: str = "") -> KnownLoop | None:
     """Return the loop with the most iterations among the known ones that every run executes; None if there are none.
 
-    Loops in branches do not count, because a run may take the other branch. Linear in nodes, including those of
-    subgraphs.
+    Loops in branches do not count, because a run may take the other branch. Takes time linear in nodes, including those
+    of subgraphs.
     """
     found: KnownLoop | None = None
     for node, lowering in lowered.steps:
@@ -49,10 +49,10 @@ def longest_loop(lowered: LoweredGraph, prefix: str = "") -> KnownLoop | None:
     return found
 
 
-def repeated(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
-    """Return the steps that reject only operands that an earlier step rejects too. Linear.
+def repeated_checks(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
+    """Return the steps that check the same operand values as an earlier step, so that the earlier one fails first.
 
-    lowerings: those of the steps; None for native kernels.
+    Takes linear time. lowerings: those of the steps; None for native kernels.
     """
     seen: set[tuple[object, ...]] = set()
     found: list[Node] = []
@@ -68,7 +68,7 @@ def repeated(placement: Placement, lowerings: Iterable[Lowering | None]) -> froz
 
 
 def _elements(part: object, placement: Placement) -> object:
-    """Return what identifies the elements of a value: its memory and type. Other parts identify themselves."""
+    """Return a key for an entry of `Op.value_check`. For a tensor, it is the storage and the element type."""
     if isinstance(part, Value) and isinstance(part.type, TensorType):
         return placement.root.get(part, part), part.type.dtype
     return part
@@ -77,13 +77,14 @@ def _elements(part: object, placement: Placement) -> object:
 def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) -> frozenset[Node]:
     """Return the steps that can be the first to fail: because of values, Python code, iterations or unplanned memory.
 
-    A loop that is not short is such a step, because a limit or Ctrl-C may end it. Failures of other processes do not
-    count. The steps run before states are overwritten. If one of them reads the new value of a state, that value is
-    written to other memory first (see `donated_states`). Linear in nodes, including those of subgraphs.
+    A loop that is not short is such a step, because a limit or Ctrl-C may end it. Collectives are not: they fail only
+    if another process does. The steps run before states are overwritten. If one of them reads the new value of a state,
+    that value is written to other memory first (see `donated_states`). Takes time linear in nodes, including those of
+    subgraphs.
 
-    lowerings: as in `repeated`.
+    lowerings: as in `repeated_checks`.
     """
-    repeats = repeated(placement, lowerings)
+    repeats = repeated_checks(placement, lowerings)
     steps = zip(placement.steps, lowerings, strict=True)
     return frozenset(node for node, lowering in steps if _may_fail(node, lowering, placement, repeats))
 
