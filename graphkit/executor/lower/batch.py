@@ -1,7 +1,7 @@
-"""Graphs whose examples are independent: they compute a large batch in parts, one after the other.
+"""Find graphs whose examples are independent. A program computes a large batch of such a graph in parts.
 
 The activations of a part fit into the caches and take less memory than those of the whole batch. Batches of all sizes
-share the programs of a few parts.
+share the programs of a few parts. `graphkit.executor.run.batched_program` runs the parts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from graphkit.passes.core.match import is_op
 # Bytes of a core's share of the caches. The data that a step reads and writes for one part should fit into it.
 _CACHED = 8 << 20
 
-# Operators that may take sizes that depend on the batch as operands. The types of their results show whether the
-# examples are still along the first axis.
+# Operators that may read sizes that depend on the batch. The types of their results show whether the examples are still
+# along the first axis.
 _SIZED = ("Reshape", "Resize")
 
 
@@ -42,7 +42,7 @@ class Batch:
             for v, kind in zip(examples, kinds, strict=True)
         }
         self._steps = [[v for v in (*node.inputs, *node.outputs) if v in self._kinds] for node in graph.nodes]
-        # The values between steps.
+        # The values that one step writes and another one reads.
         self._between = self._kinds.keys() - set(graph.inputs) - set(graph.outputs)
         operands = {v for node in graph.nodes for v in node.operands}
         fixed = {v for v in operands if v.node is None or isinstance(v.node.op, Constant)}
@@ -78,10 +78,11 @@ def _bytes(itemsize: int, dims: Iterable[int]) -> int:
 
 
 def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
-    """Return the Batch of a graph whose inputs, except the `fixed` ones (positions), are examples; None if it has none.
+    """Return the Batch of a graph, or None if its examples are not independent. Takes linear time.
 
-    Values that are computed only from the shapes of examples may be operands of Reshape and Resize. If another operator
-    reads them together with examples, the graph has no Batch. Linear.
+    The inputs are examples, except those at the positions `fixed`. Values that are computed only from the shapes of
+    examples may be operands of Reshape and Resize. If another operator reads them together with examples, the graph has
+    no Batch.
     """
     used = {v for node in graph.nodes for v in node.operands} | set(graph.outputs)
     fed = [v for i, v in enumerate(graph.inputs) if i not in fixed and v in used]

@@ -28,7 +28,7 @@ class Branch(SubgraphStep):
     Args:
         node: The If.
         lowered: The branches by their part.
-        refused: The branches that cannot be computed, and why: a run that takes one fails.
+        refused: Why a branch cannot be computed, for each such branch. If a run takes it, the run fails.
         returned: Positions of the node's outputs that are used. The branches return only these.
         native: Whether the branches run in a native program.
     """
@@ -63,7 +63,7 @@ class Branch(SubgraphStep):
 
     def prepared(self, device: Device, context: InstanceContext) -> PreparedBranch:
         bodies = {part: ArrayBody(device, graph, context) for part, graph in self.subgraphs.items()}
-        # `conditions` comes last: the device may take some time for its first answer.
+        # `context.conditions` is checked last, because its first call may take long on a device.
         can_be_recorded = not self.refused and all(body.can_be_recorded for body in bodies.values())
         if can_be_recorded and context.conditions:
             return RecordedBranch(device, self, bodies)
@@ -113,7 +113,10 @@ class RecordedBranch(PreparedBranch, Conditional):
 
 
 def branch(site: Site) -> Branch | None:
-    """An If whose branches run without Python, or on a device with known sizes. Raises NotNative."""
+    """Return the lowering of an If, or None for another node.
+
+    Raises NotNative if a branch needs Python, or, on a device with its own memory, if sizes are unknown.
+    """
     node, native = site.node, site.settings.native
     if not is_control(node) or node.op.name != "If":
         return None

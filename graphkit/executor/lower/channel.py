@@ -1,6 +1,7 @@
-"""Values that a program sends to other processes and receives from them, in any subgraph: calls of Python.
+"""Steps that send values to other processes, and receive values from them. They may be in any subgraph.
 
-In a native program, such a call costs about as much as the message. It does not count as interpreted.
+Each is a call of Python in a native program. Such a step does not count as interpreted, because sending the message
+takes about as long as the call.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class ChannelStep(AtRunTime):
         op = self.node.op
         if isinstance(op, Send):
             x = self.node.inputs[0]
-            assert x is not None, "what is sent is there"
+            assert x is not None, "Send has an operand"
             shape = x.tensor.static_shape if shapes[0] is None else tuple(shapes[0])
             return Prepared(None, [], [], [], self._sending(op, shape, x.dtype.numpy))
-        assert isinstance(op, Receive), "there are two operators"
+        assert isinstance(op, Receive), "a channel step sends or receives"
         return Prepared(None, [], [], [], self._receiving(op))
 
     def _sending(
@@ -62,7 +63,10 @@ class ChannelStep(AtRunTime):
 
 
 def channel(site: Site) -> ChannelStep | None:
-    """A step of an operator that sends or receives. Raises UnsupportedError without channels."""
+    """Return the lowering of a Send or Receive, or None for another node.
+
+    Raises UnsupportedError if the executor has no channels.
+    """
     op = site.node.op
     if not isinstance(op, (Send, Receive)):
         return None
@@ -72,7 +76,10 @@ def channel(site: Site) -> ChannelStep | None:
 
 
 def check_channels(node: Node, reason: str) -> None:
-    """Raise UnsupportedError for a node to be interpreted that would send or receive."""
+    """Raise UnsupportedError if a node contains Send or Receive, which cannot be interpreted.
+
+    reason: Why no lowering applies to the node, for the message; may be empty.
+    """
     inner = (n for graph in node.op.subgraphs().values() for n in all_nodes(graph))
     for found in (node, *inner):
         if isinstance(found.op, (Send, Receive)):

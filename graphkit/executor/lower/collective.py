@@ -1,4 +1,4 @@
-"""All-reduces in a program: one step starts them, and another one waits."""
+"""Collectives in a program, such as all-reduce: one step starts a collective, and another one waits for it."""
 
 from __future__ import annotations
 
@@ -28,60 +28,63 @@ _OPERATORS = (
 
 
 def collective(site: Site) -> Lowering | None:
-    """A step that starts an all-reduce or waits for it, if the executor has collectives."""
-    node, carrier = site.node, site.settings.collectives
-    if carrier is None or not isinstance(node.op, _OPERATORS):
+    """Return the lowering of an operator that starts a collective or waits for it.
+
+    Returns None for another operator, or if the executor has no collectives.
+    """
+    node, collectives = site.node, site.settings.collectives
+    if collectives is None or not isinstance(node.op, _OPERATORS):
         return None
     if site.settings.device != "cpu":
-        if carrier.on_device is not None:
-            return _launched(node, carrier.on_device)
-        staged = _staged(node, carrier)
-        staged.reason = carrier.staged
+        if collectives.on_device is not None:
+            return _launched(node, collectives.on_device)
+        staged = _staged(node, collectives)
+        staged.reason = collectives.staged
         return staged
     if isinstance(node.op, RowSparseAllReduceWait):
-        return PythonFunction("native", partial(_wait_rows, carrier, node.op.key))
-    return PythonKernel("native", node, _kernel(node, carrier))
+        return PythonFunction("native", partial(_wait_rows, collectives, node.op.key))
+    return PythonKernel("native", node, _kernel(node, collectives))
 
 
-def _kernel(node: Node, carrier: Collectives) -> Kernel:
-    """Return the kernel on arrays of the host, for all operators but one."""
+def _kernel(node: Node, collectives: Collectives) -> Kernel:
+    """Return the kernel on arrays of the host. RowSparseAllReduceWait has none, because it returns new arrays."""
     match node.op:
         case AllReduceStart(key=key):
-            return _Start(carrier.start, key, len(node.inputs))
+            return _Start(collectives.start, key, len(node.inputs))
         case ReduceScatterStart(key=key):
-            return _Start(carrier.start_scattered, key, len(node.inputs))
+            return _Start(collectives.start_scattered, key, len(node.inputs))
         case AllGatherStart() as op:
-            return _StartGather(carrier, op)
+            return _StartGather(collectives, op)
         case RowSparseAllReduceStart(key=key):
-            return _StartRows(carrier, key)
+            return _StartRows(collectives, key)
         case AllReduceMoments(key=key):
-            return partial(_all_moments, carrier, key)
+            return partial(_all_moments, collectives, key)
         case AllReduce(key=key):
-            return partial(_all_sum, carrier, key)
+            return partial(_all_sum, collectives, key)
         case AllReduceWait(keys=keys):
-            return _Wait(carrier, keys)
+            return _Wait(collectives, keys)
         case ReduceScatterWait(key=key):
-            return _Wait(carrier, (key,))
+            return _Wait(collectives, (key,))
     raise AssertionError(f"{node.op.name} is not a collective operator")
 
 
-def _staged(node: Node, carrier: Collectives) -> Lowering:
+def _staged(node: Node, collectives: Collectives) -> Lowering:
     """Return the lowering on a device, through host memory."""
     match node.op:
         case AllReduceStart(key=key) | ReduceScatterStart(key=key):
-            return StagedStep(partial(Begins, node=node, run=_kernel(node, carrier), key=key, inplace=True))
+            return StagedStep(partial(Begins, node=node, run=_kernel(node, collectives), key=key, inplace=True))
         case AllGatherStart(key=key):
-            return StagedStep(partial(Begins, node=node, run=_kernel(node, carrier), key=key, inplace=False))
+            return StagedStep(partial(Begins, node=node, run=_kernel(node, collectives), key=key, inplace=False))
         case AllReduceWait(keys=keys):
-            return StagedStep(partial(Waits, node=node, run=_kernel(node, carrier), keys=keys))
+            return StagedStep(partial(Waits, node=node, run=_kernel(node, collectives), keys=keys))
         case ReduceScatterWait(key=key):
-            return StagedStep(partial(Waits, node=node, run=_kernel(node, carrier), keys=(key,)))
+            return StagedStep(partial(Waits, node=node, run=_kernel(node, collectives), keys=(key,)))
         case AllReduceMoments() | AllReduce():
-            return StagedStep(partial(Exchanges, node=node, run=_kernel(node, carrier)))
+            return StagedStep(partial(Exchanges, node=node, run=_kernel(node, collectives)))
         case RowSparseAllReduceStart(key=key):
-            return StagedStep(partial(BeginsRows, node=node, begin=partial(carrier.start_rows, key)))
+            return StagedStep(partial(BeginsRows, node=node, begin=partial(collectives.start_rows, key)))
         case RowSparseAllReduceWait(key=key):
-            return StagedStep(partial(WaitsForRows, node=node, wait=partial(carrier.wait_rows, key)))
+            return StagedStep(partial(WaitsForRows, node=node, wait=partial(collectives.wait_rows, key)))
     raise AssertionError(f"{node.op.name} is not a collective operator")
 
 
@@ -119,8 +122,8 @@ class _Start:
     def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
         sums, copied = [], 0
         for x, total in zip(inputs, outputs, strict=True):
-            assert x is not None, "every operand is there"
-            if total is None:  # the others sum it, and so does this process
+            assert x is not None, "every operand is present"
+            if total is None:  # unused here, but the other processes need this operand
                 total, copied = x.copy(), copied + x.nbytes
             elif address_of(x) != address_of(total):
                 np.copyto(total, x)
@@ -130,26 +133,27 @@ class _Start:
 
 
 class _StartGather:
-    """Starts to gather arrays from pieces. The arrays are read later."""
+    """Starts an all-gather of the pieces of all processes. Its results are complete once a later step has waited."""
 
-    def __init__(self, carrier: Collectives, op: AllGatherStart):
-        self._carrier, self._op = carrier, op
+    def __init__(self, collectives: Collectives, op: AllGatherStart):
+        self._collectives, self._op = collectives, op
 
     def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
         wholes = [whole for whole in outputs if whole is not None]
-        assert len(wholes) == len(outputs), "every array is read"
+        assert len(wholes) == len(outputs), "every result is used"
         pieces = [piece for piece in inputs if piece is not None]
-        self._carrier.start_gather(self._op.key, wholes, list(zip(self._op.of, self._op.begins, pieces, strict=True)))
+        placed = list(zip(self._op.of, self._op.begins, pieces, strict=True))
+        self._collectives.start_gather(self._op.key, wholes, placed)
 
 
 class _Wait:
-    """Waits for all-reduces. Its result is 0."""
+    """Waits for collectives. Its result is 0."""
 
-    def __init__(self, carrier: Collectives, keys: tuple[str, ...]):
-        self._carrier, self._keys = carrier, keys
+    def __init__(self, collectives: Collectives, keys: tuple[str, ...]):
+        self._collectives, self._keys = collectives, keys
 
     def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
-        self._carrier.wait(self._keys)
+        self._collectives.wait(self._keys)
         for done in outputs:
             if done is not None:
                 done.fill(0)
@@ -158,29 +162,29 @@ class _Wait:
 class _StartRows:
     """Starts an all-reduce of rows. Its result is 0."""
 
-    def __init__(self, carrier: Collectives, key: str):
-        self._carrier, self._key = carrier, key
+    def __init__(self, collectives: Collectives, key: str):
+        self._collectives, self._key = collectives, key
 
     def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
         indices, rows = inputs
-        assert indices is not None, "every operand is there"
-        assert rows is not None, "every operand is there"
-        self._carrier.start_rows(self._key, indices, rows)
+        assert indices is not None, "every operand is present"
+        assert rows is not None, "every operand is present"
+        self._collectives.start_rows(self._key, indices, rows)
         for started in outputs:
             if started is not None:
                 started.fill(0)
 
 
-def _wait_rows(carrier: Collectives, key: str, _inputs: Sequence[np.ndarray | None]) -> Sequence[np.ndarray]:
-    return carrier.wait_rows(key)
+def _wait_rows(collectives: Collectives, key: str, _inputs: Sequence[np.ndarray | None]) -> Sequence[np.ndarray]:
+    return collectives.wait_rows(key)
 
 
 def _all_moments(
-    carrier: Collectives, key: str, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]
+    collectives: Collectives, key: str, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]
 ) -> None:
     own = [x.reshape(-1) for x in inputs if x is not None]
     size = len(own[1])
-    gathered = carrier.gather(key, np.concatenate(own))
+    gathered = collectives.gather(key, np.concatenate(own))
     counts, means, deviations = gathered[:, :1], gathered[:, 1 : 1 + size], gathered[:, 1 + size :]
     for found, result in zip(merged_moments(counts, means, deviations), outputs, strict=True):
         if result is not None:
@@ -188,12 +192,12 @@ def _all_moments(
 
 
 def _all_sum(
-    carrier: Collectives, key: str, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]
+    collectives: Collectives, key: str, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]
 ) -> None:
     own = [x.reshape(-1) for x in inputs if x is not None]
     together = np.concatenate(own)
-    carrier.start(key, [together], 0)
-    carrier.wait([key])
+    collectives.start(key, [together], 0)
+    collectives.wait([key])
     for part, result in zip(np.split(together, np.cumsum([len(x) for x in own[:-1]])), outputs, strict=True):
         if result is not None:
             np.copyto(result, part.reshape(result.shape))

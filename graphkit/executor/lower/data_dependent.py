@@ -60,7 +60,7 @@ def _found(node: Node, declared: Declarations) -> Callable[[Sequence[Sequence[in
 
 
 def data_dependent(site: Site) -> DataDependent | None:
-    """The device's kernel for results with data-dependent shapes."""
+    """Return the lowering to a kernel whose results have data-dependent shapes; None if the device has none."""
     node = site.node
     values = (*node.operands, *node.outputs)
     if not isinstance(node.op, Op) or not all(has_fixed_size(v) or has_run_time_size(v) for v in values):

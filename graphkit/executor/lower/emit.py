@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Emitter:
-    """Numbers the external memory of one program.
+    """Writes a lowered graph and its subgraphs into a native program, and numbers the external memory of that program.
 
     Attributes:
         sources: The parameters and constants that kernels read, as (external memory, array, kernel that packs it or
             None, position of the operand).
         calls: The steps of the outermost graph that run in Python.
-        buffers: The buffers of values of the outermost graph.
+        buffers: The numbers of the buffers of the outermost graph, by value.
         allocates: Whether the program allocates memory in a run.
     """
 
@@ -51,7 +51,7 @@ class Emitter:
         return location[0] in self._buffers
 
     def fixed(self, array: VersionedArray, kernel: NativeKernel | None = None, position: int = -1) -> Location:
-        """Return the memory of a parameter or constant, packed by `kernel` for `position` if it is given."""
+        """Return the location of a parameter or constant. If a kernel is given, it packs the array for `position`."""
         key = (id(array), "" if kernel is None else kernel.packed_layout(position))
         if key not in self._known:
             self._known[key] = self.new_external()
@@ -69,8 +69,8 @@ class Emitter:
     ) -> None:
         """Write the steps of a graph.
 
-        Values with run-time sizes have buffers: inputs and results of such types are given as buffers. A result of
-        known size may have a buffer, too.
+        A value with a run-time size is in a buffer, so the locations of such inputs and results must be buffers. The
+        location of a result of known size may be a buffer, too.
 
         Args:
             builder: The native builder.
@@ -78,7 +78,7 @@ class Emitter:
             base: Offset of its arena.
             inputs: Where its inputs are.
             results: Where its results are: updates, then outputs.
-            prefix: Beginning of the steps' names; empty for the outermost graph.
+            prefix: Prefix of the steps' names; empty for the outermost graph.
         """
         locations = _Locations(self, lowered, base, inputs, results)
         if not prefix:
@@ -113,7 +113,8 @@ class Emitter:
         node, lowering = lowered.placement.steps[index], lowered.lowerings[index]
         name = prefix + lowered.graph.node_name(node)
         self.allocates |= lowering.allocates
-        # Steps in Python find their operands themselves, and must not get buffers for values that they return.
+        # Steps in Python find their operands themselves. To locate their results would create buffers, which are wrong
+        # for the arrays that such a step returns.
         inputs = [] if lowering.in_python else locations.inputs(node, lowering)
         outputs = [] if lowering.in_python else locations.outputs(node)
         lowering.emit(Emission(self, builder, name, index, inputs, outputs, locations.scratch(index)))
@@ -163,7 +164,7 @@ class _Locations:
             if operand is None or position in lowering.unread:
                 found.append(ABSENT)
             elif position in packed:
-                # Only the packed form: naming the plain array as well would keep it in memory.
+                # Emit only the packed copy: a location of the plain array would keep that in memory as well.
                 array = self._lowered.fixed[self._lowered.placement.root[operand]]
                 found.append(self._emitter.fixed(array, packing, position))
             else:

@@ -35,8 +35,8 @@ from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import is_control
 
-# An argument of the native builder: a function that returns shapes, where its operands are, and the operands as
-# `RunTimeOperand`.
+# An argument of the native builder, with three entries: a function that returns shapes, the locations of its operands,
+# and a `RunTimeOperand` for each operand.
 _ShapesIfEmpty: TypeAlias = tuple[Callable[[Shapes, Shapes], Prepared], list[Location], list[RunTimeOperand]]
 
 
@@ -49,7 +49,7 @@ class Loop(SubgraphStep):
         self.subgraphs = {"body": layout.body}
         known = layout.known_trips
         self.trips = math.inf if known is None else known
-        # An iteration itself counts as a step, so that the product is defined for an empty body.
+        # Each iteration counts as a step itself: without it, an empty body would give infinity * 0.
         self.executed_steps = 1 if known == 0 else self.trips * (1 + layout.body.executed_steps)
         if native:
             self.unread = frozenset() if _has_data_dependent_rows(layout) else layout.unread
@@ -101,7 +101,7 @@ class Loop(SubgraphStep):
                 step.writer.copy(step.builder, name, value, inputs[operand], outputs[output])
 
     def _shapes_if_empty(self, inputs: Sequence[Location]) -> _ShapesIfEmpty:
-        """Return what computes the shapes of stacked outputs if there is no iteration."""
+        """Return the function, with its operands, that computes the shapes of stacked outputs if no iteration runs."""
         node = self.layout.node
         operands = [run_time_operand(v, at) for v, at in zip(node.inputs, inputs, strict=True)]
         outputs = [s.output for s in self.layout.grown]
@@ -114,16 +114,16 @@ def _too_many(node: Node, word: int) -> LimitReached:
 
 
 def _has_data_dependent_rows(layout: LoopLayout) -> bool:
-    """Whether stacked slices have data-dependent shapes. Without iterations, these are computed from the operands."""
+    """Whether stacked slices have data-dependent shapes. If no iteration runs, `_empty_rows` computes the shapes."""
     return any(has_run_time_size(s.row) for s in layout.stacked)
 
 
 class _NativeMemory:
     """Where a loop's values are, and what the native program does with them in each iteration.
 
-    `states`, `dynamic_states`, `slices` and `stacks` are arguments of the builder's `loop`. `rows` contains the place
-    where the body writes each slice that is stacked. `after` contains the place where it writes each state, by the
-    input of the body that reads the state.
+    `states`, `dynamic_states`, `slices` and `stacks` are arguments of the builder's `loop`. `rows` contains the
+    locations where the body writes the slices that are stacked. `after` contains the location where it writes each
+    state, by the input of the body that reads the state.
     """
 
     def __init__(self, layout: LoopLayout, step: Emission):
@@ -204,7 +204,10 @@ def _optional(location: Location) -> Location | None:
 
 
 def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -> Prepared:
-    """Return the shapes that the rows of outputs would have, with unknown sizes as 0."""
+    """Return the shapes of the slices of these outputs as far as inference knows them; unknown sizes are 0.
+
+    outputs: Positions of stacked outputs. shapes: those of the node's operands, or None for static shapes.
+    """
     view = LoopView.of(node)
     scanned = range(len(node.inputs))[view.at_scan_inputs]
     types: list[Type] = [v.type for v in view.entry]
@@ -219,8 +222,10 @@ def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -
 
 
 def loop(site: Site) -> Loop | None:
-    """A Loop or a Scan over slices along the first axis. On a device, all sizes are known but those of captures, and of
-    the outputs that are stacked an unknown number of times.
+    """Return the lowering of a Loop, or of a Scan over slices along the first axis; None for another node.
+
+    Raises NotNative if it cannot run so. On a device with its own memory, only two kinds of sizes may be unknown: those
+    of captures, and those of outputs that are stacked an unknown number of times.
     """
     if not is_control(site.node) or site.node.op.name == "If":
         return None

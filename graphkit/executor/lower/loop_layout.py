@@ -24,8 +24,8 @@ class CarriedState(NamedTuple):
         before: Input of the body.
         output: Position of its last value among the node's outputs.
         after: Output of the body.
-        buffers: Offsets of two buffers that take turns. Or an index of `LoopLayout.stacked`: the state is that slice.
-            None: its shape changes.
+        buffers: Offsets of the two buffers of a double buffer: one iteration writes the one, the next iteration the
+            other. Or an index of `LoopLayout.stacked`: the state is that slice. None: its shape changes.
     """
 
     operand: int
@@ -55,8 +55,8 @@ class Stacked(NamedTuple):
 class LoopLayout:
     """The parts of a loop, and where they are in its block of working memory.
 
-    Operands and outputs are positions of the node's. Offsets count from the beginning of the block. The body's outputs
-    are the condition (if the loop tests one), `states`, and the stacked values that are used.
+    Operands and outputs of the node are given by their positions. Offsets count from the beginning of the block. The
+    body's outputs are the condition (if the loop tests one), `states`, and the stacked values that are used.
 
     Args:
         node: The Loop or Scan.
@@ -116,7 +116,7 @@ class LoopLayout:
         return set(captured) - self.body.inputs_read
 
     def bounds(self, inputs: Sequence[T], absent: T) -> tuple[T, T]:
-        """The limit and the first condition of a Loop among its operands."""
+        """Return the limit and the first condition of a Loop out of `inputs`; `absent` for each that is missing."""
         limit, condition = (*inputs, absent, absent)[:2]
         return (limit, condition) if self.is_loop else (absent, absent)
 
@@ -128,7 +128,7 @@ class LoopLayout:
         row: Callable[[Scanned], T],
         captured: Callable[[Value, T], T] = lambda value, given: given,
     ) -> list[T]:
-        """Where the inputs of the body are.
+        """Return where the inputs of the body are, in their order.
 
         Args:
             head: The iteration number and the condition of a Loop.
@@ -154,12 +154,12 @@ class LoopLayout:
         return {**{s.before: s for s in self.states}, **{s.row: s for s in self.scanned}}
 
     def written(self, flag: T | None, rows: Sequence[T], after: Callable[[CarriedState], T]) -> list[T]:
-        """Where the body writes its outputs.
+        """Return where the body writes its outputs, in their order.
 
         Args:
-            flag: The condition; None if there is none.
-            rows: The slices that are stacked.
-            after: Returns where a state is that is not one of these slices.
+            flag: Where it writes the condition; None if there is none.
+            rows: Where it writes the slices that are stacked.
+            after: Returns where it writes a state. It is called for states that are not one of these slices.
         """
         states = [rows[s.buffers] if isinstance(s.buffers, int) else after(s) for s in self.states]
         return [*([] if flag is None else [flag]), *states, *rows]
@@ -220,7 +220,7 @@ def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[C
     """Return the states that change, with their place in `block`, and (operand, output) of those that do not."""
     states: list[CarriedState] = []
     unchanged: list[tuple[int, int]] = []
-    free = [*rows]  # one state can be in a row
+    free = [*rows]  # each slice can hold at most one state
     for i, state in enumerate(view.states):
         before, after = state.before, state.after
         if before is after:
@@ -264,5 +264,5 @@ def _check_axes(view: LoopView) -> None:
 
 def operand_of(node: Node, position: int) -> Value:
     value = node.inputs[position]
-    assert value is not None, "what a loop carries, scans and captures is never absent"
+    assert value is not None, "a state, scanned or captured operand is always present"
     return value

@@ -31,7 +31,7 @@ class PreparedKernel(Lowering):
 
 
 def native_kernel(site: Site) -> Lowering | None:
-    """The kernel of the device for a node of known sizes."""
+    """Return the lowering of a node of known sizes to a kernel of the device; None if the device has none."""
     kernel = make_kernel(site.settings.device, site.node, site.context) if site.static else None
     if kernel is None:
         return None

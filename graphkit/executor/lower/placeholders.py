@@ -1,6 +1,7 @@
 """Placeholders for shapes and elements that are known only at run time, to try beforehand whether a node has a kernel.
 
-If a kernel can be made for the placeholders, it can be made for all valid operands. Invalid ones are errors of the run.
+If a kernel can be made for the placeholders, one is expected for all valid operands. If a run finds that there is none,
+it interprets the node. Invalid operands are errors of the run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from graphkit.ops.image.resize import Resizing
 _PLACEHOLDER = 16
 
 
-# --- operands whose elements decide -------------------------------------------------------------------
+# --- operands whose elements determine shapes ---------------------------------------------------------
 
 
 def deciding_operands(node: Node) -> frozenset[int]:
@@ -33,9 +34,9 @@ def deciding_operands(node: Node) -> frozenset[int]:
 
 
 def _may_decide(kind: TensorType, *, floats: bool) -> bool:
-    """Return whether shapes may be inferred from the unknown elements of an operand: a number or a short vector.
+    """Return whether the elements of an operand are not known, and may determine shapes or the kernel.
 
-    Its elements are integers; float32 with `floats`.
+    Such an operand is a scalar or a short vector of integers. floats: Whether it must be float32 instead.
     """
     small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
     decide = kind.dtype is DType.FLOAT32 if floats else kind.dtype in (DType.INT64, DType.INT32)
@@ -44,7 +45,7 @@ def _may_decide(kind: TensorType, *, floats: bool) -> bool:
 
 
 def _deciding_floats(node: Node) -> tuple[int, ...]:
-    """Positions of operands whose elements are not integers and are needed to prepare a kernel."""
+    """Return the positions of float operands whose elements are needed to prepare a kernel."""
     op = node.op
     if not isinstance(op, Resizing):
         return ()
@@ -66,7 +67,7 @@ def _axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 
 def _rest(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """A shape that takes any number of elements."""
+    """A target shape of Reshape that fits any number of elements: [1, ..., 1, -1]."""
     return [*[1] * (count - 1), -1][:count]
 
 
@@ -77,7 +78,7 @@ def _sizes_of_first(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[i
 
 
 def _short_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Axes of one element."""
+    """Axes of size 1."""
     return [axis for axis, size in enumerate(_first_shape(node, sizes)) if size == 1][:count]
 
 
@@ -110,31 +111,32 @@ def _first_shape(node: Node, sizes: dict[str, Dim]) -> tuple[int, ...]:
 
 
 # Placeholder elements by operator and position. Other operators use _OTHERS.
-_NONE, _ONE = _all(0), _all(1)
+_ZERO, _ONE = _all(0), _all(1)
 _BEYOND = _all(1 << 30)
 _ELEMENTS: dict[str, tuple[_Elements, ...]] = {
-    "Slice": (_NONE, _NONE, _BEYOND, _axes, _ONE),
-    "SliceGrad": (_NONE, _NONE, _NONE, _BEYOND, _axes, _ONE),
-    "Reshape": (_NONE, _rest),
-    "Expand": (_NONE, _ONE),
+    "Slice": (_ZERO, _ZERO, _BEYOND, _axes, _ONE),
+    "SliceGrad": (_ZERO, _ZERO, _ZERO, _BEYOND, _axes, _ONE),
+    "Reshape": (_ZERO, _rest),
+    "Expand": (_ZERO, _ONE),
     "ConstantOfShape": (_ONE,),
-    "Tile": (_NONE, _ONE),
-    "Pad": (_NONE, _NONE, _NONE, _axes),
-    "PadGrad": (_NONE, _NONE, _padding, _padded_axes),
-    "Split": (_NONE, _parts),
-    "Squeeze": (_NONE, _short_axes),
-    "TopK": (_NONE, _ONE),
-    "DFT": (_NONE, _ONE, _all(-2)),
-    "Resize": (_NONE, _NONE, _ONE, _sizes_of_first),
-    "ResizeGrad": (_NONE, _NONE, _NONE, _ONE, _sizes_of_first),
+    "Tile": (_ZERO, _ONE),
+    "Pad": (_ZERO, _ZERO, _ZERO, _axes),
+    "PadGrad": (_ZERO, _ZERO, _padding, _padded_axes),
+    "Split": (_ZERO, _parts),
+    "Squeeze": (_ZERO, _short_axes),
+    "TopK": (_ZERO, _ONE),
+    "DFT": (_ZERO, _ONE, _all(-2)),
+    "Resize": (_ZERO, _ZERO, _ONE, _sizes_of_first),
+    "ResizeGrad": (_ZERO, _ZERO, _ZERO, _ONE, _sizes_of_first),
 }
-_OTHERS = (_NONE, _axes)
+_OTHERS = (_ZERO, _axes)
 
 
 def placeholder_types(node: Node, sizes: dict[str, Dim], by_value: frozenset[int]) -> list[TensorType | None]:
-    """The operands' types with every size known, and with elements where they are read.
+    """Return the operands' types with placeholders for unknown sizes, and for the elements of operands in `by_value`.
 
-    Raises TypeMismatch where elements depend on a shape of unknown rank.
+    by_value: Positions of operands whose elements are needed. Raises TypeMismatch if placeholder elements depend on a
+    shape of unknown rank.
     """
     return [
         None if v is None else _placeholder_type(node, i, v.tensor, sizes, i in by_value)
@@ -143,7 +145,7 @@ def placeholder_types(node: Node, sizes: dict[str, Dim], by_value: frozenset[int
 
 
 def _placeholder_type(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim], by_value: bool) -> TensorType:
-    """The type with every size known, and with elements if they are read."""
+    """Return the type of one operand with placeholders. by_value: Whether its elements are needed."""
     sized = kind.substitute(sizes)
     if not by_value or sized.constants is not None:
         keep = by_value or kind.constants is not None
@@ -161,11 +163,15 @@ def _placeholder_type(node: Node, position: int, kind: TensorType, sizes: dict[s
 
 
 def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
-    """Yield placeholders of unknown sizes, to be tried in this order.
+    """Yield placeholders for the unknown sizes of a node, to be tried in this order. Most nodes have only some of them.
 
-    First, all sizes are the same. Then each is the size of another operand at the same axis, counted from the end, at
-    first without and then with axes of size 1, which are broadcast. Then, in dimensions that are a sum of several
-    unknown sizes, all but one are 0. Last, all are 1.
+    1. The same number for all sizes, except the channels of a convolution, which follow from its weights.
+    2. Sizes that fit the operand, or the result, of a Reshape.
+    3. Sizes that fit the other operand of a matrix product.
+    4. For broadcasting: the size that another operand has along the same axis, counted from the end. First, axes of
+       size 1 are ignored; then they count, too.
+    5. In a dimension that depends on several unknown sizes, all but one are 0.
+    6. 1 for all sizes.
     """
     shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]
     mentioned = [d for v in node.operands for d in (*(v.tensor.shape or ()), *(v.tensor.value or ()))]
@@ -193,9 +199,10 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
 
 
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
-    """Return the unknown sizes of a Reshape's result that its operand does not have. One of them takes all elements.
+    """Return placeholders for the unknown sizes of a Reshape's result that its operand does not have.
 
-    sizes: the placeholders of the operand. The result is None if there are no such sizes, or none fits.
+    All but one are 1, and that one gives the result as many elements as the operand has. Returns None if there are no
+    such sizes, or if none fits. sizes: the placeholders of the operand.
     """
     if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
         return None
@@ -215,9 +222,10 @@ def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
 
 
 def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
-    """Return the unknown sizes of a Reshape's operand if its result has a known size. One of them takes all elements.
+    """Return placeholders for the unknown sizes of a Reshape's operand, if its result has a known size.
 
-    The result is None if there are no such sizes, or none fits.
+    All but one are 1, and that one gives the operand as many elements as the result has. Returns None if there are no
+    such sizes, or if none fits.
     """
     x = node.operands[0].tensor
     if node.op.name != "Reshape" or x.shape is None or not node.outputs[0].tensor.is_static or not unknown:

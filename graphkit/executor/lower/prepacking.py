@@ -21,12 +21,12 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import rewrite
 
-# Derived arrays up to this size stay in memory; larger ones only while a program holds them, since most are read once
-# to be packed.
+# Derived arrays up to this size stay in memory. Larger ones are released when no program refers to them: a kernel reads
+# most of them once, to pack them, and is then done with them.
 KEPT_BYTES = 1 << 16
 
-# Nodes whose results have more than this many times the bytes of their operands are not prepacked: it would keep the
-# results in memory, and otherwise they exist only for a part of a run.
+# Nodes whose results have more than this many times the bytes of their operands are not prepacked. Prepacked results
+# stay in memory; computed in each run, they take memory for only a part of it.
 GROWTH_LIMIT = 4
 
 
@@ -78,9 +78,10 @@ class DerivedArray:
 
 
 def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[Graph, dict[str, DerivedArray]]:
-    """Return the graph with an input, of role parameter, for each prepacked value, and their arrays by input name.
+    """Return the graph without the nodes of prepacked values, and the arrays of these values. Takes linear time.
 
-    `parameters` are the inputs that no update writes. Linear.
+    In the returned graph, each prepacked value is an additional input with the role parameter. The arrays are by the
+    names of these inputs. `parameters` are the inputs that no update writes.
     """
     prepacked = _prepacked_nodes(graph, parameters)
     if not prepacked:

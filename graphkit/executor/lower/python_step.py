@@ -61,7 +61,10 @@ class LaunchedStep(PythonStep):
 
 
 class PythonFunction(PythonStep):
-    """A function that returns new arrays. owned: none of them shares memory with an operand."""
+    """A function that returns its results as arrays, instead of writing them to planned memory.
+
+    owned: Whether no result shares memory with an operand. If not, the caller copies those that do.
+    """
 
     may_fail = True
 
@@ -72,13 +75,13 @@ class PythonFunction(PythonStep):
 
 
 def launched(site: Site) -> Lowering | None:
-    """The kernel of a device with its own memory, for a node of known sizes."""
+    """Return the lowering to a kernel of a device with its own memory; None if sizes are unknown or it has none."""
     kernel = make_launched(site.settings.device, site.node, site.context) if site.static else None
     return None if kernel is None else LaunchedStep(kernel)
 
 
 def string_function(site: Site) -> Lowering | None:
-    """The function for a node with tensors of strings, whose elements are Python objects."""
+    """Return the lowering of a node that reads or returns strings, to a function in Python; None if there is none."""
     node = site.node
     if site.inner or not any(_holds_strings(value) for value in (*node.operands, *node.outputs)):
         return None
@@ -104,7 +107,7 @@ def _holds_strings(value: Value) -> bool:
 
 
 def interpreted(site: Site, reason: str) -> Lowering:
-    """The reference of the node's operator. It applies to every node."""
+    """Return the lowering to the reference of the node's operator, which every operator has."""
     if site.dynamic:
         return PythonFunction("interpreted", partial(run_node, site.node), reason)
     return PythonKernel("interpreted", site.node, interpreted_kernel(site.node), reason)

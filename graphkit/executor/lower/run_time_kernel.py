@@ -39,7 +39,15 @@ Shapes: TypeAlias = Sequence[Sequence[int] | None]
 
 
 class Prepared(NamedTuple):
-    """What the native program runs for given shapes: a kernel, views, known elements, or a function."""
+    """What the native program runs for given shapes: a kernel, views, known elements, or a function.
+
+    Attributes:
+        kernel: The kernel, if it runs one.
+        shapes: The shapes of the results; empty for a function, which returns arrays.
+        views: Pairs of positions: the second, a result, is a view of the first, an operand.
+        known: Results whose elements are known, by position, and the bytes of their elements.
+        function: A function from the operands' memory to the results.
+    """
 
     kernel: NativeKernel | None
     shapes: list[tuple[int, ...]]
@@ -59,10 +67,15 @@ class AtRunTime(Lowering):
 
     @abstractmethod
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
-        """Return what to run for these shapes (None: the declared one) and elements (None: not needed)."""
+        """Return the code for these operands.
+
+        Args:
+            shapes: For each operand, its shape, or None for the inferred one, which is static.
+            values: For each operand, its elements, or None if they are not needed.
+        """
 
     def emit(self, step: Emission) -> None:
-        # Kernels count optional operands that a node leaves out.
+        # A kernel expects a location for each operand of the operator, also for optional ones that the node leaves out.
         padding = max(len(getattr(self.node.op, "formals", ())) - len(step.inputs), 0)
         operands = enumerate(zip(self.node.inputs, step.inputs, strict=True))
         step.builder.dynamic(
@@ -76,7 +89,7 @@ class AtRunTime(Lowering):
 
 
 def run_time_operand(value: Value | None, location: Location, by_value: bool = False) -> RunTimeOperand:
-    """Return an operand or a result of a kernel that is prepared at run time, as the native program takes it."""
+    """Return the RunTimeOperand of an operand or a result. by_value: Whether its elements determine shapes."""
     if value is None or location == ABSENT:
         return NO_BUFFER, 0, 0, False
     kind = value.tensor
@@ -98,10 +111,10 @@ class RunTimeKernel(AtRunTime):
         self._lock = threading.Lock()
 
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
-        """Return what to run for these shapes (None: the declared one) and elements (None: not needed).
+        """Return the code for these operands; see `AtRunTime.make`.
 
-        Raises RuntimeFailure if they are invalid, and UnsupportedError if there is no kernel for them and
-        GRAPHKIT_STRICT is set.
+        Raises RuntimeFailure if the shapes or elements are invalid, and UnsupportedError if there is no kernel for them
+        and GRAPHKIT_STRICT is set.
         """
         key = (*(None if s is None else tuple(s) for s in shapes), *(None if v is None else tuple(v) for v in values))
         with self._lock:
@@ -145,7 +158,10 @@ class RunTimeKernel(AtRunTime):
 
 
 def run_time_kernel(site: Site) -> RunTimeKernel | None:
-    """A node with run-time sizes. None if there is no native kernel, or if results have data-dependent shapes."""
+    """Return the lowering of a node with run-time sizes, or None.
+
+    It is None if no native kernel can be prepared for the placeholders, or if results have data-dependent shapes.
+    """
     node, declared = site.node, site.settings.declared
     context = site.without_constants._replace(sizes_vary=True)
     if not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
@@ -159,7 +175,7 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             try:
                 types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # If all sizes are known, only a kernel counts: inference computes elements only for the placeholders.
+                # If all sizes are known, views and known elements do not count: they follow from placeholder elements.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others
@@ -170,7 +186,8 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
 def decided_by_sizes(node: Node) -> bool:
     """Return whether the results' sizes are inferred without elements, even if unknown sizes turn out to be 1.
 
-    In Expand, for example, a size above 1 determines the result's, but a size of 1 does not: the elements do.
+    Expand is an example where they are not: an operand's size above 1 is also the size of the result, but if it is 1,
+    the elements of `shape` determine the size of the result.
     """
     try:
         ones: dict[str, Dim] = dict.fromkeys(next(assumed_sizes(node)), 1)
@@ -199,7 +216,10 @@ class InterpretedInSubgraph(AtRunTime):
 
 
 def interpreted_in_subgraph(site: Site) -> InterpretedInSubgraph | None:
-    """A node of a subgraph to which no other rule applies."""
+    """Return the lowering that interprets a node of a subgraph.
+
+    Returns None for a node of the outermost graph, or one whose operands or results are not all tensors of numbers.
+    """
     node = site.node
     if not site.inner or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None
@@ -223,7 +243,7 @@ def _bound(node: Node, types: Sequence[TensorType | None]) -> Node:
 
 
 def _prepared(node: Node, context: KernelContext) -> Prepared | None:
-    """Return what to run for a node of known operands; None if there is no kernel."""
+    """Return the code for a node of static types; None if there is no kernel."""
     if not all(has_fixed_size(v) for v in node.outputs):
         return None
     shapes = [v.tensor.static_shape for v in node.outputs]

@@ -37,7 +37,7 @@ class RowStep(Lowering):
 
 
 def shape_step(site: Site) -> ShapeStep | None:
-    """The Shape of a value in a buffer."""
+    """Return the lowering of the Shape of a value in a buffer; None for another node."""
     x = _in_buffer(site)
     if x is None or x.rank is None or not isinstance(site.node.op, Shape):
         return None
@@ -46,7 +46,10 @@ def shape_step(site: Site) -> ShapeStep | None:
 
 
 def row_step(site: Site) -> RowStep | None:
-    """The Gather of one row, along the first axis, of a value in a buffer."""
+    """Return the lowering of a Gather of one row, along the first axis, of a value in a buffer.
+
+    Returns None for another node.
+    """
     x, op = _in_buffer(site), site.node.op
     if x is None or not x.rank or not isinstance(op, Gather):
         return None

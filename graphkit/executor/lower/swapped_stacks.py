@@ -10,7 +10,8 @@ from graphkit.ir.graph import Node, Value
 from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training.swap import is_swapped
 
-# The smallest number of slices. A loop that writes slices holds two of them, and so does one that reads them.
+# Stacks with fewer slices are not swapped. The loop that writes slices keeps two of them on the device, and so does the
+# loop that reads them, so swapping up to four slices saves no memory.
 LEAST_ROWS = 5
 
 # A slice must have at least MIN_BYTES / ROW_PARTS bytes, because each iteration copies one slice.
@@ -18,7 +19,7 @@ ROW_PARTS = 16
 
 
 def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
-    """Return the outputs of loops whose slices are stacked in host memory. Linear.
+    """Return the outputs of loops whose slices are stacked in host memory. Takes linear time.
 
     A loop that is marked (`is_swapped`) stacks them, and only other loops read them, slice by slice. The number of
     iterations of all these loops is known.
