@@ -197,7 +197,9 @@ class BaseProgram(ABC):
     @property
     @abstractmethod
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that are interpreted, as "name (Op)", without shape arithmetic outside of subgraphs."""
+        """Nodes that are interpreted, as "name (Op)" or "name (Op: reason)". Outside subgraphs, nodes of shape
+        arithmetic do not count.
+        """
 
     def interpreted(self) -> Iterable[tuple[str, Node, str]]:
         """Return name, node and reason of the steps that are interpreted."""
@@ -419,7 +421,8 @@ def _set_limits(instance: Instance, has_dynamic_memory: bool) -> None:
     wanted, before = limits.current(), instance.limits
     if instance.native is not None and before != wanted:
         iterations = sys.maxsize if wanted.iterations is None else wanted.iterations
-        # Asking the system for its free memory takes longer than a small run. The deadline differs in each run.
+        # The deadline differs in each run, so the limits are set often. But asking the system for its free memory takes
+        # longer than a small run.
         if has_dynamic_memory and (before is None or before.memory != wanted.memory):
             instance.memory = limits.allowed_memory()
         instance.native.limit(instance.memory, iterations, wanted.deadline)

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long the process waits at its end for running operations. Then it exits without them.
+# How long a process that exits waits for running operations. After that, it exits before they are done.
 EXIT_SECONDS = 5.0
 
-# Shorter operations are done sooner on the calling thread. Waking a worker, and passing the GIL there and back, costs a
-# step about 0.06 ms. Work that computes also slows down the threads of the program, by up to half of its own duration
-# (bench/input_pipeline.py).
+# For shorter operations, the calling thread is faster than a worker. Waking a worker, and passing the GIL there and
+# back, costs a step about 0.06 ms. Work that computes also slows down the threads of the program, by up to half of its
+# own duration (bench/input_pipeline.py).
 WORTH_SECONDS = 0.5e-3
 
 

@@ -48,7 +48,7 @@ class Executable(Protocol):
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that are interpreted, as "name (Op)", as far as they are known before a run."""
+        """Nodes that are interpreted, as "name (Op)" or "name (Op: reason)", as far as they are known before a run."""
 
     @property
     def needs_recompiling(self) -> bool:

@@ -21,8 +21,8 @@ def convert(name: str, kind: Type, given: Any) -> Any:
     Raises InputError if its dtype, rank or static shape is wrong.
 
     Arrays must have the declared dtype. Arrays of other libraries are read through `__array__` or DLPack. Python
-    numbers and lists have no dtype: they are converted if nothing but decimal fractions is rounded. Symbolic dimensions
-    are checked later, when they are bound.
+    numbers and lists have no dtype, so they are converted. Decimal fractions may be rounded; any other change is an
+    error. Symbolic dimensions are checked later, when they are bound.
     """
     if isinstance(kind, TensorType):
         return _tensor(name, kind, given)

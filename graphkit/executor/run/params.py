@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from graphkit.executor.devices.device import Device
     from graphkit.executor.memory.resident import Resident
 
-# A JointStore remembers for this many lists of names which store has which name.
+# A JointStore caches how lists of names are divided among its stores. This is the largest number of cached lists.
 _MAX_GROUPINGS = 16
 
 
@@ -45,7 +45,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._stored: dict[str, StoredArray] = {}
         self._resident: dict[str, Resident] = {}
         self._own: set[str] = set()
-        # The names of arrays that were released, and what has them now (see `release`).
+        # For each array that was released, what holds it now (see `release`).
         self._elsewhere: dict[str, str] = {}
         # The owned arrays that callers have read. Each of them knows whether a view of it still exists.
         self._views: dict[str, SharedMemory] = {}
@@ -198,7 +198,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def release(self, name: str, holder: str) -> None:
         """Drop the array of `name`. Until it is written again, reading it raises InputError.
 
-        holder: What has the array now, such as "rank 1", for this error.
+        holder: What holds the array now, such as "rank 1", for this error.
         """
         self.type_of(name)
         self._forget(name)

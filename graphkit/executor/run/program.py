@@ -152,8 +152,8 @@ class _Instance:
         self._buffer_finals = self._bind_all(program, self._finals, [None if r.owned else r.value for r in results])
         self._owned_results = [(i, lowered.placement.root[r.value]) for i, r in enumerate(results) if r.owned]
         graph = program.graph
-        # Only Python steps read sequences and optionals.
-        self._not_native = [i for i, v in enumerate(graph.inputs) if not isinstance(v.type, TensorType)]
+        # Positions of sequences and optionals, which only Python steps read.
+        self._not_tensors = [i for i, v in enumerate(graph.inputs) if not isinstance(v.type, TensorType)]
         fixed = lowered.fixed
         fed = [(i, v) for i, v in enumerate(graph.inputs) if v not in fixed]
         self._input_slots = [(i, slots) for i, v in fed if (slots := self._slots.get(v))]
@@ -267,7 +267,7 @@ class _Instance:
             self._run_calls(program)
         else:
             arrays = [*inputs, *results]
-            for position in self._not_native:
+            for position in self._not_tensors:
                 arrays[position] = None
             program.run_native(self.native, arrays, arena, self._call if self._calls else None)
         for operand in self._buffer_finals:

@@ -73,7 +73,8 @@ class ProgramCache(Generic[P]):
         for part in program.part_keys:
             self._kept.move_to_end(part)
         if program.needs_recompiling:
-            # The program of a batch is always built again, so that it uses the compiled programs of its parts.
+            # The program of a batch is always built again, also if the cache has little room: it is small itself, and
+            # building it looks up the programs of its parts, which may then be compiled.
             if (
                 program.part_keys
                 or self._bytes + COMPILED_SIZE_RATIO * program.kept_bytes <= config.CACHE_MB.get() << 20

@@ -42,7 +42,7 @@ class Run(Protocol):
         """Wait for all steps. Raises RuntimeFailure if one has failed."""
 
     def raise_fault(self) -> None:
-        """Raise RuntimeFailure if a launched step has failed already. Does not wait."""
+        """Raise RuntimeFailure if a launched step has failed. On a device, it may wait for the launched steps."""
 
     def new_states(self) -> list[Any]:
         """Return the new values of states."""

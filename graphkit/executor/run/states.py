@@ -68,12 +68,15 @@ class States:
                 self._params.commit(names[position], array)
 
     def commit(self, names: Sequence[str], program: Executable, new: list[Any]) -> None:
-        """Store the new values of states after a run. new: arrays, which are replaced by None, or values on devices."""
+        """Store the new values of states after a run.
+
+        new: For each state, an array, or a Resident for a value on a device. Arrays are replaced by None, so that only
+            the store refers to them.
+        """
         params = self._params
         for positions in program.on_devices.values():
             params.place([names[i] for i in positions], [new[i] for i in positions])
         for position in self._on_host(names, program):
-            # Afterwards only the store refers to the array.
             name, array, new[position] = names[position], new[position], None
             previous = params.commit(name, array)
             if previous is not None and not program.donated[position]:

@@ -1,4 +1,4 @@
-"""Errors of kernels on a device: each kernel that can fail has a word, which it sets if it cannot compute its operands.
+"""Errors of kernels on a device. Each kernel that can fail has a word in device memory, and sets it if it fails.
 
 Loops in recordings end once a word is set. One more word lets the host end them.
 """
@@ -19,11 +19,12 @@ from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir import limits
 
-# The largest number of iterations of a loop without a limit.
+# The limit of iterations that the device gets if there is none.
 _ANY = np.iinfo(np.int64).max
 
-# Seconds between two checks whether such loops have ended; at most this part of the time that they have taken.
-_LONGEST_PAUSE, _PART = 1e-3, 0.125
+# The pause between two checks whether a replayed recording has ended: this part of the time that it has taken so far,
+# but at most this many seconds.
+_PART, _LONGEST_PAUSE = 0.125, 1e-3
 
 
 class Faults:
@@ -48,7 +49,7 @@ class Faults:
         return InstanceContext(self._device, self._words, self._most, without_collectives=without_collectives)
 
     def allow_iterations(self) -> None:
-        """Let loops in recordings end at the current limit of iterations, from here on in the current stream."""
+        """Send the current limit of iterations to the device, for recordings that are queued after this call."""
         most = limits.current().iterations
         allowed = _ANY if most is None else min(most, _ANY)
         if allowed != self._allowed:
@@ -77,12 +78,15 @@ class Faults:
         """The words on the device: if one is not zero, a kernel has failed, or loops have to end."""
         return self._words
 
-    def can_come_from(self, position: int) -> bool:
+    def can_fail_from(self, position: int) -> bool:
         """Return whether a step at this position of the order, or a later one, can fail."""
         return any(place >= position for place, _ in self._of)
 
-    def can_begin_at(self, position: int) -> bool:
-        """Return whether such a step can be the first one to fail: an earlier step may reject the same operands."""
+    def can_fail_first_from(self, position: int) -> bool:
+        """Return whether a step at this position of the order, or a later one, can be the first step to fail.
+
+        A step cannot if an earlier step checks the same operand values.
+        """
         return any(
             place >= position and one.rejects_operands and one.node not in self._repeated for place, one in self._of
         )

@@ -39,14 +39,14 @@ class ArrayInstance:
         self._loop = RecordingLoop(self._steps, device) if isinstance(device, Recorder) else RunLoop(self._steps)
         # Results that other programs read, by position: the storage and the array in it.
         self._views: dict[int, tuple[Any, Any]] = {}
-        self._ready: Any = None  # an event behind the steps
+        self._ready: Any = None  # an event recorded after the steps
 
     @property
     def is_writing(self) -> bool:
         """Whether a run has reached the steps that overwrite states. An interrupt then leaves them undefined."""
         return self._loop.is_writing
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], unread: Collection[int] = ()) -> list[Any]:
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         """See ArrayProgram.run."""
         self._loop.is_writing = False
         sums = self._steps.sums
@@ -56,11 +56,11 @@ class ArrayInstance:
                 self._loop.run()
                 self._steps.wait_for_sums()
                 positions = range(len(self._lowered.graph.updates), len(self._placement.results))
-                self._storages.send_outputs(position for position in positions if position not in unread)
+                self._storages.send_outputs(position for position in positions if position not in discard)
                 self._loop.check_last_faults()
                 # Before the new states: outputs may be their old values.
                 outputs = [
-                    None if position in unread else self._storages.output(position, buffers.get(position))
+                    None if position in discard else self._storages.output(position, buffers.get(position))
                     for position in positions
                 ]
                 return [*self._storages.new_states(), *outputs]
@@ -117,8 +117,8 @@ class ArrayInstance:
             self._loop.check_last_faults()
             self._streams.synchronize(self._stream)
 
-    def first_fault(self) -> None:
-        """Raise RuntimeFailure if a queued step has failed."""
+    def raise_fault(self) -> None:
+        """Raise RuntimeFailure if a queued step has failed. Waits for all queued steps."""
         with self._streams.on(self._stream):
             self._steps.check_faults()
 

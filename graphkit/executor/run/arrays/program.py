@@ -101,7 +101,7 @@ class ArrayProgram:
         return DeviceRun(self)
 
     def clear_needs_recompiling(self) -> None:
-        """There is no other kind of program for these shapes."""
+        """Do nothing: such a program never needs recompiling."""
 
     def as_part(self) -> None:
         """Return None: only programs of the CPU run batches in parts."""
@@ -143,7 +143,7 @@ class ArrayProgram:
         return self.lowered.interpreted()
 
     def contents(self) -> str:
-        """Return such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
+        """Return a summary, such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
         return self.lowered.contents()
 
     @cached_property
@@ -200,7 +200,7 @@ class DeviceRun:
 
     def raise_fault(self) -> None:
         if self._launched:
-            self._taken.first_fault()
+            self._taken.raise_fault()
 
     def new_states(self) -> list[Resident | None]:
         return self._taken.new_states()
@@ -213,7 +213,7 @@ class DeviceRun:
 
 
 def _check_lowered(lowered: LoweredGraph, device: Device) -> None:
-    """Raise UnsupportedError for element types that the device has no arrays of."""
+    """Raise UnsupportedError if the device has no arrays for an element type of the graph or of its subgraphs."""
     own = (LaunchedStep, LaunchedSum, StagedStep, SubgraphStep, SwapStep)
     launched = {node for node, lowering in lowered.steps if isinstance(lowering, own)}
     _check_types(lowered.graph, device, launched, lowered.placement.steps)
@@ -225,7 +225,7 @@ def _check_lowered(lowered: LoweredGraph, device: Device) -> None:
 def _check_types(
     graph: Graph, device: Device, launched: Container[Node] = (), steps: Iterable[Node] | None = None
 ) -> None:
-    """Raise UnsupportedError for element types that the device has no arrays of.
+    """Raise UnsupportedError if the device has no arrays for an element type of the graph.
 
     Args:
         graph: The graph.

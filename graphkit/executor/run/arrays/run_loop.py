@@ -26,8 +26,8 @@ LEAST_RECORDED = 3
 class RunLoop:
     """Runs the steps of a program one by one.
 
-    Faults are checked before the first step that overwrites a state, and after the last step if needed. From that step
-    on, limits of time and iterations do not apply.
+    Faults are checked before the first step that overwrites a state, and, if needed, after the last step. Limits of
+    time and iterations do not apply to the first step that overwrites a state and the steps after it.
 
     Attributes:
         is_writing: Whether a run has reached the steps that overwrite states. An interrupt then leaves them undefined.
@@ -39,15 +39,15 @@ class RunLoop:
         self._commit = _first_overwrite(steps.lowered)
         self._count = len(steps.lowered.memory.order)
         has_commit = self._commit < self._count
-        self._fails_last = not has_commit or steps.faults.can_begin_at(self._commit)
-        self._checks_last = not has_commit or steps.faults.can_come_from(self._commit)
+        self._fails_last = not has_commit or steps.faults.can_fail_first_from(self._commit)
+        self._checks_last = not has_commit or steps.faults.can_fail_from(self._commit)
 
     def run(self) -> None:
         """Run all steps."""
         self.run_segments()
 
     def run_segments(self) -> None:
-        """Run all steps, without leaving the check of faults to the device."""
+        """Run all steps. The host checks faults before states are overwritten, even if the device could."""
         self.is_writing, self._steps.storages.moved = False, False
         self._steps.run(range(self._commit))
         if self._commit < self._count:
@@ -91,7 +91,7 @@ class Segment:
 
 
 class RecordingLoop(RunLoop):
-    """Runs the steps of a program by recordings, as far as they can be recorded."""
+    """Runs the steps of a program. It replays recordings of the steps that can be recorded."""
 
     def __init__(self, steps: Steps, recorder: Recorder):
         super().__init__(steps)
@@ -186,7 +186,7 @@ class RecordingLoop(RunLoop):
             return None
         if not all(segment.is_recorded and not segment.repeats for segment in self._segments):
             return None
-        if self._steps.faults.can_come_from(0) and not self._recorder.supports_conditions():
+        if self._steps.faults.can_fail_from(0) and not self._recorder.supports_conditions():
             return None
         return Segment([p for segment in self._segments for p in segment.positions], is_recorded=True, repeats=False)
 
@@ -208,7 +208,7 @@ class RecordingLoop(RunLoop):
             self._record(segment)
         except NotRecorded as error:
             if self._steps.sums is not None:
-                raise  # the other processes replay theirs
+                raise  # the other processes rely on a recording here
             segment.is_recorded = False
             instead = "checks for faults between steps" if segment is self._whole else "runs one step after another"
             warnings.warn(f"{error}; the host {instead}", RuntimeWarning, stacklevel=2)
@@ -233,9 +233,9 @@ class RecordingLoop(RunLoop):
 
     def _bound_steps_of_all(self) -> Iterator[Recorded]:
         """Yield all steps of the program. If a fault is set, those that overwrite states do not run."""
-        before, behind = self._segments
-        yield from self._bound_steps(before)
-        if self._steps.faults.can_come_from(0):
-            yield Choice(self._steps.faults.words, (), [*self._bound_steps(behind)])
+        computing, overwriting = self._segments
+        yield from self._bound_steps(computing)
+        if self._steps.faults.can_fail_from(0):
+            yield Choice(self._steps.faults.words, (), [*self._bound_steps(overwriting)])
         else:
-            yield from self._bound_steps(behind)
+            yield from self._bound_steps(overwriting)

@@ -120,7 +120,7 @@ class Steps:
             self._place(node, self.device.compute(node, operands))
 
     def _place(self, node: Node, results: Sequence[Any]) -> None:
-        """Make arrays that a step has allocated its outputs."""
+        """Use the arrays that a step has allocated as the memory of its results."""
         for position, (value, result) in enumerate(zip(node.outputs, results, strict=True)):
             if value not in self.lowered.placement.used:
                 continue

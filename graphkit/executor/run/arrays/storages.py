@@ -25,7 +25,9 @@ from graphkit.ops import registry
 
 
 class Storages:
-    """Arrays by storage: the value that owns the memory. All work is on the current stream, `stream`.
+    """The arrays of an instance, by storage. A storage is identified by its root (see Placement).
+
+    All work is queued on `stream`, which must be the current one.
 
     Attributes:
         kept: Storages whose memory is allocated once. The memory of others lasts until the run ends, or belongs to a
@@ -175,7 +177,8 @@ class Storages:
                     self._small_inputs.put(value, given)
                 else:
                     received.append((value, given))
-        # First: the copy overwrites inputs that come from other instances with their old values.
+        # This comes first: it copies all small inputs, also old values of those that other instances pass, which
+        # `_receive` then overwrites.
         self._small_inputs.send()
         for value, given in received:
             self._receive(value, given)
@@ -233,7 +236,7 @@ class Storages:
         """Yield steps that copy new values in kept memory to their states. Such steps can share a launch.
 
         States whose old values are outputs are left out. There are no steps if a new value may be the old value of
-        another state. A run that does the steps sets `states_are_copied`.
+        another state. A caller that runs the steps must set `states_are_copied`.
         """
         self._copied.clear()
         updated = [*zip(self._residents, self._lowered.placement.results, strict=False)]

@@ -1,6 +1,6 @@
 """Copies of small arrays between host and device through pinned memory.
 
-All small inputs of a run are one copy. All small results are waited for once.
+One copy sends all small inputs of a run. The host waits once for all small results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _MOST_BYTES = 1 << 20
 
 
 class SmallInputs:
-    """Inputs one behind the other, in the device's memory and in pinned memory. `arrays` are those of the device."""
+    """Small inputs, packed into one block of device memory, and a block of pinned memory with the same layout.
+
+    `arrays` are the inputs in the device's memory.
+    """
 
     def __init__(self, device: Device, values: Iterable[Value]):
         self._pinned = pinned_memory_of(device)

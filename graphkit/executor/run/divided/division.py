@@ -153,7 +153,7 @@ class Division:
         return Part(target, own_selection, piece.inputs, piece.outputs, states, received, piece.late)
 
     def _received(self, index: int, piece: Piece, inputs: Sequence[RunInput]) -> dict[int, tuple[int, int]]:
-        """Return `Part.received` of a piece. Other inputs from elsewhere are copied for this piece first."""
+        """Return `Part.received` of a piece. Record the inputs that this piece is the first to copy to its device."""
         found: dict[int, tuple[int, int]] = {}
         for position, value in enumerate(piece.inputs):
             is_local = inputs[position].stored or self._at.get(value) == piece.place

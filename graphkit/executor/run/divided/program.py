@@ -109,7 +109,7 @@ class DividedProgram:
             run.end(succeeded)
 
     def clear_needs_recompiling(self) -> None:
-        """Do nothing: the programs of the parts are recompiled by themselves."""
+        """Do nothing: the cache of each device decides which programs of parts are recompiled."""
 
     def contents(self) -> str:
         return quantity(len(self._division.parts), "part")
@@ -120,7 +120,7 @@ class DividedProgram:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that are interpreted, as "name (Op)", as far as sizes are known before a run."""
+        """The `fallbacks` of the parts' programs. Parts whose sizes are known only in a run are left out."""
         return tuple(name for program in self._known if program is not None for name in program.fallbacks)
 
     @cached_property

@@ -97,7 +97,7 @@ class DividedRun:
         return self._states[value]
 
     def _on_host(self, value: Value) -> Any:
-        """Return a value in host memory that a part has computed, or an input that is an output."""
+        """Return an output of a part, in host memory."""
         if value not in self._from_parts:
             index, position = self._division.producers[value]
             self._from_parts[value] = self._runs[index].fetch(position)
