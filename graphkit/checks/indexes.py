@@ -26,7 +26,7 @@ from graphkit.passes.core.declare import Pass, Property
 _WIDTH = 120
 
 _OPERATORS = '''\
-"""In which module each operator is. Made from the classes by `python -P -m graphkit.checks.indexes`."""
+"""The module of each operator. Made from the classes by `python -P -m graphkit.checks.indexes`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FORMER = """\
 FORMER: dict[tuple[str, str], tuple[str, str]] = {
 """
 _RULES = '''\
-"""In which modules the rules of an operator are. Made from the rules by `python -P -m graphkit.checks.indexes`."""
+"""The modules with the rules of each operator. Made from the rules by `python -P -m graphkit.checks.indexes`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _Names: TypeAlias = tuple[str, ...]
 PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
 '''
 _KERNELS = '''\
-"""In which modules the kernels of an operator are. Made from them by `python -P -m graphkit.checks.indexes`."""
+"""The modules with the kernels of each operator. Made from the kernels by `python -P -m graphkit.checks.indexes`."""
 
 from __future__ import annotations
 

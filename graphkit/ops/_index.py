@@ -1,4 +1,4 @@
-"""In which module each operator is. Made from the classes by `python -P -m graphkit.checks.indexes`."""
+"""The module of each operator. Made from the classes by `python -P -m graphkit.checks.indexes`."""
 
 from __future__ import annotations
 

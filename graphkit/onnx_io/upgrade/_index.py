@@ -1,4 +1,4 @@
-"""In which modules the rules of an operator are. Made from the rules by `python -P -m graphkit.checks.indexes`."""
+"""The modules with the rules of each operator. Made from the rules by `python -P -m graphkit.checks.indexes`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the factories of native kernels share: the extension, and the decorator that registers a factory.
+"""Shared by the factories of native kernels: the extension, and the decorators that register factories.
 
-Importing it raises what `import_extension` raises.
+Importing this module raises the errors of `import_extension`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ def data_dependent(name: str, domain: str = "") -> Callable[[DataDependentFactor
 
 
 def _or_none(node: Node, make: Callable[[], T | None]) -> T | None:
-    """What `make` makes for the node; None for a case that the extension does not cover. Raises RuntimeFailure."""
+    """Return the result of `make()`, or None if the extension does not support this case.
+
+    Other errors of the extension become RuntimeFailure, which names the node.
+    """
     try:
         return make()
     except native.Unsupported:
@@ -108,14 +111,14 @@ def _or_none(node: Node, make: Callable[[], T | None]) -> T | None:
         raise RuntimeFailure(f"{node.describe()}: {error}") from error
 
 
-def there(shape: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape, given to a SizedFactory, of an operand that its node has."""
-    assert shape is not None
+def present(shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return a shape that a SizedFactory gets, of an operand that must be present."""
+    assert shape is not None, "the operand is not optional"
     return shape
 
 
 def library_dtype(node: Node) -> str | None:
-    """The one element type of all operands and results, when oneDNN computes in it here; else None."""
+    """Return the common element type of all operands and results, if oneDNN supports it on this CPU; else None."""
     kinds = {v.type.dtype if isinstance(v.type, TensorType) else None for v in (*node.operands, *node.outputs)}
     if kinds == {DType.FLOAT32}:
         return "float32"
@@ -125,7 +128,8 @@ def library_dtype(node: Node) -> str | None:
 def axis_taps(axis: int, taps: Taps, outside: np.ndarray | None = None) -> tuple[Any, ...]:
     """Return the weights along an axis for the native Resample, as (axis, starts, sources, weights, outside).
 
-    The arrays are bytes of int64, int32, float64 and bool. `outside` marks output elements that are the fill value.
+    The last four entries are the bytes of arrays of int64, int32, float64 and bool. `outside` marks the positions along
+    the axis, in the output, that get the fill value.
     """
     sources = taps.sources.astype(np.int32)
     mask = np.zeros(0, bool) if outside is None else outside
@@ -149,7 +153,10 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
 
 
 def epilogue(node: Node, residual: int) -> native.Epilogue:
-    """What a fused operator does to its product; `residual` is the position of that operand."""
+    """Return the epilogue of a fused operator: what is applied to its matrix product or convolution.
+
+    residual: The position of the operand `residual`.
+    """
     from graphkit.ops.internal.fused import Epilogue
 
     op = node.op
@@ -162,7 +169,7 @@ def epilogue(node: Node, residual: int) -> native.Epilogue:
 
 
 def library_options(context: KernelContext) -> dict[str, Any]:
-    """How a oneDNN kernel is to run: on how many threads, and whether their number may change bits."""
+    """Return options of oneDNN kernels: the number of threads, and whether results must not depend on it."""
     return {"threads": context.threads, "deterministic": context.deterministic}
 
 

@@ -23,7 +23,7 @@ def _made(node: Node, context: KernelContext) -> Kernel | None:
     )
 
 
-# Types are static: `static_shape`, which checks that, would take a good part of the time to make a kernel.
+# Types are static here. `static_shape` would check that, in a considerable part of the time that making a kernel takes.
 def _input(name: str, kind: TensorType) -> Any:
     return name, kind.shape, kind.dtype.value, kind.constants
 

@@ -1,4 +1,4 @@
-"""In which modules the kernels of an operator are. Made from them by `python -P -m graphkit.checks.indexes`."""
+"""The modules with the kernels of each operator. Made from the kernels by `python -P -m graphkit.checks.indexes`."""
 
 from __future__ import annotations
 

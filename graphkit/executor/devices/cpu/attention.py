@@ -23,7 +23,7 @@ def _cached(node: Node, context: KernelContext) -> Kernel | None:
 
 
 def _native(node: Node, op: AttentionOp, mask_at: int, past: int | None, context: KernelContext) -> Kernel | None:
-    """past: rows of keys and values that come before the others."""
+    """Return the kernel. past: the number of cached keys and values, which come before the new ones; None: no cache."""
     if node.outputs[0].dtype is not DType.FLOAT32:
         return None
     mask = operand(node, mask_at)

@@ -1,4 +1,4 @@
-"""Convolutions, plain and fused, and their gradients: through oneDNN, or by kernels of our own."""
+"""Convolutions, plain and fused, and their gradients: by oneDNN, or by graphkit's own kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.executor.devices.cpu._base import (
     library_options,
     native,
     prepared_kernel,
-    there,
+    present,
 )
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import operand, shape
@@ -27,13 +27,15 @@ from graphkit.passes.layout.unstride_transposed import scatters
 
 
 def window_of(geometry: Geometry, order: tuple[int, ...] | None = None) -> native.Window | None:
-    """The native window of a convolution's geometry, its spatial axes in the given order.
+    """Return the native window of a convolution's geometry, with its spatial axes in the given order.
 
-    None when their number is not covered.
+    Returns None if oneDNN does not support it: there are no spatial axes or more than three, or the geometry leaves out
+    a stride or more at the end of an axis.
     """
     if not 1 <= len(geometry.strides) <= 3:
         return None
-    # Under ConvTranspose fewer than a stride of output rows may lie beyond every window: rounding down covers them.
+    # In a ConvTranspose, `end` is negative if the last rows of the output are in no window. If these are fewer than a
+    # stride, the number of windows is the same without them, because it is rounded down.
     if any(-end >= stride for end, stride in zip(geometry.end, geometry.strides, strict=True)):
         return None
     end = [max(e, 0) for e in geometry.end]
@@ -45,14 +47,21 @@ def window_of(geometry: Geometry, order: tuple[int, ...] | None = None) -> nativ
 
 
 def depthwise_window(geometry: Geometry, kernel: tuple[int, ...]) -> native.PoolWindow | None:
-    """The window of a convolution with one filter for each channel; None when it is not covered."""
+    """Return the window of a convolution with one filter for each channel; None if it is not supported."""
     if not 1 <= len(kernel) <= 3 or any(p < 0 for p in (*geometry.begin, *geometry.end)):
         return None
     return native.PoolWindow(kernel, geometry.strides, geometry.dilations, geometry.begin, geometry.end)
 
 
 class _Windows(NamedTuple):
-    """Of a convolution with weights of a shape; `depthwise` where our own kernel has one filter per channel."""
+    """The windows of a convolution for given weights.
+
+    Attributes:
+        weights: The shape of the weights.
+        geometry: The geometry.
+        window: The window of the geometry; None if it is not supported.
+        depthwise: The window for graphkit's kernel with one filter for each channel; None if that kernel is not used.
+    """
 
     weights: tuple[int, ...]
     geometry: Geometry
@@ -63,9 +72,11 @@ class _Windows(NamedTuple):
 def _with_units_first(
     x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The shapes of data, weights and result, channels first, and the order in which they have their spatial axes.
+    """Return the shapes with axes of size 1 before the other spatial axes, and the order of the spatial axes in them.
 
-    Axes of one element come first: that moves nothing in memory, and lines are as long as they can be.
+    This moves no elements in memory. It makes the last axis, along which kernels compute, as long as possible.
+
+    x, w, y: shapes of data, weights and result, with the channels at axis 1.
     """
     axes = range(len(x) - 2)
     order = tuple(sorted(axes, key=lambda axis: not x[2 + axis] == w[2 + axis] == y[2 + axis] == 1))
@@ -76,7 +87,10 @@ def _with_units_first(
 def _with_columns_as_rows(
     x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry, order: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], native.Window]:
-    """The shapes, with spatial axes in an order, and the window of one row's convolution seen as one column's."""
+    """Return the shapes and the window of a convolution of a single row, as a convolution of a single column.
+
+    x, w, y: as for `_with_units_first`. order: the order of the geometry's spatial axes in these shapes.
+    """
     if len(order) == 1:
         x, w, y = ((*shape, 1) for shape in (x, w, y))
         pad = (geometry.begin[0], 0), (geometry.end[0], 0)
@@ -90,17 +104,17 @@ def _with_columns_as_rows(
     return x, w, y, window
 
 
-# Columns of a picture, or of a kernel, from which on the library takes seconds to prepare a transposed convolution.
+# If an image or a kernel has more columns than this, oneDNN takes seconds to prepare a transposed convolution.
 _WIDEST = 1 << 14
 
 
 class _Forward:
-    """Makes the kernels of a convolution, or of a transposed one, for the sizes that it meets."""
+    """Makes the kernels of a convolution, or of a transposed one, for given sizes. It is a SizedFactory."""
 
     def __init__(self, transposed: bool, node: Node, context: KernelContext, dtype: str, last: bool):
         self._transposed = transposed
         op = operator(node, Convolution)
-        # Of ConvTranspose alone the geometry is another one than that of the class.
+        # Only for ConvTranspose does the standard operator have another geometry than the channels-last one.
         self._op: Convolution = op.standard() if isinstance(op, ChannelsLast) and transposed else op
         self._last = last
         self._vary = context.sizes_vary
@@ -114,15 +128,15 @@ class _Forward:
         ours = last and dtype == "float32"
         self._tiles = ours and not transposed
         self._transposes = ours and transposed
-        self._depthwise = self._tiles and self._is_plain(node)
-        # Padding that depends on sizes, or on a wanted result, is found for each.
-        self._is_same = not transposed and not self._op.checked_auto_pad().startswith("SAME")
+        self._depthwise = self._tiles and self._may_use_depthwise_kernel(node)
+        # Otherwise, padding depends on the sizes of the data, or on a given shape of the result.
+        self._has_fixed_padding = not transposed and not self._op.checked_auto_pad().startswith("SAME")
         self._found: _Windows | None = None
 
-    def _is_plain(self, node: Node) -> bool:
-        """Whether one filter for each channel is computed by our own kernel.
+    def _may_use_depthwise_kernel(self, node: Node) -> bool:
+        """Return whether graphkit's kernel is used if there is one filter for each channel.
 
-        With packed weights, and what follows the convolution, the library's is as fast once it is made.
+        If the weights are packed, or other operators are fused, oneDNN's kernel is as fast. But making it takes longer.
         """
         if operand(node, 3) is not None:
             return False
@@ -130,7 +144,7 @@ class _Forward:
         return self._vary or (len(node.operands) == 2 and not activates and not self._packs)
 
     def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-        x, w, y = there(inputs[0]), there(inputs[1]), there(outputs[0])
+        x, w, y = present(inputs[0]), present(inputs[1]), present(outputs[0])
         if self._last:
             x, y = channels_first(x), channels_first(y)
         windows = self._windows(x, w)
@@ -143,7 +157,7 @@ class _Forward:
         if window is None:
             return None
         if self._transposed and max(x[-1], w[-1]) > _WIDEST:
-            # The library takes time for each column before it computes any, and none for rows.
+            # oneDNN's preparation takes time for each column, but not for rows.
             if max(x[2:-1], default=1) > 1:
                 return None
             x, w, y, window = _with_columns_as_rows(x, w, y, windows.geometry, order)
@@ -153,7 +167,7 @@ class _Forward:
             method = native.TiledConvolution.method(x, w, y, window, constant=self._packs, vary=self._vary)
             if method is not None:
                 return native.TiledConvolution(x, w, y, window, method, threads=self._threads, **self._options)
-        # Without strides the library has nothing to put together.
+        # If all strides are 1, oneDNN's kernel is faster, except for the cases of `scatters`.
         transposes = self._transposes and (self._vary or max(windows.geometry.strides) > 1 or scatters(x, w, y))
         if transposes and native.TransposedConvolution.covers(x, w, y, window):
             options = dict(bias=self._options["bias"], pack_weights=self._packs)
@@ -166,8 +180,8 @@ class _Forward:
         return native.Convolution(x, w, y, window, **options, **self._library)
 
     def _windows(self, x: tuple[int, ...], w: tuple[int, ...]) -> _Windows:
-        """Those for these sizes; for the weights alone where padding does not depend on the data's."""
-        if self._found is None or not self._is_same or self._found.weights != w:
+        """Return the windows for these sizes. If padding is fixed, they depend only on the weights, and are reused."""
+        if self._found is None or not self._has_fixed_padding or self._found.weights != w:
             geometry = self._op.geometry(x, w)
             is_depthwise = self._depthwise and self._op.group == x[1] == w[0]
             depthwise = depthwise_window(geometry, w[2:]) if is_depthwise else None
@@ -176,7 +190,7 @@ class _Forward:
 
 
 def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape whose channels are last, with the channels at axis 1."""
+    """Return a shape with the channels at axis 1. In the given shape, they are last."""
     return (shape[0], shape[-1], *shape[1:-1])
 
 
@@ -216,7 +230,7 @@ def _channels_last_conv_grad_weight(node: Node, context: KernelContext) -> Kerne
 
 
 def _standard(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
-    """A shape with the channels at axis 1."""
+    """Return a shape with the channels at axis 1. last: Whether they are last in the given shape."""
     return channels_first(shape) if last else shape
 
 
@@ -228,12 +242,12 @@ def _is_depthwise(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> bool:
 
 
 def _has_last_filters(node: Node) -> bool:
-    """Whether filters are in the order that no kernel here reads."""
+    """Return whether the weights are in the layout `filters_last`, which no kernel of this module reads."""
     return isinstance(node.op, ChannelsLastConvolution) and node.op.filters_last
 
 
 def _gradient_dtype(node: Node) -> str | None:
-    """The element type of both operands, when oneDNN computes the gradient in it here; else None."""
+    """Return the element type of both operands, if oneDNN computes the gradient in it on this CPU; else None."""
     if _has_last_filters(node):
         return None
     kinds = {v.dtype for v in node.operands[:2]}

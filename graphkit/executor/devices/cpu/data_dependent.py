@@ -1,4 +1,4 @@
-"""Operators whose results have data-dependent shapes only. Range and OneHot are in `fill`."""
+"""Operators whose results always have data-dependent shapes. For Range and OneHot, see `fill`."""
 
 from __future__ import annotations
 

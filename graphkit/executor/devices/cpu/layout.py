@@ -1,4 +1,4 @@
-"""Data movement in an order that is known when the kernel is made: views as copies."""
+"""Data movement in an order that is known when the kernel is made. Each kernel copies a strided view of its operand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graphkit.ir.graph import Node
 
 
 def _view(node: Node, context: KernelContext) -> Kernel | None:
-    """The kernel whose output has the elements of a regular view of input 0, in row-major order."""
+    """Return the kernel that copies a strided view of input 0 to its output; None if the view is not known."""
     view = VIEWS[node.op.name](node)
     if view is None:
         return None

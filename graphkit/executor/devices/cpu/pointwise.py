@@ -1,4 +1,4 @@
-"""Elementwise operators, alone and fused, through the native pointwise machine."""
+"""Elementwise operators, alone and fused, by the native interpreter of pointwise programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kernel_of(
 
 
 def _kernel(found: PointwiseProgram, context: KernelContext) -> native.Pointwise:
-    """Raises native.Unsupported for element types that the machine does not have."""
+    """Return the native kernel of a program. Raises native.Unsupported for element types that it does not support."""
     return native.Pointwise(**found._asdict(), threads=context.threads)
 
 

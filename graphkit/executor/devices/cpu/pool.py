@@ -14,10 +14,10 @@ from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, 
 
 
 def _window(node: Node, spatial: tuple[int, ...], other: DType = DType.INT64) -> native.PoolWindow | None:
-    """The native window of a pool over spatial axes of the given sizes.
+    """Return the native window of a pool over spatial axes of the given sizes.
 
-    None when the kernels do not cover it: other data than float32 and one type more (of indices), or more than three
-    axes.
+    Returns None if the kernels do not support the node: there are more than three spatial axes, or an element type is
+    neither float32 nor `other`, which is the type of indices or of quantised data.
     """
     values = [v for v in (*node.inputs, *node.outputs) if v is not None]
     if not 1 <= len(spatial) <= 3 or any(v.dtype not in (DType.FLOAT32, other) for v in values):
@@ -27,8 +27,8 @@ def _window(node: Node, spatial: tuple[int, ...], other: DType = DType.INT64) ->
     return native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
 
 
-def _places(value: Value | None) -> tuple[int, ...]:
-    """The shape of data with the channels last, in their standard order."""
+def _channels_first(value: Value | None) -> tuple[int, ...]:
+    """Return the shape of a channels-last value with the channels at axis 1."""
     given = shape(value)
     return tuple(given[i] for i in to_first(len(given)))
 
@@ -74,7 +74,7 @@ def _average_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
 
 @kernel("ChannelsLastMaxPool", DOMAIN)
 def _channels_last_max_pool(node: Node, context: KernelContext) -> Kernel | None:
-    x, y = _places(node.inputs[0]), _places(node.output)
+    x, y = _channels_first(node.inputs[0]), _channels_first(node.output)
     kind = node.output.dtype
     if kind in (DType.INT8, DType.UINT8):
         window = _window(node, x[2:], kind)
@@ -86,7 +86,7 @@ def _channels_last_max_pool(node: Node, context: KernelContext) -> Kernel | None
 @kernel("ChannelsLastAveragePool", DOMAIN)
 def _channels_last_average_pool(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, ChannelsLastAveragePool)
-    x, y = _places(node.inputs[0]), _places(node.output)
+    x, y = _channels_first(node.inputs[0]), _channels_first(node.output)
     window = _window(node, x[2:])
     return (
         None
@@ -99,14 +99,14 @@ def _channels_last_average_pool(node: Node, context: KernelContext) -> Kernel | 
 
 @kernel("ChannelsLastMaxPoolIndices", DOMAIN)
 def _channels_last_max_pool_indices(node: Node, context: KernelContext) -> Kernel | None:
-    x, y = _places(node.inputs[0]), _places(node.outputs[0])
+    x, y = _channels_first(node.inputs[0]), _channels_first(node.outputs[0])
     window = _window(node, x[2:], other=DType.UINT8)
     return None if window is None else native.ChannelsLastMaxPoolIndices(x, y, window, context.threads)
 
 
 @kernel("ChannelsLastMaxPoolGrad", DOMAIN)
 def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
-    dy, dx = _places(node.inputs[0]), _places(node.output)
+    dy, dx = _channels_first(node.inputs[0]), _channels_first(node.output)
     window = _window(node, dx[2:], other=DType.UINT8)
     return None if window is None else native.ChannelsLastMaxPoolGrad(dy, dx, window, context.threads)
 
@@ -114,7 +114,7 @@ def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> Kernel |
 @kernel("ChannelsLastAveragePoolGrad", DOMAIN)
 def _channels_last_average_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, ChannelsLastAveragePoolGrad)
-    dy, dx = _places(node.inputs[0]), _places(node.output)
+    dy, dx = _channels_first(node.inputs[0]), _channels_first(node.output)
     window = _window(node, dx[2:])
     return (
         None

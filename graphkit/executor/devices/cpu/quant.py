@@ -1,4 +1,4 @@
-"""Products and convolutions of quantised operands; what is element by element says itself what it is made from."""
+"""Matrix products and convolutions of quantised operands. C++ registers the elementwise ones (see `_declared`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_CONVOLUTION = {**_PARAMETERS, "x": "x", "w": "w", "b": "sum"}
 
 
 def _operands(node: Node, names: dict[str, str]) -> list[_Named | None]:
-    """The operands by their native names, in their order; None for one that is absent."""
+    """Return native name, shape and element type of each operand, in order; None for an absent one."""
     formals = operator(node, Op).formals
     return [
         None if value is None else (names[formal.name], value.tensor.static_shape, value.dtype.value)
@@ -36,7 +36,7 @@ def _operands(node: Node, names: dict[str, str]) -> list[_Named | None]:
 
 
 def _packs(node: Node, context: KernelContext, weights: str) -> bool:
-    """Whether the weights are constant."""
+    """Return whether the weights are constant, so that the kernel packs them. weights: name of the operand."""
     return [formal.name for formal in operator(node, Op).formals].index(weights) in context.constant_inputs
 
 

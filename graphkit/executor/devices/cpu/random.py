@@ -1,4 +1,4 @@
-"""Random numbers: the same bits as the references draw, for any number of threads.
+"""Random numbers, which are bit-identical to those of the references for any number of threads.
 
 Nodes with a seed of their own are interpreted: they draw from numpy's generator.
 """

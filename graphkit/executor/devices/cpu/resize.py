@@ -1,4 +1,4 @@
-"""Resize and its gradient: nearest elements are copied, all else is a weighted sum along each axis."""
+"""Resize and its gradient. Mode nearest copies elements; the other modes compute a weighted sum along each axis."""
 
 from __future__ import annotations
 

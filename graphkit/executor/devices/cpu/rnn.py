@@ -49,12 +49,12 @@ def _recurrent(node: Node, context: KernelContext) -> Kernel | None:
     return _forward(node, context, node.op, saves=False)
 
 
-def _walk(node: Node, context: KernelContext) -> Kernel | None:
+def _recurrence(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, OfLayer)
     return _forward(node, context, op.forward, saves=True)
 
 
-def _walk_grad(node: Node, context: KernelContext) -> Kernel | None:
+def _recurrence_grad(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, OfLayer)
     named = op.named_inputs(node.inputs)
     if not _is_float(node):
@@ -77,5 +77,5 @@ def _walk_grad(node: Node, context: KernelContext) -> Kernel | None:
 
 for _name in ("RNN", "GRU", "LSTM"):
     kernel(_name)(_recurrent)
-    kernel(f"{_name}Recurrence", DOMAIN, covers=_is_float)(_walk)
-    kernel(f"{_name}RecurrenceGrad", DOMAIN, covers=_is_float)(_walk_grad)
+    kernel(f"{_name}Recurrence", DOMAIN, covers=_is_float)(_recurrence)
+    kernel(f"{_name}RecurrenceGrad", DOMAIN, covers=_is_float)(_recurrence_grad)

@@ -1,4 +1,4 @@
-"""Operators on tensors of strings: functions that hold the interpreter, since their elements are Python strings."""
+"""Operators on tensors of strings. Their functions hold the GIL, because the elements are Python strings."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def _of_strings(name: str, domain: str = "") -> Callable[[StringFunctionFactory]
 
 
 class _Numbers:
-    """A number for each of some strings, -1 for all others."""
+    """Maps strings to numbers. All other strings map to -1."""
 
     def __init__(self, numbers: Mapping[str, int]):
         self._table = native.StringTable(dict(numbers), -1)
 
     def of(self, x: np.ndarray) -> np.ndarray:
-        """The numbers of the strings in x, int64 of x's shape."""
+        """Return the numbers of the strings in x, as int64 in the shape of x."""
         numbers = np.empty(x.shape, np.int64)
         self._table.find(np.ascontiguousarray(x), numbers)
         return numbers
 
 
 def _moving(node: Node) -> Callable[..., Any]:
-    """For operators whose result is no larger than their operands: numpy moves the references."""
+    """Return the function of an operator that only moves strings. Its result is not larger than its operands."""
     reference = operator(node, Op).reference
     return lambda *operands: np.array(reference(numpy_xp, *operands))  # a copy: references may return views
 
@@ -65,7 +65,10 @@ for _name in ("Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"
 
 
 def _mapping(table_of: Callable[[Any], tuple[dict[str, int], np.ndarray]]) -> StringFunctionFactory:
-    """For operators that map strings to values by a table of places and values, the default last."""
+    """Return the factory for operators that look up each string in a table.
+
+    table_of: Returns the index of each known string, and the values by index. The last value is the default.
+    """
 
     @kept
     def tables(op: Op) -> tuple[_Numbers, np.ndarray]:
@@ -84,7 +87,7 @@ _of_strings("CategoryMapper", ML)(_mapping(numbers_of_strings))
 
 
 def _part(column: Column) -> tuple[Any, int, int, int, np.ndarray | None]:
-    """A column for native.ColumnEncoder."""
+    """Return a column in the form that native.ColumnEncoder takes."""
     encoder, operand, index = column
     if isinstance(encoder, OneHotEncoder):
         width = len(encoder.cats_strings)
@@ -145,7 +148,10 @@ def _gather(node: Node) -> Callable[..., Any]:
 
 
 def _characters_of_words(op: Tokenizer) -> str | None:
-    """The ASCII characters whose runs are the words; None for words of another kind, whose expressions are RE2's."""
+    """Return the ASCII characters of words, if each word is a run of them; else None.
+
+    Other tokenizers split texts at separators, or take the matches of an RE2 expression as words.
+    """
     run = None if op.separators else run_of_characters(op.tokenexp or "")
     return None if run is None else "".join(filter(run.fullmatch, map(chr, range(128))))
 
@@ -181,7 +187,7 @@ def _ascii_words(op: TfIdfVectorizer) -> Any:
 
 @kept
 def _adding(op: TfIdfVectorizer) -> Callable[..., None]:
-    """The function that counts n-grams of numbers of words, as `TfIdfVectorizer.counted` calls it."""
+    """Return the argument `add` of `TfIdfVectorizer.counted`: a native function that counts n-grams of word numbers."""
     pool = pool_of(op)
     levels = [(np.ascontiguousarray(level.keys), np.ascontiguousarray(level.grams)) for level in pool.levels]
     ngrams = native.NgramTable(len(pool.words), pool.first, levels, pool.places, pool.weights)
@@ -202,7 +208,10 @@ def _tfidf_vectorizer(node: Node) -> Callable[..., Any]:
 
 @_of_strings("TokenizedNgrams", DOMAIN)
 def _tokenized_ngrams(node: Node) -> Callable[..., Any] | None:
-    """For the words that `_tokenizer` splits. The case of texts is changed by functions of Python's strings."""
+    """Return a function that splits texts and counts n-grams without creating strings for the words.
+
+    None if `_tokenizer` does not support the words. Python's string methods change the case of texts.
+    """
     region = operator(node, TokenizedNgrams)
     tokenizer, op, normalizer = region.tokenizer, region.counter, region.normalizer
     characters = _characters_of_words(tokenizer)

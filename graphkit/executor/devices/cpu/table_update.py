@@ -1,4 +1,4 @@
-"""Pointwise updates of a table whose gradient is given by rows."""
+"""Pointwise updates of a table, such as an embedding, whose gradient consists of some of its rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import Fused
 from graphkit.ops.optim.table_update import TableUpdate
 
-# Elements of a table's tile: long enough that a kernel's start counts little, short enough for the second-level cache.
+# Elements of a table's tile: large enough that the start of a kernel takes little of the time, small enough for the
+# second-level cache.
 _TILE = 4096
 
 

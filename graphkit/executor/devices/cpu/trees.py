@@ -18,7 +18,7 @@ from graphkit.ops.ml.tree_ensemble import TRANSFORMS, TreeEnsemble
 from graphkit.ops.ml.trees import IdentifiedTrees, TreeEnsembleClassifier, TreeEnsembleRegressor
 
 _LEQ, _LT, _GTE, _GT, _EQ, _NEQ = range(LEAF)
-# Set in a feature whose NaN goes to `yes`.
+# The bit that is set in the feature of a node if NaN goes to `yes`.
 _MISSING = np.int32(np.iinfo(np.int32).min)
 
 
@@ -75,7 +75,7 @@ def _made(
 
 
 def _walked(forest: Forest, wide: bool) -> Any:
-    """The forest with every question as `x <= limit`, and at leaves their first weight."""
+    """Return the native forest, in which each node that is not a leaf asks `x <= limit`."""
     real = np.float64 if wide else np.float32
     limit, feature, yes, no = _asking_for_at_most(forest, forest.threshold.astype(real))
     extra = len(limit) - len(forest.mode)
@@ -96,10 +96,10 @@ def _walked(forest: Forest, wide: bool) -> Any:
 
 
 def _asking_for_at_most(forest: Forest, threshold: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Limit, feature, yes and no of nodes that ask `x <= limit`. Those for == and != are two nodes, the second of which
-    tells what is less from what is equal.
+    """Return limit, feature, yes and no of nodes that all ask `x <= limit`.
 
-    x < t is x <= the number below t, x > t what is neither that nor NaN. A limit that is NaN is never kept to.
+    x < t becomes x <= the largest number below t. For x > t and x >= t, `yes` and `no` are swapped. A node for == or !=
+    becomes two nodes: the first asks x <= t, and the second, for these x, x < t. If a limit is NaN, the answer is no.
     """
     mode, yes, no, missing = forest.mode, forest.yes.copy(), forest.no.copy(), forest.missing.copy()
     assert len(MODES) == LEAF + 1
@@ -108,11 +108,12 @@ def _asking_for_at_most(forest: Forest, threshold: np.ndarray) -> tuple[np.ndarr
         below = np.where(threshold == -everything, nothing, np.nextafter(threshold, -everything))
     strict, reverse = (mode == _LT) | (mode == _GTE), (mode == _GT) | (mode == _GTE)
     limit = np.where(strict, below, threshold)
-    # What is greater goes to `yes`: the other way round, and NaN stays where it was going.
+    # For > and >=, `missing` is inverted because `yes` and `no` are swapped. If the threshold is NaN, no x is greater:
+    # the infinite limit sends every x to the original `no`.
     limit = np.where(reverse & np.isnan(threshold), everything, limit)
     yes[reverse], no[reverse] = forest.no[reverse], forest.yes[reverse]
     missing[reverse] = ~missing[reverse]
-    # A node for == goes to `equal` by way of a second one, else to `other`.
+    # A node for == or != leads to `other` for x > t. For x <= t, its second node leads to `other` or to `equal`.
     asking = np.flatnonzero((mode == _EQ) | (mode == _NEQ))
     unequal = mode[asking] == _NEQ
     equal = np.where(unequal, forest.no[asking], forest.yes[asking])
