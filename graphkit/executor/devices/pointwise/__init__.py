@@ -1,1 +1,1 @@
-"""Elementwise operators, alone and fused, as programs that every device has a machine for."""
+"""Elementwise operators, alone and fused, as programs that the CPU interprets and that a GPU compiles."""

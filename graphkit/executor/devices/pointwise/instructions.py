@@ -1,7 +1,7 @@
-"""Instructions of pointwise kernels: collected operator by operator, and read by the machine of every device.
+"""Instructions of pointwise kernels. `rules` emits them operator by operator; each device interprets or compiles them.
 
-An opcode's name says what it computes. The type of an instruction is that of its first operand (of `select` its second)
-and that of its result, but that comparisons give booleans, and a cast its target.
+An instruction computes in the type of its first operand; `select` in the type of its second one. The result has the
+same type, except that comparisons return booleans, and casts return their target type.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, INTEGERS, DType, TensorType
 
-# Operators that have no result for integers whose divisor (of Pow: base, below a negative exponent) is zero.
+# Operators that fail for integers if the divisor is zero. For Pow, if the base is zero and the exponent is negative.
 DIVISIONS = frozenset({"Div", "Mod", "Pow"})
 
 
 class Term(NamedTuple):
-    """A value inside of a kernel. Its dtype is the graph's."""
+    """A value inside a kernel, by its number. dtype: its type in the graph; float16 is computed as float32."""
 
     number: int
     dtype: DType
@@ -29,10 +29,15 @@ class Term(NamedTuple):
 class PointwiseProgram(NamedTuple):
     """A pointwise kernel. Values are numbered: the inputs, then the constants, then the results of the instructions.
 
-    shape: of every output. inputs: shape and type, None for one that is left out. constants: type and the bytes of one
-    element, half floats as float32. instructions: opcode, operands, and of a cast the target. outputs: the value, or -1
-    for one that nobody reads, and the type; a half float's value is a float32. divisions: the nodes that divide
-    integers, for the message when a divisor is 0.
+    Attributes:
+        name: Name of the operator.
+        shape: Shape of every output.
+        inputs: Shape and type of each operand; None for an absent one.
+        constants: Type and bytes of one element. Constants of type float16 or bfloat16 are float32 here.
+        instructions: Opcode, numbers of the operands, and the target type of a cast (else empty).
+        outputs: Number of the value, or -1 for an unused output, and type of the output. The value is float32 if the
+            type is float16 or bfloat16.
+        divisions: Names of the nodes that divide integers, for the error message if a divisor is 0.
     """
 
     name: str
@@ -45,15 +50,16 @@ class PointwiseProgram(NamedTuple):
 
     @property
     def read(self) -> set[int]:
-        """The values that an instruction, or a result, is made of."""
+        """The numbers of the values that an instruction or an output reads."""
         return {n for _, operands, _ in self.instructions for n in operands} | {value for value, _ in self.outputs}
 
 
 class Instructions:
     """The instructions of one kernel.
 
-    Half floats are widened when they are read and rounded when they are written: between, they are float32, so that a
-    chain of operators rounds once, and no less precisely than operator by operator. A Cast rounds where it stands.
+    The kernel converts float16 and bfloat16 operands to float32 when it reads them, and rounds when it writes a result.
+    So a chain of operators rounds only once, and is at least as precise as separate operators. But a Cast to these
+    types rounds its own result.
     """
 
     def __init__(self, inputs: Sequence[TensorType | None]):
@@ -63,20 +69,21 @@ class Instructions:
         self._divisions: list[str] = []
 
     def divides(self, node: Node) -> None:
-        """Name `node` in the error when an integer is divided by zero, if it may do that."""
+        """If a node divides integers, add its name to the error message for a division by zero."""
         if node.op.name in DIVISIONS and node.operands[0].dtype in INTEGERS:
             self._divisions.append(node.name or node.describe())
 
     def input(self, position: int) -> Term:
-        """Operand `position`, which is there."""
+        """Return the term of an operand, which must be present."""
         tensor = self._inputs[position]
         assert tensor is not None
         return Term(position, tensor.dtype)
 
     def constant(self, value: Any, dtype: DType) -> Term:
-        """A number for all elements, of a half float type as float32 has it.
+        """Return the term of a constant, which is one number for all elements.
 
-        Constants have negative numbers until all are known.
+        Its value is stored as float32 if `dtype` is float16 or bfloat16. Constants have negative numbers until
+        `program` renumbers all values.
         """
         stored = DType.FLOAT32 if dtype in HALVES else dtype
         with np.errstate(over="ignore"):
@@ -84,26 +91,32 @@ class Instructions:
         return Term(-1 - self._constants.setdefault(key, len(self._constants)), dtype)
 
     def value_of(self, term: Term) -> Any:
-        """The number that a constant is; None for other terms."""
+        """Return the value of a constant; None for other terms."""
         if term.number >= 0:
             return None
         dtype, element = list(self._constants)[-1 - term.number]
         return np.frombuffer(element, DType(dtype).numpy)[0]
 
     def emit(self, opcode: str, *operands: Term | float, dtype: DType | None = None) -> Term:
-        """Append an instruction. Numbers take the dtype of the first term; `dtype` is the result's, if another."""
+        """Append an instruction, and return the term of its result.
+
+        Args:
+            opcode: What it computes.
+            operands: Terms, or numbers, which become constants of the dtype of the first term.
+            dtype: The dtype of the result. By default, it is that of the first term.
+        """
         like = next(t for t in operands if isinstance(t, Term)).dtype
         terms = [t if isinstance(t, Term) else self.constant(t, like) for t in operands]
         return self._append(opcode, [t.number for t in terms], "", dtype or like)
 
     def cast(self, x: Term, dtype: DType) -> Term:
-        """x's elements as `dtype`, by the rules of the standard's Cast."""
+        """Return x converted to `dtype`, by the rules of ONNX's Cast."""
         if x.dtype is dtype:
             return x
         inside, target = (DType.FLOAT32 if d in HALVES else d for d in (x.dtype, dtype))
         number = x.number
         if inside is not target:
-            # From float64 to float16 in two steps, without rounding twice.
+            # float64 becomes float16 through float32. Rounding to odd in the first step avoids a double rounding.
             opcode = "cast_to_odd" if inside is DType.FLOAT64 and dtype is DType.FLOAT16 else "cast"
             number = self._append(opcode, [number], target.value, dtype).number
         if dtype in HALVES:
@@ -115,7 +128,7 @@ class Instructions:
         return Term(len(self._inputs) + len(self._code) - 1, dtype)
 
     def program(self, name: str, shape: Sequence[int], outputs: Sequence[Term | None]) -> PointwiseProgram:
-        """The program that computes `outputs`, all of `shape`; None for those that nobody reads."""
+        """Return the program that computes `outputs`, which all have the given shape; None for unused outputs."""
         first = len(self._inputs)
         results = [t.number for t in outputs if t is not None]
         if len(self._code) > 1:
@@ -136,7 +149,7 @@ class Instructions:
         )
 
     def _join_products(self, results: Sequence[int]) -> None:
-        """Turn a sum or difference with a product that nobody else reads into one instruction."""
+        """Fuse a product with the addition or subtraction that reads it, if no other instruction reads the product."""
         first = len(self._inputs)
         uses = [0] * (first + len(self._code))
         for number in (*(n for _, operands, _ in self._code for n in operands), *results):
@@ -156,7 +169,10 @@ class Instructions:
                     break
 
     def _without_unread(self, results: Sequence[int]) -> Any:
-        """Numbers as the kernel counts them: inputs, constants, then instructions whose results are read (else -1)."""
+        """Return a function that renumbers values as `PointwiseProgram` does.
+
+        Only instructions whose results are read get numbers; for the others it returns -1.
+        """
         first = len(self._inputs)
         read = [False] * len(self._code)
         pending = [n - first for n in results if n >= first]

@@ -1,4 +1,4 @@
-"""The pointwise programs of nodes: of one operator, of a fused region, of an update of parameters."""
+"""Make the pointwise programs of nodes: of a single operator, a fused region, or an update of parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphkit.ops.internal.fused import Fused
 from graphkit.ops.optim.updates import ELEMENTWISE_UPDATES
 from graphkit.ops.tensor.constants import Constant
 
-# Operators that stand for a graph of pointwise ones.
+# Composite operators, which expand to a graph of pointwise ones.
 EXPANDED = ELEMENTWISE_UPDATES
 
 # Domain and name of all operators whose nodes may have a program.
@@ -25,8 +25,9 @@ NAMES = (
 
 
 def program(node: Node, context: KernelContext) -> PointwiseProgram | None:
-    """The program of a node of static types whose operator is one of NAMES; None where an operator has no rule, or
-    none for this case, or where outputs differ in shape.
+    """Return the program of a node of static types whose operator is one of NAMES.
+
+    Returns None if an operator has no rule, if its rule does not support this case, or if outputs differ in shape.
     """
     op = operator(node, Op)
     if isinstance(op, Fused):
@@ -37,7 +38,10 @@ def program(node: Node, context: KernelContext) -> PointwiseProgram | None:
 def program_of(
     name: str, node: Node, sources: Sequence[Value | None], results: Sequence[Value], context: KernelContext
 ) -> PointwiseProgram | None:
-    """One program for the graph from `sources` to `results`, which stand for the node's operands and outputs."""
+    """Return one program for the graph from `sources` to `results`. They correspond to the node's operands and outputs.
+
+    Returns None as `program` does.
+    """
     shape = node.outputs[0].tensor.static_shape
     if any(v.tensor.static_shape != shape for v in node.outputs):
         return None
@@ -54,7 +58,7 @@ def program_of(
 
 
 def terms_of(code: Instructions, sources: Sequence[Value | None], results: Sequence[Value]) -> Sequence[Term] | None:
-    """The results of the graph from `sources`, the inputs of `code`; None where an operator has no rule."""
+    """Return the terms of the results of a graph; None if an operator has no rule. sources: the inputs of `code`."""
     terms = {v: code.input(i) for i, v in enumerate(sources) if v is not None}
     for inner in Graph(list(terms), results).nodes:
         term = _constant(code, inner.output)
@@ -68,7 +72,7 @@ def terms_of(code: Instructions, sources: Sequence[Value | None], results: Seque
 
 
 def _single(node: Node) -> PointwiseProgram | None:
-    """That of one operator that has a rule."""
+    """Return the program of one operator that has a rule."""
     if not all(v is None or isinstance(v.type, TensorType) for v in node.inputs):
         return None
     code = Instructions([None if v is None else v.tensor for v in node.inputs])
@@ -79,7 +83,7 @@ def _single(node: Node) -> PointwiseProgram | None:
 
 
 def _expanded(node: Node, context: KernelContext) -> PointwiseProgram | None:
-    """That of an operator that stands for a graph of pointwise ones, in float32 where it is one of halves."""
+    """Return the program of a composite operator. Its float16 and bfloat16 operands are expanded as float32."""
     op = operator(node, Op)
     operands = [None if v is None else Value(_widened(v.tensor)) for v in node.inputs]
     results = op.expand(*operands)
@@ -91,7 +95,7 @@ def _widened(tensor: TensorType) -> TensorType:
 
 
 def _constant(code: Instructions, value: Value) -> Term | None:
-    """A Constant of one element as an immediate operand."""
+    """Return the term of a Constant with one element; None for another value."""
     if value.node is None or not isinstance(value.node.op, Constant):
         return None
     array = value.node.op.value.array

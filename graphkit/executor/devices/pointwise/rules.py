@@ -1,7 +1,7 @@
-"""What each pointwise operator is in instructions.
+"""The rule of each pointwise operator, which emits the instructions that compute it.
 
-A rule takes the instructions so far, the operator and a term for each operand (None: absent), and returns the term of
-the result, or None for a case that they do not compute as the reference does.
+A rule takes the instructions so far, the operator and a term for each operand (None: absent). It returns the term of
+the result. It returns None for a case in which the instructions would not compute the same as the reference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graphkit.ops.tensor.cast import Cast
 
 Rule: TypeAlias = Callable[..., Term | None]
 
-# By name: no two domains share one.
+# By name of the operator, which is unique among the domains.
 RULES: dict[str, Rule] = {}
 
 
@@ -144,9 +144,12 @@ def _reciprocal(code: Instructions, op: Op, x: Term) -> Term:
 
 @_rule("Pow")
 def _pow(code: Instructions, op: Op, a: Term, b: Term) -> Term | None:
-    """In the type that numpy promotes both to; integers as 64-bit ones, which wrap around alike."""
+    """Compute in the type to which numpy promotes both operands.
+
+    Integers are computed with 64 bits: overflow wraps around, so the lower bits are the same.
+    """
     if a.dtype in HALVES or b.dtype in HALVES:
-        # Widened operands are float32, whatever the other's type is.
+        # float16 and bfloat16 operands count as float32, whatever type the other operand has.
         wide_a, wide_b = (DType.FLOAT32 if t.dtype in HALVES else t.dtype for t in (a, b))
     else:
         wide_a, wide_b = a.dtype, b.dtype
@@ -216,7 +219,7 @@ def _selu(code: Instructions, op: Selu, x: Term) -> Term:
 
 @_rule("Celu")
 def _celu(code: Instructions, op: Celu, x: Term) -> Term | None:
-    # With a negative alpha the exponential grows without a bound, beyond what expm1 is made for.
+    # With a negative alpha, the argument of the exponential is positive and not bounded, but expm1 takes at most 64.
     return _exponential(code, x, op.alpha, op.alpha) if op.alpha > 0 else None
 
 
@@ -259,7 +262,7 @@ def _thresholded_relu(code: Instructions, op: ThresholdedRelu, x: Term) -> Term:
 
 @_rule("Shrink")
 def _shrink(code: Instructions, op: Shrink, x: Term) -> Term:
-    # The attributes are no integers: integers are shrunk as float64.
+    # The attributes are floats, so integers are computed as float64.
     wide = x if x.dtype in FLOATS else code.cast(x, DType.FLOAT64)
     below = code.emit("less", wide, -op.lambd, dtype=DType.BOOL)
     above = code.emit("less", code.constant(op.lambd, wide.dtype), wide, dtype=DType.BOOL)
