@@ -54,7 +54,7 @@ class Repetition(NamedTuple):
     Args:
         steps: The steps.
         trips: int64. Before each repetition, the number of earlier ones is written here.
-        going: bool. If it is false, the steps do not run at all. None: they do.
+        condition: bool. If it is false, the steps do not run at all. None: they do.
         limit: int64. The largest number of repetitions. None: any.
         flag: bool, written by the steps. None: it stays true.
         most: int64. If there would be more repetitions, the steps stop and set `fault`. None: any number.
@@ -64,7 +64,7 @@ class Repetition(NamedTuple):
 
     steps: Sequence[Recorded]
     trips: Any
-    going: Any
+    condition: Any
     limit: Any
     flag: Any
     most: Any
@@ -76,7 +76,10 @@ Recorded: TypeAlias = BoundStep | Choice | Repetition
 
 
 class Conditional(ABC):
-    """A kernel that a recording contains as other steps: if it is called instead, the host reads values to choose."""
+    """A kernel that a recording replaces by other steps (`recorded`), which the device chooses or repeats.
+
+    If the kernel is called instead, the host reads values to choose the steps.
+    """
 
     can_be_recorded: bool
 

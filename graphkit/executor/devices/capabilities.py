@@ -1,6 +1,7 @@
 """What only some devices can do. Code asks by type: `isinstance(device, Recorder)`.
 
-For devices without streams or pinned memory, `streams_of` and `pinned_memory_of` return stand-ins that do all at once.
+For devices without streams or pinned memory, `streams_of` and `pinned_memory_of` return substitutes. The calls of these
+return when the work is done.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ class Streams(Protocol):
         ...
 
     def event(self) -> Any:
-        """Return an event behind all work that the current stream has so far."""
+        """Return an event recorded after all work that the current stream has so far."""
         ...
 
     def wait_for(self, event: Any) -> None:
         """Let later work of the current stream wait for an event of any device of the kind.
 
-        If the event is recorded, the current stream is recorded from now on, until the recorded stream waits for it.
+        If the event belongs to a recording, work of the current stream is recorded from now on, until the stream of the
+        recording waits for an event of the current stream.
         """
         ...
 
@@ -55,7 +57,9 @@ class PinnedMemory(Protocol):
     """The device copies from and to pinned memory of the host without waiting."""
 
     def host_memory(self, nbytes: int) -> np.ndarray:
-        """Return pinned bytes, to be kept for long. `copy_in` reads them when the current stream comes to the copy."""
+        """Return pinned bytes, which the caller keeps for many copies.
+        `copy_in` does not wait: it reads pinned bytes when the current stream reaches the copy.
+        """
         ...
 
     def copy_to_host(self, source: Any, host: np.ndarray) -> None:
@@ -72,9 +76,10 @@ class Recorder(Protocol):
     """The device replays recorded steps in one call."""
 
     def record(self, stream: Any, steps: Sequence[Recorded]) -> Callable[[], None]:
-        """Record steps, which do not run now, and return the function that queues all of them.
+        """Record steps on the current stream, `stream`. They do not run now.
 
-        Both are for the current stream, `stream`.
+        Returns:
+            The function that queues all of them on that stream.
 
         Raises:
             NotRecorded: The device cannot record these steps.
@@ -146,7 +151,7 @@ class _OrdinaryMemory:
 
 
 def _as(host: np.ndarray, array: Any) -> np.ndarray:
-    """The host's bytes with the shape and dtype of an array."""
+    """Return the bytes of a host array as an array with the shape and dtype of `array`."""
     found: np.ndarray = host.reshape(-1).view(array.dtype).reshape(array.shape)
     return found
 
@@ -155,10 +160,10 @@ _AT_ONCE = _AtOnce()
 
 
 def streams_of(device: Device) -> Streams:
-    """Return the device's streams, or a stand-in if its calls return when their work is done."""
+    """Return the device's streams, or a substitute if its calls return when their work is done."""
     return device if isinstance(device, Streams) else _AT_ONCE
 
 
 def pinned_memory_of(device: Device) -> PinnedMemory:
-    """Return the device's pinned memory, or a stand-in with ordinary memory."""
+    """Return the device's pinned memory, or a substitute with ordinary memory."""
     return device if isinstance(device, PinnedMemory) else _OrdinaryMemory(device)

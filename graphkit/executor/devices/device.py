@@ -21,7 +21,7 @@ class Device(Protocol):
     name: str
 
     def stored(self, dtype: DType) -> np.dtype | None:
-        """Return the element type of arrays with such elements, or None if the device has no such arrays.
+        """Return the element type of the device's arrays for an element type; None if it has no arrays for it.
 
         It differs from `dtype.numpy` if only kernels can compute with the elements: arrays then hold their bits.
         """
@@ -66,7 +66,7 @@ class Device(Protocol):
         Args:
             node: The node.
             made: The kernel that the factory of the device has made. None: interpret the node.
-            fault: Array of one uint32, which the kernel sets if it cannot compute its operands; None if it cannot fail.
+            fault: Array of one uint32, which the kernel sets to a non-zero number if it fails. None if it cannot fail.
         """
         ...
 
@@ -76,7 +76,7 @@ class Device(Protocol):
 
 
 def interprets(device: Device, dtype: DType) -> bool:
-    """Return whether interpreted nodes can compute with arrays of such elements."""
+    """Return whether interpreted nodes can compute with arrays of this element type."""
     return device.stored(dtype) == dtype.numpy
 
 

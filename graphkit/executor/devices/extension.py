@@ -15,7 +15,7 @@ _ONEDNN_LIBRARY = "libdnnl.so.3"
 
 @cache
 def import_extension() -> ModuleType:
-    """Import the extension, without any kernel's factory.
+    """Import the extension. This registers no kernels.
 
     Raises:
         ImportError: graphkit was not built. The message names `graphkit._native`.

@@ -30,7 +30,7 @@ def reduced_axes(node: Node) -> tuple[int, ...] | None:
 
 
 def repeated_axes(node: Node) -> tuple[int, ...]:
-    """Return the axes of ReduceToShapeOf: those along which the result was repeated."""
+    """Return the axes that ReduceToShapeOf sums over: those along which an array of its result's shape is broadcast."""
     x, y = shape(node.inputs[0]), shape(node.output)
     lead = len(x) - len(y)
     return (*range(lead), *(i for i in range(lead, len(x)) if y[i - lead] == 1 and x[i] != 1))

@@ -45,7 +45,7 @@ AnyDevice: TypeAlias = str | Mapping[str | None, str] | GroupDevices
 
 
 def kinds_of(device: AnyDevice) -> list[str]:
-    """The kinds of devices that a graph runs on. Raises UnsupportedError for a device that graphkit does not know."""
+    """Return the kinds of devices that a graph runs on. Raises UnsupportedError for an unknown device."""
     if isinstance(device, GroupDevices):
         names: Iterable[DeviceName] = device.devices
     else:
@@ -54,10 +54,16 @@ def kinds_of(device: AnyDevice) -> list[str]:
 
 
 def grouped(device: AnyDevice, known: Iterable[str]) -> str | GroupDevices:
-    """The devices of the `known` groups of a graph; one where that is all there is.
+    """Return the devices of the groups of a graph, or the name of the device if all groups have the same one.
 
-    Raises UsageError for a group that is not known, one that has no device while there is no default, and what is no
-    mapping of names to devices; UnsupportedError for a device that graphkit does not know.
+    Args:
+        device: The device of each group.
+        known: The groups of the graph.
+
+    Raises:
+        UsageError: `device` is neither a name nor a dict of names. Or a group is unknown. Or a group has no device, and
+            there is no default.
+        UnsupportedError: A device is unknown.
     """
     if isinstance(device, (str, GroupDevices)):
         return device

@@ -25,9 +25,9 @@ class Kernel(Protocol):
     """Computes one node: reads `inputs` (None: absent), and writes `outputs` (None: not used).
 
     All arrays are C-contiguous and have the node's dtypes and shapes. A kernel is an object of the native extension,
-    which programs run without Python, or any such function. An output may share memory with an input if `inplace`
-    contains the pair; a function without that attribute uses the operator's. Several threads may call one kernel at
-    the same time.
+    which programs run without Python, or a Python function with this signature. An output may share memory with an
+    input if `inplace` contains the pair; for a function without that attribute, the operator's `inplace` applies.
+    Several threads may call one kernel at the same time.
     """
 
     def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None: ...

@@ -14,7 +14,7 @@ from graphkit.distribution import how_to_install, is_installed
 from graphkit.errors import MissingDependency, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor.devices.extension import import_extension
 
-if TYPE_CHECKING:  # for annotations: importing it is the CPU's business
+if TYPE_CHECKING:  # for annotations only: importing it here would load the extension
     from graphkit import _native as _native
     from graphkit.executor.devices.device import Device
 
@@ -36,7 +36,7 @@ def _cuda() -> Any:
     return importlib.import_module("graphkit.executor.devices.cuda")
 
 
-# The CPU is no such kind: its programs are native, and use the memory of the host.
+# The kinds by name. The CPU is not among them: its programs are native, and use the memory of the host.
 _kinds = {"cuda": DeviceKind(lambda number: _cuda().device(number), lambda: _cuda().cards())}
 
 
@@ -67,7 +67,7 @@ class DeviceName(NamedTuple):
 
     @staticmethod
     def of(device: str) -> DeviceName:
-        """Raises UnsupportedError for a device that graphkit does not know."""
+        """Parse a name. Raises UnsupportedError for an unknown device."""
         kind, colon, number = device.partition(":")
         known = ("cpu", *_kinds)
         if kind not in known:
@@ -95,11 +95,15 @@ def find_device(kind: str, number: int) -> Device | None:
 
 
 def load_device(device: str) -> bool:
-    """Load a device's kernels; return whether its native part is there.
+    """Load a device's kernels.
 
-    A source tree that was never installed has no native part: every node is interpreted. Raises MissingDependency when
-    an installed graphkit lacks it, or CuPy is missing; UnsupportedError for a device that graphkit does not know, or
-    that this machine does not have.
+    Returns:
+        Whether there are kernels. A source tree that was never installed has none for the CPU: there, every node is
+        interpreted.
+
+    Raises:
+        MissingDependency: An installed graphkit lacks its native extension, or CuPy is missing.
+        UnsupportedError: The device is unknown, or this machine does not have it.
     """
     kind, number = DeviceName.of(device)
     if kind != "cpu":
@@ -112,7 +116,7 @@ def load_device(device: str) -> bool:
 
 
 def load_native() -> Any:
-    """The native extension, loaded at the first call, without the kernels that `load_device` registers.
+    """Return the native extension. The first call loads it. It registers no kernels: `load_device` does.
 
     Returns:
         The module, or None in a source tree that was never installed.
@@ -134,5 +138,5 @@ def load_native() -> Any:
 
 
 def native_module() -> Any:
-    """The native extension, once `load_native` or `load_device` has loaded it; None where there is none."""
+    """Return the native extension if `load_native` or `load_device` has loaded it, else None."""
     return sys.modules.get("graphkit._native")

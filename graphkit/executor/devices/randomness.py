@@ -21,7 +21,10 @@ class Draw(NamedTuple):
 
 
 def draw(node: Node) -> Draw | None:
-    """Return the stream of a RandomOp, from its operand `rng` or from the beginning; None if it has its own seed."""
+    """Return the stream of a RandomOp; None if the node has its own seed.
+
+    Seed and step are those of its operand `rng`. Without that operand, they are 0.
+    """
     op = operator(node, RandomOp)
     if op.own_seed is not None:
         return None
@@ -44,7 +47,10 @@ def never_trains(node: Node) -> bool:
 
 
 def linear(node: Node) -> tuple[float, float]:
-    """Return offset and factor of a node's standard numbers: (mean, scale) or (low, high - low)."""
+    """Return offset and factor that turn standard random numbers into those of a node.
+
+    These are (mean, scale) for normal numbers, and (low, high - low) for uniform ones.
+    """
     op = operator(node, RandomOp)
     if isinstance(op, Normal):
         return op.mean, op.scale

@@ -94,7 +94,7 @@ def _given(rule: KernelRule) -> dict[str, Any]:
 
 
 class _Source(NamedTuple):
-    """The module that registered a field, and its namespace, which each import makes anew."""
+    """The module that registered a field, and the namespace of that import. Each import creates a new namespace."""
 
     module: str
     namespace: dict[str, Any] | None
@@ -105,7 +105,7 @@ class _Source(NamedTuple):
         return _Source(module, None if loaded is None else vars(loaded))
 
     def replaces(self, earlier: _Source) -> bool:
-        """Whether `earlier` is an interrupted import of the same module."""
+        """Whether `earlier` is an earlier import of the same module, which was interrupted."""
         return self.module == earlier.module and self.namespace is not earlier.namespace
 
 
@@ -163,14 +163,14 @@ def _import(unimported: dict[_Key, Sequence[str]], key: _Key) -> None:
         return
     for module in modules:
         importlib.import_module(module)
-    # Only now: another thread that finds no entry must find the rule.
+    # Remove the entry last: a thread that finds no entry expects the rule to be registered.
     unimported.pop(key, None)
 
 
 def register_modules(
     device: str, modules: Mapping[tuple[str, str], Sequence[str]], strings: Mapping[tuple[str, str], Sequence[str]]
 ) -> None:
-    """Let modules be imported, and so register rules, when a rule is asked for.
+    """Add modules that `rule_of` imports when it is first called for one of their operators; they register the rules.
 
     Args:
         device: The device.

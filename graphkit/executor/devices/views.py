@@ -23,7 +23,7 @@ class View(NamedTuple):
 
 
 def window(node: Node, first: int, sizes: Sequence[int]) -> View | None:
-    """Return the view that a slice of an array of `sizes` is; None if an operand is not known.
+    """Return the view of an array of `sizes` that a slice selects; None if an operand of the slice is not known.
 
     first: the position of the operand `starts`.
     """

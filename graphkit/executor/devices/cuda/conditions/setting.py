@@ -84,7 +84,7 @@ def choosing(choice: Choice, then: int | None, otherwise: int | None) -> BoundLa
 
 def beginning(repeated: Repetition, handle: int) -> BoundLaunch:
     """Return the launch that sets the value of a node before its steps."""
-    return _repeating(repeated, repeated.going, handle, first=True)
+    return _repeating(repeated, repeated.condition, handle, first=True)
 
 
 def going_on(repeated: Repetition, handle: int) -> BoundLaunch:
