@@ -26,7 +26,7 @@ from graphkit.passes.core.sweep import rewrite
 KEPT_BYTES = 1 << 16
 
 # Nodes whose results have more than this many times the bytes of their operands are not prepacked. Prepacked results
-# stay in memory; computed in each run, they take memory for only a part of it.
+# stay in memory. Results that each run computes take memory for only a part of the run.
 GROWTH_LIMIT = 4
 
 

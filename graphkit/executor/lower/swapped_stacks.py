@@ -10,8 +10,8 @@ from graphkit.ir.graph import Node, Value
 from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training.swap import is_swapped
 
-# Stacks with fewer slices are not swapped. The loop that writes slices keeps two of them on the device, and so does the
-# loop that reads them, so swapping up to four slices saves no memory.
+# Stacks with fewer slices are not swapped, because this would save little memory: the loop that writes slices keeps two
+# of them on the device, and so does each loop that reads them.
 LEAST_ROWS = 5
 
 # A slice must have at least MIN_BYTES / ROW_PARTS bytes, because each iteration copies one slice.
