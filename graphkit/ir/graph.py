@@ -227,19 +227,25 @@ class Node:
             if given is self.inputs or given == self.inputs:
                 return self
             if _same_types(given, self.inputs):
-                return self._moved(given)
+                return self.with_types(given, [v.type for v in self.outputs])
         with context.detached():
             names = [v.name for v in self.outputs]
             node = Node(op or self.op, inputs, self.name, self.meta, output_names=names)
         node.scope = self.scope
         return node
 
-    def _moved(self, inputs: tuple[Value | None, ...]) -> Node:
-        """This node on operands of the same types. What __init__ would do, without asking for a name and types."""
+    def with_types(self, inputs: Iterable[Value | None], types: Sequence[Type]) -> Node:
+        """Return this node with other operands. `types` must be what inference would return for the outputs."""
         node = Node.__new__(Node)
-        node.op, node.inputs, node.name, node.meta, node.scope = self.op, inputs, self.name, self.meta, self.scope
+        node.op, node.inputs, node.name, node.meta, node.scope = (
+            self.op,
+            tuple(inputs),
+            self.name,
+            self.meta,
+            self.scope,
+        )
         node.serial = next(_serial)
-        node.outputs = tuple([Value(v.type, v.name, node, v.index) for v in self.outputs])
+        node.outputs = tuple([Value(t, v.name, node, v.index) for v, t in zip(self.outputs, types, strict=True)])
         return node
 
     def __str__(self) -> str:

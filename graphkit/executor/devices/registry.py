@@ -26,7 +26,7 @@ Shapes: TypeAlias = Sequence[tuple[int, ...] | None]
 SizedFactory: TypeAlias = Callable[[Shapes, Shapes], Kernel | None]
 
 # Does the work that does not depend on sizes (types, attributes, which operands are present), once for all sizes.
-# Returns None if no size has a kernel.
+# Returns None if no size has a kernel, or if only a node of static types tells.
 Preparation: TypeAlias = Callable[[Node, KernelContext], SizedFactory | None]
 
 # Makes a kernel whose results have data-dependent shapes. The node's shapes need not be known.
@@ -113,6 +113,8 @@ class _Source(NamedTuple):
 _Key: TypeAlias = tuple[str, str, str]
 
 _NO_KERNELS = KernelRule()
+# Fields that make kernels for the same nodes.
+_SAME_KERNELS = dict.fromkeys(("make", "prepare"), ("make", "prepare"))
 # Protects changes of `_rules` and `_sources`. Never held during an import, which may wait for other threads.
 _lock = threading.Lock()
 _rules: dict[_Key, KernelRule] = {}
@@ -138,7 +140,8 @@ def register(device: str, domain: str, name: str, rule: KernelRule, module: str 
     given, source = _given(rule), _Source.of(module)
     with _lock:
         known = _sources.get(key, {})
-        if any(field in known and not source.replaces(known[field]) for field in given):
+        taken = {field for name in given for field in _SAME_KERNELS.get(name, (name,)) if field in known}
+        if not all(source.replaces(known[field]) for field in taken):
             raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
         _rules[key] = _rules.get(key, _NO_KERNELS)._replace(**given)
         _sources[key] = {**known, **dict.fromkeys(given, source)}

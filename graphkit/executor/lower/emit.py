@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Emission, Location, LoweredGraph, Lowering
+from graphkit.executor.memory.packing import PackedOperand
 from graphkit.executor.memory.placement import has_run_time_size
 from graphkit.ir.graph import Node, Value
 
@@ -18,15 +19,14 @@ class Emitter:
     """Writes a lowered graph and its subgraphs into a native program, and numbers the external memory of that program.
 
     Attributes:
-        sources: The parameters and constants that kernels read, as (external memory, array, kernel that packs it or
-            None, position of the operand).
+        sources: The parameters and constants that kernels read.
         calls: The steps of the outermost graph that run in Python.
         buffers: The numbers of the buffers of the outermost graph, by value.
         allocates: Whether the program allocates memory in a run.
     """
 
     def __init__(self, externals: int):
-        self.sources: list[tuple[int, VersionedArray, NativeKernel | None, int]] = []
+        self.sources: list[PackedOperand] = []
         self.calls: list[int] = []
         self.buffers: dict[Value, int] = {}
         self._count = externals
@@ -55,7 +55,7 @@ class Emitter:
         key = (id(array), "" if kernel is None else kernel.packed_layout(position))
         if key not in self._known:
             self._known[key] = self.new_external()
-            self.sources.append((self._known[key], array, kernel, position))
+            self.sources.append(PackedOperand(self._known[key], array, kernel, position))
         return self._known[key], 0
 
     def graph(

@@ -19,6 +19,7 @@ from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_o
 from graphkit.executor.lower.failures import failing_steps
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
 from graphkit.executor.lower.registry import kernel_context
+from graphkit.executor.memory.packing import PackedOperand
 from graphkit.executor.memory.placement import Placement, place_values
 from graphkit.executor.memory.plan_graph import MemoryPlan, StepMemory, plan_graph
 from graphkit.ir import context
@@ -42,18 +43,6 @@ _SMALL = 128
 # For each step, the operands that may be overwritten, and whether it needs working memory. A template has a _Structure
 # for each different value of this type.
 _Needs = tuple[tuple[tuple[tuple[int, int], ...], bool], ...]
-
-
-class PackedOperand(NamedTuple):
-    """A parameter or constant, and the number of the external memory that holds it.
-
-    If `kernel` is given, it packs the array for the operand `position`. If it is None, the array is not packed.
-    """
-
-    external: int
-    array: VersionedArray
-    kernel: NativeKernel | None
-    position: int
 
 
 class SizedCode(NamedTuple):
@@ -296,9 +285,9 @@ class Template:
         node = step.node
         operands = [None if v is None else Value(self._types[v].at(sizes), v.name, role=v.role) for v in node.inputs]
         expected = [self._types[v].at(sizes) for v in node.outputs]
+        if step.symbolic_inference:
+            return node.with_types(operands, expected)
         with context.detached():
-            if step.symbolic_inference:
-                return Node(node.op, operands, node.name, node.meta, types=expected)
             try:
                 bound = Node(node.op, operands, node.name, node.meta)
             except GraphkitError as error:

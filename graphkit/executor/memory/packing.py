@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.memory.planner import ALIGNMENT
+
+
+class PackedOperand(NamedTuple):
+    """External memory with a parameter or constant: packed by `kernel` for `position`, or unchanged if it is None."""
+
+    external: int
+    array: VersionedArray
+    kernel: NativeKernel | None
+    position: int
 
 
 class PackedArrays:
@@ -26,39 +36,49 @@ class PackedArrays:
         self._stamp = stamp
         self._copies: dict[tuple[int, str], _PackedCopy] = {}
 
-    def get(self, source: VersionedArray, kernel: NativeKernel, position: int) -> np.ndarray:
-        """Return the packed form of `source` that `kernel` reads as its input at `position`."""
-
-        def pack(source: VersionedArray) -> np.ndarray:
-            packed = aligned_bytes(kernel.packed_bytes(position))
-            kernel.pack(position, source.array, packed)
-            return packed
-
-        packed: np.ndarray = self.cached(source, kernel.packed_layout(position), pack)
-        return packed
-
-    def plain(self, source: VersionedArray) -> np.ndarray:
-        """Return the array without packing it."""
-        array: np.ndarray = self.cached(source, "", lambda source: source.array)
-        return array
+    def get(self, operands: Iterable[PackedOperand]) -> list[np.ndarray]:
+        """Return the arrays that programs read for these operands."""
+        found = []
+        with self._lock:
+            stamp = self._stamp()
+            for _, source, kernel, position in operands:
+                if kernel is None:
+                    found.append(self._current(source, "", stamp, _unchanged))
+                else:
+                    layout = kernel.packed_layout(position)
+                    found.append(self._current(source, layout, stamp, partial(_packed, kernel, position)))
+        return found
 
     def cached(self, source: VersionedArray, layout: str, make: Callable[[VersionedArray], Any]) -> Any:
         """Return `make(source)`, or the cached result for this source and layout. The layout is only a key."""
-        key = (id(source), layout)
         with self._lock:
-            stamp = self._stamp()  # read before the version: a write in between changes it, and is seen next time
-            cached = self._copies.get(key)
-            packed = None if cached is None else cached.reference()
-            if cached is not None and packed is not None:
-                if cached.stamp == stamp:
-                    return packed
-                if cached.version == source.version:
-                    self._copies[key] = cached._replace(stamp=stamp)
-                    return packed
-            version = source.version
-            packed = make(source)
-            self._copies[key] = _PackedCopy(version, stamp, weakref.ref(packed))
-            return packed
+            return self._current(source, layout, self._stamp(), make)
+
+    def _current(self, source: VersionedArray, layout: str, stamp: int, make: Callable[[VersionedArray], Any]) -> Any:
+        # `stamp` was read before the version: a write in between changes it, and is found the next time.
+        key = (id(source), layout)
+        cached = self._copies.get(key)
+        packed = None if cached is None else cached.reference()
+        if cached is not None and packed is not None:
+            if cached.stamp == stamp:
+                return packed
+            if cached.version == source.version:
+                self._copies[key] = cached._replace(stamp=stamp)
+                return packed
+        version = source.version
+        packed = make(source)
+        self._copies[key] = _PackedCopy(version, stamp, weakref.ref(packed))
+        return packed
+
+
+def _packed(kernel: NativeKernel, position: int, source: VersionedArray) -> np.ndarray:
+    packed = aligned_bytes(kernel.packed_bytes(position))
+    kernel.pack(position, source.array, packed)
+    return packed
+
+
+def _unchanged(source: VersionedArray) -> np.ndarray:
+    return source.array
 
 
 class _PackedCopy(NamedTuple):

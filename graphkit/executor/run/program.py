@@ -300,13 +300,10 @@ class _Instance:
 
     def _refresh(self) -> None:
         """Read the parameters and constants again, and pack those that have changed."""
-        packed = self._pools.packed
-        held = []
-        for external, source, kernel, position in self._sources:
-            array = packed.plain(source) if kernel is None else packed.get(source, kernel, position)
-            held.append(array)
-            if self.native is not None:
-                self.native.set(external, array)
+        held = self._pools.packed.get(self._sources)
+        if self.native is not None:
+            for operand, array in zip(self._sources, held, strict=True):
+                self.native.set(operand.external, array)
         for source, slots in self._fixed_slots:
             _fill(slots, source.array)
         self._held = held

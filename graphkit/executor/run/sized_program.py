@@ -123,10 +123,6 @@ class _SizedInstance:
 
     def _refresh(self) -> None:
         """Read the parameters and constants again, and pack those that have changed."""
-        packed = self._pools.packed
-        self._held = [
-            packed.plain(array) if kernel is None else packed.get(array, kernel, position)
-            for _, array, kernel, position in self._operands
-        ]
+        self._held = self._pools.packed.get(self._operands)
         for operand, array in zip(self._operands, self._held, strict=True):
             self.native.set(operand.external, array)

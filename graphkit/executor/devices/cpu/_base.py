@@ -68,8 +68,8 @@ def kernel(
     return install
 
 
-def prepared_kernel(name: str, domain: str = "") -> Callable[[Preparation], Preparation]:
-    """Decorator: register the preparation of kernels of oneDNN that share work between sizes. See `Preparation`."""
+def prepared_kernel(name: str, domain: str = "", *, onednn: bool = False) -> Callable[[Preparation], Preparation]:
+    """Decorator: register the preparation of kernels that share work between sizes. See `Preparation` and `kernel`."""
 
     def install(prepare: Preparation) -> Preparation:
         def prepared(node: Node, context: KernelContext) -> SizedFactory | None:
@@ -78,7 +78,7 @@ def prepared_kernel(name: str, domain: str = "") -> Callable[[Preparation], Prep
                 return None
             return lambda inputs, outputs: _or_none(node, lambda: sized(inputs, outputs))
 
-        if native.has_onednn():
+        if native.has_onednn() or not onednn:
             register("cpu", domain, name, KernelRule(prepare=prepared), prepare.__module__)
         return prepare
 

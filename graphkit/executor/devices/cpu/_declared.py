@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from graphkit.executor.devices.cpu._base import kernel, native
+from graphkit.executor.devices.cpu._base import native, prepared_kernel, present
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.registry import Shapes, SizedFactory
 from graphkit.ir.graph import Node
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import DType
 from graphkit.ops._base import Op, operator
 from graphkit.ops.kept import kept
 
 Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float]
 
 
-def _made(node: Node, context: KernelContext) -> Kernel | None:
-    return _described(operator(node, Op)).make(
-        [None if v is None else _input(f"input {i}", v.tensor) for i, v in enumerate(node.inputs)],
-        [_output(f"output {i}", v.tensor) for i, v in enumerate(node.outputs)],
-        context.threads,
-    )
+def _prepare(node: Node, context: KernelContext) -> SizedFactory | None:
+    types = [None if v is None else v.tensor for v in node.inputs]
+    if any(kind is not None and kind.value is not None and kind.constants is None for kind in types):
+        return None  # the kernel may need elements that depend on the sizes
+    make, threads = _described(operator(node, Op)).make, context.threads
+    inputs = [None if t is None else (f"input {i}", t.dtype.value, t.constants) for i, t in enumerate(types)]
+    outputs = [(f"output {i}", v.dtype.value) for i, v in enumerate(node.outputs)]
 
+    def sized(shapes: Shapes, result_shapes: Shapes) -> Kernel | None:
+        return make(
+            [None if i is None else (i[0], present(s), i[1], i[2]) for i, s in zip(inputs, shapes, strict=True)],
+            [(name, present(s), dtype) for (name, dtype), s in zip(outputs, result_shapes, strict=True)],
+            threads,
+        )
 
-# Types are static here. `static_shape` would check that, in a considerable part of the time that making a kernel takes.
-def _input(name: str, kind: TensorType) -> Any:
-    return name, kind.shape, kind.dtype.value, kind.constants
-
-
-def _output(name: str, kind: TensorType) -> Any:
-    return name, kind.shape, kind.dtype.value
+    return sized
 
 
 @kept
@@ -52,4 +54,4 @@ def _described(op: Op) -> native.DescribedOperator:
 
 
 for _domain, _name in native.operators():
-    kernel(_name, _domain)(_made)
+    prepared_kernel(_name, _domain)(_prepare)

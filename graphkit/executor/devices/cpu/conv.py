@@ -202,11 +202,11 @@ def _forward(*, transposed: bool = False, last: bool = False) -> Preparation:
     return prepare
 
 
-prepared_kernel("Conv")(_forward())
-prepared_kernel("FusedConv", DOMAIN)(_forward())
-prepared_kernel("ConvTranspose")(_forward(transposed=True))
-prepared_kernel("ChannelsLastConv", DOMAIN)(_forward(last=True))
-prepared_kernel("ChannelsLastConvTranspose", DOMAIN)(_forward(transposed=True, last=True))
+prepared_kernel("Conv", onednn=True)(_forward())
+prepared_kernel("FusedConv", DOMAIN, onednn=True)(_forward())
+prepared_kernel("ConvTranspose", onednn=True)(_forward(transposed=True))
+prepared_kernel("ChannelsLastConv", DOMAIN, onednn=True)(_forward(last=True))
+prepared_kernel("ChannelsLastConvTranspose", DOMAIN, onednn=True)(_forward(transposed=True, last=True))
 
 
 @kernel("ConvGradInput", DOMAIN, onednn=True)

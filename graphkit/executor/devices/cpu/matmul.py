@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native
+from graphkit.executor.devices.cpu._base import (
+    epilogue,
+    library_dtype,
+    library_options,
+    native,
+    prepared_kernel,
+    present,
+)
 from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.executor.devices.operands import operand, shape
+from graphkit.executor.devices.operands import operand
+from graphkit.executor.devices.registry import Shapes, SizedFactory
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul
@@ -20,91 +29,101 @@ _SHORT_PRODUCT = 1 << 27
 _DETERMINISTIC_THREADS = 8
 
 
-def _packed_product(
-    node: Node,
-    context: KernelContext,
-    transposed: bool = False,
-    bias: tuple[int, ...] | None = None,
-    last: native.Epilogue | None = None,
-) -> Kernel | None:
-    """Return graphkit's kernel for a product with a constant float32 matrix; None if oneDNN's is better.
+class _Product:
+    """Makes the kernels of `alpha * a @ b + beta * bias` for all sizes.
 
-    On one thread, oneDNN's kernel is always faster. But it divides a product into larger parts, and making it takes
-    longer.
+    last: What follows the product; None: nothing.
     """
-    a, b = (shape(v) for v in node.inputs[:2])
-    if len(b) != 2 or 1 not in context.constant_inputs or library_dtype(node) != "float32":
-        return None
-    if bias is not None and bias != (b[0 if transposed else 1],):
-        return None
-    threads = _DETERMINISTIC_THREADS if context.deterministic else context.threads
-    pays = context.sizes_vary and math.prod(a) * b[0 if transposed else 1] < _SHORT_PRODUCT
-    if not pays and (threads == 1 or not native.PackedProduct.suits(a, b, transposed=transposed, threads=threads)):
-        return None
-    return native.PackedProduct(
-        a, b, transposed=transposed, bias=bias is not None, epilogue=last or native.Epilogue(), threads=context.threads
-    )
+
+    def __init__(
+        self,
+        context: KernelContext,
+        dtype: str,
+        *,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        has_bias: bool = False,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        last: native.Epilogue | None = None,
+    ):
+        self._transposed, self._has_bias, self._last = transpose_b, has_bias, last or native.Epilogue()
+        self._vary, self._threads = context.sizes_vary, context.threads
+        self._chosen_threads = _DETERMINISTIC_THREADS if context.deterministic else context.threads
+        constant = 1 in context.constant_inputs
+        self._packs = constant and dtype == "float32" and not transpose_a and alpha == 1 and beta == 1
+        self._options: dict[str, Any] = dict(
+            transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta, epilogue=self._last,
+            pack_b=constant, dtype=dtype, **library_options(context),
+        )  # fmt: skip
+
+    def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
+        a, b = present(inputs[0]), present(inputs[1])
+        bias = inputs[2] if self._has_bias else None
+        if self._packs and self._suits_packed(a, b, bias):
+            return native.PackedProduct(
+                a,
+                b,
+                transposed=self._transposed,
+                bias=self._has_bias,
+                epilogue=self._last,
+                threads=self._threads,
+            )
+        return native.MatMul(a, b, bias=bias, **self._options)
+
+    def _suits_packed(self, a: tuple[int, ...], b: tuple[int, ...], bias: tuple[int, ...] | None) -> bool:
+        """Return whether graphkit's kernel for constant matrices covers the product and is better than oneDNN's.
+
+        On one thread, oneDNN's kernel is always faster. But it divides a product into larger parts, and making it takes
+        longer.
+        """
+        if len(b) != 2:
+            return False
+        columns = b[0 if self._transposed else 1]
+        if bias is not None and bias != (columns,):
+            return False
+        if self._vary and math.prod(a) * columns < _SHORT_PRODUCT:
+            return True
+        threads = self._chosen_threads
+        return threads != 1 and native.PackedProduct.suits(a, b, transposed=self._transposed, threads=threads)
 
 
-@kernel("MatMul", onednn=True)
-def _mat_mul(node: Node, context: KernelContext) -> Kernel | None:
+@prepared_kernel("MatMul", onednn=True)
+def _mat_mul(node: Node, context: KernelContext) -> SizedFactory | None:
     dtype = library_dtype(node)
-    if dtype is None:
-        return None
-    a, b = (shape(v) for v in node.inputs)
-    return _packed_product(node, context) or native.MatMul(
-        a, b, pack_b=1 in context.constant_inputs, dtype=dtype, **library_options(context)
-    )
+    return None if dtype is None else _Product(context, dtype)
 
 
-@kernel("Gemm", onednn=True)
-def _gemm(node: Node, context: KernelContext) -> Kernel | None:
+@prepared_kernel("Gemm", onednn=True)
+def _gemm(node: Node, context: KernelContext) -> SizedFactory | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None
     op = operator(node, Gemm)
-    a, b = (shape(v) for v in node.inputs[:2])
-    c = operand(node, 2)
-    bias = None if c is None or op.beta == 0 else shape(c)
-    made = None
-    if not op.transA and op.alpha == 1 and (bias is None or op.beta == 1):
-        made = _packed_product(node, context, bool(op.transB), bias)
-    return made or native.MatMul(
-        a,
-        b,
-        transpose_a=op.transA,
-        transpose_b=op.transB,
-        bias=bias,
+    has_bias = operand(node, 2) is not None and op.beta != 0
+    return _Product(
+        context,
+        dtype,
+        transpose_a=bool(op.transA),
+        transpose_b=bool(op.transB),
+        has_bias=has_bias,
         alpha=op.alpha,
-        beta=op.beta if bias is not None else 1.0,
-        pack_b=1 in context.constant_inputs,
-        dtype=dtype,
-        **library_options(context),
+        beta=op.beta if has_bias else 1.0,
     )
 
 
-@kernel("FusedMatMul", DOMAIN, onednn=True)
-def _fused_mat_mul(node: Node, context: KernelContext) -> Kernel | None:
+@prepared_kernel("FusedMatMul", DOMAIN, onednn=True)
+def _fused_mat_mul(node: Node, context: KernelContext) -> SizedFactory | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None
     op = operator(node, FusedMatMul)
-    a, b = (shape(v) for v in node.inputs[:2])
-    row = operand(node, 2)
-    bias = None if row is None else shape(row)
-    last = epilogue(node, residual=3)
-    made = None
-    if not op.transA and op.alpha == 1:
-        made = _packed_product(node, context, bool(op.transB), bias, last)
-    return made or native.MatMul(
-        a,
-        b,
-        transpose_a=op.transA,
-        transpose_b=op.transB,
-        bias=bias,
+    return _Product(
+        context,
+        dtype,
+        transpose_a=bool(op.transA),
+        transpose_b=bool(op.transB),
+        has_bias=operand(node, 2) is not None,
         alpha=op.alpha,
-        epilogue=last,
-        pack_b=1 in context.constant_inputs,
-        dtype=dtype,
-        **library_options(context),
+        last=epilogue(node, residual=3),
     )

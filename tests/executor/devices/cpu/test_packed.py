@@ -8,7 +8,7 @@ from kernel_runs import run_kernel
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_kernel
-from graphkit.executor.memory.packing import PackedArrays
+from graphkit.executor.memory.packing import PackedArrays, PackedOperand
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
@@ -48,8 +48,9 @@ def test_packed_copies_follow_versions(kind):
     held, packed = Held(weights), PackedArrays(lambda: held.version)
     kernel = make_kernel("cpu", node, KernelContext(threads=2, constant_inputs={1: held}))
     for version in range(3):
-        operand = packed.get(held, kernel, 1) if kernel.packed_inputs else held.array
-        assert not kernel.packed_inputs or packed.get(held, kernel, 1) is operand
+        wanted = [PackedOperand(0, held, kernel if kernel.packed_inputs else None, 1)]
+        (operand,) = packed.get(wanted)
+        assert packed.get(wanted)[0] is operand
         got = run_kernel(kernel, node, [data, operand])[0]
         np.testing.assert_allclose(got, run_node(node, [data, held.array])[0], atol=1e-3)
         # The same memory with other contents: the version says so.
