@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from serving import workers
 
 import graphkit as gk
 from graphkit.ops import F
@@ -199,6 +200,26 @@ def test_parameters_and_validation_are_the_same_on_all_ranks(on_ranks):
     assert score == other
     for name, array in first.items():
         np.testing.assert_array_equal(second[name], array)
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_workers_with_servers_draw_what_one_process_draws(layer, accumulate):
+    """The parameters stay the same, so only the random numbers change the loss of a batch."""
+
+    def trainer_of_worker(store):
+        rate = gk.optim.SGD(0.0)
+        return gk.Trainer(model(layer), "mse", rate, kvstore=store, threads=1, seed=3, accumulate=accumulate)
+
+    stores, _ = workers(2)
+    for store in stores:
+        store.transport.communicator.size = 2
+    trainers = [trainer_of_worker(store) for store in stores]
+    alone, data = trainer_of_worker(None), samples(8, 0)
+    found = [float(trainer.step(*data)) for _ in range(2) for trainer in trainers]
+    assert [trainer.executor.rng for trainer in trainers] == [(3, 4), (3, 5)]
+    assert found == pytest.approx([float(alone.step(*data)) for _ in range(4)], rel=1e-6)
+    assert len(set(found)) == 4
 
 
 SERVED = """
