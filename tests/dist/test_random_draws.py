@@ -202,6 +202,25 @@ def test_parameters_and_validation_are_the_same_on_all_ranks(on_ranks):
         np.testing.assert_array_equal(second[name], array)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("idle", [0, 1])
+def test_rank_without_samples_draws_again_after_skipped_step(on_ranks, accumulate, idle):
+    """As the rank with samples, which repeats the random numbers of a step that failed."""
+
+    def work(store):
+        trainer = trainer_of(store, accumulate=accumulate, on_nonfinite="skip")
+        x, y = samples(8, 0)
+        count, found = 0 if store.rank == idle else 8, []
+        for inputs in (np.full_like(x, np.nan), x):
+            for _ in range(accumulate):
+                trainer.step(inputs[:count], y[:count])
+            found.append(trainer.executor.rng)
+        assert (trainer.updates, trainer.skipped) == (1, 1)
+        return found
+
+    assert on_ranks(work) == [[(3, rank), (3, rank + 2 * accumulate)] for rank in range(2)]
+
+
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_workers_with_servers_draw_what_one_process_draws(layer, accumulate):

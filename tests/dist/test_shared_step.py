@@ -165,6 +165,48 @@ def test_who_has_no_nan_says_that_another_one_has(on_ranks):
     assert "from another process" not in second
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("idle", [0, 1])
+def test_rank_without_samples_reports_nan_of_others(on_ranks, accumulate, idle):
+    """It raises the error in the same step as the rank that has the NaN, and keeps its parameters."""
+
+    def work(store):
+        trainer, _ = trained(store, steps=2, accumulate=accumulate)
+        before = {name: array.copy() for name, array in trainer.net.params.items()}
+        x, y = samples(8)
+        x[3] = np.nan
+        count = 0 if store.rank == idle else 8
+        with pytest.raises(gk.errors.NotFinite, match=r"^the loss is nan at update ") as caught:
+            trainer.step(x[:count], y[:count])
+        for name, array in before.items():
+            np.testing.assert_array_equal(trainer.net.params[name], array)
+        return "from another process" in str(caught.value)
+
+    assert on_ranks(work) == [rank == idle for rank in range(2)]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("idle", [0, 1])
+def test_rank_without_samples_ignores_infinite_loss_of_others(on_ranks, accumulate, idle):
+    """The gradient of the mean absolute error is finite, so all ranks update."""
+
+    def work(store):
+        options = {"accumulate": accumulate, "on_nonfinite": "ignore", "threads": 1, "seed": 3}
+        trainer = gk.Trainer(net(), "l1", gk.optim.SGD(0.1), kvstore=store, **options)
+        before = {name: array.copy() for name, array in trainer.net.params.items()}
+        x, y = samples(8)
+        y[3] = np.inf
+        count = 0 if store.rank == idle else 8
+        assert [float(trainer.step(x[:count], y[:count])) for _ in range(accumulate)] == [np.inf] * accumulate
+        assert all((trainer.net.params[name] != array).any() for name, array in before.items())
+        return dict(trainer.net.params)
+
+    first, second = on_ranks(work)
+    for name, array in first.items():
+        assert np.isfinite(array).all()
+        np.testing.assert_array_equal(second[name], array)
+
+
 # --- how --------------------------------------------------------------------------------------------------
 
 
