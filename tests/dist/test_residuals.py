@@ -14,6 +14,7 @@ import graphkit as gk
 from graphkit.dist.transport import Transport
 from graphkit.errors import InvalidModel
 from graphkit.train import checkpoint
+from graphkit.train.exchange.residuals import residuals_of_rank
 
 KINDS = ["2bit:0.01", "float16", "bfloat16", "top_k:0.1"]
 HOSTS = [(), [(0, 1), (2, 3)], [(0, 2), (1, 3)]]
@@ -135,6 +136,35 @@ def test_other_ranks_take_over_the_sum(on_ranks, tmp_path, monkeypatch, bucket, 
     third = on_ranks(lambda store: trained(store, kind, range(4, 6), tmp_path), after[0], hosts=after[1])
     for name, array in third[0].net.params.items():
         np.testing.assert_array_equal(third[-1].net.params[name], array)
+
+
+def of_ranks(*values):
+    """Residuals of two parameters for each rank, or none for a rank whose value is None."""
+    return [{} if v is None else {"a": np.float32([v, 0]), "b": np.float32([-v])} for v in values]
+
+
+@pytest.mark.parametrize(
+    ("before", "compressing", "after"),
+    [
+        ([1, 20], [0, 1], [1, 20]),
+        ([1, 20], [1, 0], [1, 20]),
+        ([1, None, 20, None], [0, 2], [1, None, 20, None]),
+        # Other ranks compress now, so they share the sum.
+        ([1, None, 20, None], [0, 1], [10.5, 10.5, None, None]),
+        ([1, 20], [0, 1, 2], [7, 7, 7]),
+        ([1, 20, 300], [0, 1], [160.5, 160.5]),
+        ([1, 20], [1], [None, 21]),
+        ([None, 20], [0], [20, None]),
+    ],
+    ids=str,
+)
+def test_rank_restores_its_own_residuals_or_a_share(before, compressing, after):
+    for rank, expected in enumerate(of_ranks(*after)):
+        found = residuals_of_rank(of_ranks(*before), rank, compressing)
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            assert found[name].dtype == np.float32
+            np.testing.assert_array_equal(found[name], array)
 
 
 def test_a_checkpoint_before_the_first_step_and_one_right_after_a_resume(on_ranks, tmp_path):
