@@ -34,7 +34,7 @@ from graphkit.passes.core.bind import match_shapes
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# Sizes for which the kernel of one node is kept.
+# Number of sizes for which the kernels of one node are kept: those that were used last.
 _KEPT = 256
 
 # The largest number of bytes of a constant operand whose elements the factory of a kernel may read, such as scales.
@@ -266,6 +266,7 @@ class Template:
         """
         key = tuple([sizes[position] for position in step.mentioned])
         if key in step.kernels:
+            step.kernels.move_to_end(key)
             return step.kernels[key]
         kernel = None
         if step.make is not None:

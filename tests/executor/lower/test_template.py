@@ -401,6 +401,18 @@ def test_a_size_that_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) ->
     assert len(executor._programs) == count + 1
 
 
+def test_least_recently_used_kernel_of_a_node_is_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphkit.executor.lower.template._KEPT", 2)
+    rows, columns = gk.input("rows", ["N", 3]), gk.input("columns", ["M", 3])
+    executor = gk.Model({"a": gk.softmax(rows), "b": gk.reduce_sum(columns)}).compile()
+    for n, m in ((9, 9), (4, 1), (5, 2), (4, 3), (6, 4)):
+        executor.run({"rows": normal(n, 3), "columns": normal(m, 3)})
+    (template,) = executor._programs.builder._templates.values()  # type: ignore[union-attr]
+    assert {s.node.op.name: [*s.kernels] for s in template._alike} == {
+        "Softmax": [(4,), (6,)], "ReduceSum": [(3,), (4,)],
+    }  # fmt: skip
+
+
 def test_names_of_sizes_are_anybodys_text() -> None:
     x = Value(TensorType("float32", ("__import__('os')", "a b", 2)), "x")
     executor = Executor(Graph([x], [F.exp(F.reshape(x, np.array([-1, 2])))]), ParamStore({}, {}))
