@@ -417,6 +417,26 @@ def test_kernels_made_in_a_run_are_made_for_sizes_that_vary(monkeypatch: pytest.
     assert all(context.sizes_vary for context in contexts)
 
 
+def test_least_recently_used_kernel_is_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each instance of a native program asks the node for kernels. It then keeps those that it got."""
+    made: list[int] = []
+
+    def spy(device: str, node: Node, context: KernelContext) -> Kernel | None:
+        made.append(node.outputs[0].tensor.static_shape[0])
+        return make_kernel(device, node, context)
+
+    monkeypatch.setattr(run_time_kernel, "make_kernel", spy)
+    monkeypatch.setattr(run_time_kernel, "_KEPT", 2)
+    kernels = run_time_kernel.RunTimeKernel(F.exp(value("x", "n")).node, KernelContext(), frozenset())
+    found = {size: kernels.make([[size]], [None]).kernel for size in (7, 12)}
+    assert kernels.make([[7]], [None]).kernel is found[7]
+    for size in (3, 7, 3, 12):  # 3 replaces 12, and 12 replaces 7
+        kernels.make([[size]], [None])
+    assert made == [7, 12, 3, 12]
+    kernels.make([[7]], [None])
+    assert made == [7, 12, 3, 12, 7]
+
+
 def test_a_sum_of_sizes_beside_a_size_of_its_own() -> None:
     x, keep, other = value("x", 6, 2), value("keep", 6, dtype="bool"), value("other", 6, dtype="bool")
     some = F.compress(x, keep, axis=0)
