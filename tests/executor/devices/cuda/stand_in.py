@@ -42,41 +42,96 @@ class CardArray(np.ndarray):
         return {"data": (self.ctypes.data, False)}
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
-        keywords = {k: _plain(v) for k, v in keywords.items()}
-        return _card(getattr(ufunc, method)(*_plain(inputs), **keywords))
+        return _called(getattr(ufunc, method), inputs, keywords)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, keywords: Any) -> Any:
-        return _card(function(*_plain(arguments), **{k: _plain(v) for k, v in keywords.items()}))
+        return _called(function, arguments, keywords)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if _is_of_host(value) and value.size != 1:
+            raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        _card_of((self, value))
+        super().__setitem__(index, value)
+
+
+def _is_of_host(given: Any) -> bool:
+    return isinstance(given, np.ndarray) and not isinstance(given, CardArray)
 
 
 def _plain(given: Any) -> Any:
     if isinstance(given, CardArray):
         return given.view(np.ndarray)
-    if isinstance(given, np.ndarray):
+    if _is_of_host(given):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
     return type(given)(map(_plain, given)) if type(given) in (list, tuple) else given
 
 
-def _card(result: Any) -> Any:
+def _card_of(given: Any) -> int | None:
+    """The number of the card with all of these arrays; None if it is not known. Raises ValueError if there are two."""
+    if isinstance(given, CardArray):
+        return given.card
+    if not isinstance(given, (list, tuple)):
+        return None
+    found = {number for part in given if (number := _card_of(part)) is not None}
+    if len(found) > 1:
+        first, second = sorted(found)
+        raise ValueError(
+            f"The device where the array resides ({second}) is different from the current device ({first}). "
+            "Peer access is unavailable between these devices."
+        )
+    return found.pop() if found else None
+
+
+def _called(function: Any, arguments: Sequence[Any], keywords: dict[str, Any], card: int | None = None) -> Any:
+    """What the function returns, as arrays of the card that has its operands; else of `card`."""
+    if function is not np.copyto:  # CuPy copies from card to card
+        number = _card_of([*arguments, *keywords.values()])
+        card = card if number is None else number
+    return _card(function(*_plain(arguments), **{k: _plain(v) for k, v in keywords.items()}), card)
+
+
+def _card(result: Any, number: int | None = None) -> Any:
     if isinstance(result, np.ndarray):
-        return result.view(CardArray)
+        made = result.view(CardArray)
+        made.card = number
+        return made
     if isinstance(result, tuple):  # those of numpy.linalg have named fields
-        return tuple(map(_card, result))
-    return list(map(_card, result)) if isinstance(result, list) else result
+        return tuple(_card(part, number) for part in result)
+    return [_card(part, number) for part in result] if isinstance(result, list) else result
+
+
+# CuPy copies arrays of the host that these functions get.
+_COPIES = frozenset({"array", "asarray", "ascontiguousarray"})
+
+
+class _Function:
+    """A function of numpy that refuses arrays of the host, also if it gets no others."""
+
+    def __init__(self, function: Any, card: int):
+        self._function, self._card = function, card
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        if self._function.__name__ in _COPIES:
+            return _card(self._function(*arguments, **keywords), self._card)
+        return _called(self._function, arguments, keywords, self._card)
+
+    def at(self, *arguments: Any) -> None:
+        _called(self._function.at, arguments, {})
 
 
 class CardModule:
-    """numpy's functions, making arrays of the stand-in."""
+    """numpy's functions, making arrays of the stand-in on the card of a number."""
 
     lib = SimpleNamespace(
-        stride_tricks=SimpleNamespace(as_strided=lambda *a: _card(np.lib.stride_tricks.as_strided(*map(_plain, a))))
+        stride_tricks=SimpleNamespace(as_strided=lambda *a: _called(np.lib.stride_tricks.as_strided, a, {}))
     )
+
+    def __init__(self, card: int):
+        self._card = card
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(np, name)
-        if not callable(found) or isinstance(found, (type, np.ufunc)):
-            return found
-        return lambda *arguments, **keywords: _card(found(*arguments, **keywords))
+        return _Function(found, self._card) if callable(found) and not isinstance(found, type) else found
 
 
 def _solved(a: Any, b: Any) -> Any:
@@ -86,8 +141,8 @@ def _solved(a: Any, b: Any) -> Any:
 
 
 class CardNamespace(Namespace):
-    def __init__(self) -> None:
-        super().__init__(CardModule(), "scipy.special", "numpy.linalg")
+    def __init__(self, card: int) -> None:
+        super().__init__(CardModule(card), "scipy.special", "numpy.linalg")
 
     def to_host(self, array: Any) -> np.ndarray:
         assert isinstance(array, CardArray)
@@ -153,7 +208,7 @@ class Card:
     ) -> None:
         self.number, self.place, self.early = number, place, early
         self.name = f"cuda:{number}" if number else "cuda"
-        self.arrays = CardNamespace()
+        self.arrays = CardNamespace(number)
         self.emulator = emulator
         self.launched: list[str] = []
         self.interpreted: list[str] = []
@@ -198,8 +253,8 @@ class Card:
 
     @property
     def current(self) -> Stream:
-        found: Stream = self._thread.stream
-        assert found is not None
+        found: Stream | None = getattr(self._thread, "stream", None)
+        assert found is not None, "outside of `on`, where another card may be the current one"
         return found
 
     def synchronize(self, stream: Stream) -> None:
@@ -304,6 +359,8 @@ class Card:
         return lambda: self.emulator.run(kernel, arrays, ())
 
     def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> Any:
+        # A real device loads code and copies tables to the current GPU.
+        assert made is None or self.current is not None
         (self.interpreted if made is None else self.launched).append(node.op.name)
         return _Eager(self, node) if made is None else _Launched(self, made, fault)
 
@@ -334,7 +391,9 @@ class Card:
             return target
         if target is None:
             target = self.view(self.alloc(array.nbytes), 0, array.shape, array.dtype)
+        self._check_place(target)
         assert (target.shape, target.dtype) == (array.shape, array.dtype)
+        assert target.flags.c_contiguous, "Cannot set to non-contiguous array"
         # From memory of its own the card copies when it comes to it.
         sent = array if any(np.shares_memory(array, memory) for memory in self._late) else array.copy()
         self.current.queue(lambda: np.copyto(target.view(np.ndarray), sent))
@@ -357,10 +416,16 @@ class Card:
         given, to = (array.view(np.ndarray).reshape(-1).view(np.uint8) for array in (source, target))
         self.current.queue(lambda: np.copyto(to[: len(given)], given))
 
+    def _check_place(self, array: Any) -> None:
+        assert isinstance(array, CardArray)
+        assert array.card in (None, self.number), "another card's memory"
+
     def copy_to_host(self, source: Any, host: np.ndarray) -> None:
+        self._check_place(source)
         self._copy_host(source, host, host)
 
     def copy_from_host(self, host: np.ndarray, target: Any) -> None:
+        self._check_place(target)
         self.uploads += self.current.recording is None
         self._copy_host(host, target, host)
 
@@ -379,10 +444,12 @@ class Card:
         self.current.follow(event)
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
-        assert isinstance(array, CardArray)
+        self._check_place(array)
         if getattr(self._thread, "stream", None) is not None:
             self.current.finish()
         if out is None:
             return np.array(array.view(np.ndarray), order="C")
+        assert (out.shape, out.dtype) == (array.shape, array.dtype), "`out` has another shape or dtype"
+        assert out.flags.c_contiguous, "`out` cannot be specified when copying to non-contiguous ndarray"
         np.copyto(out, array.view(np.ndarray))
         return out

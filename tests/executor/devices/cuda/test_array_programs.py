@@ -18,6 +18,7 @@ import graphkit as gk
 from graphkit.checks.samples import dtypes_of, make_case, samples_of, tensor_within
 from graphkit.checks.verify import compare_outputs
 from graphkit.errors import UnsupportedError
+from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.device import interprets
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
@@ -75,18 +76,78 @@ def test_every_operator(sample: tuple[type[Op], int, DType], card: Card) -> None
 
 
 @stand_in_alone
-def test_the_stand_in_is_strict(processor: Emulator) -> None:
+def test_stand_in_refuses_arrays_of_the_host_as_cupy_does(processor: Emulator) -> None:
+    card, host = Card(processor), np.ones((2, 3))
+    with card.on(card.stream()):
+        x = card.copy_in(np.ones((2, 3)))
+    refused: list[Callable[[], Any]] = [
+        lambda: x + host,
+        lambda: np.concatenate([x, host]),
+        lambda: card.xp.dot(x, host.T),
+        # No operand is on the card.
+        lambda: card.xp.add(host, host),
+        lambda: card.xp.concatenate([host, host]),
+        lambda: card.xp.where(host > 0, 1.0, 0.0),
+        lambda: card.xp.add.at(x, 0, host[0]),
+    ]
+    for mixed in refused:
+        with pytest.raises(TypeError, match=r"^Unsupported type <class 'numpy.ndarray'>$"):
+            mixed()
+    with pytest.raises(ValueError, match=r"^non-scalar numpy\.ndarray cannot be used for fill$"):
+        x[:] = host
+    x[:, 0] = np.float64(2)
+    assert type(card.xp.asarray(host)) is CardArray  # which copies
+    assert type(x.sum(axis=0) + card.xp.zeros(3)) is CardArray
+
+
+@stand_in_alone
+def test_stand_in_refuses_arrays_of_another_card_as_cupy_does(processor: Emulator) -> None:
+    cards = [Card(processor, number) for number in range(2)]
+    arrays = []
+    for card in cards:
+        with card.on(card.stream()):
+            arrays.append(card.copy_in(np.ones((2, 3), np.float32)))
+            card.synchronize(card.current)
+    x, y = arrays
+    refused: list[Callable[[], Any]] = [
+        lambda: x + y,
+        lambda: np.exp(x)[0] + y.sum(axis=0),
+        lambda: cards[0].xp.concatenate([x, y]),
+        lambda: cards[0].xp.zeros(3) + y[0],
+        lambda: x.__setitem__(0, y[0]),
+    ]
+    for mixed in refused:
+        with pytest.raises(ValueError, match="is different from the current device"):
+            mixed()
+    with cards[0].on(cards[0].stream()):
+        for copied in (lambda: cards[0].copy_out(y, None), lambda: cards[0].copy_in(np.ones((2, 3), np.float32), y)):
+            with pytest.raises(AssertionError, match="another card's memory"):
+                copied()
+    cards[0].xp.copyto(x, y * 2)
+    np.testing.assert_array_equal(cards[0].copy_out(x, None), np.full((2, 3), 2))
+
+
+@stand_in_alone
+def test_stand_in_prepares_kernels_on_its_own_card_only(processor: Emulator) -> None:
+    card, node = Card(processor), F.exp(Value(TensorType("float32", (3,)), "x")).node
+    with pytest.raises(AssertionError, match="outside of `on`"):
+        card.prepare(node, CardKernel(()), None)
+    with card.on(card.stream()):
+        card.prepare(node, CardKernel(()), None)
+    assert card.launched == ["Exp"]
+
+
+@stand_in_alone
+def test_stand_in_copies_to_contiguous_arrays_only(processor: Emulator) -> None:
     card = Card(processor)
     with card.on(card.stream()):
         x = card.copy_in(np.ones((2, 3), np.float32))
-    for mixed in (
-        lambda: x + np.ones(3),
-        lambda: np.concatenate([x, np.ones((2, 3))]),
-        lambda: card.xp.dot(x, np.ones(3)),
-    ):
-        with pytest.raises(TypeError, match="Unsupported type"):
-            mixed()
-    assert type(x.sum(axis=0) + card.xp.zeros(3)) is CardArray
+        with pytest.raises(AssertionError, match="Cannot set to non-contiguous"):
+            card.copy_in(np.ones((3, 2), np.float32), x.T)
+        with pytest.raises(AssertionError, match="non-contiguous"):
+            card.copy_out(x, np.zeros((3, 2), np.float32).T)
+        with pytest.raises(AssertionError, match="another shape or dtype"):
+            card.copy_out(x, np.zeros((2, 3)))
 
 
 def random_graph(seed: int) -> Graph:
