@@ -109,16 +109,18 @@ def test_dicts_of_targets():
     assert found.updates == 3
     part = Dataset(inputs, targets).split(0.25).test
     assert {name: array.shape for name, array in part.targets.items()} == {"left": (5, 1), "right": (5, 2)}
-    with pytest.raises(InputError, match="target right has 19"):
+    with pytest.raises(
+        InputError, match=r"^data: .*different numbers of samples: x has 20, target left has 20, target right has 19; "
+    ):
         Dataset(inputs, targets | {"right": targets["right"][1:]})
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (np.zeros((4, 6), np.float32), "(inputs, targets), or a data set, not ndarray"),
-        ({"x": np.zeros((4, 6), np.float32)}, "(inputs, targets), or a data set, not a dict"),
-        (7, "or an iterable, not 7"),
+        (np.zeros((4, 6), np.float32), "train must be one pair (inputs, targets), or a data set, not ndarray"),
+        ({"x": np.zeros((4, 6), np.float32)}, "train must be one pair (inputs, targets), or a data set, not a dict"),
+        (7, "train must be a pair (inputs, targets), a Dataset, an object with"),
         ([1, 2, 3], "an item must be (inputs, targets) or a dict by name, not int"),
         ([], "the data set has no samples"),
         ([{"z": 1}] * 3, "an item has 'z'; none of these is an input of the model"),
@@ -135,21 +137,45 @@ def test_what_is_no_data_set(data, message):
 
 
 @pytest.mark.parametrize(
-    "wrong", [3, np.zeros((4, 3), np.float32), lambda n: n, gk.data.Splits(arrays(), arrays())],
+    ("wrong", "error", "message"),
+    [
+        (
+            3, InputError,
+            "must be a pair (inputs, targets), a Dataset, an object with __len__ and __getitem__, or an iterable, "
+            "not 3",
+        ),
+        (
+            np.zeros((4, 3), np.float32), InputError,
+            "must be one pair (inputs, targets), or a data set, not ndarray of float32[4, 3] alone",
+        ),
+        (
+            lambda n: n, InputError,
+            "is a function that needs arguments; a function that returns data must not need any",
+        ),
+        (
+            gk.data.Splits(arrays(), arrays()), UsageError,
+            "must be one data set, not Splits (train, test): train on its .train; evaluate on its .test, or pass it as "
+            "valid=",
+        ),
+    ],
     ids=["number", "array", "function", "splits"],
 )  # fmt: skip
-def test_fit_names_the_wrong_argument(wrong):
-    with pytest.raises((InputError, UsageError), match=r"^train (must be|is)"):
-        trainer().fit(wrong)
-    with pytest.raises((InputError, UsageError), match=r"^valid (must be|is)"):
-        trainer().fit(arrays(), valid=wrong)
-    with pytest.raises((InputError, UsageError), match=r"^data (must be|is)"):
-        trainer().evaluate(wrong)
+def test_fit_names_the_wrong_argument(wrong, error, message):
+    calls = {
+        "train": lambda: trainer().fit(wrong),
+        "valid": lambda: trainer().fit(arrays(), valid=wrong),
+        "data": lambda: trainer().evaluate(wrong),
+    }
+    for argument, call in calls.items():
+        with pytest.raises(error) as caught:
+            call()
+        assert str(caught.value) == f"{argument} {message}"
 
 
 def test_fit_names_damaged_validation_data():
     x, y = arrays()
-    with pytest.raises(InputError, match=r"^valid: the arrays have different numbers of samples"):
+    message = r"^valid: the arrays have different numbers of samples: x has 20, targets has 19; "
+    with pytest.raises(InputError, match=message):
         trainer().fit((x, y), valid=(x, y[1:]))
 
 
@@ -175,7 +201,7 @@ def test_an_interrupted_epoch_goes_on(tmp_path, make):
 
 
 def test_iterables_and_processes():
-    with pytest.raises(UsageError, match="2 processes cannot share an iterable"):
+    with pytest.raises(UsageError, match=r"^Samples: 2 processes cannot share an iterable; pass data "):
         gk.data.as_dataset(Samples(), {"x": 2}).batches(8, ranks=2)
 
 
