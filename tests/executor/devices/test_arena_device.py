@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import UnsupportedError, UsageError
-from graphkit.executor.devices.bound_steps import BoundStep
+from graphkit.errors import LimitReached, UnsupportedError, UsageError
+from graphkit.executor.devices import registry
+from graphkit.executor.devices.bound_steps import BoundStep, Choice, Conditional, Recorded, Repetition
 from graphkit.executor.devices.capabilities import PinnedMemory, Prefetcher, Recorder, ReducedPrecision, Streams
-from graphkit.executor.devices.loading import DeviceKind, register_device
-from graphkit.ir.graph import Value
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.loading import DeviceKind, register_device, unregister_device
+from graphkit.executor.devices.registry import KernelRule
+from graphkit.executor.lower.lowering import LoweredGraph, Lowering
+from graphkit.executor.run.session import Executor
+from graphkit.ir import limits
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 
@@ -80,6 +86,20 @@ def network(name: str) -> tuple[gk.Model, np.ndarray]:
     return gk.Model({"y": build(gk.input("x", ["N", *x.shape[1:]]))}, seed=3), x
 
 
+def leaves(lowered: LoweredGraph) -> Iterator[tuple[Node, Lowering]]:
+    """The steps of a program that run no subgraphs, also inside of subgraphs."""
+    for node, lowering in lowered.steps:
+        if not lowering.subgraphs:
+            yield node, lowering
+        for inner in lowering.subgraphs.values():
+            yield from leaves(inner)
+
+
+def steps_of(exe: Executor) -> list[tuple[Node, Lowering]]:
+    assert exe._latest is not None
+    return [*leaves(exe._latest.lowered)]
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_runs_what_the_cpu_runs(arena: ArenaDevice, name: str) -> None:
     net, x = network(name)
@@ -88,8 +108,11 @@ def test_it_runs_what_the_cpu_runs(arena: ArenaDevice, name: str) -> None:
         found, wanted = exe.run({"x": rows})["y"], net.run({"x": rows})["y"]
         assert type(found) is np.ndarray
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-    assert arena.interpreted
-    assert {s.kernel for s in exe.plan.steps} <= {"interpreted", "native", "view", "constant"}
+    # No rule has kernels for this device, so natively the program only repeats and chooses steps.
+    assert {s.op for s in exe.plan.steps if s.kernel == "native"} <= {"Loop", "Scan", "If"}
+    steps = steps_of(exe)
+    assert {lowering.kind for _, lowering in steps} <= {"interpreted", "view", "constant"}
+    assert {node.op.name for node, lowering in steps if lowering.kind == "interpreted"} <= {*arena.interpreted}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -139,6 +162,119 @@ def test_it_has_none_of_the_optional_capabilities(arena: ArenaDevice) -> None:
     net, _ = network("convolutions")
     with pytest.raises(UnsupportedError, match="device 'arena' does not support precision 'bf16'; use 'f32'"):
         net.compile("arena", precision="bf16")
+
+
+# --- kernels ------------------------------------------------------------------------------------------
+
+
+class Launched:
+    """What a factory of the arena's kernels returns. The arena computes it like a node without a kernel."""
+
+    scratch_bytes = 0
+    inplace = ()
+    fault = ""
+
+
+class RecordingArena(ArenaDevice):
+    """An arena with kernels, which records their calls. It has no streams: a call returns when its work is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[str] = []
+        self.replays = self.iterations = 0
+
+    def prepare(self, node: Node, made: Any, fault: Any) -> Any:
+        kernel = super().prepare(node, None, None)
+        if made is not None:
+            self.launched.append(self.interpreted.pop())
+            kernel.can_be_recorded = True
+        return kernel
+
+    def supports_conditions(self) -> bool:
+        return True
+
+    def record(self, stream: Any, steps: Sequence[Recorded]) -> Callable[[], None]:
+        assert stream is None
+
+        def replay() -> None:
+            self.replays += 1
+            self._run(steps)
+
+        return replay
+
+    def _run(self, steps: Iterable[Recorded]) -> None:
+        for step in steps:
+            if isinstance(step, Repetition):
+                self._repeat(step)
+            elif isinstance(step, Choice):
+                self._run(step.then if self._value(step.condition) else step.otherwise)
+            elif isinstance(step.kernel, Conditional):
+                self._run(step.kernel.recorded(step.inputs, step.outputs, step.scratch))
+            else:
+                step.run()
+
+    def _repeat(self, step: Repetition) -> None:
+        number, going = 0, step.going is None or self._value(step.going)
+        while going and (step.limit is None or number < self._value(step.limit)):
+            if number == self._value(step.most):
+                self._within(step.fault)[...] = 1
+                return
+            self._within(step.trips)[...] = number
+            self._run(step.steps)
+            number += 1
+            self.iterations += 1
+            going = step.flag is None or self._value(step.flag)
+
+    def _value(self, array: Any) -> Any:
+        return self._within(array).reshape(-1)[0]
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingArena]:
+    """The device "arena", with kernels for all operators but Exp and those with subgraphs."""
+
+    def launched(node: Node, context: KernelContext) -> Launched | None:
+        return None if node.op.name == "Exp" or node.op.subgraphs() else Launched()
+
+    device, rule = RecordingArena(), KernelRule(launched=launched)
+    for cls in gk.ops.registry:
+        monkeypatch.setitem(registry._rules, ("arena", cls.domain, cls.name), rule)
+    register_device("arena", DeviceKind(lambda number: device))
+    yield device
+    unregister_device("arena")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_launched_kernels_of_rules_are_used(with_kernels: RecordingArena, name: str) -> None:
+    net, x = network(name)
+    exe = net.compile("arena")
+    for rows in (x, x, -x, x):
+        found, wanted = exe.run({"x": rows}, timeout=10)["y"], net.run({"x": rows})["y"]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    kinds = {node.op.name: lowering.kind for node, lowering in steps_of(exe)}
+    interpreted = {operator for operator, kind in kinds.items() if kind == "interpreted"}
+    assert interpreted == ({"Exp"} if name == "branch" else set())
+    assert {*with_kernels.interpreted} == interpreted
+    assert {operator for operator, kind in kinds.items() if kind == "native"} <= {*with_kernels.launched}
+    assert with_kernels.launched
+
+
+def test_recorded_loop_ends_on_a_device_without_streams(with_kernels: RecordingArena) -> None:
+    """After a replay, the host asks whether the loop has ended. Calls of this device return when it has."""
+    net, x = network("loop")
+    exe, wanted = net.compile("arena"), net.run({"x": x})["y"]
+    for _ in range(3):
+        np.testing.assert_allclose(exe.run({"x": x}, timeout=10)["y"], wanted, rtol=1e-5)
+    assert with_kernels.replays
+    assert with_kernels.iterations
+    before = with_kernels.iterations
+    with limits.limited(iterations=1), pytest.raises(LimitReached, match="more than 1 iteration"):
+        exe.run({"x": x})
+    assert with_kernels.iterations == before + 1
+    np.testing.assert_allclose(exe.run({"x": x}, timeout=10)["y"], wanted, rtol=1e-5)
+
+
+# --- registration -------------------------------------------------------------------------------------
 
 
 def test_a_device_is_registered_once(arena: ArenaDevice) -> None:
