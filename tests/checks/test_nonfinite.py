@@ -37,7 +37,7 @@ def test_a_node_in_a_chain() -> None:
 
 
 def test_nan_of_infinities() -> None:
-    """-inf as a mask is no fault; a row without anything else is."""
+    """A mask may contain -inf. But if a whole row is -inf, the softmax is NaN, and is reported."""
     mask = np.array([[0, -np.inf], [0, 0]], np.float32)
 
     def build(x: Any) -> Any:

@@ -230,14 +230,14 @@ def test_error_names_model_without_head() -> None:
     ids=["relu", "relu-softmax", "relu6", "between"],
 )
 def test_nothing_limits_the_logits_of_a_new_head(after: Any) -> None:
-    """After a Relu, a class has no negative logit, and no gradient when it is 0. So the Relu is removed."""
+    """A Relu behind the head would make logits 0, with no gradient. So it is removed, as other activations are."""
     x = gk.input("x", ["N", 4])
     net = gk.Model({"y": after(gk.nn.linear(gk.relu(gk.nn.linear(x, 5, name="body")), 2, name="fc"))}, seed=0)
     changed = replace_head(net, 3, seed=0)
     logits = changed.run({"x": np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)})["y"]
     assert logits.min() < 0 < logits.max()
     assert not np.allclose(logits.sum(1), 1)
-    assert sum(n.op.name == "Relu" for n in changed.graph.nodes) == 1  # the parameters of the body
+    assert sum(n.op.name == "Relu" for n in changed.graph.nodes) == 1  # only that of the body
 
 
 def test_weights_that_a_file_reshapes_or_casts() -> None:

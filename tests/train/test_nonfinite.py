@@ -93,7 +93,7 @@ def test_skipped_step_changes_nothing(optimizer: Any, accumulate: int) -> None:
     "build", [network, lambda: gk.Model(gk.nn.linear(gk.flatten(gk.input("x", ["N", 3, 4, 4])), 2))]
 )
 def test_nonfinite_batch_keeps_accumulated_gradients(build: Any) -> None:
-    """Also without running statistics: their guard would raise before that of the accumulators."""
+    """The second network has no running statistics, so only the guard of the accumulators can raise the error."""
     first, second = batch(), batch()
     plain, raising = (gk.Trainer(build(), optimizer=gk.optim.Adam(0.01), accumulate=2, seed=1) for _ in range(2))
     plain.step(*first)
@@ -142,7 +142,7 @@ def test_nonfinite_loss_is_ignored() -> None:
 
 def test_fit_counts_and_reports_skipped_steps(tmp_path: Path) -> None:
     x = np.concatenate([batch()[0] for _ in range(4)])
-    x[5] = 3e38  # the accumulators overflow
+    x[5] = 3e38  # the sums of the convolution overflow
     y = np.arange(16) % 2
     trainer = trained(on_nonfinite="skip")
     history = trainer.fit((x, y), epochs=2, batch_size=4, metrics=["accuracy"], folder=tmp_path)

@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Any] = {
     "times zero": lambda x: x * 0.0,
     "minus itself": lambda x: x - x,
 }
-# ONNX Runtime's minima and maxima over NaN are numbers in part of a vector, and its vectors of these functions bounded.
+# With NaN operands, ONNX Runtime returns numbers for some elements of these functions.
 NUMBERS_IN_ONNX_RUNTIME = {"hard_sigmoid", "max", "min"}
 
 
@@ -55,7 +55,7 @@ def image_network(name: str, loss: bool = False) -> gk.Model:
 
 
 def spoiled(net: gk.Model, where: str, value: float) -> np.ndarray:
-    """Puts the value into a parameter of the network, or into the input that is returned."""
+    """Write the value into a parameter of the network, or into the input. Return the input."""
     shape = [3 if not isinstance(d, int) else d for d in net.input_types["x"].shape]
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     if where == "x":
@@ -75,7 +75,7 @@ def test_perceptron_beside_onnx_runtime(name: str, where: str, value: float) -> 
     net = perceptron(name)
     x = spoiled(net, where, value)
     report = gk.verify(net, {"x": x}, threads=1)
-    assert report.verdict != "FAILED", str(report)  # all may be NaN in both
+    assert report.verdict != "FAILED", str(report)  # "NOT TESTED" if all values are NaN in both
     if np.isnan(value):
         assert np.isnan(net.compile(threads=1).run({"x": x})["y"]).any()
 
@@ -101,7 +101,7 @@ def test_network_beside_its_reference(name: str, where: str, value: float, netwo
 @pytest.mark.parametrize("network", [perceptron, image_network])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gradients(name: str, network: Any) -> None:
-    """NaN in a bias makes NaN of the loss and of gradients in every layer, natively as interpreted."""
+    """A NaN in a bias makes the loss and the gradients of all layers NaN, in native and interpreted programs."""
     net = network(name, loss=True)
     x = spoiled(net, "first_bias", np.nan)
     gradient = gk.grad(net, of="loss", wrt=["first_weight", "first_bias", "last_weight"])
@@ -138,5 +138,5 @@ def test_zoo_beside_onnx_runtime(name: str, where: str) -> None:
         weights.reshape(-1)[0] = np.nan
         net.params[first] = weights
     report = gk.verify(net, {value: x}, threads=1)
-    assert report.verdict != "FAILED", str(report)  # all may be NaN in both
+    assert report.verdict != "FAILED", str(report)  # "NOT TESTED" if all values are NaN in both
     assert all(np.isnan(y).any() for y in net.compile(threads=1).run({value: x}).values())

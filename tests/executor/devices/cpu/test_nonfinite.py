@@ -1,7 +1,7 @@
 """NaN, infinities, subnormals and negative zeros go through native kernels as through the references.
 
-A NaN that a kernel swallows is a wrong number that nobody sees. Where engines differ (ONNX Runtime's maxima over NaN
-are numbers), IEEE's arithmetic decides, as in numpy: NaN wins against numbers in maxima, minima and sorting.
+If a kernel loses a NaN, nobody notices the wrong result. If engines differ, the tests expect what numpy does. For
+example, the maximum of a NaN and a number is NaN, but a number in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.ops import Op, registry
 from graphkit.ops.evaluate import run_node
 
-# (rtol, atol) of what stays finite.
+# Tolerances (rtol, atol) of finite results.
 TOLERANCE = {
     DType.FLOAT64: (1e-9, 1e-11),
     DType.FLOAT32: (3e-5, 3e-6),
@@ -46,7 +46,7 @@ DIFFERENT = {
     "*BatchNormGrad-*": "the same",
     "InstanceNormalization-*": "the same",
     "LayerNormGrad-*": "a standard deviation of 0, which no normalisation gives",
-    "MaxPool-4-*": "which of equal elements a position names where all of them are -inf",
+    "MaxPool-4-*": "if all elements of a window are -inf, the index of any of them is a right result",
     "SoftmaxCrossEntropy*": "the weight of a class that no label names is not read, as in ONNX Runtime",
     "PadGrad-*": "infinity times a neighbour's weight of 0, which the reference's sparse sums leave out",
     "Resize*": "the same",
@@ -57,15 +57,15 @@ DIFFERENT = {
     "Slogdet-*": "the same",
     "Solve-*": "the same",
     "Potrf*": "a matrix that has no factor is an error",
-    "Trsm*": "rows that do not depend on an element are reached by its blocks",
+    "Trsm*": "blocks of rows are computed together, also rows that do not depend on the element",
     "WeightOnlyMatMul-*": "a scale that is infinite is multiplied with the sum of a block; see test_quant.py for a",
-    "*RecurrenceGrad-*": "0 * inf and inf - inf at other places of sums",
+    "*RecurrenceGrad-*": "the terms are summed in another order: 0 * inf and inf - inf",
 }
 
 # The same for single operands: (pattern, position) -> why.
 DIFFERENT_OPERANDS: dict[tuple[str, int], str] = {}
 if "amx_bf16" in native.cpu_features():
-    DIFFERENT_OPERANDS["*ConvTranspose-*-bfloat16", 1] = "zero times a weight: tiles multiply what is between elements"
+    DIFFERENT_OPERANDS["*ConvTranspose-*-bfloat16", 1] = "zero times a weight: tiles multiply zeros, too"
 
 
 def listed(case: Case) -> bool:
@@ -86,9 +86,9 @@ def float_cases(cls: type[Op]) -> Iterator[Case]:
 
 
 def planted(case: Case, every_place: bool) -> Iterator[tuple[str, Case]]:
-    """The case with one element of a float operand replaced, or with all of them.
+    """Yield copies of the case in which one element of a float operand is replaced, or all elements.
 
-    every_place: whether each value is put to the first, the middle and the last place, or each to another of them.
+    every_place: Put each value at the first, the middle and the last position. If False, at one of these, in turn.
     """
     for position, array in enumerate(case.arrays):
         if array is None or array.dtype == object or dtype_of(array.dtype) not in TOLERANCE or not array.size:
@@ -127,7 +127,7 @@ def run_native(node: Node, arrays: list[Any], threads: int = 1) -> list[np.ndarr
 
 
 def compare(case: Case, every_place: bool) -> None:
-    node = case.graph().nodes[-1]  # behind constants, which say what shapes are
+    node = case.graph().nodes[-1]  # the nodes before it are constant operands, such as shapes
     if not all(v.tensor.is_static for v in node.outputs):
         return
     kernel = make_kernel("cpu", node, KernelContext(threads=1, used_outputs=(True,) * len(node.outputs)))
@@ -167,7 +167,7 @@ def test_pointwise(cls: type[Op], isa: str) -> None:
     """Every special number, and every pair of them, in whole vectors and in their tails."""
     seen = set()
     for case in float_cases(cls):
-        fits = len(case.arrays) in (1, 2) and cls.name != "Clip"  # whose bounds are scalars
+        fits = len(case.arrays) in (1, 2) and cls.name != "Clip"  # its bounds are scalars
         fits = fits and all(a is not None and dtype_of(a.dtype) is case.dtype for a in case.arrays)
         if not fits or (case.op, case.dtype) in seen:
             continue
@@ -215,7 +215,7 @@ def image_window(pad: int, groups: int = 1) -> Any:
 
 
 def convolution(channels: int, kernel: int, groups: int = 1, last: bool = False, size: int = 9) -> Any:
-    """A maker of kernels, and the shapes of x, w, bias and y as they lie in memory."""
+    """Return a function that makes kernels, and the shapes in memory of x, w, bias and y."""
     x = (2, channels, size, size)
     w = (channels, channels // groups, kernel, kernel)
 
@@ -267,7 +267,7 @@ PRODUCTS = {
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activation_behind_a_product(activation: str, name: str, threads: int) -> None:
-    """NaN and infinities in the product and in the residual, alone and among numbers."""
+    """There are NaN and infinities in the product, in the residual, in both or in neither."""
     make, x_shape, w_shape, bias_shape, y_shape = PRODUCTS[name]
     kind, alpha, beta, function = ACTIVATIONS[activation]
     rng = np.random.default_rng(5)
@@ -315,7 +315,7 @@ def packed(kernel: Any, plain: np.ndarray) -> np.ndarray:
 @in_one_item()
 @pytest.mark.parametrize("threads", [1, 3])
 def test_activation_in_pieces(threads: int) -> None:
-    """A product that is cut into pieces, each computed by one thread, with NaN in one of them."""
+    """Each thread computes some rows of the product. One row is NaN."""
     rng = np.random.default_rng(2)
     a, b = rng.standard_normal((512, 256)).astype(np.float32), rng.standard_normal((256, 256)).astype(np.float32)
     a[400, 7] = np.nan
