@@ -65,7 +65,7 @@ def test_inputs_and_parameters() -> None:
     found = gk.find_nonfinite(net, {"x": ones(1, 2)})
     assert found is not None
     assert (found.kind, found.name, found.nan) == ("parameter", "fc_weight", 1)
-    with pytest.raises(InputError, match="'x'"):
+    with pytest.raises(InputError, match=r"^input 'x' \(float32\[N, 2\]\) is not given$"):
         gk.find_nonfinite(net, {})
 
 

@@ -103,7 +103,7 @@ def test_wrong_options(options):
 
 
 def test_seeds_have_a_range():
-    with pytest.raises(UsageError, match="seed"):
+    with pytest.raises(UsageError, match=r"^the seed of a data set must be an integer from 0 to .*, not -1$"):
         list(numbered().batches(2, seed=-1))
 
 

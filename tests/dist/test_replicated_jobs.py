@@ -411,7 +411,7 @@ def test_a_failure_explains_a_worker_that_is_gone(monkeypatch):
     company = types.SimpleNamespace(processes=4, servers=2, describe=lambda rank: f"rank {rank}")
     failed = [[], [(1, Frame(FrameKind.FAILED, number=2))]]
     mesh = types.SimpleNamespace(receive=lambda seconds: failed.pop(0) if failed else [], close=lambda *words: None)
-    with pytest.raises(Left, match="2"):
+    with pytest.raises(Left, match=r"^2$"):
         replicated._serve_one(None, mesh, company, 0, None)
     with pytest.raises(RuntimeFailure, match="rank 0 has ended without notice"):
         replicated._serve_one(None, mesh, company, 0, None)

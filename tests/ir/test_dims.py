@@ -109,14 +109,14 @@ def test_may_equal() -> None:
 
 
 def test_unbound_name_is_named() -> None:
-    with pytest.raises(TypeMismatch, match="M"):
+    with pytest.raises(TypeMismatch, match=r"^dimension M \+ N is not known: M not bound$"):
         dims.evaluate(symbol("N") + symbol("M"), {"N": 1})
 
 
 def test_division_by_zero() -> None:
-    with pytest.raises(TypeMismatch, match="zero"):
+    with pytest.raises(TypeMismatch, match=r"^division of a dimension by zero$"):
         dims.floordiv(4, 0)
-    with pytest.raises(TypeMismatch, match="zero"):
+    with pytest.raises(TypeMismatch, match=r"^remainder of a dimension by zero$"):
         dims.mod(4, 0)
 
 

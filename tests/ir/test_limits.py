@@ -86,7 +86,7 @@ def test_a_run_ends_at_the_limit_of_iterations():
 def test_a_run_ends_in_time_and_the_next_one_has_its_own():
     executor = endless().compile(threads=1)
     started = time.monotonic()
-    with pytest.raises(LimitReached, match="time"):
+    with pytest.raises(LimitReached, match="the time limit is over"):
         executor.run(SCALAR, timeout=0.2)
     assert time.monotonic() - started < 10
     with pytest.raises(LimitReached, match="iterations"), limits.limited(iterations=100):
@@ -100,7 +100,7 @@ def test_work_that_must_be_completed_has_no_end():
             limits.check_time()
             limits.check_iterations(5)
             assert limits.current().memory == 1000
-        with pytest.raises(LimitReached, match="time"):
+        with pytest.raises(LimitReached, match="the time limit is over"):
             limits.check_time()
         with pytest.raises(LimitReached, match="more than 5 iterations"):
             limits.check_iterations(5)

@@ -100,5 +100,5 @@ def test_none_and_what_is_no_change(folder):
     assert not isinstance(data.load(folder, augment="none").train, ImageDataset)
     with pytest.raises(UsageError, match="augment: unknown 'shear'"):
         data.load(folder, augment="shear")
-    with pytest.raises(UsageError, match="size"):
+    with pytest.raises(UsageError, match="there is no option 'size'; known: 'augment'"):
         data.load(folder, size=32)

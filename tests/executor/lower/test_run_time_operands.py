@@ -179,7 +179,7 @@ def test_resize_to_what_cannot_be() -> None:
     for wrong in (0, -1, np.nan, np.inf):
         with pytest.raises(RuntimeFailure, match=rf"'grow'.*cannot be scaled by {wrong:g}"):
             by_scales.run({"x": array, "scales": floats(wrong, 1)})
-    with pytest.raises(OutOfMemory, match="GiB"):
+    with pytest.raises(OutOfMemory, match=r"^node 'grow' Resize.* GiB"):
         by_scales.run({"x": array, "scales": floats(3e9, 3e9)})
     by_sizes = Executor(Graph([x, sizes], [F.resize(x, None, None, sizes, name="grow")]), ParamStore({}))
     with pytest.raises(RuntimeFailure, match=r"'grow'.*cannot be resized to -1"):

@@ -212,7 +212,7 @@ def test_chosen_outputs_need_their_inputs_only() -> None:
     exe = Executor(graph, no_params())
     assert list(exe.run({"x": np.ones(2, np.float32)}, outputs=["a"])) == ["a"]
     assert list(exe.run({"x": np.ones(2, np.float32), "y": np.ones(1, np.float32)}, outputs=["b", "a"])) == ["b", "a"]
-    with pytest.raises(InputError, match="'y'"):
+    with pytest.raises(InputError, match=r"^input not given: 'y' \(float32\[M\]\)$"):
         exe.run({"x": np.ones(2, np.float32)})
     with pytest.raises(UsageError, match="no output 'c'"):
         exe.run({}, outputs=["c"])
@@ -451,7 +451,7 @@ def test_what_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match="threads"):
         Executor(graph, no_params(), threads=0)
     w = Value(f32(2), "w", role="parameter")
-    with pytest.raises(InputError, match="'w'"):
+    with pytest.raises(InputError, match=r"^no array for the graph's parameter 'w'$"):
         Executor(Graph([w], [F.exp(w)]), no_params())
 
 

@@ -142,7 +142,7 @@ def test_bernoulli_draws_one_with_probability_x() -> None:
 
 
 def test_rng_of_another_shape_is_refused() -> None:
-    with pytest.raises(TypeMismatch, match="rng"):
+    with pytest.raises(TypeMismatch, match=r"rng must be uint64\[2\], not uint64\[3\]"):
         F.random_uniform(np.zeros(3, np.uint64), shape=(2,))
 
 

@@ -132,7 +132,7 @@ def test_misfits_are_named() -> None:
         F.sgd_update(weight, grad, lr, velocity)
     with pytest.raises(UsageError, match="nesterov"):
         F.sgd_update(weight, grad, lr, nesterov=True)
-    with pytest.raises(TypeMismatch, match="step"):
+    with pytest.raises(TypeMismatch, match="dampening needs the operand step"):
         F.sgd_update(weight, grad, lr, velocity, momentum=0.5, dampening=0.5)
     with pytest.raises(TypeMismatch, match="lr must be a scalar"):
         F.sgd_update(weight, grad, velocity)

@@ -124,7 +124,7 @@ def test_programs_take_them_for_small_matrices_only():
         x = definite(n, "float32", ())
         close(executor.run({"a": x})["y"], np.linalg.cholesky(x.astype("f8")).T.astype("f4"))
     assert kinds == {8: {"native"}, 200: {"interpreted"}}
-    with pytest.raises(RuntimeFailure, match="root"):
+    with pytest.raises(RuntimeFailure, match=r"^root: Potrf.*: a matrix that is not positive definite$"):
         gk.Model({"y": gk.linalg.potrf(gk.input("a", [2, 2]), name="root")}).compile().run(
             {"a": -np.eye(2, dtype=np.float32)}
         )

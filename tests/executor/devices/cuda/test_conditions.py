@@ -318,7 +318,7 @@ def test_a_loop_that_takes_too_long(card: Card) -> None:
         assert exe.run(feeds, timeout=100.0)["y"].tolist() == [9] * 3
     assert card.replays == 2
     for _ in range(2):
-        with pytest.raises(LimitReached, match="time"):
+        with pytest.raises(LimitReached, match="the time limit is over"):
             exe.run({**feeds, "n": ENDLESS}, timeout=0.2)
         for _ in range(3):
             assert exe.run(feeds)["y"].tolist() == [9] * 3
