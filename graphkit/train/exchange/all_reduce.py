@@ -22,7 +22,7 @@ from graphkit.train.exchange.gather import gather
 from graphkit.train.exchange.local import NoExchange, loss_clause, samples_of
 from graphkit.train.programs import all_reduce, finite, sharded
 from graphkit.train.programs import step as steps
-from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT
+from graphkit.train.programs.weights import TOTAL_WEIGHT
 
 
 class AllReduce(NoExchange):
@@ -72,12 +72,6 @@ class AllReduce(NoExchange):
         results = self._run_idle(rate) if self.spec.accumulate == 1 else self._accumulate_idle()
         self.executors[0].advance()
         return results
-
-    def _feed(self, feeds: dict[str, Any], size: int | None, rate: float) -> None:
-        if self._needs_samples:
-            feeds[BATCH_WEIGHT] = np.float32(samples_of(feeds, size))
-        if self.spec.accumulate == 1:
-            feeds[steps.LEARNING_RATE] = np.float32(rate)
 
     def _run_idle(self, rate: float | None) -> dict[str, Any]:
         """Run the program of a rank without samples. rate: the learning rate, or None if the program accumulates."""

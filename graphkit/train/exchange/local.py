@@ -44,13 +44,13 @@ class NoExchange:
         self._loss = spec.graph.output_names[0]
         self._outputs = tuple(name for name in spec.graph.output_names[1:] if name != BATCH_WEIGHT)
         self._unread: tuple[str, ...] = ()
-        # Whether programs have the input BATCH_WEIGHT, because the graph does not compute the weight of a batch.
-        self._needs_samples = BATCH_WEIGHT not in spec.graph.output_names
         # The setting `recompute`. "sqrt" becomes None after the first batch; a limit in bytes applies to all batches.
         self._recompute = spec.recompute
         # Shapes of inputs for which the first program meets this setting. It does so for smaller ones, too.
         self._checked_shapes: Mapping[str, Sequence[int]] = {}
         self.programs = self._create_programs()
+        first = self.programs[0]
+        self._further_inputs = {first.name_of(v) for v in first.inputs} & {BATCH_WEIGHT, steps.LEARNING_RATE}
         if spec.swap_memory:
             self.programs[0] = mark_forward(self.programs[0])
         # `_original_program` does not contain the recomputation that the setting asks for.
@@ -102,11 +102,11 @@ class NoExchange:
         return self.executors[0].run(feeds, discard=self._unread)
 
     def _feed(self, feeds: dict[str, Any], size: int | None, rate: float) -> None:
-        """Add the inputs of the first program besides the batch."""
-        if self.spec.accumulate == 1:
-            feeds[steps.LEARNING_RATE] = np.float32(rate)
-        elif self._needs_samples:
+        """Add the inputs that the first program has besides the batch."""
+        if BATCH_WEIGHT in self._further_inputs:
             feeds[BATCH_WEIGHT] = np.float32(samples_of(feeds, size))
+        if steps.LEARNING_RATE in self._further_inputs:
+            feeds[steps.LEARNING_RATE] = np.float32(rate)
 
     def update(self, total: float, rate: float) -> None:
         self.executors[1].run({TOTAL_WEIGHT: np.float32(total), steps.LEARNING_RATE: np.float32(rate)})

@@ -162,10 +162,6 @@ class Servers(WorkerExchange):
             self._push(results)
         return results
 
-    def _feed(self, feeds: dict[str, Any], size: int | None, rate: float) -> None:
-        if self.spec.accumulate > 1:  # otherwise there is nothing to add: the servers apply the learning rate
-            super()._feed(feeds, size, rate)
-
     def _pull(self, feeds: Mapping[str, Any]) -> None:
         """Pull the parameters that a batch reads: first dense ones, because the indices of rows may depend on them."""
         if self._dense:
