@@ -48,7 +48,6 @@ class WorkerExchange(NoExchange):
         self._remote, self.ranks = store, store.num_workers
         self._published = False
         super().__init__(spec)
-        self._params = spec.params
 
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         if size == 0:  # the last batch of an epoch may have fewer samples than there are workers
@@ -63,7 +62,7 @@ class WorkerExchange(NoExchange):
         super().update(total, rate)
 
     def publish(self) -> None:
-        values = {name: self._params[name] for name in self.trained}
+        values = {name: self.spec.params[name] for name in self.trained}
         if not self._published:
             self._remote.init(list(values), list(values.values()))
             self._published = True
@@ -81,7 +80,7 @@ class WorkerExchange(NoExchange):
 
     def _pull_parameters(self, names: Sequence[str]) -> None:
         for name, array in zip(names, self._remote.pull(names), strict=True):
-            self._params.commit(name, array)
+            self.spec.params.commit(name, array)
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Gathered | None]:
@@ -175,7 +174,7 @@ class Servers(WorkerExchange):
         found = self._row_reader.run({name: feeds[name] for name in data if name in feeds})
         wanted = [found[f"{name}/{steps.ROWS}"] for name in self._tables]
         for name, rows in zip(self._tables, self._remote.row_sparse_pull(self._tables, wanted), strict=True):
-            _write(self._params, name, rows)
+            _write(self.spec.params, name, rows)
 
     def _push(self, results: dict[str, Any]) -> None:
         """Push the gradients among the outputs of a program, and remove them from the outputs."""
@@ -239,9 +238,9 @@ class ElasticAveraging(WorkerExchange):
             self._exchange()
 
     def _exchange(self) -> None:
-        mine = {name: self._params[name] for name in self.trained}
+        mine = {name: self.spec.params[name] for name in self.trained}
         for name, array in self._remote.exchange(mine, self._remote.strength / self._remote.num_workers).items():
-            self._params.commit(name, array)
+            self.spec.params.commit(name, array)
 
     def synchronise(self) -> None:
         self._exchange()
