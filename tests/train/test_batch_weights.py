@@ -201,6 +201,22 @@ def test_no_gradient_flows_through_a_weight(accumulate: int) -> None:
     np.testing.assert_allclose(WEIGHTS - np.array(trainer.net.params["w"]), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_small_weights_are_divisors() -> None:
+    case = CASES["a mask"]
+    found = case.trainer(0.0).step(INPUTS, {"target": CLASSES, "mask": MASK * np.float32(1e-32)})
+    np.testing.assert_allclose(float(found), case.value, rtol=1e-5)
+
+
+def test_smoothed_loss_of_samples_without_weight_is_not_large() -> None:
+    """The mean over all classes contains weights above 0, although the weights of the samples are 0."""
+    loss = gk.losses.get("softmax_cross_entropy", class_weights=[0.0, 1.0, 1.0, 1.0], label_smoothing=0.5)
+    net = CASES["class weights"].trainer(0.0).net
+    found = gk.Trainer(net, loss, gk.optim.SGD(0.0), threads=1).step(INPUTS[:3], np.zeros(3, np.int64))
+    logits = INPUTS[:3].astype(np.float64) @ WEIGHTS
+    log_shares = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    np.testing.assert_allclose(float(found), -0.5 / 4 * log_shares[:, 1:].sum(), rtol=1e-5)
+
+
 def test_checkpoints_without_weights_count_samples() -> None:
     described = {"loss_sum": 6.0, "seen": 12}
     assert Position.read(described, {}).loss_weight == 12.0

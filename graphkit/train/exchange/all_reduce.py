@@ -22,7 +22,7 @@ from graphkit.train.exchange.gather import gather
 from graphkit.train.exchange.local import NoExchange, loss_clause, samples_of
 from graphkit.train.programs import all_reduce, finite, sharded
 from graphkit.train.programs import step as steps
-from graphkit.train.programs.weights import TOTAL_WEIGHT
+from graphkit.train.programs.weights import TOTAL_WEIGHT, mean_of
 
 
 class AllReduce(NoExchange):
@@ -92,7 +92,7 @@ class AllReduce(NoExchange):
             pair = np.zeros(2)
             self.collectives.start(all_reduce.LOSS, [pair], 0)
             self.collectives.wait([all_reduce.LOSS])
-            results = {self._loss: np.asarray(np.float32(pair[0] / (pair[1] or 1.0))), TOTAL_WEIGHT: pair[1]}
+            results = {self._loss: np.asarray(np.float32(mean_of(*pair))), TOTAL_WEIGHT: pair[1]}
         loss = results[self._loss]
         if self.spec.rule.on_nonfinite != "ignore" and not np.isfinite(loss):
             raise NotFinite(str(loss))

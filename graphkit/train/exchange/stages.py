@@ -26,7 +26,7 @@ from graphkit.train.exchange.stage_runner import StageRunner
 from graphkit.train.programs import stages as stage_graphs
 from graphkit.train.programs import step as steps
 from graphkit.train.programs.partition import Partition
-from graphkit.train.programs.weights import TOTAL_WEIGHT
+from graphkit.train.programs.weights import TOTAL_WEIGHT, mean_of
 from graphkit.train.states import state_type
 
 
@@ -169,7 +169,7 @@ class Stages(DividedModel):
         bad = next((number for number, loss in enumerate(weighted, 1) if not math.isfinite(loss)), 0)
         mine = np.array([math.nan if bad else math.fsum(weighted), squares, finite, bad])
         loss_sum, squares, finite, bad = self._ranks.pushpull("step of a pipeline", mine)
-        loss = np.asarray(loss_sum / (total or 1.0), np.float32)
+        loss = np.asarray(mean_of(loss_sum, total), np.float32)
         if how != "ignore" and not np.isfinite(loss):
             self._nonfinite = int(bad), len(weights)
             raise NotFinite("the loss is not finite")

@@ -20,8 +20,6 @@ from graphkit.ops.pointwise import scalar_like
 BATCH_WEIGHT = "batch_weight"
 # The input or output with the sum of weights, over batches or ranks.
 TOTAL_WEIGHT = "total_weight"
-# Smaller than any real weight. It prevents a division by 0.
-_TINY = 1e-30
 
 
 class Term(NamedTuple):
@@ -35,10 +33,9 @@ class Term(NamedTuple):
 
 
 def quotient(total: Value, weight: Value) -> Term:
-    """Return the mean `total / weight` as a Term. It is 0 if the weight is 0. No gradient flows through the weight."""
+    """Return the mean `total / weight` as a Term, or `total` if the weight is 0. No gradient flows through the weight."""
     weight = F.stop_gradient(F.cast(weight, to="float32"))
-    wide = F.cast(total, to="float32")
-    mean = F.div(wide, F.max(weight, scalar_like(_TINY, weight)))
+    mean = F.div(F.cast(total, to="float32"), divisor(weight))
     return Term(F.cast(mean, to=total.dtype), weight)
 
 
@@ -46,6 +43,11 @@ def divisor(total: Value) -> Value:
     """Return a sum of weights, or 1 if it is 0. Then all sums over samples are 0, so their means are 0 as well."""
     result: Value = F.where(F.equal(total, scalar_like(0.0, total)), scalar_like(1.0, total), total)
     return result
+
+
+def mean_of(total: float, weight: float) -> float:
+    """Return `total / weight`, or `total` if the weight is 0: the same rule as that of `divisor`, for numbers."""
+    return total / weight if weight else total
 
 
 def counted(graph: Graph, target: Value) -> Value | None:
