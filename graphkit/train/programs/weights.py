@@ -33,7 +33,7 @@ class Term(NamedTuple):
 
 
 def quotient(total: Value, weight: Value) -> Term:
-    """Return the mean `total / weight` as a Term, or `total` if the weight is 0. No gradient flows through the weight."""
+    """Return the mean `total / weight` as a Term; `total` if the weight is 0. No gradient flows through the weight."""
     weight = F.stop_gradient(F.cast(weight, to="float32"))
     mean = F.div(F.cast(total, to="float32"), divisor(weight))
     return Term(F.cast(mean, to=total.dtype), weight)
