@@ -14,7 +14,7 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F
-from graphkit.train.programs.expressions import sum_of
+from graphkit.train.programs.expressions import cast_like, sum_of
 
 CHOICES = ("raise", "skip", "ignore")
 
@@ -35,6 +35,12 @@ def zero_if_finite(values: Sequence[Value]) -> Value:
     sums = [F.reduce_sum(F.mul(v, np.zeros((), v.dtype.numpy)), keepdims=False) for v in values]
     sums = [s if s.dtype is DType.FLOAT32 else F.cast(s, to="float32") for s in sums]
     return sum_of(sums)
+
+
+def joined(loss: Value | None, zero: Value) -> Value:
+    """Return a guard that is finite if the loss is finite and the result `zero` of `zero_if_finite` is 0."""
+    result: Value = zero if loss is None else F.add(cast_like(loss, zero), zero)
+    return result
 
 
 def guarded(value: Value, guard: Value | None) -> Value:

@@ -149,8 +149,7 @@ def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: Update
     """
     if not rule.checks_gradients:
         return loss if rule.on_nonfinite == "raise" else None
-    zero = finite.zero_if_finite(dense_of(gradients))
-    return zero if loss is None else F.add(cast_like(loss, zero), zero)
+    return finite.joined(loss, finite.zero_if_finite(dense_of(gradients)))
 
 
 def guarded_updates(updates: Sequence[tuple[Value, Value]], guard: Value | None) -> list[tuple[Value, Value]]:
@@ -373,8 +372,7 @@ def _idle_step(
     graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets, idle: IdleStatistics
 ) -> Graph:
     """Return the step of a rank without samples."""
-    loss_sum = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
-    loss, total = all_reduce.mean_of_pair(idle.after_moments(loss_sum), graph.outputs[0].dtype)
+    loss_sum, loss, total = _idle_loss(graph, idle)
     fed = _zero_gradients(trained)
     gradients = _as_gradients(trained, idle.after_sums(fed, total))
     inputs, updates, guard = _shared_updates(trained, rule, gradients, loss, total, buckets)
@@ -399,14 +397,19 @@ def split_idle_step(graph: Graph, accumulate: Graph, rule: UpdateRule, always: b
     idle = idle_statistics(graph, accumulate)
     if idle.last is None and not always:
         return None
-    loss_sum = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
-    loss, total = all_reduce.mean_of_pair(idle.after_moments(loss_sum), graph.outputs[0].dtype)
+    loss_sum, loss, total = _idle_loss(graph, idle)
     (total,) = idle.after_sums([total], total)
     guard = all_reduce.zero_after(total) if rule.on_nonfinite == "ignore" else after(loss, [total])
     return Graph(
         [loss_sum, *idle.inputs, *idle.states], [loss, total], guarded_updates(idle.updates, guard),
         f"{graph.name}_idle", output_names=[graph.output_names[0], TOTAL_WEIGHT],
     )  # fmt: skip
+
+
+def _idle_loss(graph: Graph, idle: IdleStatistics) -> tuple[Value, Value, Value]:
+    """Return the input LOSS_SUM of a rank without samples, fed with zeros, and the loss and weight of all ranks."""
+    loss_sum = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
+    return loss_sum, *all_reduce.mean_of_pair(idle.after_moments(loss_sum), graph.outputs[0].dtype)
 
 
 def _zero_gradients(trained: Sequence[TrainedParameter]) -> list[Value]:
@@ -443,13 +446,20 @@ def _shared_updates(
     if buckets.place is not None:
         return _sharded_updates(trained, rule, gradients, loss, total, buckets)
     means, done = all_reduce.mean_gradients(gradients, total, buckets)
-    guard = guard_of(loss, means, rule)
-    if guard is None and loss is not None:
-        guard = all_reduce.zero_after(total)
-    if guard is not None:
-        guard = after(guard, done)  # a rank must not fail while another one waits for it in an all-reduce
+    guard = _guard_after(guard_of(loss, means, rule), loss, total, done)
     inputs, updates = _updates(trained, means, rule, guard)
     return inputs, updates, guard
+
+
+def _guard_after(guard: Value | None, loss: Value | None, total: Value, done: Sequence[Value]) -> Value | None:
+    """Return the guard of one of several ranks, which is available when the values `done` are.
+
+    A rank must not fail while another one waits for it in an all-reduce. If the step has a loss, but the rule checks
+    nothing, the guard only prevents updates if the all-reduce of the loss, which computes `total`, fails.
+    """
+    if guard is None and loss is not None:
+        guard = all_reduce.zero_after(total)
+    return None if guard is None else after(guard, done)
 
 
 def _sharded_updates(
@@ -468,13 +478,10 @@ def _sharded_updates(
         squares, zero, complete = sharded.square_norm(means, done)
         done.append(complete)
         if rule.checks_gradients:
-            guard = zero if loss is None else F.add(cast_like(loss, zero), zero)
+            guard = finite.joined(loss, zero)
         if rule.clip_norm is not None:
             means = _clipped(means, F.sqrt(squares), rule.clip_norm)
-    if guard is None and loss is not None:
-        guard = all_reduce.zero_after(total)
-    if guard is not None:
-        guard = after(guard, done)  # a rank must not fail while another one waits for it in an all-reduce
+    guard = _guard_after(guard, loss, total, done)
     slices = [replace(trained[piece.position], value=piece.weight) for piece in own]
     inputs, found = _updates(slices, means, replace(rule, clip_norm=None, ema=None), guard)
     weights = {piece.weight for piece in own}
