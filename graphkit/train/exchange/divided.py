@@ -21,10 +21,11 @@ from graphkit.train.average import AVERAGE
 from graphkit.train.exchange.division import Division
 from graphkit.train.exchange.exchange import Gathered, StepSpec
 from graphkit.train.exchange.gather import gather
+from graphkit.train.exchange.slots import initial_slots
 from graphkit.train.metrics import Metric, value_of
 from graphkit.train.programs import step as steps
 from graphkit.train.programs.weights import BATCH_WEIGHT
-from graphkit.train.states import initial_arrays, kinds, state_type
+from graphkit.train.states import kinds, state_type
 
 # The lanes of messages. Two messages between the same ranks arrive in order if they are in the same lane. FORWARD and
 # BACKWARD are for the passes of a pipeline, GATHER for parameters and states that rank 0 gathers, COPIES for copies of
@@ -64,7 +65,8 @@ class DividedModel:
         self._own = [t for t in spec.trained if self.owners[t.name] == self._ranks.rank]
         self._loss = spec.graph.output_names[0]
         self._receive_initial_values()
-        self.slots = self._initial_slots()
+        types = self._slot_types()
+        self.slots = initial_slots(spec, types, {name: kind for name, kind in types.items() if self.keeps(name)})
 
     def _receive_initial_values(self) -> None:
         """Receive the values of rank 0, one array after the other. Release those that other ranks store."""
@@ -75,23 +77,15 @@ class DividedModel:
             else:
                 self._params.release(name, self._owner_clause(name))
 
-    def _initial_slots(self) -> ParamStore:
-        """Return the slots of all parameters by name, with arrays for those of this rank."""
-        types: dict[str, TensorType] = {steps.STEP: TensorType(DType.INT64, ())}
-        arrays: dict[str, np.ndarray] = {steps.STEP: np.zeros((), np.int64)}
-        optimizer = self._rule.optimizer
+    def _slot_types(self) -> dict[str, TensorType]:
+        """Return the types of the slots of all parameters, by name."""
+        types = {steps.STEP: TensorType(DType.INT64, ())}
         for parameter in self.spec.trained:
             kind = parameter.value.tensor
-            types |= {f"{parameter.name}/{slot}": found for slot, found in kinds(optimizer, kind).items()}
+            types |= {f"{parameter.name}/{slot}": found for slot, found in kinds(self._rule.optimizer, kind).items()}
             if self._rule.ema is not None:
                 types[f"{parameter.name}/{AVERAGE}"] = state_type(kind)
-        for parameter in self._own:
-            kind = parameter.value.tensor
-            arrays |= initial_arrays(optimizer, parameter.name, kind)
-            if self._rule.ema is not None:
-                average = np.asarray(self._params[parameter.name], state_type(kind).dtype.numpy)
-                arrays[f"{parameter.name}/{AVERAGE}"] = average
-        return ParamStore(types, arrays)
+        return types
 
     # --- which rank stores which arrays ----------------------------------------------------------
 

@@ -19,10 +19,10 @@ from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.passes.training.swap import mark_forward
-from graphkit.train.average import AVERAGE
 from graphkit.train.exchange.exchange import Gathered, StepSpec
+from graphkit.train.exchange.slots import initial_slots
 from graphkit.train.metrics import Metric, value_of
-from graphkit.train.programs import all_reduce, finite, loss_scale, recomputation, sharded
+from graphkit.train.programs import all_reduce, finite, recomputation, sharded
 from graphkit.train.programs import step as steps
 from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT
 from graphkit.train.states import kinds
@@ -55,7 +55,8 @@ class NoExchange:
             self.programs[0] = mark_forward(self.programs[0])
         # `_original_program` does not contain the recomputation that the setting asks for.
         self.programs[0] = self._original_program = recomputation.marked(self.programs[0], spec.options["device"])
-        self.slots = self._initial_slots()
+        types = self._slot_types()
+        self.slots = initial_slots(spec, types, types)
         self.store = JointStore([spec.params, self.slots])
         self.executors = [Executor(program, self.store, **self._options) for program in self.programs]
 
@@ -73,19 +74,6 @@ class NoExchange:
             for v in program.inputs
             if v.role == "state" and program.name_of(v) not in self.spec.params
         }
-
-    def _initial_slots(self) -> ParamStore:
-        types, rule = self._slot_types(), self.spec.rule
-        optimizer = rule.optimizer
-        starts = {f"{name}/{slot}": optimizer.start(slot) for name in self.trained for slot in optimizer.slots}
-        arrays = {n: np.full(t.static_shape, starts.get(n, 0), t.dtype.numpy) for n, t in types.items()}
-        if rule.scale is not None:
-            arrays[loss_scale.NAME] = loss_scale.start()
-        if rule.ema is not None:
-            averages = [f"{name}/{AVERAGE}" for name in self.trained]
-            pairs = zip(averages, self.trained, strict=True)
-            arrays |= {key: np.asarray(self.spec.params[name], types[key].dtype.numpy) for key, name in pairs}
-        return ParamStore(types, arrays)
 
     # --- one batch -------------------------------------------------------------------------------
 

@@ -1,0 +1,39 @@
+"""The first values of the states of a training step that are not in the model: slots, averages, the loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from graphkit.executor.run.params import ParamStore
+from graphkit.ir.types import TensorType
+from graphkit.train import states
+from graphkit.train.average import AVERAGE
+from graphkit.train.exchange.exchange import StepSpec
+from graphkit.train.programs import loss_scale
+
+
+def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[str, TensorType]) -> ParamStore:
+    """Return the store of the slots, before the first step.
+
+    Slots of the optimizer have its initial values, averages the values of the parameters, and all others are 0.
+
+    Args:
+        spec: The training step.
+        types: The types of all slots, by name.
+        own: The types of those that this rank stores. A sharded slot has the type of this rank's slice.
+    """
+    optimizer = spec.rule.optimizer
+    starts = {
+        f"{t.name}/{slot}": states.start(optimizer, slot)
+        for t in spec.trained
+        for slot in states.names(optimizer, t.value.dtype)
+    }
+    arrays = {name: np.full(kind.static_shape, starts.get(name, 0), kind.dtype.numpy) for name, kind in own.items()}
+    averages = {f"{t.name}/{AVERAGE}": t.name for t in spec.trained} if spec.rule.ema is not None else {}
+    for key in averages.keys() & own.keys():
+        arrays[key] = np.asarray(spec.params[averages[key]], own[key].dtype.numpy)
+    if loss_scale.NAME in own:
+        arrays[loss_scale.NAME] = loss_scale.start()
+    return ParamStore(types, arrays)
