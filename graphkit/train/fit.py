@@ -275,7 +275,7 @@ class Fit:
             position.seen += batch.global_size
             if batch.size and measured:
                 target = trainer._targets.of(trainer._output), trainer._targets.measured(batch.targets, trainer._output)
-                for pair in trainer._exchange.compared(results, trainer._output, target):
+                for pair in trainer._exchange.compared(results, target):
                     self._background.measure(measured, *pair)
         assert self._throughput is not None, _IN_EPOCH
         self._throughput.add(batch.global_size)

@@ -146,9 +146,9 @@ class Exchange(Protocol):
         """Return the values of metrics by name. Collective if the model is divided among ranks."""
 
     def compared(
-        self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
+        self, results: Mapping[str, Any], target: tuple[str, np.ndarray]
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        """Yield pairs (output, target) for metrics from the results of a step. target: name and array."""
+        """Return pairs (output, target) for metrics, from the results of a step. target: its name and array."""
 
     def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """Return the states of an incomplete epoch that a checkpoint stores, given those of this rank."""

@@ -117,9 +117,9 @@ class NoExchange:
         return {m.name: value_of(m) for m in measured}
 
     def compared(
-        self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
+        self, results: Mapping[str, Any], target: tuple[str, np.ndarray]
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        return [(results[output], target[1])]
+        return [(results[self.spec.output], target[1])]
 
     def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         return [mine]

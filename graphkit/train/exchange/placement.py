@@ -92,8 +92,9 @@ class Placement(DividedModel):
         return loss_clause(error), f"on rank {self._loss_rank}"
 
     def compared(
-        self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
+        self, results: Mapping[str, Any], target: tuple[str, np.ndarray]
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        output = self.spec.output
         return [(results[output], target[1])] if output in results else []
 
     def inference(self, graph: Graph) -> PlacedInference:

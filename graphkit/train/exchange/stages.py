@@ -201,9 +201,9 @@ class Stages(DividedModel):
     # --- metrics and inference -------------------------------------------------------------------
 
     def compared(
-        self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
+        self, results: Mapping[str, Any], target: tuple[str, np.ndarray]
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        if outputs := results.get(output, ()):
+        if outputs := results.get(self.spec.output, ()):
             name, array = target
             axis = self.division.axes.get(name, 0)
             count = len(array) if axis is None else array.shape[axis]
