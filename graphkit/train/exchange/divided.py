@@ -64,6 +64,7 @@ class DividedModel:
         self._ranks, self._params, self._rule = division.store, spec.params, spec.rule
         self._own = [t for t in spec.trained if self.owners[t.name] == self._ranks.rank]
         self._loss = spec.graph.output_names[0]
+        self._data_types = {spec.graph.name_of(v): v.tensor for v in spec.graph.inputs if v.role == "data"}
         self._receive_initial_values()
         types = self._slot_types()
         self.slots = initial_slots(spec, types, {name: kind for name, kind in types.items() if self.keeps(name)})
@@ -154,8 +155,7 @@ class DividedModel:
 
     def _check(self, batch: Mapping[str, np.ndarray]) -> None:
         """Raise InputError for a micro-batch that does not fit the graph. All ranks raise it."""
-        graph = self.spec.graph
-        types = {graph.name_of(v): v.tensor for v in graph.inputs if v.role == "data"}
+        types = self._data_types
         for name in batch:
             if name not in types:
                 raise InputError(f"no input {name!r}{did_you_mean(name, types)}")

@@ -109,8 +109,9 @@ class Servers(WorkerExchange):
         graph, trained, rule = self.spec.graph, self.spec.trained, self.spec.rule
         self._dense = [t.name for t in trained if not t.lazy]
         self._tables = [t.name for t in trained if t.lazy]
-        # The program that computes which rows of the tables a batch reads, and its executor.
-        self._row_reads = server_gradients.row_reads(graph, trained)
+        # The program that computes which rows of the tables a batch reads, the names of its data, and its executor.
+        self._row_reads = reads = server_gradients.row_reads(graph, trained)
+        self._row_inputs = [] if reads is None else [reads.name_of(v) for v in reads.inputs if v.role == "data"]
         self._row_reader: Executor | None = None
         self._remote.steps_per_push = self.spec.accumulate
         if self.spec.accumulate > 1:
@@ -170,8 +171,7 @@ class Servers(WorkerExchange):
         if self._row_reader is None:
             self._row_reader = Executor(self._row_reads, self.store, **self._options)
         self._row_reader.rng = self.executors[0].rng  # the step will draw the same random numbers
-        data = [self._row_reads.name_of(v) for v in self._row_reads.inputs if v.role == "data"]
-        found = self._row_reader.run({name: feeds[name] for name in data if name in feeds})
+        found = self._row_reader.run({name: feeds[name] for name in self._row_inputs if name in feeds})
         wanted = [found[f"{name}/{steps.ROWS}"] for name in self._tables]
         for name, rows in zip(self._tables, self._remote.row_sparse_pull(self._tables, wanted), strict=True):
             _write(self.spec.params, name, rows)

@@ -45,6 +45,8 @@ class Stages(DividedModel):
         self.stage = stage_graphs.training_stage(
             part, self.index, {self._loss: graph.outputs[0], spec.output: output}, trained
         )
+        # Names of the running statistics that the stage updates.
+        self._statistics = [self.stage.forward.name_of(v) for v, _ in self.stage.forward.updates]
         self._loss_rank = part.ranks[part.stage_of_value(graph.outputs[0]) or 0]
         # For an error message: the first micro-batch whose loss was not finite, and the number of micro-batches.
         self._nonfinite = (0, 0)
@@ -79,8 +81,7 @@ class Stages(DividedModel):
         for batch in (batches[0], batches[-1]):
             self._check(batch)
         self._ranks.transport.meet("step of a pipeline", list(arrays.values()))
-        statistics = {self.stage.forward.name_of(v): v for v, _ in self.stage.forward.updates}
-        before = {name: self.store[name] for name in statistics}
+        before = {name: self.store[name] for name in self._statistics}
         found = map(self._weights.weight, batches)
         sizes = [part.stop - part.start for part in parts]
         weights = [float(size) if weight is None else weight for weight, size in zip(found, sizes, strict=True)]
