@@ -32,6 +32,7 @@ from graphkit.train.agreement import agreement_of, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, integer, real
 from graphkit.train.average import Averages
 from graphkit.train.average import ema as moving_average
+from graphkit.train.device import choose_device
 from graphkit.train.exchange.division import division_of
 from graphkit.train.exchange.exchange import Inference, StepSpec
 from graphkit.train.inputs import Inputs, by_name, with_types
@@ -43,7 +44,7 @@ from graphkit.train.programs import step as steps
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.schedules import RunRate
 from graphkit.train.selection import ParameterSelection, select_parameters
-from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation, choose_device
+from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation
 from graphkit.train.stepper import LazyScalar, Stepper, create_exchange
 from graphkit.train.training_graph import Criterion, training_graph
 

@@ -8,11 +8,7 @@ from typing import Any, TypeVar
 
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
-from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
-from graphkit.executor.devices.loading import of_process
 from graphkit.executor.run.precision import check_known
-from graphkit.ir.graph import Graph
-from graphkit.passes.core.sweep import groups_of
 from graphkit.signatures import typed_constructor
 from graphkit.train import defaults
 from graphkit.train.arguments import POSITIVE, convert_fields
@@ -145,19 +141,3 @@ def group_of(kind: type[Group], given: Group | None, keywords: Mapping[str, Any]
     if both := [field.name for field in fields(kind) if own[field.name] != field.default]:
         raise UsageError(f"{_OWNER}: {both[0]}= is also a setting of {name}=: set it in only one of them")
     return given
-
-
-def choose_device(device: AnyDevice, graph: Graph, kvstore: KVStore | None) -> str | GroupDevices:
-    """Return the device of this process, or the devices of the groups of `graph` (the model with its loss).
-
-    Raises UsageError if a device or group is unknown, or if both several devices and several processes are used.
-    """
-    found = grouped(device, groups_of(graph))
-    several = kvstore is not None and kvstore.num_workers > 1
-    if isinstance(found, GroupDevices):
-        if kvstore is not None and (several or kvstore.is_remote):
-            raise UsageError(
-                "device= (--device): with several processes, each runs on one device; leave out the devices of groups"
-            )
-        return found
-    return of_process(found, kvstore.local_rank) if kvstore is not None and several else found

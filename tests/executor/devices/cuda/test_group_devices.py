@@ -19,7 +19,7 @@ from graphkit.executor.devices import cuda
 from graphkit.executor.devices.groups import AnyDevice, GroupDevices
 from graphkit.executor.run.session import Executor
 from graphkit.ir.types import DType
-from graphkit.train.settings import choose_device
+from graphkit.train.device import choose_device
 
 X = np.random.default_rng(0).standard_normal((16, 12)).astype(np.float32)
 LABELS = np.arange(16) % 3

@@ -1,0 +1,26 @@
+"""The device of a Trainer: one for each process, or one for each group of a model in a single process."""
+
+from __future__ import annotations
+
+from graphkit.dist.kvstore import KVStore
+from graphkit.errors import UsageError
+from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
+from graphkit.executor.devices.loading import of_process
+from graphkit.ir.graph import Graph
+from graphkit.passes.core.sweep import groups_of
+
+
+def choose_device(device: AnyDevice, graph: Graph, kvstore: KVStore | None) -> str | GroupDevices:
+    """Return the device of this process, or the devices of the groups of `graph` (the model with its loss).
+
+    Raises UsageError if a device or group is unknown, or if both several devices and several processes are used.
+    """
+    found = grouped(device, groups_of(graph))
+    several = kvstore is not None and kvstore.num_workers > 1
+    if isinstance(found, GroupDevices):
+        if kvstore is not None and (several or kvstore.is_remote):
+            raise UsageError(
+                "device= (--device): with several processes, each runs on one device; leave out the devices of groups"
+            )
+        return found
+    return of_process(found, kvstore.local_rank) if kvstore is not None and several else found
