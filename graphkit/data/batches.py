@@ -109,9 +109,8 @@ class Batches:
             )
         if not len(self) and offset < len(dataset):
             raise UsageError(
-                f"{dataset.name}: drop_last leaves no batch: the data set has "
-                f"{quantity(len(dataset), 'sample')}, but a batch has "
-                f"{batch_size * ranks}"
+                f"{dataset.name}: drop_last leaves no batch: the data set has {quantity(len(dataset), 'sample')}, but "
+                f"a batch has {batch_size * ranks}"
             )
         self.position = (epoch, start)
 

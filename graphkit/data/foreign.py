@@ -141,8 +141,7 @@ class IterableDataset:
         if first is None:
             raise InputError(
                 f"{self.name}: there were no data in epoch {epoch + 1}; a generator runs only once: pass a function "
-                "that "
-                "returns one, or an object that can be iterated again"
+                "that returns one, or an object that can be iterated again"
             )
         items = itertools.chain([first], items)
         made = items if self._are_batches(first[0]) else self._gathered(items, batch_size)

@@ -234,17 +234,15 @@ class Fit:
         if position.within and position.width:
             if position.length not in (None, length):
                 raise UsageError(
-                    f"{self.train.name} has {length} samples, but the interrupted epoch began with "
-                    f"{position.length} samples "
-                    f"(the run is {position}). The data can change only between epochs"
+                    f"{self.train.name} has {length} samples, but the interrupted epoch began with {position.length} "
+                    f"samples (the run is {position}). The data can change only between epochs"
                 )
             if position.width != width:
                 if not self.train.orders_samples:
                     raise UsageError(
                         f"a batch has {width} samples, but the interrupted epoch began with batches of "
-                        f"{position.width} (the "
-                        f"run is {position}). The order of {self.train.name} depends on the batch size, so the batch "
-                        "size can change only between epochs"
+                        f"{position.width} (the run is {position}). The order of {self.train.name} depends on the "
+                        "batch size, so the batch size can change only between epochs"
                     )
                 position.resize(width)
         position.width, position.length = width, length

@@ -83,9 +83,8 @@ def find_head(graph: Graph, output: Value) -> Head:
         tail.append((node, value))
     above = "an input" if value.node is None else value.node.describe()
     raise UsageError(
-        f"no layer with parameters to replace at the end of {titled(graph, 'model')}: found {above}. Name the "
-        "value that "
-        "the new head reads: replace_head(..., at=NAME), --head-at NAME"
+        f"no layer with parameters to replace at the end of {titled(graph, 'model')}: found {above}. Name the value "
+        "that the new head reads: replace_head(..., at=NAME), --head-at NAME"
     )
 
 

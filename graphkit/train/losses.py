@@ -415,9 +415,8 @@ class Bound:
         if len(self.averaged_over) > 1:
             first, second, *_ = self.averaged_over.values()
             warnings.warn(
-                f"the losses of outputs {first!r} and {second!r} have different divisors (numbers of targets, or "
-                "sums of "
-                "class weights). Over several batches or ranks, both are averaged by the number of samples instead",
+                f"the losses of outputs {first!r} and {second!r} have different divisors (numbers of targets, or sums "
+                "of class weights). Over several batches or ranks, both are averaged by the number of samples instead",
                 stacklevel=5,
             )
 

@@ -334,9 +334,8 @@ def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndar
     found = aligned(np.asarray(target), output.shape[:-1]) if output.ndim else None
     if found is None:
         raise InputError(
-            f"{name}: an output of shape {list(output.shape)} needs class numbers of shape "
-            f"{list(output.shape[:-1])}, not "
-            f"{list(np.shape(target))}"
+            f"{name}: an output of shape {list(output.shape)} needs class numbers of shape {list(output.shape[:-1])}, "
+            f"not {list(np.shape(target))}"
         )
     if found.dtype.kind == "f" and not np.all(found == np.floor(found)):
         raise InputError(

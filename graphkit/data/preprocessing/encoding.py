@@ -230,8 +230,7 @@ def targets_of(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...] | N
             "class number"
         )
         raise InputError(
-            f"{where}: columns of numbers are read as float64, which is exact only below 2^53. Write classes as "
-            "text, and "
-            "measured values with a decimal point"
+            f"{where}: columns of numbers are read as float64, which is exact only below 2^53. Write classes as text, "
+            "and measured values with a decimal point"
         )
     return values.astype(np.int64 if whole else np.float32), None

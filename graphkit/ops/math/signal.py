@@ -331,8 +331,7 @@ class STFT(Op):
         if step < 1 or length < 1 or (window is not None and window.shape != (length,)):
             raise RuntimeFailure(
                 f"frame_step ({step}) and frame_length ({length}) must be at least 1, and a window must have "
-                "frame_length "
-                f"elements; the window is {None if window is None else window.shape}"
+                f"frame_length elements; the window is {None if window is None else window.shape}"
             )
         starts = xp.arange(max((total - length) // step + 1, 0)) * step
         frames = signal[:, starts[:, None] + xp.arange(length)]

@@ -147,9 +147,8 @@ class SVMRegressor(KernelMachine):
             )
         if count and (len(self.support_vectors) % count or not self.support_vectors or len(self.coefficients) != count):
             raise UsageError(
-                f"n_supports={count} needs {count} coefficients and a multiple of {count} numbers in "
-                "support_vectors; there "
-                f"are {len(self.coefficients)} and {len(self.support_vectors)}"
+                f"n_supports={count} needs {count} coefficients and a multiple of {count} numbers in support_vectors; "
+                f"there are {len(self.coefficients)} and {len(self.support_vectors)}"
             )
         require_features(x, self._vectors().shape[1], "support vectors have")
         return TensorType(DType.FLOAT32, (examples(x), 1))
@@ -229,8 +228,7 @@ class SVMClassifier(KernelMachine):
         if not classes or not self.coefficients or not self.rho or any(n < 0 for n in self.vectors_per_class):
             raise UsageError(
                 "labels, coefficients and rho must not be empty, and vectors_per_class not negative; there are "
-                f"{classes} "
-                f"labels, {len(self.coefficients)} coefficients, {len(self.rho)} rho"
+                f"{classes} labels, {len(self.coefficients)} coefficients, {len(self.rho)} rho"
             )
         if vectors:
             self._check_vectors(classes, vectors)
@@ -259,9 +257,8 @@ class SVMClassifier(KernelMachine):
             )
         if len(self.coefficients) < (classes - 1) * vectors or len(self.rho) < pairs:
             raise UsageError(
-                f"{classes} classes and {vectors} support vectors need {(classes - 1) * vectors} coefficients "
-                f"and {pairs} rho; "
-                f"there are {len(self.coefficients)} and {len(self.rho)}"
+                f"{classes} classes and {vectors} support vectors need {(classes - 1) * vectors} coefficients and "
+                f"{pairs} rho; there are {len(self.coefficients)} and {len(self.rho)}"
             )
         if len(self.prob_a) != len(self.prob_b) or len(self.prob_a) not in (0, *range(pairs, len(self.prob_a) + 1)):
             raise UsageError(

@@ -50,8 +50,7 @@ class MaxUnpool(Op):
         if len(shape) != rank + 2 or len(pads) != 2 * rank or len(strides) != rank:
             raise TypeMismatch(
                 f"kernel_shape={self.kernel_shape}, pads={pads} and strides={strides} do not fit x: it has "
-                f"{len(shape)} axes, "
-                "two of them not spatial"
+                f"{len(shape)} axes, two of them not spatial"
             )
         spatial = (
             (n - 1) * strides[i] + self.kernel_shape[i] - pads[i] - pads[rank + i] for i, n in enumerate(shape[2:])

@@ -187,8 +187,7 @@ class TfIdfVectorizer(TextOp):
         lengths = (self.min_gram_length, self.max_gram_length)
         if not 1 <= lengths[0] <= lengths[1] <= len(self.ngram_counts) or self.max_skip_count < 0:
             raise UsageError(
-                "expected 1 <= min_gram_length <= max_gram_length <= len(ngram_counts), and max_skip_count >= 0, "
-                "not "
+                "expected 1 <= min_gram_length <= max_gram_length <= len(ngram_counts), and max_skip_count >= 0, not "
                 f"{lengths[0]}, {lengths[1]}, {len(self.ngram_counts)} and {self.max_skip_count}"
             )
         if self.weights is not None and len(self.weights) != len(self.ngram_indexes):
