@@ -43,7 +43,7 @@ class Dataset:
             units]. If None is given instead of an axis, every batch gets the whole array, for example a sampling rate.
 
     Raises:
-        InputError: Lengths differ, there is no sample, or a floating-point array contains NaN.
+        InputError: Lengths differ, there are no samples, or a floating-point array contains NaN.
 
     Attributes:
         vocabulary: For text, the token that each number represents (see Sentences, TokenStream); else None.

@@ -267,7 +267,10 @@ def balanced(targets: Any, classes: int) -> tuple[float, ...]:
     counts = np.bincount(labels.astype(np.int64), minlength=classes)
     if empty := [str(c) for c in np.flatnonzero(counts == 0)]:
         few = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
-        raise UsageError(f"balanced class weights: there is no sample of class {few}; pass the weights as numbers")
+        raise UsageError(
+            f"balanced class weights need samples of every class, but the targets have none of class {few}; give the "
+            "weights as numbers (class_weights=, --class-weights)"
+        )
     return tuple((labels.size / (classes * counts)).tolist())
 
 

@@ -83,7 +83,7 @@ def test_balanced_weights():
     found = gk.losses.balanced([0, 0, 0, 1, 1, 2], 3)
     assert found == pytest.approx((6 / 9, 6 / 6, 6 / 3))
     for targets, message in [
-        ([0, 0, 2], "there is no sample of class 1"), ([0.5, 1.0], "class numbers as targets"),
+        ([0, 0, 2], "the targets have none of class 1; give"), ([0.5, 1.0], "class numbers as targets"),
         ([0, 3], "from 0 to 2, but are from 0 to 3")
     ]:  # fmt: skip
         with pytest.raises(UsageError, match=message):
