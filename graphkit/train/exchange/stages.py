@@ -170,7 +170,7 @@ class Stages(DividedModel):
         bad = next((number for number, loss in enumerate(weighted, 1) if not math.isfinite(loss)), 0)
         mine = np.array([math.nan if bad else math.fsum(weighted), squares, finite, bad])
         loss_sum, squares, finite, bad = self._ranks.pushpull("step of a pipeline", mine)
-        loss = np.asarray(mean_of(loss_sum, total), np.float32)
+        loss = np.asarray(mean_of(loss_sum, float(total)), np.float32)
         if how != "ignore" and not np.isfinite(loss):
             self._nonfinite = int(bad), len(weights)
             raise NotFinite("the loss is not finite")
