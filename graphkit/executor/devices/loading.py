@@ -72,9 +72,21 @@ class DeviceName(NamedTuple):
         known = ("cpu", *_kinds)
         if kind not in known:
             raise UnsupportedError(f"no device {device!r}{did_you_mean(kind, known)}")
-        if colon and (kind == "cpu" or not (number.isascii() and number.isdigit() and len(number) < 5)):
-            raise UnsupportedError(f"no device {device!r}: use 'cpu', or 'cuda:0', 'cuda:1', ... for GPUs")
+        if colon and kind == "cpu":
+            raise UnsupportedError(f"no device {device!r}: the CPU has no number; use 'cpu'")
+        if colon and not (number.isascii() and number.isdigit() and len(number) < 5):
+            raise UnsupportedError(
+                f"no device {device!r}: expected a number from 0 to 9999 after the colon, as in '{kind}:0'"
+            )
         return DeviceName(kind, int(number or 0))
+
+    def check_number(self, count: int) -> None:
+        """Raise UnsupportedError if the number is too large for a machine with `count` devices of this kind."""
+        if self.number >= count:
+            first, last = self._replace(number=0), self._replace(number=count - 1)
+            several = f"{count} devices of this kind, '{first}' to '{last}'"
+            found = several if count > 1 else f"only '{first}'" if count else "no device of this kind"
+            raise UnsupportedError(f"no device '{self}': this machine has {found}")
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.number}" if self.kind != "cpu" else self.kind
@@ -86,12 +98,12 @@ def of_process(device: str, number: int) -> str:
     If there are more processes than GPUs, several share one. Raises as `load_device` does.
     """
     kind = _kinds.get(device)
-    return device if kind is None else f"{device}:{number % kind.count()}"
+    return device if kind is None else str(DeviceName(device, number % kind.count()))
 
 
-def find_device(kind: str, number: int) -> Device | None:
-    """Return the device of a kind and number; None for the CPU, which has no memory of its own."""
-    return None if kind == "cpu" else _kinds[kind].open(number)
+def find_device(name: DeviceName) -> Device | None:
+    """Return the device of a name; None for the CPU, which has no memory of its own."""
+    return None if name.kind == "cpu" else _kinds[name.kind].open(name.number)
 
 
 def load_device(device: str) -> bool:
@@ -105,9 +117,11 @@ def load_device(device: str) -> bool:
         MissingDependency: An installed graphkit lacks its native extension, or CuPy is missing.
         UnsupportedError: The device is unknown, or this machine does not have it.
     """
-    kind, number = DeviceName.of(device)
-    if kind != "cpu":
-        find_device(kind, number)
+    name = DeviceName.of(device)
+    if name.kind != "cpu":
+        if name.number:
+            name.check_number(_kinds[name.kind].count())
+        find_device(name)
         return True
     if load_native() is None:
         return False

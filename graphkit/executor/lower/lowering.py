@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 import numpy as np
 
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, VersionedArray
+from graphkit.executor.devices.loading import DeviceName
 from graphkit.executor.memory.placement import Placement, has_fixed_size
 from graphkit.executor.memory.plan_graph import MemoryPlan
 from graphkit.ir.declared import Declarations
@@ -205,6 +206,11 @@ class Settings(NamedTuple):
     channels: Channels | None = None
     tf32: bool = False
     number: int = 0
+
+    @property
+    def device_name(self) -> DeviceName:
+        """The name of the device, such as "cuda:0"."""
+        return DeviceName(self.device, self.number)
 
 
 class NotNative(Exception):

@@ -143,7 +143,7 @@ def refuse_fallbacks(program: Executable) -> None:
 
 def _program(lowered: LoweredGraph, pools: Pools, device_inputs: Collection[Value]) -> DeviceProgram:
     """Return the program of a lowered graph, for the device of its settings."""
-    device = find_device(lowered.settings.device, lowered.settings.number)
+    device = find_device(lowered.settings.device_name)
     if device is None:
         return Program(lowered, pools)
     from graphkit.executor.run.arrays.program import ArrayProgram

@@ -39,7 +39,7 @@ class DeviceBuilder:
 
     def __init__(self, settings: Settings, pools: Pools, inputs: Collection[str]):
         self._settings, self._pools, self._inputs = settings, pools, frozenset(inputs)
-        device = find_device(settings.device, settings.number)
+        device = find_device(settings.device_name)
         self._devices = () if device is None else (device,)
         self._templates: dict[Group, Template | None] = {}
         self._compiled: set[Group] = set()
@@ -97,7 +97,7 @@ class DeviceBuilder:
 
 def device_cache(settings: Settings, pools: Pools, inputs: Collection[str]) -> ProgramCache[DeviceProgram]:
     """Return the cache of the programs of one device. See `DeviceBuilder`."""
-    return ProgramCache(DeviceBuilder(settings, pools, inputs), settings.device, program_log.of(settings))
+    return ProgramCache(DeviceBuilder(settings, pools, inputs), str(settings.device_name), program_log.of(settings))
 
 
 def _batch_part(

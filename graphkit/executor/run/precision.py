@@ -27,7 +27,7 @@ def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
         return
     if not optimize and precision != "tf32":
         raise UsageError(f"precision {precision!r} rewrites the graph and cannot be used with optimize=False")
-    found = find_device(*device)
+    found = find_device(device)
     if isinstance(found, ReducedPrecision):
         found.check_precision(precision)
         return

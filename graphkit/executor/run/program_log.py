@@ -27,7 +27,7 @@ class ProgramLog:
     """Prints which programs of a device are built, found and dropped."""
 
     def __init__(self, settings: Settings, level: int):
-        where = settings.device if settings.device == "cpu" else f"{settings.device}:{settings.number}"
+        where = str(settings.device_name)
         self._where = f"{where}, {quantity(settings.threads, 'thread')}" if settings.device == "cpu" else where
         self._level = level
         # The latest key of each group.

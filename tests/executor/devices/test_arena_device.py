@@ -283,6 +283,18 @@ def test_a_device_is_registered_once(arena: ArenaDevice) -> None:
             register_device(taken, DeviceKind(lambda number: arena))
 
 
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("arena:1", "no device 'arena:1': this machine has only 'arena:0'"),
+        ("arena:x", "no device 'arena:x': expected a number from 0 to 9999 after the colon, as in 'arena:0'"),
+    ],
+)
+def test_numbers_that_no_device_has(arena: ArenaDevice, device: str, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        network("branch")[0].compile(device)
+
+
 def test_a_device_that_is_gone_is_unknown() -> None:
     with arena_device.registered():
         network("branch")[0].compile("arena")

@@ -38,6 +38,7 @@ from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
 from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
 from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary
 from graphkit.executor.devices.interpreted import Interpreted, owned_results
+from graphkit.executor.devices.loading import DeviceName
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops.evaluate import run_node
@@ -68,7 +69,7 @@ class CudaDevice:
 
     def __init__(self, cupy: Any, number: int):
         self._cupy = cupy
-        self.name = f"cuda:{number}" if number else "cuda"
+        self.name = str(DeviceName("cuda", number))
         self.number = number
         self._functions: dict[str, Any] = {}
         self._ahead = SentAhead(self)
@@ -351,9 +352,7 @@ def device(number: int = 0) -> CudaDevice:
 
 @cache
 def _device(number: int) -> CudaDevice:
-    count = cards()
-    if number >= count:
-        raise UnsupportedError(f"device 'cuda:{number}': the driver finds {count} NVIDIA GPU{'s' * (count > 1)}")
+    DeviceName("cuda", number).check_number(cards())
     return CudaDevice(importlib.import_module("cupy"), number)
 
 

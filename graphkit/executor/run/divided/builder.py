@@ -41,10 +41,10 @@ def divided_cache(
             "device= (--device): with several processes, each runs on one device; leave out the devices of groups"
         )
     targets = []
-    for name, chosen in zip(device.devices, settings, strict=True):
+    for chosen in settings:
         own = device_cache(chosen, Pools(pools.stamp, pools.arenas), inputs)
-        targets.append(Target(str(name), chosen, device_passes(chosen, precision), own))
-    return ProgramCache(DividedBuilder(device, targets), ", ".join(map(str, device.devices)))
+        targets.append(Target(chosen, device_passes(chosen, precision), own))
+    return ProgramCache(DividedBuilder(device, targets), ", ".join(target.name for target in targets))
 
 
 class DividedBuilder:

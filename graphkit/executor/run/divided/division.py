@@ -31,16 +31,18 @@ class Target(NamedTuple):
     """A device that parts run on.
 
     Attributes:
-        name: Its name, such as "cuda:0".
         settings: Its settings.
         passes: The passes that prepare a graph for it.
         programs: The cache of its programs.
     """
 
-    name: str
     settings: Settings
     passes: Sequence[Step]
     programs: ProgramCache[DeviceProgram]
+
+    @property
+    def name(self) -> str:
+        return str(self.settings.device_name)
 
     @property
     def kind(self) -> str:
@@ -166,7 +168,7 @@ class Division:
     def home(self, state: Value) -> Device | None:
         """Return the device that has a state; None if it is in host memory."""
         settings = self._targets[self._homes[state]].settings
-        return find_device(settings.device, settings.number)
+        return find_device(settings.device_name)
 
     def readers(self, name: str) -> list[Device]:
         """Return the devices that the fed input `name` is copied to."""
@@ -175,7 +177,7 @@ class Division:
             for value, spec in zip(part.inputs, part.selection.inputs, strict=False):
                 if value.node is None and spec.name == name and not spec.stored:
                     targets[part.target.name] = part.target.settings
-        found = [find_device(settings.device, settings.number) for settings in targets.values()]
+        found = [find_device(settings.device_name) for settings in targets.values()]
         return [device for device in found if device is not None]
 
     def program(self, part: Part, shapes: Sequence[tuple[int, ...] | None], fed: Collection[Value]) -> DeviceProgram:

@@ -25,6 +25,7 @@ def make_card(
     made = on_a_card.RealCard() if on_a_card.WANTED else Card(processor)
     for module in (cuda, cuda.card):
         monkeypatch.setattr(module, "device", lambda number=0: made)
+        monkeypatch.setattr(module, "cards", lambda: 2)
     return made
 
 
@@ -33,6 +34,7 @@ def make_cards(processor: Emulator, monkeypatch: pytest.MonkeyPatch, folder: Pat
     made = [Card(processor, number) for number in range(3)]
     for module in (cuda, cuda.card):
         monkeypatch.setattr(module, "device", lambda number=0: made[number])
+        monkeypatch.setattr(module, "cards", lambda: len(made))
     return made
 
 

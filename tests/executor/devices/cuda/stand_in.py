@@ -22,6 +22,7 @@ from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch, OwnLau
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
 from graphkit.executor.devices.interpreted import Interpreted
+from graphkit.executor.devices.loading import DeviceName
 from graphkit.ir.graph import Node
 from graphkit.ops.xp import Namespace
 
@@ -207,7 +208,7 @@ class Card:
         self, emulator: Emulator, number: int = 0, *, place: str = "0000:01:00.0", early: bool = False
     ) -> None:
         self.number, self.place, self.early = number, place, early
-        self.name = f"cuda:{number}" if number else "cuda"
+        self.name = str(DeviceName("cuda", number))
         self.arrays = CardNamespace(number)
         self.emulator = emulator
         self.launched: list[str] = []

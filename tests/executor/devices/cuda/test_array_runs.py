@@ -459,7 +459,7 @@ def test_memory_that_is_not_there_names_what_wants_it(card: Card, monkeypatch: p
 
     exe = chain().compile("cuda")
     monkeypatch.setattr(card, "alloc", none)
-    with pytest.raises(OutOfMemory, match=r"no memory for the arena on device 'cuda', \d+ bytes .*largest value is"):
+    with pytest.raises(OutOfMemory, match=r"no memory for the arena on device 'cuda:0', \d+ bytes .*largest value is"):
         exe.run({"x": X})
 
 

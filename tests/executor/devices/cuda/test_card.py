@@ -88,10 +88,11 @@ def test_without_a_card(fresh: None, monkeypatch: pytest.MonkeyPatch, outcome: A
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda:2", "device 'cuda:2': the driver finds 2 NVIDIA GPUs"),
-        ("cuda:", "no device 'cuda:': use 'cpu', or"),
-        ("cuda:-1", "no device 'cuda:-1': use 'cpu', or 'cuda:0', 'cuda:1', ... for GPUs"),
-        ("cpu:0", "no device 'cpu:0': use 'cpu'"),
+        ("cuda:2", "no device 'cuda:2': this machine has 2 devices of this kind, 'cuda:0' to 'cuda:1'"),
+        ("cuda:", "no device 'cuda:': expected a number from 0 to 9999 after the colon, as in 'cuda:0'"),
+        ("cuda:-1", "no device 'cuda:-1': expected a number from 0 to 9999"),
+        ("cuda:10000", "no device 'cuda:10000': expected a number from 0 to 9999"),
+        ("cpu:0", "no device 'cpu:0': the CPU has no number; use 'cpu'"),
         ("cudda:1", r"no device 'cudda:1'; did you mean 'cuda'\?"),
     ],
 )
@@ -296,7 +297,7 @@ def test_memory_of_the_host_that_is_not_there(status: int, kind: type[Exception]
         raise error
 
     one = object.__new__(cuda.CudaDevice)
-    one.number, one.name = 0, "cuda"
+    one.number, one.name = 0, "cuda:0"
     runtime = SimpleNamespace(CUDARuntimeError=CUDARuntimeError)
     one._cupy = SimpleNamespace(
         cuda=SimpleNamespace(Device=lambda number: nullcontext(), PinnedMemory=refused, runtime=runtime)

@@ -188,13 +188,13 @@ def test_a_recording_that_cuda_refuses(fails: str, captured: Any, monkeypatch: p
 
     monkeypatch.setattr(cuda.card.cudnn, "be_ready", lambda number: None)
     one = object.__new__(Device)
-    one.number, one.name = 0, "cuda"
+    one.number, one.name = 0, "cuda:0"
     one._cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(CUDARuntimeError=CUDARuntimeError)))
     if not fails:
         assert one.record(stream, [repetition([])])
     else:
         why = "cudaErrorNotSupported" if fails == "cudaGraphAddNode" else "invalid argument"
-        with pytest.raises(NotRecorded, match=f"device 'cuda' cannot record: .*{why}"):
+        with pytest.raises(NotRecorded, match=f"device 'cuda:0' cannot record: .*{why}"):
             one.record(stream, [repetition([])])
     assert stream.asked == ["begin", "end", "upload"][: 3 if fails in ("", "upload") else 2]
 

@@ -515,8 +515,9 @@ def test_groups_and_devices_that_do_not_go_together(cards: list[Card]) -> None:
 
 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda.card, "cards", lambda: 1)
-    with pytest.raises(UnsupportedError, match=r"device 'cuda:1': the driver finds 1 NVIDIA GPU"):
+    for module in (cuda, cuda.card):
+        monkeypatch.setattr(module, "cards", lambda: 1)
+    with pytest.raises(UnsupportedError, match="no device 'cuda:1': this machine has only 'cuda:0'"):
         layers().compile({"first": "cpu", "second": "cuda:1"})
 
 
