@@ -146,8 +146,6 @@ class Template:
         symbols = _symbols_of(graph)
         defined = defined_names({s for v in graph.values for d in _sizes_of(v) for s in _names(d)}, symbols)
         self.placement = _require(graph, place_values(graph, frozenset([*symbols, *defined])), fixed)
-        native: list[None] = [None] * len(self.placement.steps)
-        self._failing = failing_steps(self.placement, native) if graph.updates else frozenset()
         self._known = {**fixed, **{n.output: n.op.value for n in graph.nodes if isinstance(n.op, Constant)}}
         self._inputs = {graph.name_of(v): v.tensor for v in graph.inputs}
         self._table = SizeTable(symbols)
@@ -316,8 +314,9 @@ class Template:
             self.graph,
             self.placement,
             [
-                StepMemory(int(kernel.scratch_bytes), kernel.inplace, node in self._failing)
-                for node, kernel in zip(self.placement.steps, kernels, strict=True)
+                # Only the order of updates depends on `may_fail`, and templates have no updates.
+                StepMemory(int(kernel.scratch_bytes), kernel.inplace, may_fail=False)
+                for kernel in kernels
             ],
             inplace=self.settings.inplace,
             share=self.settings.share,
