@@ -18,6 +18,7 @@ class Device(Protocol):
     If the device has `Streams`, work is queued on the current stream; otherwise each call returns when it is done.
     """
 
+    # Its name in messages and plans, such as "cuda:0".
     name: str
 
     def stored(self, dtype: DType) -> np.dtype | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.distribution import how_to_install, is_installed
 from graphkit.errors import MissingDependency, UnsupportedError, UsageError, did_you_mean
+from graphkit.executor.devices import registry
 from graphkit.executor.devices.extension import import_extension
 
 if TYPE_CHECKING:  # for annotations only: importing it here would load the extension
@@ -55,8 +56,12 @@ def register_device(name: str, kind: DeviceKind) -> None:
 
 
 def unregister_device(name: str) -> None:
-    """Remove a kind of device that was added."""
+    """Remove a kind of device that was added, and its kernels.
+
+    To add it again, register its kernels again: modules that are imported already do not register theirs a second time.
+    """
     del _kinds[name]
+    registry.unregister(name)
 
 
 class DeviceName(NamedTuple):

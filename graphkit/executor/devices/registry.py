@@ -184,6 +184,15 @@ def register_modules(
     _unimported_strings.update(((device, *operator), found) for operator, found in strings.items())
 
 
+def unregister(device: str) -> None:
+    """Remove all rules of a device, also those of modules that are not imported yet."""
+    with _lock:
+        tables: tuple[dict[_Key, Any], ...] = (_rules, _sources, _unimported, _unimported_strings)
+        for table in tables:
+            for key in [key for key in table if key[0] == device]:
+                del table[key]
+
+
 def sources(device: str) -> dict[tuple[str, str], dict[str, str]]:
     """Return the module that registered each field of a device's rules, by domain and name of the operator."""
     with _lock:

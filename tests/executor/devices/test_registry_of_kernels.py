@@ -12,6 +12,7 @@ from interrupted_imports import run_in_new_process
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices import registry
+from graphkit.executor.devices.loading import DeviceKind, register_device, unregister_device
 from graphkit.executor.devices.registry import KernelRule, register, register_modules, rule_of
 
 
@@ -136,3 +137,19 @@ def test_a_field_of_another_module_stays() -> None:
             register("test", "", "Probe", KernelRule(make=lambda node, context: None), module)
     assert rule_of("test", Probe).make is first
     assert registry.sources("test")["", "Probe"] == {"make": "json"}
+
+
+def test_a_device_that_is_unregistered_leaves_no_kernels() -> None:
+    def factory(node: Any, context: Any) -> None: ...
+
+    for device in ("gone", "kept"):
+        register(device, "", "Probe", KernelRule(make=factory), "json")
+        register_modules(device, {("", "Unimported"): ("json",)}, {("", "Text"): ("json",)})
+    register_device("gone", DeviceKind(lambda number: None))  # type: ignore[arg-type, return-value]
+    unregister_device("gone")
+    assert not rule_of("gone", Probe).has_kernels
+    assert rule_of("kept", Probe).make is factory
+    for table in (registry._sources, registry._unimported, registry._unimported_strings):
+        assert {key[0] for key in table} >= {"kept"}
+        assert "gone" not in {key[0] for key in table}
+    register("gone", "", "Probe", KernelRule(make=factory), "ast")
