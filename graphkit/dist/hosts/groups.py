@@ -160,9 +160,10 @@ class Hosts:
             self.levels = Levels(
                 MpiGroup(self.inside, complete, _count_nothing), leaders, tuple(host.ranks[0] for host in self.all)
             )
-        # Ranks in the order of hosts, and the position of each rank in that order.
+        # Ranks in the order of hosts, the position of each rank in that order, and whether it is the order of ranks.
         self._order = [rank for host in self.all for rank in host.ranks]
         self._places = sorted(range(world.size), key=self._order.__getitem__)
+        self._in_order = self._order == list(range(world.size))
 
     def _count_sent(self, size: int) -> None:
         self.sent += size
@@ -245,11 +246,6 @@ class Hosts:
             self._complete(self.inside.Igatherv(data, None), data)
         self._complete(self.inside.Ibcast(whole), whole)
         return whole
-
-    @property
-    def _in_order(self) -> bool:
-        """Whether the order of hosts is the order of ranks."""
-        return self._order == sorted(self._order)
 
     def reduce_scatter(self, source: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
         """Return this process's slice of the sum of vectors. Slice r is bounds[r] to bounds[r + 1]."""
