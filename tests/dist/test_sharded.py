@@ -24,7 +24,8 @@ def divide(monkeypatch):
     return lambda size: monkeypatch.setattr(Transport, "bucket_bytes", lambda store, fixed=False: size)
 
 
-SLICES = list(itertools.product([[1], [0], [5, 0, 1000, 3], [17, 16, 15], [100_000, 1]], [1, 2, 3, 7], [2, 4, 8]))
+ARRAYS = [[1], [0], [0, 0], [40, 0, 0, 40], [5, 0, 1000, 3], [17, 16, 15], [100_000, 1]]
+SLICES = list(itertools.product(ARRAYS, [1, 2, 3, 7], [2, 4, 8]))
 
 
 @each_case(SLICES, group=lambda case: f"{case[1]} ranks")
@@ -34,6 +35,8 @@ def test_slices_are_everything_once(case):
     assert all(bound * itemsize % 64 == 0 for bound in slices.bounds[:-1] if bound < slices.bounds[-1])
     for index, size in enumerate(sizes):
         parts = [slices.part(index, rank) for rank in range(ranks)]
+        listed = [(begin, end) for rank in range(ranks) for at, begin, end in slices.parts(rank) if at == index]
+        assert listed == [(begin, end) for begin, end in parts if begin < end]
         covered = [element for begin, end in parts for element in range(begin, end)]
         assert covered == list(range(size))
     longest = max(slices.bounds[rank + 1] - slices.bounds[rank] for rank in range(ranks))

@@ -169,10 +169,9 @@ class ProgramCollectives:
         def copy_slices(parts: Sequence[np.ndarray]) -> None:
             flight.arrive()
             for other, part in enumerate(parts):
-                for index, whole in enumerate(wholes):
-                    begin, end = slices.part(index, other)
+                for index, begin, end in slices.parts(other):
                     at = slices.begins[index] - slices.bounds[other]
-                    whole[begin:end] = part[at + begin : at + end]
+                    wholes[index][begin:end] = part[at + begin : at + end]
 
         self._started[key] = self._transport.start_gather(key, mine, slices, copy_slices)
 

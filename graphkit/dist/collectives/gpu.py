@@ -113,10 +113,8 @@ class GpuCollectives:
         slices = Slices.of([a.size for a in arrays], itemsize, size)
         found = []
         for rank in range(size):
-            for index, array in enumerate(arrays):
-                begin, end = slices.part(index, rank)
-                if begin < end:
-                    found.append(Exchange(kind, address_of(array) + begin * itemsize, end - begin, rank))
+            for index, begin, end in slices.parts(rank):
+                found.append(Exchange(kind, address_of(arrays[index]) + begin * itemsize, end - begin, rank))
         return found
 
     def _launch(self, exchanges: Sequence[Exchange], dtype: DType) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,14 @@ class Slices(NamedTuple):
 
     def of_rank(self, rank: int) -> slice:
         return slice(self.bounds[rank], self.bounds[rank + 1])
+
+    def parts(self, rank: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (index, begin, end) for each array with a part in the slice of a rank. begin, end: see `part`."""
+        low, high = self.bounds[rank], self.bounds[rank + 1]
+        for index in range(max(bisect_right(self.begins, low) - 1, 0), bisect_left(self.begins, high)):
+            begin, end = self.part(index, rank)
+            if begin < end:
+                yield index, begin, end
 
     def part(self, index: int, rank: int) -> tuple[int, int]:
         """Return begin and end, within array `index`, of its part in the slice of a rank; equal if there is none."""

@@ -50,10 +50,8 @@ def check_elementwise(optimizer: Optimizer) -> None:
 def slices_of_rank(values: Sequence[Value], buckets: Buckets, rank: int) -> Iterator[tuple[int, int, int]]:
     """Yield (position, begin, end) for each parameter that lies in the slices of a rank, completely or in part."""
     for group, slices in zip(buckets.groups, _slices(values, buckets), strict=True):
-        for place, index in enumerate(group):
-            begin, end = slices.part(place, rank)
-            if begin < end:
-                yield index, begin, end
+        for place, begin, end in slices.parts(rank):
+            yield group[place], begin, end
 
 
 def _slices(values: Sequence[Value], buckets: Buckets) -> list[Slices]:
