@@ -135,7 +135,7 @@ def test_arrays_of_8_bits_are_moved(dtype: DType, card: Card) -> None:
         assert array.dtype == dtype.numpy
         np.testing.assert_array_equal(array.view(np.uint8), given.T.view(np.uint8))
     exe = Executor(Graph([x], [F.cast(x, to=DType.FLOAT32)]), ParamStore({}), device="cuda")
-    with pytest.raises(UnsupportedError, match=rf"'cuda' has no arrays of these types \({dtype.value}: x"):
+    with pytest.raises(UnsupportedError, match=rf"'cuda:0' has no arrays of these types \({dtype.value}: x"):
         exe.run({"x": given})
 
 
@@ -151,7 +151,7 @@ def test_it_is_refused_by_name(card: Card, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UsageError, match="cannot be used with optimize=False"):
         net.compile("cuda", precision="fp8", optimize=False)
     monkeypatch.setattr(type(card), "capability", (8, 6))
-    message = r"'fp8': 'cuda' has compute capability 8\.6, but 8-bit matrix products need 8\.9 or later; use 'bf16'"
+    message = r"'fp8': 'cuda:0' has compute capability 8\.6, but 8-bit matrix products need 8\.9 or later; use 'bf16'"
     with pytest.raises(UnsupportedError, match=message):
         net.compile("cuda", precision="fp8")
     for capability in ((8, 9), (9, 0), (10, 0), (12, 0)):
