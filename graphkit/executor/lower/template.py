@@ -16,7 +16,6 @@ from graphkit.errors import GraphkitError
 from graphkit.executor.devices.kernel import Kernel, KernelContext, NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
-from graphkit.executor.lower.failures import failing_steps
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
 from graphkit.executor.lower.registry import kernel_context
 from graphkit.executor.memory.packing import PackedOperand
