@@ -51,7 +51,7 @@ def chain_kernel(size: int, threads: int) -> Any:
 
     shifted = apply("Add", apply("Mul", x, y), code.constant(1, DType.FLOAT32))
     gated = apply("Sigmoid", apply("Gelu", shifted, approximate="tanh"))
-    program = code.program("chain", (size,), [apply("Sub", apply("Mul", gated, y), x)])
+    program = code.code("chain", [apply("Sub", apply("Mul", gated, y), x)]).at([(size,)] * 2, (size,))
     return native.Pointwise(**program._asdict(), threads=threads)
 
 

@@ -162,7 +162,7 @@ class Template:
         self._nodes = [
             self._step(node, node in computed, alike) for node in graph.nodes if not isinstance(node.op, Constant)
         ]
-        self._alike = list(alike.values())
+        self._alike = list(dict.fromkeys(alike.values()))
         for view, root in self.placement.root.items():
             if self._bytes[view] != self._bytes[root]:
                 self._equal.append((self._bytes[view], self._bytes[root]))
@@ -232,9 +232,10 @@ class Template:
         if key not in alike:
             constants = {i: small.get(i, _HIDDEN) for i in known.constant_inputs}
             context = known._replace(constant_inputs=constants) if computed else None
-            alike[key] = _Step(
-                node, self._mentioned(node), context, self._substitutes(node), lambda v: self._types[v].shape
-            )
+            step = _Step(node, self._mentioned(node), context, self._substitutes(node), lambda v: self._types[v].shape)
+            # Nodes that differ, such as regions of equal operators, may have factories that make equal kernels.
+            same = None if step.make is None else (step.make, *step.inputs, None, *step.outputs)
+            alike[key] = step if same is None else alike.setdefault(same, step)
         return alike[key]
 
     def _substitutes(self, node: Node) -> bool:

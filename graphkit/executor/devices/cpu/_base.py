@@ -19,6 +19,7 @@ from graphkit.executor.devices.registry import (
     Factory,
     KernelRule,
     Preparation,
+    Shapes,
     SizedFactory,
     register,
 )
@@ -68,21 +69,39 @@ def kernel(
     return install
 
 
-def prepared_kernel(name: str, domain: str = "", *, onednn: bool = False) -> Callable[[Preparation], Preparation]:
+def prepared_kernel(
+    name: str, domain: str = "", *, onednn: bool = False, fusable: bool = False
+) -> Callable[[Preparation], Preparation]:
     """Decorator: register the preparation of kernels that share work between sizes. See `Preparation` and `kernel`."""
 
     def install(prepare: Preparation) -> Preparation:
         def prepared(node: Node, context: KernelContext) -> SizedFactory | None:
             sized = _or_none(node, lambda: prepare(node, context))
-            if sized is None:
-                return None
-            return lambda inputs, outputs: _or_none(node, lambda: sized(inputs, outputs))
+            return None if sized is None else _Prepared(node, sized)
 
         if native.has_onednn() or not onednn:
-            register("cpu", domain, name, KernelRule(prepare=prepared), prepare.__module__)
+            register("cpu", domain, name, KernelRule(prepare=prepared, fusable=fusable), prepare.__module__)
         return prepare
 
     return install
+
+
+class _Prepared:
+    """A SizedFactory that handles errors as `kernel` does. Two are equal if they make the same kernels."""
+
+    __slots__ = ("_node", "_sized")
+
+    def __init__(self, node: Node, sized: SizedFactory):
+        self._node, self._sized = node, sized
+
+    def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
+        return _or_none(self._node, lambda: self._sized(inputs, outputs))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Prepared) and self._sized == other._sized
+
+    def __hash__(self) -> int:
+        return hash(self._sized)
 
 
 def data_dependent(name: str, domain: str = "") -> Callable[[DataDependentFactory], DataDependentFactory]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphkit.executor.devices.cpu._base import kernel, native
+from graphkit.executor.devices.cpu._base import native, prepared_kernel, present
 from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.executor.devices.pointwise.instructions import PointwiseProgram
-from graphkit.executor.devices.pointwise.programs import EXPANDED, NAMES, program, program_of
+from graphkit.executor.devices.pointwise.instructions import PointwiseCode, PointwiseProgram
+from graphkit.executor.devices.pointwise.programs import EXPANDED, NAMES, code, program_of
 from graphkit.executor.devices.pointwise.rules import RULES
+from graphkit.executor.devices.registry import Shapes, SizedFactory
 from graphkit.ir.graph import Node, Value
 
 # Names of the operators that have kernels here, at least for some types.
@@ -20,18 +21,39 @@ def kernel_of(
 ) -> native.Pointwise | None:
     """One kernel for the graph from `sources` to `results`; see `program_of`."""
     found = program_of(name, node, sources, results, context)
-    return None if found is None else _kernel(found, context)
+    return None if found is None else _kernel(found, context.threads)
 
 
-def _kernel(found: PointwiseProgram, context: KernelContext) -> native.Pointwise:
+def _kernel(found: PointwiseProgram, threads: int) -> native.Pointwise:
     """Return the native kernel of a program. Raises native.Unsupported for element types that it does not support."""
-    return native.Pointwise(**found._asdict(), threads=context.threads)
+    return native.Pointwise(**found._asdict(), threads=threads)
 
 
-def _pointwise(node: Node, context: KernelContext) -> Kernel | None:
-    found = program(node, context)
-    return None if found is None else _kernel(found, context)
+class _Sized:
+    """Makes the kernels of one code for all sizes. Equal codes make equal kernels."""
+
+    __slots__ = ("_code", "_threads")
+
+    def __init__(self, code: PointwiseCode, threads: int):
+        self._code, self._threads = code, threads
+
+    def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
+        shape = present(outputs[0])
+        if any(other != shape for other in outputs):
+            return None
+        return _kernel(self._code.at(inputs, shape), self._threads)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Sized) and (self._code, self._threads) == (other._code, other._threads)
+
+    def __hash__(self) -> int:
+        return hash((self._code, self._threads))
+
+
+def _prepare(node: Node, context: KernelContext) -> SizedFactory | None:
+    found = code(node, context)
+    return None if found is None else _Sized(found, context.threads)
 
 
 for _domain, _name in NAMES:
-    kernel(_name, _domain, fusable=_name in RULES)(_pointwise)
+    prepared_kernel(_name, _domain, fusable=_name in RULES)(_prepare)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,10 @@ class Term(NamedTuple):
     dtype: DType
 
 
+# Opcode, numbers of the operands, and the target type of a cast (else empty).
+Instruction: TypeAlias = tuple[str, tuple[int, ...], str]
+
+
 class PointwiseProgram(NamedTuple):
     """A pointwise kernel. Values are numbered: the inputs, then the constants, then the results of the instructions.
 
@@ -34,7 +38,7 @@ class PointwiseProgram(NamedTuple):
         shape: Shape of every output.
         inputs: Shape and type of each operand; None for an absent one.
         constants: Type and bytes of one element. Constants of type float16 or bfloat16 are float32 here.
-        instructions: Opcode, numbers of the operands, and the target type of a cast (else empty).
+        instructions: The instructions, in order.
         outputs: Number of the value, or -1 for an unused output, and type of the output. The value is float32 if the
             type is float16 or bfloat16.
         divisions: Names of the nodes that divide integers, for the error message if a divisor is 0.
@@ -43,15 +47,34 @@ class PointwiseProgram(NamedTuple):
     name: str
     shape: tuple[int, ...]
     inputs: list[tuple[tuple[int, ...], str] | None]
-    constants: list[tuple[str, bytes]]
-    instructions: list[tuple[str, list[int], str]]
-    outputs: list[tuple[int, str]]
+    constants: tuple[tuple[str, bytes], ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[tuple[int, str], ...]
     divisions: str
 
     @property
     def read(self) -> set[int]:
         """The numbers of the values that an instruction or an output reads."""
         return {n for _, operands, _ in self.instructions for n in operands} | {value for value, _ in self.outputs}
+
+
+class PointwiseCode(NamedTuple):
+    """A pointwise kernel for all sizes. Attributes as in PointwiseProgram; `inputs` are only the types of operands."""
+
+    name: str
+    inputs: tuple[str | None, ...]
+    constants: tuple[tuple[str, bytes], ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[tuple[int, str], ...]
+    divisions: str
+
+    def at(self, inputs: Sequence[tuple[int, ...] | None], shape: tuple[int, ...]) -> PointwiseProgram:
+        """Return the program for operands with the shapes `inputs` and outputs that all have the shape `shape`."""
+        given = [
+            None if dtype is None or size is None else (size, dtype)
+            for size, dtype in zip(inputs, self.inputs, strict=True)
+        ]
+        return PointwiseProgram(self.name, shape, given, *self[2:])
 
 
 class Instructions:
@@ -65,7 +88,7 @@ class Instructions:
     def __init__(self, inputs: Sequence[TensorType | None]):
         self._inputs = inputs
         self._constants: dict[tuple[str, bytes], int] = {}
-        self._code: list[tuple[str, list[int], str]] = []
+        self._code: list[Instruction] = []
         self._divisions: list[str] = []
 
     def divides(self, node: Node) -> None:
@@ -107,7 +130,7 @@ class Instructions:
         """
         like = next(t for t in operands if isinstance(t, Term)).dtype
         terms = [t if isinstance(t, Term) else self.constant(t, like) for t in operands]
-        return self._append(opcode, [t.number for t in terms], "", dtype or like)
+        return self._append(opcode, tuple([t.number for t in terms]), "", dtype or like)
 
     def cast(self, x: Term, dtype: DType) -> Term:
         """Return x converted to `dtype`, by the rules of ONNX's Cast."""
@@ -118,33 +141,34 @@ class Instructions:
         if inside is not target:
             # float64 becomes float16 through float32. Rounding to odd in the first step avoids a double rounding.
             opcode = "cast_to_odd" if inside is DType.FLOAT64 and dtype is DType.FLOAT16 else "cast"
-            number = self._append(opcode, [number], target.value, dtype).number
+            number = self._append(opcode, (number,), target.value, dtype).number
         if dtype in HALVES:
-            return self._append(f"round_{dtype.value}", [number], "", dtype)
+            return self._append(f"round_{dtype.value}", (number,), "", dtype)
         return Term(number, dtype)
 
-    def _append(self, opcode: str, operands: list[int], target: str, dtype: DType) -> Term:
+    def _append(self, opcode: str, operands: tuple[int, ...], target: str, dtype: DType) -> Term:
         self._code.append((opcode, operands, target))
         return Term(len(self._inputs) + len(self._code) - 1, dtype)
 
-    def program(self, name: str, shape: Sequence[int], outputs: Sequence[Term | None]) -> PointwiseProgram:
-        """Return the program that computes `outputs`, which all have the given shape; None for unused outputs."""
+    def code(self, name: str, outputs: Sequence[Term | None]) -> PointwiseCode:
+        """Return the code that computes `outputs`; None for unused outputs."""
         first = len(self._inputs)
         results = [t.number for t in outputs if t is not None]
         if len(self._code) > 1:
             self._join_products(results)
         renumbered = self._without_unread(results)
-        return PointwiseProgram(
+        return PointwiseCode(
             name,
-            tuple(shape),
-            inputs=[None if t is None else (t.static_shape, t.dtype.value) for t in self._inputs],
-            constants=list(self._constants),
-            instructions=[
-                (opcode, [renumbered(n) for n in operands], target)
-                for index, (opcode, operands, target) in enumerate(self._code)
-                if renumbered(first + index) >= 0
-            ],
-            outputs=[(-1, "bool") if t is None else (renumbered(t.number), t.dtype.value) for t in outputs],
+            inputs=tuple([None if t is None else t.dtype.value for t in self._inputs]),
+            constants=tuple(self._constants),
+            instructions=tuple(
+                [
+                    (opcode, tuple([renumbered(n) for n in operands]), target)
+                    for index, (opcode, operands, target) in enumerate(self._code)
+                    if renumbered(first + index) >= 0
+                ]
+            ),
+            outputs=tuple([(-1, "bool") if t is None else (renumbered(t.number), t.dtype.value) for t in outputs]),
             divisions=", ".join(self._divisions),
         )
 
@@ -164,7 +188,7 @@ class Instructions:
                 (right, left, "mul_add" if opcode == "add" else "nmul_add"),
             ):
                 if product >= first and uses[product] == 1 and self._code[product - first][0] == "mul":
-                    self._code[index] = (joined, [*self._code[product - first][1], other], "")
+                    self._code[index] = (joined, (*self._code[product - first][1], other), "")
                     uses[product] = 0
                     break
 

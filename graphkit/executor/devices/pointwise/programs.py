@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.pointwise.instructions import Instructions, PointwiseProgram, Term
+from graphkit.executor.devices.pointwise.instructions import Instructions, PointwiseCode, PointwiseProgram, Term
 from graphkit.executor.devices.pointwise.rules import RULES
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, DType, TensorType
@@ -29,9 +29,17 @@ def program(node: Node, context: KernelContext) -> PointwiseProgram | None:
 
     Returns None if an operator has no rule, if its rule does not support this case, or if outputs differ in shape.
     """
+    return _with_shapes(code(node, context), node)
+
+
+def code(node: Node, context: KernelContext) -> PointwiseCode | None:
+    """Return the code of a node whose operator is one of NAMES, for all sizes.
+
+    Returns None if an operator has no rule, or if its rule does not support this case.
+    """
     op = operator(node, Op)
     if isinstance(op, Fused):
-        return program_of("Fused", node, op.body.inputs, op.body.outputs, context)
+        return _code_of("Fused", node, op.body.inputs, op.body.outputs, context)
     return _expanded(node, context) if op.name in EXPANDED else _single(node)
 
 
@@ -42,11 +50,21 @@ def program_of(
 
     Returns None as `program` does.
     """
+    return _with_shapes(_code_of(name, node, sources, results, context), node)
+
+
+def _with_shapes(found: PointwiseCode | None, node: Node) -> PointwiseProgram | None:
     shape = node.outputs[0].tensor.static_shape
-    if any(v.tensor.static_shape != shape for v in node.outputs):
+    if found is None or any(v.tensor.static_shape != shape for v in node.outputs):
         return None
-    code = Instructions([None if v is None else v.tensor for v in node.inputs])
-    terms = terms_of(code, sources, results)
+    return found.at([None if v is None else v.tensor.static_shape for v in node.inputs], shape)
+
+
+def _code_of(
+    name: str, node: Node, sources: Sequence[Value | None], results: Sequence[Value], context: KernelContext
+) -> PointwiseCode | None:
+    instructions = Instructions([None if v is None else v.tensor for v in node.inputs])
+    terms = terms_of(instructions, sources, results)
     if terms is None:
         return None
     used = [*context.used_outputs, *[True] * len(results)]
@@ -54,7 +72,7 @@ def program_of(
         Term(term.number, output.dtype) if read else None
         for term, output, read in zip(terms, node.outputs, used, strict=False)
     ]
-    return code.program(name, shape, outputs)
+    return instructions.code(name, outputs)
 
 
 def terms_of(code: Instructions, sources: Sequence[Value | None], results: Sequence[Value]) -> Sequence[Term] | None:
@@ -71,23 +89,25 @@ def terms_of(code: Instructions, sources: Sequence[Value | None], results: Seque
     return [terms[v] for v in results]
 
 
-def _single(node: Node) -> PointwiseProgram | None:
-    """Return the program of one operator that has a rule."""
+def _single(node: Node) -> PointwiseCode | None:
+    """Return the code of one operator that has a rule."""
     if not all(v is None or isinstance(v.type, TensorType) for v in node.inputs):
         return None
-    code = Instructions([None if v is None else v.tensor for v in node.inputs])
-    operands = [None if v is None else _constant(code, v) or code.input(i) for i, v in enumerate(node.inputs)]
-    term = RULES[node.op.name](code, node.op, *operands)
-    code.divides(node)
-    return term and code.program(node.op.name, node.output.tensor.static_shape, [term])
+    instructions = Instructions([None if v is None else v.tensor for v in node.inputs])
+    operands = [
+        None if v is None else _constant(instructions, v) or instructions.input(i) for i, v in enumerate(node.inputs)
+    ]
+    term = RULES[node.op.name](instructions, node.op, *operands)
+    instructions.divides(node)
+    return term and instructions.code(node.op.name, [term])
 
 
-def _expanded(node: Node, context: KernelContext) -> PointwiseProgram | None:
-    """Return the program of a composite operator. Its float16 and bfloat16 operands are expanded as float32."""
+def _expanded(node: Node, context: KernelContext) -> PointwiseCode | None:
+    """Return the code of a composite operator. Its float16 and bfloat16 operands are expanded as float32."""
     op = operator(node, Op)
     operands = [None if v is None else Value(_widened(v.tensor)) for v in node.inputs]
     results = op.expand(*operands)
-    return program_of(op.name, node, operands, results if isinstance(results, tuple) else (results,), context)
+    return _code_of(op.name, node, operands, results if isinstance(results, tuple) else (results,), context)
 
 
 def _widened(tensor: TensorType) -> TensorType:

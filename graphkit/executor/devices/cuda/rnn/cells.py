@@ -57,7 +57,7 @@ class Cell:
         code = Instructions([v.tensor for v in sources])
         terms = terms_of(code, sources, results)
         assert terms is not None, "cells consist of operators that have rules"
-        return code.program("cell", (), terms)
+        return code.code("cell", terms).at([v.tensor.static_shape for v in sources], ())
 
 
 # --- the graph of a cell ----------------------------------------------------------------------------
