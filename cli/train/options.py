@@ -298,8 +298,8 @@ _PARALLEL = (
     option(
         "--place", "places", group=PROCESSES, multiple=True, metavar="GROUP=RANK",
         help="Model parallelism: compute the nodes of GROUP, built under gk.attr_scope(ctx_group=GROUP), in process "
-        "RANK. If data flow only from lower to higher ranks, the processes form a pipeline. Give it once for each "
-        "group.",
+        "RANK. If, in some order, each process needs only values of earlier ones, the processes form a pipeline. Give "
+        "it once for each group.",
     ),
     option(
         "--micro-batches", group=PROCESSES, type=click.IntRange(1), default=1, show_default=True,

@@ -41,7 +41,7 @@ class Division:
         return partition(graph, self.groups, self.store.num_workers, like)
 
     def is_pipeline(self, graph: Graph) -> bool:
-        """Whether values flow from lower to higher ranks only.
+        """Whether the ranks form a pipeline: in some order of the ranks, each needs only values of earlier ones.
 
         Raises UsageError if they do not, but micro-batches need a pipeline.
         """
