@@ -1,8 +1,8 @@
 """Check that ranks that train together agree: once on the arguments of their Trainers, and in each step on its state.
 
 The state of a step is its learning rate, the counts of updates, the resumed run, and the parameters that the user has
-assigned since the Trainer was created. The all-reduce of the loss also carries a fingerprint of it, so no additional
-message is needed. If fingerprints differ, no rank writes anything, and all raise the same error.
+assigned since the Trainer was created. A fingerprint of this state is sent with the all-reduce of the loss, so no
+additional message is needed. If fingerprints differ, no rank writes anything, and all raise the same error.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class StepAgreement(NoAgreement):
 
     def __init__(self, store: KVStore, params: ParamStore):
         self._store, self._params = store, params
-        # Numbers of assignments of each parameter, and of all, when the trainer was created. All ranks have the same.
+        # Numbers of assignments when the trainer was created, of each parameter and of all. They may differ between
+        # ranks: only later assignments are compared.
         self._before = dict(params.assigned)
         self._count = params.assignments
         # Checksums of the parameters that were assigned later.

@@ -23,7 +23,8 @@ AVERAGE = "average"
 class EMA:
     """Exponential moving average of parameters: average = d * average + (1 - d) * weight after every update.
 
-    The average starts at the initial weight. Polyak and Juditsky (1992) instead give all iterates the same weight.
+    The average starts at the initial weight. The average of Polyak and Juditsky (1992) is another one: the mean of the
+    weights after all updates.
 
     Args:
         decay: d, from 0 to below 1.
@@ -92,7 +93,8 @@ class Averages:
     def __init__(self, params: ParamStore, owner: SlotOwner, exist: bool):
         self._params, self._owner, self._exist = params, owner, exist
         self.are_swapped = False
-        # After a swap: the float32 averages of float16 and bfloat16 parameters, which contain them rounded.
+        # After a swap: the float32 averages of float16 and bfloat16 parameters. The parameters contain the rounded
+        # averages.
         self._unrounded: dict[str, np.ndarray] = {}
 
     def start(self) -> None:

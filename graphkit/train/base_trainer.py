@@ -218,7 +218,8 @@ class BaseTrainer:
     def graphs(self) -> tuple[Graph, ...]:
         """The training graphs: one for a whole step, or with `accumulate` one that accumulates and one that updates.
 
-        With `recompute`, the first step chooses the nodes to recompute, and adds them to the first graph.
+        In a pipeline, they are the forward and backward pass of this rank's stage, and its update. With `recompute`,
+        the first step adds nodes to recompute to the first graph; a batch that exceeds a limit in bytes changes them.
         """
         return tuple(self._stepper.programs)
 
@@ -281,7 +282,7 @@ class BaseTrainer:
     def rate_scale(self) -> float:
         """Factor on the optimizer's learning rates, 1 at first. A callback that sets it must store it in its own state.
 
-        With parameter servers, which store the learning rate themselves, setting it raises UsageError.
+        With `dist_async` and `dist_bounded`, servers compute the learning rate, and setting this raises UsageError.
         """
         return self._rates.scale
 
@@ -333,8 +334,8 @@ class BaseTrainer:
     def step(self, inputs: Any, targets: Any) -> LazyScalar:
         """Train on one batch and return its mean loss.
 
-        With `accumulate=N`, the update happens at every N-th call. With a kvstore, every process calls `step`, and the
-        loss is the mean over all of them.
+        With `accumulate=N`, the update happens at every N-th call. With a kvstore, every process calls `step`. With
+        `dist_sync`, the loss is the mean over all processes. With servers, it is the loss of this process.
 
         Args:
             inputs: An array, a tuple, or a dict by name.

@@ -30,7 +30,7 @@ class Callback:
     Methods receive the trainer, and a dict of numbers. They may read everything in the trainer (`trainer.net`,
     `trainer.folder`, `trainer.rank`, `trainer.learning_rate`, ...), set `trainer.rate_scale`, and end training with
     `trainer.stop("why")`. If a method raises an exception, `fit` raises it, with a note that names the callback and the
-    method. `fit` then writes nothing about that epoch.
+    method. If this happens within an epoch, `fit` writes neither the epoch's record nor another checkpoint.
 
     With several processes, each rank calls its own callbacks. Pass the same callbacks on all ranks, and write files
     only `if trainer.rank == 0`. On every rank, `on_epoch_end` receives the numbers of rank 0, so that all ranks make

@@ -30,7 +30,7 @@ class Checkpoint:
     """The content of a checkpoint. It does not contain the graph.
 
     Attributes:
-        arrays: Parameters and states that are equal on all ranks, by name.
+        arrays: All parameters and states by name, including those that only one rank stores.
         optimizer: As `Optimizer.describe` returns it.
         loss: The loss as text.
         rng: (seed, step) of random numbers.

@@ -8,7 +8,7 @@ BATCH_SIZE = 64
 EPOCHS = 1
 # Updates between lines of the log.
 LOG_EVERY = 50
-# The number by which early stopping and KeepBest compare epochs.
+# The number by which EarlyStopping, ReduceOnPlateau and KeepBest compare epochs.
 MONITOR = "valid_loss"
 # Metrics by the name of the loss, for evaluations that name no metrics.
 METRICS = {

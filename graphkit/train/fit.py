@@ -306,7 +306,7 @@ class Fit:
     def _writing_parameters(self) -> Iterator[None]:
         """Context of code that writes parameters. If an interrupt takes effect within it, the step is incomplete.
 
-        In a single process, only a second interrupt does.
+        In a single process, the first interrupt is delayed, so only a second one can take effect within the context.
         """
         try:
             yield

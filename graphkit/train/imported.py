@@ -92,9 +92,9 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
     """Return a Reshape whose constant target sizes no longer fix the batch size at 1.
 
-    The batch axis of the target is the axis of size 1 with as many elements before it as before the batch axis of the
-    input. Returns None if there is no such axis, if the target is not constant, or if its sizes cannot express a
-    symbolic batch size.
+    The batch axis of the target is an axis of size 1. The product of the sizes before it equals the product of the
+    sizes before the batch axis of the input. Returns None if there is no such axis, if the target is not constant, or
+    if its sizes cannot express a symbolic batch size.
     """
     data, target = operands[:2]
     sizes = None if target is None else target.tensor.constants
@@ -107,7 +107,8 @@ def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> 
     if axis is None or -1 in sizes[:axis]:
         return None
     if axis != place and -1 in sizes:
-        return None  # the size cannot be -1 (another one is) or 0 (that copies the input size at the same axis)
+        # Reshape allows only one -1, and 0 would copy the input's size at `axis`, which is not its batch axis.
+        return None
     new = [(0 if axis == place else -1) if i == axis else size for i, size in enumerate(sizes)]
     return node.rebuilt([data, constant(np.array(new, np.int64))]).outputs
 
@@ -148,7 +149,7 @@ def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, 
 
 
 def constants_to_parameters(model: Model, names: Sequence[str] | None = None) -> Model:
-    """Return a model with the constants that are weights as parameters, and those that are statistics as states.
+    """Turn constant weights into parameters, and constant running statistics into states. Return the new model.
 
     By default, the weights are these floating-point constants: the weights of convolutions, matrix products, recurrent
     layers, normalisations and tables, and operands of Add and Mul with more than one element. Scalars are left out.
@@ -205,7 +206,7 @@ def _weight_roles(graph: Graph) -> dict[Value, str]:
 
 
 def _constants_behind(value: Value | None) -> Iterator[Value]:
-    """Yield the floating-point constants of rank 1 or more that `value` is, or is rearranged from."""
+    """Yield `value` if it is a floating-point constant of rank 1 or more, else those that it is rearranged from."""
     pending = [value]
     while pending:
         value = pending.pop()

@@ -57,7 +57,9 @@ class Inputs:
 
 
 def with_types(data: Any, types: Mapping[str, Type]) -> Any:
-    """Return a pair (inputs, targets) in which nested lists are arrays of the inputs' types. Other data stay as given.
+    """Return the data. If they are a pair (inputs, targets), inputs that are lists become arrays of these types.
+
+    Targets and all other data stay as they are.
 
     Raises:
         InputError: A type cannot represent the numbers, or the lists are ragged.

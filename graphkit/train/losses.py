@@ -28,7 +28,8 @@ from graphkit.train.programs.weights import mixed as mixed_terms
 # Returns the mean over the batch, or a sum and the weight that it is to be divided by.
 LossFunction: TypeAlias = Callable[..., Value | tuple[Value, Value]]
 
-# Inputs of a mixed loss: a suffix for the targets of the second samples, and the share of the first.
+# The inputs of a mixed loss: `<target>_second` are the targets of the second samples, `mix` is the share of the first
+# samples.
 SECOND, MIX = "_second", "mix"
 
 
@@ -220,8 +221,8 @@ def sigmoid_binary_cross_entropy(
         logits: Float tensor x of any shape.
         target: t, of the same shape and type, from 0 to 1.
         label_smoothing: Replaces targets by t (1 - label_smoothing) + label_smoothing / 2.
-        class_weights: Two factors: the first of the term with 1 - t (negatives), the second of the term with t
-            (positives).
+        class_weights: Two factors, (negative, positive). The negative one multiplies the term with 1 - t, the positive
+            one the term with t.
 
     Returns:
         The loss, a scalar of the type of logits.
@@ -394,7 +395,7 @@ class Bound:
     """A loss for the outputs of one graph.
 
     Attributes:
-        build: Function that returns the loss of target Values, in the order of `targets`.
+        build: Function that takes the targets as Values, in the order of `targets`, and returns the loss.
         targets: Types of the targets by name.
         named: For targets of named losses: the loss and the name of the output that it compares with the target.
     """

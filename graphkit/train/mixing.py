@@ -16,9 +16,9 @@ from graphkit.train.losses import MIX, SECOND
 class Mixing:
     """Mixes samples x of a batch with samples x', which are those of the batch in another order.
 
-    mixup: inputs are m x + (1 - m) x', with m from Beta(mixup, mixup) (Zhang et al., 2018). cutmix: a box of x' with
-    the share 1 - m of the area replaces that of x, with m from Beta(cutmix, cutmix) (Yun et al., 2019). With both, each
-    batch uses one of them, with probability 1/2. m is one number per batch.
+    mixup: inputs are m x + (1 - m) x', with m from Beta(mixup, mixup) (Zhang et al., 2018). cutmix: a box of x is
+    replaced by the same box of x'. The box has the share 1 - m of the image's area, with m from Beta(cutmix, cutmix)
+    (Yun et al., 2019). With both, each batch uses one of them, with probability 1/2. m is one number per batch.
     """
 
     mixup: float | None

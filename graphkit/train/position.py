@@ -37,7 +37,7 @@ class Position:
         until: Number of complete epochs at the end of the run.
         loss_sum: Sum of weighted losses in the current epoch. `loss_sum / loss_weight` is the mean loss.
         loss_weight: Sum of the weights.
-        seen: Number of samples of the current epoch so far.
+        seen: Number of samples of the current epoch so far, without those of skipped steps.
         skipped: Number of skipped steps of the current epoch.
         trained: The record of the current epoch without validation, when its last batch is trained; None before.
         seconds: Duration of the run so far.

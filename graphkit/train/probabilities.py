@@ -93,7 +93,10 @@ def _is_near(bound: Value | None, end: float) -> bool:
 
 
 def _classes_are_last(found: _Source) -> bool:
-    """Whether the axis of a Softmax is the last one of the output, except for axes of size 1 after it."""
+    """Whether the axis of a Softmax is the last axis of the output.
+
+    Operators between the Softmax and the output may remove axes of size 1 that come after its axis.
+    """
     shape = first(found.node).tensor.shape
     if shape is None:
         return not found.path and found.node.op.attributes()["axis"] == -1

@@ -40,7 +40,7 @@ class ProgressBar:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                 TextColumn("{task.fields[state]}"), console=Console(stderr=True),
-                redirect_stdout=_is_terminal(sys.stdout),  # only lines on the terminal must stay above the bar
+                redirect_stdout=_is_terminal(sys.stdout),  # in a file or pipe, lines need not be kept above the bar
             )  # fmt: skip
             self._bar.start()
         return self

@@ -48,7 +48,10 @@ class Environment(Protocol):
         """Return what the network observes: float32 [N, ...]."""
 
     def step(self, state: Value, action: Value) -> tuple[Value, Value, Value]:
-        """Return (next state, reward float32 [N], whether the episode is over bool [N]) for actions int64 [N]."""
+        """Take a step with actions int64 [N]. Return (next state, reward, over).
+
+        reward is float32 [N]; over is bool [N], whether the episode of each agent has ended.
+        """
 
 
 @dataclass(frozen=True)
@@ -145,8 +148,8 @@ def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100
 
     Inputs: epsilon, a float32 scalar (0: greedy); uniform, float32 [limit, 2, agents] random numbers in [0, 1).
     Outputs: steps, int64, the number of steps of the longest episode; path [limit + 1, agents, ...], the state before
-    each step and after the last one (only the first steps + 1 are valid); total, float32 [agents], the sums of rewards.
-    The parameters are the current ones of the network.
+    each step and after the last one; total, float32 [agents], the sums of rewards. Only the first `steps` + 1 entries
+    of path are valid. The parameters are the current ones of the network.
     """
     epsilon = Value(TensorType(DType.FLOAT32, ()), EPSILON)
     uniform = Value(TensorType(DType.FLOAT32, (limit, 2, agents)), UNIFORM)
@@ -184,7 +187,9 @@ def _initial_progress(world: Environment) -> Progress:
 def learning_episode(
     net: Model, world: Environment, optimizer: Optimizer, settings: Settings, *, feed_uniform: bool = False
 ) -> Graph:
-    """Return a graph of one episode of one agent, with an update of the network after every step.
+    """Return a graph of one episode of one agent, which updates the network after every step.
+
+    There is no update before `warmup` transitions are stored.
 
     Inputs: epsilon and learning_rate, float32 scalars. With `feed_uniform` also uniform, float32 [limit, 2 + batch]
     random numbers in [0, 1); without it, the graph draws them. Outputs: total, steps and loss, as in Episode. Updates:

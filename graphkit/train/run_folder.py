@@ -161,7 +161,8 @@ class RunFolder:
         if not overwrite:
             self.check(run)
         if self._files_of_another_run(run) or self._is_incomplete_first_save():
-            # FIRST_SAVE is removed last: if this process is killed in between, it still marks the rest for removal.
+            # FIRST_SAVE is removed after the model that it marks. If this process is killed before it has removed the
+            # model, the next run does.
             for path in self._files_of_runs():
                 path.unlink(missing_ok=True)
         (self.path / FIRST_SAVE).unlink(missing_ok=True)

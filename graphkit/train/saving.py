@@ -89,7 +89,7 @@ def save_model(trainer: BaseTrainer, path: Path, meta: Mapping[str, str]) -> Non
 
 @contextlib.contextmanager
 def whole_model(trainer: BaseTrainer) -> Iterator[Model | None]:
-    """Context with the model for inference and its moving averages, if any, in rank 0, and None in other ranks.
+    """Context that yields the model for inference in rank 0, with the moving averages if any, and None in other ranks.
 
     Collective: every rank must enter it.
     """
@@ -103,7 +103,7 @@ def whole_model(trainer: BaseTrainer) -> Iterator[Model | None]:
 
 @contextlib.contextmanager
 def _inference_model(trainer: BaseTrainer) -> Iterator[Model]:
-    """Context with the model for inference and its moving averages, if any."""
+    """Context that yields the model for inference. If there are moving averages, it contains them."""
     with trainer.averaged() as net:
         if trainer._inference_graph is net.graph:
             yield net
@@ -201,7 +201,7 @@ def _epoch_states_of_rank(
 ) -> tuple[dict[str, np.ndarray], MetricStates]:
     """Return this rank's states of an incomplete epoch: recurrent states, and the states of metrics.
 
-    If the number of ranks has changed, states of metrics are dropped. Raises UsageError if there are recurrent states.
+    If the number of ranks has changed, states of metrics are dropped, and recurrent states raise UsageError.
     """
     rank, ranks = place
     if len(parts) != ranks:

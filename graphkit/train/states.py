@@ -1,8 +1,8 @@
 """The states that an optimizer keeps for a parameter (slots), and one update of parameter and states.
 
-For float16 and bfloat16 parameters, the states are float32, and there is an additional one, the master weight: the
-parameter before it was rounded. Without it, updates smaller than half a unit in the last place would be lost, and
-second moments of gradients below 8e-3 would underflow in float16 (Micikevicius et al., "Mixed Precision Training", ICLR
+For float16 and bfloat16 parameters, the states are float32, because second moments of gradients below 8e-3 would
+underflow in float16. An additional state, the master weight, contains the parameter before it was rounded. Without it,
+updates smaller than half a unit in the last place would be lost (Micikevicius et al., "Mixed Precision Training", ICLR
 2018).
 """
 

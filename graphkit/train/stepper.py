@@ -105,7 +105,7 @@ class Stepper:
     def _raise_unless_skipped(
         self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int], position: Position | None
     ) -> None:
-        """Raise an error that says where the loss comes from, unless training continues without this step."""
+        """Raise an error that says where a NaN or infinity comes from, unless training continues without this step."""
         lowered = self._accumulate == 1 and self._lower_scale()
         if lowered or self._rule.on_nonfinite != "raise":
             return

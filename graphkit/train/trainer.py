@@ -45,14 +45,15 @@ class Trainer(BaseTrainer):
 
     If a loss is not finite and `on_nonfinite` is "raise" or "skip", parameters, optimizer states and running statistics
     keep their exact values from before the step. With `accumulate`, "skip" drops the gradients of all batches that were
-    accumulated for this update. All processes make the same decision. If the loss is finite but a gradient is not,
-    "raise" does not raise in that step. It raises in the next step, when the loss is no longer finite.
+    accumulated for this update. All processes make the same decision, except with parameter servers, where each process
+    decides for its own steps. If the loss is finite but a gradient is not, "raise" does not raise in that step. It
+    raises in the next step, when the loss is no longer finite.
 
     `groups` divides a model that is too large for one process: each process stores only the parameters of its own
     groups. Every process gets the whole batch. The batch is divided into `micro_batches` parts, which pass through the
-    processes as a pipeline (see docs/processes.md). In a pipeline, values flow only from lower to higher ranks. If
-    values flow in both directions, or if the nodes of a branch or loop belong to several ranks, the ranks exchange
-    values during a step, and `micro_batches` must be 1.
+    processes as a pipeline (see docs/processes.md). The processes form a pipeline if, in some order, each needs only
+    values of earlier ones. If values flow in both directions, or if the nodes of a branch or loop belong to several
+    ranks, the ranks exchange values during a step, and `micro_batches` must be 1.
 
     Args:
         net: The model.
@@ -64,8 +65,10 @@ class Trainer(BaseTrainer):
             GPUs than processes, several processes share a GPU. A dict such as `{"first": "cuda:0", "second": "cuda:1"}`
             runs the groups of `gk.attr_scope(ctx_group=...)` on several devices of one process (see docs/training.md).
         threads: Number of CPU threads.
-        kvstore: A KVStore for several processes. Each process contributes its part of the batch to every update. Every
-            process must create its Trainer with the same model and settings; otherwise all of them raise RanksDiffer.
+        kvstore: A KVStore for several processes. With `dist_sync`, each process contributes its part of the batch to
+            every update, unless `groups` is given. With parameter servers, each process takes its steps independently.
+            Every process must create its Trainer with the same model and settings; otherwise all of them raise
+            RanksDiffer.
         freeze: Parameters that keep their values. If both scale and offset of a BatchNormalization are frozen, its
             running statistics do not change either.
         train: If given, only these parameters are trained.
@@ -317,8 +320,8 @@ class Trainer(BaseTrainer):
 
         An earlier model or checkpoint in the folder is replaced only when the new one is complete. The model is in
         inference mode, and contains the moving averages if there are any. The checkpoint contains both weights and
-        averages. Every rank must call `save` if ranks store different parts: in a pipeline, with shard_optimizer, with
-        servers, and with gradient compression. Rank 0 writes the files.
+        averages. Every rank must call `save` if ranks store different parts: with groups, shard_optimizer, servers or
+        gradient compression. Rank 0 writes the files.
         """
         with self._working():
             saving.save(self, folder)
@@ -327,7 +330,7 @@ class Trainer(BaseTrainer):
     def save_model(self, path: str | Path, meta: Mapping[str, str] | None = None) -> None:
         """Write only the model, as `.json` or `.onnx`, in inference mode and with the moving averages if there are any.
 
-        If ranks store different parts of the model, every rank must call `save_model`. Rank 0 writes the file.
+        Every rank must call `save_model` in the same cases as `save`. Rank 0 writes the file.
 
         Args:
             path: The file.

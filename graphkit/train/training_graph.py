@@ -68,11 +68,11 @@ def training_graph(
     parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
     selected = selection.selected(parameters)
     frozen = [v for n, v in parameters.items() if n not in selected]
-    # Random nodes are bound before differentiation, so that the backward pass of a subgraph uses the same numbers.
     graph = recognise(resolve_sequences(to_training(net.graph, frozen, batch_statistics=batch_statistics)))
     bound = losses.bound(graph, *criterion)
     bound.warn_of_weights()
     targets = expected_targets(graph, bound, net.output_types)
+    # Random nodes are bound before differentiation, so that the backward pass of a subgraph uses the same numbers.
     graph = bind_rng(losses.attach(graph, *criterion, mixed=mixed, weighted=True))
     graph = fake_quantise(graph)
     if straight_through:

@@ -221,7 +221,7 @@ class DividedModel:
 
 
 class BatchWeights:
-    """Computes the weight of a batch before its step, on every rank, from inputs and targets alone.
+    """Computes the weight of a batch outside of its step, on every rank, from inputs and targets alone.
 
     Args:
         graph: The training graph.
@@ -261,7 +261,7 @@ class BatchWeights:
 
 
 def kind_of(store: ParamStore, name: str) -> Kind:
-    """Return the dtype and rank of a stored array, which the receiver of a message must know."""
+    """Return the dtype and the number of axes of a stored array, which the receiver of a message must know."""
     kind = store.type_of(name)
     return Kind(kind.dtype.numpy, len(kind.static_shape))
 

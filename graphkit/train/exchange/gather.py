@@ -33,7 +33,7 @@ def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
     The states of metrics are merged, so the values equal those of one process that saw all data. A metric without
     `state`, `restore` and `merge` keeps its own value in each process; its name then contains the rank.
 
-    Raises UsageError in all processes if they do not have the same metrics in the same order.
+    Raises UsageError in all processes if their metrics that can be merged differ in name or order.
     """
     mergeable = [m for m in metrics if _is_mergeable(m)]
     states = {f"{i}/{key}": array for i, m in enumerate(mergeable) for key, array in m.state().items()}

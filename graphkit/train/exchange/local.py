@@ -90,7 +90,7 @@ class NoExchange:
         return self.executors[0].run(feeds, discard=self._unread)
 
     def _feed(self, feeds: dict[str, Any], size: int | None, rate: float) -> None:
-        """Add the inputs that the first program has besides the batch."""
+        """Add the learning rate and the weight of the batch to the feeds, if the first program needs them."""
         if BATCH_WEIGHT in self._further_inputs:
             feeds[BATCH_WEIGHT] = np.float32(samples_of(feeds, size))
         if steps.LEARNING_RATE in self._further_inputs:

@@ -75,7 +75,10 @@ class WorkerExchange(NoExchange):
         self._remote.barrier()
 
     def _pull_all(self) -> None:
-        """Pull everything that is on the servers. The caller makes the workers wait for each other before and after."""
+        """Pull the parameters from the servers. Subclasses also set the moving averages.
+
+        The caller makes the workers wait for each other before and after.
+        """
         self._pull_parameters(self.trained)
 
     def _pull_parameters(self, names: Sequence[str]) -> None:

@@ -135,7 +135,7 @@ class Stages(DividedModel):
                 self._params.commit(name, messages.receive(arrival, f"the values of {name!r}")[0])
 
     def release_copies(self, part: Partition) -> None:
-        """Release the copies of parameters and states of other stages, which will update them."""
+        """Release the copies of parameters and states. They become invalid when their owners update the originals."""
         for value, stages in part.copies.items():
             if self.index in stages:
                 name = part.graph.name_of(value)
@@ -159,7 +159,8 @@ class Stages(DividedModel):
     def _update(self, losses: Sequence[np.ndarray], weights: Sequence[float], rate: float) -> np.ndarray:
         """Update by the accumulated gradients, and return the mean loss.
 
-        If a loss or gradient on one rank is not finite, all ranks raise NotFinite, and none updates.
+        If the loss is not finite on one rank, all ranks raise NotFinite, and none updates. With the rule "skip", the
+        same happens for gradients. With "ignore", all ranks update.
         """
         how, total = self._rule.on_nonfinite, np.float32(sum(weights))
         squares, finite = 0.0, 0.0

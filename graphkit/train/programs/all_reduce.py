@@ -107,7 +107,7 @@ def mean_gradients(
         buckets: The buckets of the dense gradients.
 
     Returns:
-        The mean gradients, and one value for each all-reduce that is available when it is complete.
+        The mean gradients, and one value for each all-reduce. The value is available when the all-reduce is complete.
     """
     dense = {i: gradient for i, gradient in enumerate(gradients) if isinstance(gradient, Value)}
     total = divisor(total)

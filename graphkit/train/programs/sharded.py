@@ -79,8 +79,8 @@ def reduce_scatter(
         buckets: The buckets, sharded.
 
     Returns:
-        The slices of this rank with their mean gradients, and one value for each reduce-scatter that is available when
-        it is complete.
+        The slices of this rank with their mean gradients, and one value for each reduce-scatter. The value is available
+        when the reduce-scatter is complete.
     """
     assert buckets.place is not None, _IS_SHARDED
     total = divisor(total)

@@ -82,7 +82,10 @@ class Rows:
         return rows
 
     def at_every_position(self, gradient: Value) -> Value:
-        """Return the gradient of the row at every position. gradient: `self.gradient`, possibly scaled."""
+        """Return for each position the summed gradient of the row that it reads.
+
+        gradient: `self.gradient`, possibly scaled.
+        """
         repeated: Value = gradient if self.owners is None else F.gather(gradient, self.owners, axis=0)
         return repeated
 

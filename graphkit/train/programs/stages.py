@@ -49,8 +49,8 @@ class Stage:
     `<parameter>/gradient_sum`.
 
     Attributes:
-        forward: Its inputs are all data of the model, the parameters and states that this stage stores, and the
-            received values. Its outputs are the sent values, the results, and the values to save.
+        forward: Its inputs are all data of the model, the parameters and states that this stage stores or gets copies
+            of, and the received values. Its outputs are the sent values, the results, and the values to save.
         backward: None if no gradient flows through this stage.
         received: Values from earlier stages.
         sent: Values to later stages.
@@ -267,8 +267,8 @@ class _JointGraph:
 def _saved_values(forward_nodes: set[Node], roots: Sequence[Value], written: set[Value]) -> list[Value]:
     """Return the values of the forward pass that the backward pass reads.
 
-    roots: the results of the backward pass. written: states that the forward program overwrites, so that the backward
-    pass must read their old values.
+    roots: the results of the backward pass. written: states that the forward program overwrites. The backward pass
+    needs their old values, so these are saved as well if it reads them.
     """
     stop = [v for n in forward_nodes for v in n.outputs]
     backward_nodes = topological(roots, stop=stop)

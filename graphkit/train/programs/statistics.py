@@ -56,7 +56,7 @@ class IdleStatistics:
         return after(value, () if self.last is None else [self.last])
 
     def after_sums(self, values: Sequence[Value], first: Value) -> list[Value]:
-        """Return the values, which become available after every AllReduce of the step. Each of these awaits `first`."""
+        """Return the values, which become available after every AllReduce of the step. All AllReduces await `first`."""
         if not self.sums:
             return list(values)
         for op, (head, *others) in self.sums:

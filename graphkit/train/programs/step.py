@@ -43,8 +43,8 @@ ROWS = "rows"
 LOSS_SUM = "loss_sum"
 SCALE = "gradient_scale"
 FINITE = "finite"
-# Names of inputs, states and outputs of the programs that do not contain the name of a parameter. A model cannot use
-# them.
+# Names that programs give to their own inputs, states and outputs, besides names such as `<parameter>/gradient`. A
+# model cannot use them.
 RESERVED_NAMES = frozenset({LEARNING_RATE, BATCH_WEIGHT, TOTAL_WEIGHT, STEP, SCALE, FINITE})
 
 
@@ -57,8 +57,9 @@ class UpdateRule:
         clip_norm: Upper limit of the global gradient norm.
         ema: The moving average of the parameters, if any.
         on_nonfinite: "raise": the program raises NotFinite if the loss is not finite. "skip": also if a gradient is not
-            finite. "ignore": it never does.
-        scale: The state that contains the loss scale, if any (see `loss_scale`).
+            finite. "ignore": it does not raise.
+        scale: The state that contains the loss scale, if any (see `loss_scale`). With a scale, the program always
+            raises NotFinite if a gradient is not finite, because the scale must then be lowered.
     """
 
     optimizer: Optimizer
@@ -353,7 +354,8 @@ def shared_step(
     zeros, and updates like the others. The last output of both programs is the weight of all ranks.
 
     The first program has the input `batch_weight` as in `split_step`. These inputs of the second program must be fed
-    with zeros: `loss_sum`, `<parameter>/gradient_sum`, and for lazy tables `<parameter>/rows` (without elements).
+    with zeros: `loss_sum`, `<parameter>/gradient_sum`, for lazy tables `<parameter>/rows` (without elements), and the
+    inputs of `IdleStatistics`.
     """
     weight, fed = weight_of(graph)
     loss, total = all_reduce.mean_loss(graph.outputs[0], weight)
