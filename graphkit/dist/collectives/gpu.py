@@ -1,8 +1,8 @@
 """Collectives between the GPUs of all ranks, without copies through host memory.
 
-All ranks decide alike whether their GPUs sum directly, from what each rank reports. Before each run of a program, the
-ranks exchange on their hosts what they will launch. Ranks that are missing, or launch something else, are found there,
-as for other collectives. Then the GPUs wait for each other, while the hosts check for lost ranks.
+The ranks exchange reports about their GPUs, and use NCCL only if it works for every rank. Before each run of a program,
+the CPUs of the ranks compare what they will launch. This detects missing ranks, and ranks that launch something else,
+as for other collectives. Then the GPUs wait for each other, while the CPUs check for lost ranks.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from graphkit.executor.devices.loading import DeviceName
 from graphkit.executor.lower.lowering import RunAgreement
 from graphkit.ir.types import DType
 
-# While this host waits for its GPU: seconds during which it only yields the core, the pause after that, and seconds
+# While this rank waits for its GPU: seconds during which it only yields the core, the pause after that, and seconds
 # between two checks for lost ranks.
 _EAGER, _PAUSE, _CHECK = 0.02, 5e-5, 0.05
 # Seconds that aborted kernels may take to end.
 _ENDING = 10.0
 
 
-class NcclGroup(Protocol):
-    """An NCCL communicator of all GPUs; see CardGroup."""
+class GpuCommunicator(Protocol):
+    """A communicator of the GPUs of all ranks; see NcclCommunicator."""
 
     def launch(self, exchanges: Sequence[Exchange], dtype: DType, stream: int) -> None: ...
     def check(self) -> None: ...
@@ -65,8 +65,10 @@ class GpuCollectives:
         sent_bytes: Bytes that this rank contributed to sums.
     """
 
-    def __init__(self, communicator: Communicator, gpu: Gpu, group: NcclGroup, fingerprint: Fingerprint | None = None):
-        self._communicator, self._gpu, self._group = communicator, gpu, group
+    def __init__(
+        self, communicator: Communicator, gpu: Gpu, gpus: GpuCommunicator, fingerprint: Fingerprint | None = None
+    ):
+        self._communicator, self._gpu, self._gpus = communicator, gpu, gpus
         self._fingerprint = fingerprint or Fingerprint()
         self._recordings = 0
         self.broken = False
@@ -119,14 +121,14 @@ class GpuCollectives:
 
     def _launch(self, exchanges: Sequence[Exchange], dtype: DType) -> None:
         if exchanges:
-            self._group.launch(exchanges, dtype, self._gpu.current_stream)
+            self._gpus.launch(exchanges, dtype, self._gpu.current_stream)
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
     def wait(self, done: Callable[[], bool]) -> None:
         if self.broken or done():
             return
-        # GPUs compute meanwhile, so this rank does not only wait for others.
+        # The GPU of this rank may still compute, so other ranks must not count this rank as stalled.
         with self._communicator.waiting(True), self._communicator.working():
             begun = looked = time.monotonic()
             while not done():
@@ -146,16 +148,19 @@ class GpuCollectives:
         if (reason := self._communicator.lost()) is not None:
             return reason
         try:
-            self._group.check()
+            self._gpus.check()
         except RuntimeFailure as error:
             return self._described(error)
         return None
 
     def _end(self, reason: str, done: Callable[[], bool]) -> None:
-        """Abort the collectives, so that GPUs stop waiting. The abort itself may wait until recordings are freed."""
+        """Abort the collectives, so that GPUs stop waiting.
+
+        A thread does it, because the abort itself may wait until CUDA graphs are freed.
+        """
         self.broken = True
         self._communicator.fail(reason)
-        threading.Thread(target=self._group.abort, name="graphkit-abort", daemon=True).start()
+        threading.Thread(target=self._gpus.abort, name="graphkit-abort", daemon=True).start()
         end = time.monotonic() + _ENDING
         while not done() and time.monotonic() < end:
             time.sleep(_PAUSE)
@@ -172,38 +177,40 @@ class GpuCollectives:
 
 # Bytes of the report of a rank, and characters of a reason in it.
 _REPORT, _REASON = 1024, 300
-# Bytes of NCCL's identifier of a group.
+# Bytes of an ncclUniqueId.
 _UNIQUE = 128
-# Seconds that a group may take to form, at least.
+# Seconds that the creation of a communicator may take, at least.
 _JOINING = 30.0
 
 
 class _Report(NamedTuple):
     """The report of a rank about its GPU.
 
-    gpu: its GPU; "" without one. why: why it takes no part; "" if it does. chosen: whether the user chose that. group:
-    number of the group that the GPU already belongs to; 0 for none.
+    gpu: its GPU; "" without one. why: why it takes no part; "" if it does. chosen: whether the user chose that.
+    communicator: number of the communicator that the GPU already belongs to; 0 for none.
     """
 
     gpu: str
     why: str
     chosen: bool = False
-    group: int = 0
+    communicator: int = 0
 
 
 class GpuGroups:
-    """Forms groups of the GPUs of all ranks, one for each choice of GPUs."""
+    """Creates communicators of the GPUs of all ranks, and keeps one for each GPU that this rank has used."""
 
     def __init__(self, communicator: Communicator, fingerprint: Fingerprint | None = None):
         self._communicator = communicator
         self._fingerprint = fingerprint
-        self._groups: dict[int, tuple[int, GpuCollectives]] = {}
+        # By device number of this rank: the number of the communicator, and the collectives that use it.
+        self._collectives: dict[int, tuple[int, GpuCollectives]] = {}
         self._count = 0
 
     def sums(self, device: str, staged: str = "") -> tuple[GpuCollectives | None, str]:
-        """Return the collectives between GPUs, or None and the reason. If no rank has a GPU, the reason is `staged`.
+        """Return the collectives between GPUs and ""; or None, and why arrays are copied through host memory instead.
 
-        Every rank must call it. If one rank cannot take part, no rank does, and rank 0 warns.
+        Every rank must call it. If one rank cannot take part, no rank does, and rank 0 warns. If no rank has a GPU, the
+        reason is `staged`.
 
         Args:
             device: Device of this rank's program.
@@ -220,12 +227,12 @@ class GpuGroups:
         if not why:
             assert gpu is not None, "no rank has a reason against it"
             number = DeviceName.of(device).number
-            if {report.group for report in reports} == {mine.group} and mine.group:
-                return self._groups[number][1], ""
-            sums, why = self._form_group(gpu)
+            if {report.communicator for report in reports} == {mine.communicator} and mine.communicator:
+                return self._collectives[number][1], ""
+            sums, why = self._connected(gpu)
             if sums is not None:
                 self._count += 1
-                self._groups[number] = self._count, sums
+                self._collectives[number] = self._count, sums
                 return sums, ""
         if self._communicator.rank == 0 and any(report.gpu and not report.chosen for report in reports):
             text = f"gradients on GPUs are all-reduced through host memory: {why}"
@@ -235,14 +242,14 @@ class GpuGroups:
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank contributed to sums."""
-        return sum(sums.sent_bytes for _, sums in self._groups.values())
+        return sum(sums.sent_bytes for _, sums in self._collectives.values())
 
     def _own_report(self, device: str) -> tuple[_Report, Any]:
         kind, number = DeviceName.of(device)
         if kind != "cuda":
             return _Report("", "computes on the CPU"), None
         gpu = importlib.import_module("graphkit.executor.devices.cuda").device(number)
-        group, sums = self._groups.get(number, (0, None))
+        known, sums = self._collectives.get(number, (0, None))
         place = f"{_machine()} {gpu.place}"
         if not config.NCCL.get():
             return _Report(place, "has GRAPHKIT_NCCL=0", chosen=True), gpu
@@ -250,7 +257,7 @@ class GpuGroups:
             nccl.version()
         except MissingDependency as error:
             return _Report(place, f"has no NCCL ({error})"), gpu
-        return _Report(place, "", group=0 if sums is None or sums.broken else group), gpu
+        return _Report(place, "", communicator=0 if sums is None or sums.broken else known), gpu
 
     def _exchange_reports(self, mine: _Report) -> list[_Report]:
         """Return the reports of all ranks, by rank."""
@@ -261,9 +268,9 @@ class GpuGroups:
         rows = self._communicator.perform("GPUs of all ranks", [array], action)
         return [_Report(*json.loads(row.tobytes())) for row in rows]
 
-    def _form_group(self, gpu: Any) -> tuple[GpuCollectives | None, str]:
-        """Return a new group, or the reason why there is none. The result is the same on all ranks."""
-        group, why = None, ""
+    def _connected(self, gpu: Any) -> tuple[GpuCollectives | None, str]:
+        """Return collectives with a new communicator; or None and the reason. All ranks succeed, or none does."""
+        connected, why = None, ""
         first, mine = self._communicator.rank == 0, np.zeros(_UNIQUE, np.uint8)
         if first:
             try:
@@ -273,23 +280,23 @@ class GpuGroups:
         broadcast = partial(self._communicator.broadcast, mine, 0)
         unique = self._communicator.perform("group of GPUs", [mine], broadcast)
         if unique.any():
-            group, why = self._form_group_in_thread(gpu, unique.tobytes())
+            connected, why = self._connect_in_thread(gpu, unique.tobytes())
         why = _reason_against(self._exchange_reports(_Report("", why)))
-        if group is None:
+        if connected is None:
             return None, why
         if why:
-            group.abort()
+            connected.abort()
             return None, why
-        return GpuCollectives(self._communicator, gpu, group, self._fingerprint), ""
+        return GpuCollectives(self._communicator, gpu, connected, self._fingerprint), ""
 
-    def _form_group_in_thread(self, gpu: Any, unique: bytes) -> tuple[Any, str]:
-        """Return the group, or the reason why there is none. A thread forms it, because that may block forever."""
+    def _connect_in_thread(self, gpu: Any, unique: bytes) -> tuple[Any, str]:
+        """Return a new communicator; or None and the reason. A thread creates it, because that may block forever."""
         made: list[Any] = []
         failed: list[str] = []
 
         def make() -> None:
             try:
-                made.append(gpu.group(unique, self._communicator.rank, self._communicator.size))
+                made.append(gpu.communicator(unique, self._communicator.rank, self._communicator.size))
             except Exception as error:  # noqa: BLE001 - all ranks get it as the reason
                 failed.append(f"cannot join ({error_text(error)})")
 
@@ -309,7 +316,11 @@ class GpuGroups:
 
 
 def sum_route(processes: int) -> str:
-    """Return how this number of processes would sum gradients of the GPUs here: "nccl", or "staged" and the reason."""
+    """Return how this number of processes would all-reduce gradients of the GPUs of this machine.
+
+    Returns:
+        "nccl" and its version; or "staged" (copied through host memory) and the reason.
+    """
     gpus = importlib.import_module("graphkit.executor.devices.cuda").cards()
     if not config.NCCL.get():
         return "staged: GRAPHKIT_NCCL=0"

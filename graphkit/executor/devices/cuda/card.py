@@ -35,7 +35,7 @@ from graphkit.executor.devices.cuda.launches import (
 )
 from graphkit.executor.devices.cuda.libraries import attention, convolutions, cudnn
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
-from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
+from graphkit.executor.devices.cuda.libraries.nccl import NcclCommunicator
 from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary
 from graphkit.executor.devices.interpreted import Interpreted, owned_results
 from graphkit.executor.devices.loading import DeviceName
@@ -65,7 +65,10 @@ _FROM_HOST, _TO_HOST = 1, 2
 
 
 class CudaDevice:
-    """A GPU: a Device with all capabilities. `group`, `place` and `current_stream` are for all-reduces between GPUs."""
+    """A GPU: a Device with all capabilities.
+
+    `communicator`, `place` and `current_stream` are for all-reduces between GPUs.
+    """
 
     def __init__(self, cupy: Any, number: int):
         self._cupy = cupy
@@ -158,10 +161,10 @@ class CudaDevice:
         """The PCI bus id of the GPU: parts of one GPU have the same."""
         return str(self._cupy.cuda.runtime.deviceGetPCIBusId(self.number))
 
-    def group(self, unique: bytes, rank: int, size: int) -> CardGroup:
-        """Return the group of the GPUs of several processes. Raises as `CardGroup` does."""
+    def communicator(self, unique: bytes, rank: int, size: int) -> NcclCommunicator:
+        """Return a communicator of the GPUs of several processes. Raises as `NcclCommunicator` does."""
         with self._cupy.cuda.Device(self.number):
-            return CardGroup(unique, rank, size)
+            return NcclCommunicator(unique, rank, size)
 
     @property
     def capability(self) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from graphkit.executor.devices.cuda.conditions.expansion import expanded, has_co
 from graphkit.executor.devices.cuda.conditions.setting import beginning, choosing, going_on
 from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch, OwnLaunches
 from graphkit.executor.devices.cuda.launches import CardKernel
-from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
+from graphkit.executor.devices.cuda.libraries.nccl import NcclCommunicator
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.executor.devices.loading import DeviceName
 from graphkit.ir.graph import Node
@@ -279,8 +279,8 @@ class Card:
     def current_stream(self) -> int:
         return id(self.current)
 
-    def group(self, unique: bytes, rank: int, size: int) -> CardGroup:
-        return CardGroup(unique, rank, size)
+    def communicator(self, unique: bytes, rank: int, size: int) -> NcclCommunicator:
+        return NcclCommunicator(unique, rank, size)
 
     def record(self, stream: Stream, steps: Sequence[Recorded]) -> Callable[[], None]:
         assert stream is self.current

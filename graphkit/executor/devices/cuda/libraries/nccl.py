@@ -1,6 +1,6 @@
 """Collectives between the GPUs of several processes by NCCL, through CuPy's bindings.
 
-https://docs.nvidia.com/deeplearning/nccl has what its functions do, and what a group of calls is.
+https://docs.nvidia.com/deeplearning/nccl documents its functions and group calls.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _TYPES = {
 
 
 class Exchange(NamedTuple):
-    """What becomes of so many elements at an address of each card: the sum of all cards' on every card, or on one
-    (`root`) alone, or the elements of that one on every card. The result lies where the operand did.
+    """A collective of `elements` elements at an address of each GPU, in place.
+
+    kind: "sum": all-reduce. "sum in one": reduce to the GPU of rank `root`. "broadcast": from the GPU of rank `root`.
     """
 
     kind: Literal["sum", "sum in one", "broadcast"]
@@ -36,29 +37,29 @@ class Exchange(NamedTuple):
 
 
 def supports(dtype: DType) -> bool:
-    """Return whether NCCL supports such elements. Raises as `bindings` does."""
+    """Return whether NCCL supports elements of this type. Raises as `bindings` does."""
     return hasattr(bindings(), _TYPES.get(dtype, "none"))
 
 
-class CardGroup:
-    """Cards, one of each of several processes, of which all make the same exchanges in the same order.
+class NcclCommunicator:
+    """An NCCL communicator of several processes with one GPU each. All make the same exchanges in the same order.
 
-    Making it waits for all of them; the current card is this process's. Raises MissingDependency without the library,
-    RuntimeFailure for what it refuses.
+    The constructor waits for all processes. The GPU of this process is the current one. Raises MissingDependency
+    without the library, and RuntimeFailure for errors of NCCL.
     """
 
     def __init__(self, unique: bytes, rank: int, size: int):
-        """unique: the result of `unique_id` in one of the processes."""
+        """Create the communicator. unique: the result of `unique_id` in one of the processes, the same in all."""
         nccl = bindings()
         try:
             self._communicator = nccl.NcclCommunicator(size, unique, rank)
         except nccl.NcclError as error:
             raise RuntimeFailure(f"NCCL {version()}: {error}") from error
-        # Never destroyed: that would wait for the end of all recordings with kernels of NCCL.
+        # Never destroy it: that would wait until all CUDA graphs with kernels of NCCL are destroyed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._communicator))
 
     def launch(self, exchanges: Sequence[Exchange], dtype: DType, stream: int) -> None:
-        """Queue exchanges on a stream, in one group. Raises RuntimeFailure for errors of the library."""
+        """Queue exchanges on a stream, as one group call of NCCL. Raises RuntimeFailure for errors of the library."""
         nccl = bindings()
         kind = getattr(nccl, _TYPES[dtype])
         try:
@@ -85,12 +86,12 @@ class CardGroup:
             raise RuntimeFailure(f"NCCL {version()}: {error}") from error
 
     def abort(self) -> None:
-        """Stop all exchanges. The group cannot be used afterwards."""
+        """Stop all exchanges. The communicator cannot be used afterwards."""
         self._communicator.abort()
 
 
 def unique_id() -> bytes:
-    """Return an id by which the processes of a new group find each other."""
+    """Return an id by which the processes of a new communicator find each other."""
     nccl = bindings()
     try:
         found: bytes = nccl.get_unique_id()
@@ -100,14 +101,14 @@ def unique_id() -> bytes:
 
 
 def version() -> str:
-    """Of NCCL. Raises MissingDependency without CuPy, or without the library."""
+    """Return the version of NCCL. Raises MissingDependency without CuPy, or without the library."""
     number: int = bindings().get_version()
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 @cache
 def bindings() -> Any:
-    """CuPy's module. Raises MissingDependency without it, or where it finds no library."""
+    """Return CuPy's module for NCCL. Raises MissingDependency without CuPy, or if CuPy does not find NCCL."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # CuPy's own words about a library that is missing
