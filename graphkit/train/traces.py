@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.dist.collectives.buckets import Flight
+from graphkit.dist.collectives.buckets import TimedCollective
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.progress.announcement import digest_of
 from graphkit.executor.run.profile import Profile
@@ -35,7 +35,7 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
     """
     rank, origin = store.rank, _origin(store)
     events = profile.trace(rank, f"rank {rank} on {socket.gethostname()}", origin)["traceEvents"]
-    events += _exchanged(trainer._exchange.flights, profile.span, rank, origin)
+    events += _exchanged(trainer._exchange.timed_collectives, profile.span, rank, origin)
     data = np.frombuffer(json.dumps(events).encode(), np.uint8)
     parts = gather(store, {"events": data})
     if rank == 0:
@@ -67,12 +67,12 @@ def _origin(store: KVStore) -> int:
 
 
 def _exchanged(
-    flights: Sequence[Flight], span: tuple[int, int] | None, rank: int, origin: int
+    timed_collectives: Sequence[TimedCollective], span: tuple[int, int] | None, rank: int, origin: int
 ) -> Iterator[dict[str, Any]]:
     """Yield trace events of the transfers that start within `span`. They are asynchronous, because they overlap."""
-    for number, flight in enumerate(flights):
-        if span is None or not flight.arrived or flight.begun < span[0] or flight.begun > span[1]:
+    for number, timed in enumerate(timed_collectives):
+        if span is None or not timed.ended or timed.begun < span[0] or timed.begun > span[1]:
             continue
-        common = {"name": flight.key, "cat": "communication", "pid": rank, "tid": 0, "id": f"{rank}:{number}"}
-        yield {**common, "ph": "b", "ts": (flight.begun - origin) / 1e3, "args": {"bytes": flight.size}}
-        yield {**common, "ph": "e", "ts": (flight.arrived - origin) / 1e3}
+        common = {"name": timed.key, "cat": "communication", "pid": rank, "tid": 0, "id": f"{rank}:{number}"}
+        yield {**common, "ph": "b", "ts": (timed.begun - origin) / 1e3, "args": {"bytes": timed.size}}
+        yield {**common, "ph": "e", "ts": (timed.ended - origin) / 1e3}

@@ -7,7 +7,7 @@ import pytest
 from job_server import command
 
 import graphkit as gk
-from graphkit.dist.collectives.buckets import Flight
+from graphkit.dist.collectives.buckets import TimedCollective
 from graphkit.train.traces import _exchanged, _origin
 
 
@@ -37,14 +37,19 @@ def test_clocks_of_other_machines_are_aligned():
 
 
 def test_exchanges_of_the_runs_that_were_recorded_are_shown():
-    flights = [Flight("before", 4, 5, 8), Flight("a", 8, 20, 35), Flight("b", 16, 30, 31), Flight("lost", 16, 31)]
-    events = list(_exchanged(flights, (10, 90), 3, 10))
+    timed_collectives = [
+        TimedCollective("before", 4, 5, 8),
+        TimedCollective("a", 8, 20, 35),
+        TimedCollective("b", 16, 30, 31),
+        TimedCollective("lost", 16, 31),
+    ]
+    events = list(_exchanged(timed_collectives, (10, 90), 3, 10))
     assert [(e["name"], e["ph"], e["ts"]) for e in events] == [
         ("a", "b", 0.01), ("a", "e", 0.025), ("b", "b", 0.02), ("b", "e", 0.021),
     ]  # fmt: skip
     assert len({e["id"] for e in events}) == 2
     assert {e["pid"] for e in events} == {3}
-    assert list(_exchanged(flights, None, 3, 10)) == []
+    assert list(_exchanged(timed_collectives, None, 3, 10)) == []
 
 
 @pytest.mark.parametrize(

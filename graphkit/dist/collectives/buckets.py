@@ -19,36 +19,36 @@ from graphkit.dist.progress.pending import Pending
 if TYPE_CHECKING:
     from graphkit.dist.collectives.gpu import GpuCollectives
 
-# Number of transfers that are kept for traces.
-_FLIGHTS = 4096
+# Number of collectives whose times are kept for traces.
+_MOST_TIMED = 4096
 
 
 @dataclass(slots=True)
-class Flight:
-    """One collective: its key, its bytes, and when it began and ended, in nanoseconds; `arrived` is 0 until the end."""
+class TimedCollective:
+    """One collective: its key, its bytes, and when it began and ended, in nanoseconds; `ended` is 0 until the end."""
 
     key: str
     size: int
     begun: int
-    arrived: int = 0
+    ended: int = 0
 
-    def arrive(self, _: object = None) -> None:
-        self.arrived = time.monotonic_ns()
+    def end(self, _: object = None) -> None:
+        self.ended = time.monotonic_ns()
 
 
 class ProgramCollectives:
     """Starts the collectives of a program, and waits for them. One program at a time can use it.
 
     Args:
-        transport: The ranks.
-        ordered: Sum in the order of the ranks, so that the bits depend on nothing else.
+        transport: Connection to the other ranks.
+        ordered: Sum in the order of the ranks, so that sums have the same bits with every MPI library and any hosts.
         on_device: Collectives between GPUs. Without it, arrays of GPUs are copied through host memory.
         staged: Why arrays of GPUs are copied through host memory.
 
     Attributes:
         copied_bytes: Bytes that were copied to make arrays contiguous.
-        stamped: The key of a float64 all-reduce that also sums the fingerprint, to compare the steps of the ranks.
-        flights: The last collectives, for traces.
+        fingerprinted: Key of the float64 all-reduce that also sums the fingerprint, to compare the steps of the ranks.
+        timed_collectives: The last collectives, for traces.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class ProgramCollectives:
         self._started: dict[str, Pending] = {}
         # By key, residuals of an earlier run that are not yet passed to the transport.
         self._restored: dict[str, Sequence[np.ndarray]] = {}
-        self.stamped: str | None = None
+        self.fingerprinted: str | None = None
         self.copied_bytes = 0
         self._waited_seconds = 0.0
-        self.flights: deque[Flight] = deque(maxlen=_FLIGHTS)
+        self.timed_collectives: deque[TimedCollective] = deque(maxlen=_MOST_TIMED)
 
     @property
     def waited_seconds(self) -> float:
@@ -73,8 +73,8 @@ class ProgramCollectives:
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
         """Start the all-reduce of arrays, in place. copied: bytes that the caller copied for it."""
-        if key == self.stamped:
-            self._start_stamped(key, *arrays)
+        if key == self.fingerprinted:
+            self._start_fingerprinted(key, *arrays)
             return
         bucket = self._bucket(key, arrays)
         self.copied_bytes += copied
@@ -83,31 +83,31 @@ class ProgramCollectives:
         if bucket.whole is not None:
             for gap in bucket.gaps:
                 gap.fill(0)
-            whole, flight = bucket.whole, self._flight(key, bucket.whole.nbytes)
-            self._started[key] = self._transport.start_sum(key, whole, whole, self._ordered, flight.arrive)
+            whole, timed = bucket.whole, self._timed(key, bucket.whole.nbytes)
+            self._started[key] = self._transport.start_sum(key, whole, whole, self._ordered, timed.end)
             return
         joined = np.concatenate([a.reshape(-1) for a in arrays])
         self.copied_bytes += 2 * joined.nbytes
 
-        flight = self._flight(key, joined.nbytes)
+        timed = self._timed(key, joined.nbytes)
 
         def copy_back(total: np.ndarray) -> None:
-            flight.arrive()
+            timed.end()
             for array, part in zip(arrays, np.split(total, np.cumsum([a.size for a in arrays[:-1]])), strict=True):
                 np.copyto(array, part.reshape(array.shape))
 
         self._started[key] = self._transport.start_sum(key, joined, joined, self._ordered, copy_back)
 
-    def _start_stamped(self, key: str, array: np.ndarray) -> None:
+    def _start_fingerprinted(self, key: str, array: np.ndarray) -> None:
         """Sum an array together with the fingerprint. Waiting for the sum raises RanksDiffer if the ranks differ."""
         size = array.size
         joined = np.empty(size + 2, array.dtype)
         joined[:size] = array.reshape(-1)
         joined[size], joined[size + 1] = powers(self._transport.fingerprint.number)
-        flight = self._flight(key, joined.nbytes)
+        timed = self._timed(key, joined.nbytes)
 
         def check(total: np.ndarray) -> None:
-            flight.arrive()
+            timed.end()
             self._transport.fingerprint.check(total[size:], self._transport.size)
             array[...] = total[:size].reshape(array.shape)
 
@@ -145,10 +145,10 @@ class ProgramCollectives:
         """Start the reduce-scatter of arrays: each rank gets the sum of its slice."""
         self.copied_bytes += copied
         whole, slices, copy_back = self._in_slices(key, arrays)
-        flight = self._flight(key, whole.nbytes)
+        timed = self._timed(key, whole.nbytes)
 
         def then(total: np.ndarray) -> None:
-            flight.arrive()
+            timed.end()
             copy_back(total)
 
         self._started[key] = self._transport.start_scattered_sum(key, whole, slices, self._ordered, then)
@@ -156,7 +156,11 @@ class ProgramCollectives:
     def start_gather(
         self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
     ) -> None:
-        """Start the all-gather of arrays. pieces: this rank's, as index of the array, first element, and elements."""
+        """Start the all-gather of arrays.
+
+        pieces: The parts of the arrays in this rank's slice: index of the array, position of the first element in it,
+        and the elements.
+        """
         rank, ranks = self._transport.rank, self._transport.size
         slices = Slices.of([a.size for a in wholes], wholes[0].dtype.itemsize, ranks)
         mine = np.zeros(slices.bounds[rank + 1] - slices.bounds[rank], wholes[0].dtype)
@@ -164,10 +168,10 @@ class ProgramCollectives:
             at = slices.begins[of] + begin - slices.bounds[rank]
             mine[at : at + piece.size] = piece
 
-        flight = self._flight(key, slices.bounds[-1] * mine.itemsize)
+        timed = self._timed(key, slices.bounds[-1] * mine.itemsize)
 
         def copy_slices(parts: Sequence[np.ndarray]) -> None:
-            flight.arrive()
+            timed.end()
             for other, part in enumerate(parts):
                 for index, begin, end in slices.parts(other):
                     at = slices.begins[index] - slices.bounds[other]
@@ -197,10 +201,10 @@ class ProgramCollectives:
 
         return joined, slices, copy_back
 
-    def _flight(self, key: str, size: int) -> Flight:
-        flight = Flight(key, size, time.monotonic_ns())
-        self.flights.append(flight)
-        return flight
+    def _timed(self, key: str, size: int) -> TimedCollective:
+        timed = TimedCollective(key, size, time.monotonic_ns())
+        self.timed_collectives.append(timed)
+        return timed
 
     def _bucket(self, key: str, arrays: Sequence[np.ndarray]) -> Bucket:
         bucket = self._buckets.get(key)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.collectives.buckets import Flight
+from graphkit.dist.collectives.buckets import TimedCollective
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.run.session import Executor
@@ -43,7 +43,7 @@ class AllReduce(NoExchange):
         place = (kvstore.rank, kvstore.num_workers) if shard else None
         self.buckets = all_reduce.make_buckets(spec.graph, dense, limit, kvstore.transport.compresses, place)
         self.collectives = kvstore.transport.collectives(ordered, device, _host_reason(spec, kvstore, ordered))
-        self.collectives.stamped = all_reduce.LOSS
+        self.collectives.fingerprinted = all_reduce.LOSS
         # The program of a rank without samples, and its executor.
         self.idle_program: Graph | None = None
         self._idle_executor: Executor | None = None
@@ -148,8 +148,8 @@ class AllReduce(NoExchange):
     # --- facts -----------------------------------------------------------------------------------
 
     @property
-    def flights(self) -> Sequence[Flight]:
-        return tuple(self.collectives.flights)
+    def timed_collectives(self) -> Sequence[TimedCollective]:
+        return tuple(self.collectives.timed_collectives)
 
     @property
     def waited_seconds(self) -> float:

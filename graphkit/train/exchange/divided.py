@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.collectives.buckets import Flight
+from graphkit.dist.collectives.buckets import TimedCollective
 from graphkit.dist.wire.messages import Kind
 from graphkit.errors import InputError, NotFinite, UsageError, did_you_mean
 from graphkit.executor.report.plan import Plan
@@ -55,7 +55,7 @@ class DividedModel:
     compressing: Sequence[int] = ()
     # Ranks always wait for each other, so waiting and transfers are not measured.
     waited_seconds = 0.0
-    flights: Sequence[Flight] = ()
+    timed_collectives: Sequence[TimedCollective] = ()
 
     def __init__(self, spec: StepSpec, division: Division, owners: Mapping[str, int], output_rank: int):
         self.spec, self.division = spec, division

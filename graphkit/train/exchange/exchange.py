@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graphkit.dist.collectives.buckets import Flight
+from graphkit.dist.collectives.buckets import TimedCollective
 from graphkit.errors import NotFinite
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
@@ -193,7 +193,7 @@ class Exchange(Protocol):
         """
 
     @property
-    def flights(self) -> Sequence[Flight]:
+    def timed_collectives(self) -> Sequence[TimedCollective]:
         """The latest transfers between ranks, for traces."""
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.collectives.buckets import Flight
+from graphkit.dist.collectives.buckets import TimedCollective
 from graphkit.dist.transport import FIXED_BUCKET
 from graphkit.errors import NotFinite
 from graphkit.executor.report.plan import Plan
@@ -156,7 +156,7 @@ class NoExchange:
     # --- facts -----------------------------------------------------------------------------------
 
     @property
-    def flights(self) -> Sequence[Flight]:
+    def timed_collectives(self) -> Sequence[TimedCollective]:
         return ()
 
     @property
