@@ -1,7 +1,7 @@
 """Collectives that cross the network between hosts once per host.
 
 A call combines data inside each host first, through shared memory. One process of each host, the leader, exchanges the
-result with the other leaders and passes it on. With one host, or one process per host, MPI's own call is as good.
+result with the other leaders and passes it on. With one host, or one process per host, MPI's own call is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 
 from graphkit.dist.arrays import as_bytes
 
-# Waits for a request, given the objects that it uses, which stay alive as long as it may write to them.
+# A function that waits for an MPI request. Its other arguments are the buffers of the request. It keeps them alive as
+# long as MPI may write to them.
 Complete: TypeAlias = Callable[..., None]
 
 # Larger sums are divided into parts of this many bytes, because MPI's non-blocking calls do not divide them.
@@ -23,7 +24,7 @@ PART = 16 << 20
 
 
 class Group(Protocol):
-    """Some processes of a job, all of which make the same calls. `rank` counts among them."""
+    """Some processes of a job, which make the same calls. `rank` is the number of this process in the group."""
 
     rank: int
     size: int
@@ -33,7 +34,7 @@ class Group(Protocol):
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes along a new first axis. All pass one of the same type."""
+        """Return the arrays of all processes along a new first axis. All pass one of the same dtype and shape."""
         ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
@@ -46,7 +47,7 @@ class Group(Protocol):
 
 
 class Levels(NamedTuple):
-    """Two levels of communication, for a job over several hosts that have several processes.
+    """Two levels of communication, for a job with several hosts and more processes than hosts.
 
     `inside` connects the processes of this host. `leaders` connects the first process of every host; it is None on
     the other processes. Data is combined inside each host first, so that it crosses the network once per host.
@@ -133,7 +134,7 @@ class Hosts:
         all: The hosts, in the order of their leaders' ranks.
         index: Index of this process's host.
         sent: Bytes that this process contributed to exchanges between hosts.
-        levels: None if MPI's own calls are as good.
+        levels: None with one host, or one process per host: MPI's own calls are then used.
     """
 
     def __init__(self, world: Any, inside: Any, in_place: Any, complete: Complete, apart: int | None):
@@ -199,7 +200,7 @@ class Hosts:
         self.sent += source.nbytes if self.leads and self.several else 0
 
     def broadcast(self, data: np.ndarray, root: int) -> None:
-        """Write the root's bytes to those of the other processes."""
+        """Copy the root's bytes to `data` of all other processes."""
         place = next(index for index, host in enumerate(self.all) if root in host.ranks)
         here = place == self.index
         self.sent += data.nbytes if here and self.leads and self.several else 0

@@ -32,8 +32,8 @@ import numpy as np
 
 from graphkit.dist.hosts.groups import Host
 
-# Times are seconds of the host's monotonic clock, which its processes share. `waits`: since when the process has waited
-# without progress; infinity if it does not wait.
+# Times are seconds of the host's monotonic clock, which its processes share. `waits`: the time since which the process
+# has waited without progress; infinity if it does not wait.
 SLOT = np.dtype(
     [
         ("alive", "f8"), ("progress", "f8"), ("waits", "f8"), ("process", "i8"), ("steps", "i8"), ("state", "i8"),
@@ -87,13 +87,13 @@ class _Wait:
 
     def __enter__(self) -> None:
         monitor = self._monitor
-        monitor._outer.append((monitor._for_progress, monitor._waits, monitor._wait))
-        monitor._for_progress, monitor._waits = self._for_progress, time.monotonic()
-        monitor._wait = next(monitor._numbers)
+        monitor._outer.append((monitor._for_progress, monitor._waits_since, monitor._wait_number))
+        monitor._for_progress, monitor._waits_since = self._for_progress, time.monotonic()
+        monitor._wait_number = next(monitor._numbers)
 
     def __exit__(self, *_: object) -> None:
         monitor = self._monitor
-        monitor._for_progress, monitor._waits, monitor._wait = monitor._outer.pop()
+        monitor._for_progress, monitor._waits_since, monitor._wait_number = monitor._outer.pop()
 
 
 class HeartbeatMonitor:
@@ -123,18 +123,19 @@ class HeartbeatMonitor:
         self._excluded: set[int] = set()
         self._mine = board.slots[mine : mine + 1]
         self.timeout = timeout
-        # Waits and long work are numbered in the order in which they begin. `_wait` is the number of the latest wait,
-        # `_working` contains the numbers of current long work.
+        # Waits and long work are numbered in the order in which they begin. `_wait_number` is the number of the latest
+        # wait, `_working` contains the numbers of current long work.
         self._numbers = itertools.count()
-        self._wait = -1
+        self._wait_number = -1
         self._working: list[int] = []
         # The numbers of code of the user that runs.
         self._running: list[int] = []
         self._progressed = time.monotonic()
-        self._waits: float | None = None
+        self._waits_since: float | None = None
         self._for_progress = False  # whether a process without progress counts as lost
         self._outer: list[tuple[bool, float | None, int]] = []
-        # Contexts of a wait. In the first, a process without progress counts as lost; in both, one without heartbeats.
+        # Contexts of a wait for other processes. In both, a process without heartbeats counts as lost. In the first,
+        # a process without progress does, too.
         self.for_progress = _Wait(self, for_progress=True)
         self.for_presence = _Wait(self, for_progress=False)
         self._ended = threading.Event()
@@ -183,7 +184,7 @@ class HeartbeatMonitor:
 
     @property
     def is_working(self) -> bool:
-        """Whether long work runs that began inside the current code of the user, if such code runs."""
+        """Whether long work runs. If code of the user runs, work that began before that code does not count."""
         return max(self._working, default=-1) > max(self._running, default=-1)
 
     def end(self) -> None:
@@ -197,7 +198,10 @@ class HeartbeatMonitor:
     # --- other processes ------------------------------------------------------------------------------
 
     def exclude(self, rank: int) -> None:
-        """Continue without a lost process. Neither it nor the hosts that it reported on count as lost later."""
+        """Continue without a lost process. It does not count as lost again.
+
+        If it was a leader, hosts whose heartbeats it relayed are no longer checked.
+        """
         self._excluded.add(rank)
         for index, host in enumerate(self._hosts):
             if self._relay is not None and host.ranks[0] == rank:
@@ -221,9 +225,9 @@ class HeartbeatMonitor:
 
     def lost(self) -> str | None:
         """Return why a process counts as lost; None if none does, or if this process has not waited long enough."""
-        waits = self._waits
+        since = self._waits_since
         now = time.monotonic()
-        if waits is None or now - waits <= self.timeout:
+        if since is None or now - since <= self.timeout:
             return None
         slots = dict(zip(self._ranks, self._board.slots.copy(), strict=True))
         here = self._hosts[self._here]
@@ -288,9 +292,9 @@ class HeartbeatMonitor:
     def _write(self, progress: bool) -> None:
         now = time.monotonic()
         self._mine["alive"] = now
-        since = self._waits
+        since = self._waits_since
         # During long work, this process waits only if the wait began inside that work.
-        waits = since is not None and max(self._working, default=-1) < self._wait
+        waits = since is not None and max(self._working, default=-1) < self._wait_number
         self._mine["waits"] = max(since, self._progressed) if since is not None and waits else math.inf
         if progress:
             self._mine["progress"] = now
@@ -298,13 +302,13 @@ class HeartbeatMonitor:
     def _run(self) -> None:
         while not self._ended.wait(self._pause):
             # A process that waits for others is not the one that they wait for.
-            self._write(progress=self.is_working or self._waits is not None)
+            self._write(progress=self.is_working or self._waits_since is not None)
             if self._relay is not None:
                 self._relay.exchange()
 
 
 def _silent_host(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | None:
-    """Return that a host sends no heartbeats; None if its processes have ended."""
+    """Return the reason for an error: the host sends no heartbeats. None if its processes have ended."""
     of_host = [slots[rank] for rank in host.ranks]
     if all(int(slot["state"]) == ENDED for slot in of_host):
         return None
@@ -370,7 +374,8 @@ class _Peer:
 class HeartbeatRelay:
     """Exchanges heartbeats for the leader of a host: sends those of its board, and writes those of other hosts to it.
 
-    It calls MPI beside other threads, so it needs MPI_THREAD_MULTIPLE. Only one thread at a time may call it.
+    It calls MPI concurrently with other threads, so it needs MPI_THREAD_MULTIPLE. Only one thread at a time may call
+    it.
 
     Args:
         leaders: Communicator of all leaders, in the order of hosts, that nothing else uses.
