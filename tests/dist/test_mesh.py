@@ -210,7 +210,7 @@ def test_processes_are_given_some_time_to_connect_however_short_the_timeout(monk
                 host_by_rank={},
                 allgather_objects=None,
                 timeout=timeout,
-                on_abort=lambda tell: None,
+                on_abort=lambda callback: None,
             )
         )
     assert told == [10.0, 300.0]

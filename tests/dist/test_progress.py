@@ -134,18 +134,18 @@ def test_only_halves_are_scattered_without_mpi(dtype, by_mpi):
 
 
 @pytest.mark.parametrize("opened", [True, False])
-@pytest.mark.parametrize("cannot_close", [True, False])
+@pytest.mark.parametrize("cannot_finalize", [True, False])
 @pytest.mark.parametrize("finalized", [True, False])
-def test_mpi_is_closed_by_whom_it_was_opened_once(monkeypatch, opened, cannot_close, finalized):
+def test_mpi_is_closed_by_whom_it_was_opened_once(monkeypatch, opened, cannot_finalize, finalized):
     closed = []
     library = SimpleNamespace(Is_finalized=lambda: finalized, Finalize=lambda: closed.append("MPI"))
     monkeypatch.setattr(mpi, "_mpi", lambda: library)
     found = object.__new__(mpi.MpiCommunicator)
     found.engine, found._monitor = SimpleNamespace(close=lambda: closed.append("engine")), None
     found.messages = SimpleNamespace(close=lambda: closed.append("messages"))
-    found._opened, found.cannot_close, found.job_rank, found.processes = opened, cannot_close, 0, 1
+    found._opened, found.cannot_finalize, found.job_rank, found.processes = opened, cannot_finalize, 0, 1
     found.finalize()
-    assert closed == ["engine", "messages", *(["MPI"] if opened and not cannot_close and not finalized else [])]
+    assert closed == ["engine", "messages", *(["MPI"] if opened and not cannot_finalize and not finalized else [])]
 
 
 def test_what_a_rank_waits_for_is_told_to_the_watch():

@@ -1,7 +1,7 @@
-"""The end of a process of a job, together with all others.
+"""The end of a job: all processes end together, or a process that fails aborts the job.
 
-MPI launchers end the whole job without a message, with status 0, if a process leaves without closing MPI. So at the
-end of the interpreter, a process announces its end, waits for the others, and closes MPI. If a process fails, or the
+If a process exits without MPI_Finalize, MPI launchers end the whole job without a message, with status 0. So at the end
+of the interpreter, a process announces its end, waits for the others, and finalises MPI. If a process fails, or the
 others do not end with it, it aborts the job with a non-zero exit code.
 """
 
@@ -23,7 +23,7 @@ from graphkit.errors import GraphkitError, RuntimeFailure, error_text
 if TYPE_CHECKING:
     from graphkit.dist.job.mpi import MpiCommunicator
 
-# Seconds that ranks with different calls wait for each other's error messages.
+# If ranks have made different calls, a rank waits this many seconds before it aborts, so that all print their error.
 GRACE = 10.0
 
 _INTERRUPTED, _TERMINATED = 130, 143
@@ -48,7 +48,7 @@ def before_end(leave: Callable[[], None], last: Callable[[], None]) -> None:
 
 
 def end_of_server(communicator: MpiCommunicator) -> NoReturn:
-    """Close MPI together with the workers, and exit."""
+    """Finalise MPI together with the workers, and exit."""
     global _running
     _running = None
     communicator.finalize()
@@ -75,7 +75,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def end() -> None:
-    """Close MPI together with the other processes. Abort the job if this process failed, or the others continue."""
+    """Finalise MPI together with the other processes. Abort the job if this process failed, or the others continue."""
     global _running
     communicator, _running = _running, None
     if communicator is None or communicator.process != os.getpid():  # a forked child does not belong to the job
@@ -103,7 +103,7 @@ def in_running_job() -> bool:
 def abort_on_error() -> Iterator[None]:
     """Context that ends the whole job if this process fails, with the exit code of the error.
 
-    For callers that turn exceptions into exit codes. It also does the work of `end`.
+    For callers that turn exceptions into exit codes. Without an error, it calls `end`.
     """
     try:
         yield

@@ -80,8 +80,8 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     """Run `python -m graphkit ARGUMENTS` on several ranks, and return the exit status of the job.
 
     The ranks share the cores of this machine equally, with at least one thread each. Signals that would end this
-    process are sent to the job once. (A terminal sends Ctrl-C only to this process.) If a signal ends a rank, that is a
-    runtime failure.
+    process are forwarded to the job. The job has its own process group, so it does not also get Ctrl-C from a terminal.
+    If a signal ends a rank, the status is that of a RuntimeFailure.
 
     Args:
         processes: Number of ranks.
@@ -89,8 +89,8 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
         survives: Do not end the job when a process is lost.
 
     Raises:
-        UsageError: Slurm or torchrun has started this program several times, or it is not known how the launcher can
-            survive a loss.
+        UsageError: Slurm or torchrun has started this program several times; or `survives`, and the launcher is not
+            one of those that are known to continue after a loss.
     """
     check_tasks(processes)
     environment = dict(os.environ)

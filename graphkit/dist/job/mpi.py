@@ -102,16 +102,17 @@ def started() -> tuple[int, int] | None:
 class MpiCommunicator:
     """The workers of MPI_COMM_WORLD: all processes except the last `servers`, which get a communicator of their own.
 
-    Only the thread that drives the progress engine calls MPI.
+    Only one thread at a time calls MPI: the one that drives the progress engine, or that uses `mail` or `messages`. The
+    exception is the leader of a host in a job with several hosts: a further thread exchanges heartbeats.
 
     Args:
         servers: Number of servers.
-        replicated: Whether the loss of a server is survived. Messages to servers then do not use MPI.
+        replicated: Whether the job survives the loss of a server. Messages to servers then do not use MPI.
 
     Attributes:
         job_rank: Rank of this process in the job, including servers.
         mail: Messages between workers and servers.
-        cannot_close: Whether a server was lost, so that MPI cannot be closed.
+        cannot_finalize: Whether a server was lost, so that MPI_Finalize would never return.
     """
 
     def __init__(self, servers: int = 0, replicated: bool = False) -> None:
@@ -120,7 +121,7 @@ class MpiCommunicator:
         # Initialisation waits for every process, and does not run Python's signal handlers.
         with _default_signals():
             if self._opened:
-                # Leaders of hosts send heartbeats beside the calls of another thread.
+                # With several hosts, their leaders exchange heartbeats while another thread calls MPI.
                 level = mpi.Init_thread(mpi.THREAD_SERIALIZED if _on_one_host() else mpi.THREAD_MULTIPLE)
                 if level < mpi.THREAD_SERIALIZED:
                     raise RuntimeFailure(
@@ -131,7 +132,7 @@ class MpiCommunicator:
             self._job = mpi.COMM_WORLD.Dup()
             self.job_rank, self.processes, self.servers = self._job.rank, self._job.size, servers
             check_launcher(self.processes)
-            self.replicated, self.cannot_close = replicated, False
+            self.replicated, self.cannot_finalize = replicated, False
             # Whether a store with servers exists.
             self.has_server_store = False
             if not 0 <= servers < self.processes:
@@ -163,7 +164,7 @@ class MpiCommunicator:
         self._monitor = self._started_monitor()
         self.engine = ProgressEngine(self)
         self.messages = Messages(self)
-        # None if there are too many processes for messages from each one to each other one.
+        # None with more than MOST_RANKS processes, because each one sends a message to each other one.
         self._allgather_small: PersistentAllgather | None = None
         if self.size <= MOST_RANKS:
             self._allgather_small = PersistentAllgather(
@@ -242,7 +243,7 @@ class MpiCommunicator:
         return {rank: index for index, host in enumerate(self._all_hosts.all) for rank in host.ranks}
 
     def allgather_objects(self, mine: Any) -> list[Any]:
-        """Return the values of all processes of the job, by rank, at the start.
+        """Return the values of all processes of the job, by rank. For the creation of stores.
 
         If a process does not call it within the timeout, this process ends with an error.
         """
@@ -266,14 +267,17 @@ class MpiCommunicator:
         if self._monitor is not None:
             self._monitor.end_silent()
 
-    def on_abort(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` with the exit code before this process aborts the job. The last function runs first."""
-        self._abort_callbacks.insert(0, tell)
+    def on_abort(self, callback: Callable[[int], None]) -> None:
+        """Call `callback` with the exit code before this process aborts the job. Callbacks run in reverse order."""
+        self._abort_callbacks.insert(0, callback)
 
     # --- heartbeats ------------------------------------------------------------------------------
 
     def _started_monitor(self) -> HeartbeatMonitor | None:
-        """Return the monitor of all hosts; of this host only, if MPI allows calls from only one thread."""
+        """Return the monitor of all hosts; of this host only, if MPI does not allow concurrent calls of threads.
+
+        None if it would monitor only this process.
+        """
         hosts, mpi = self._all_hosts, _mpi()
         everywhere = hosts.several and self._job.allreduce(mpi.Query_thread(), mpi.MIN) == mpi.THREAD_MULTIPLE
         monitored = hosts.all if everywhere else (hosts.all[hosts.index],)
@@ -396,22 +400,22 @@ class MpiCommunicator:
         status_pipe.report(status_pipe.FAILED, self.job_rank)
 
     def finalize(self) -> None:
-        """Report the end to the launcher, and close MPI if it was opened here."""
+        """Report the end to the launcher, stop the threads, and finalise MPI if this object has initialised it."""
         status_pipe.report(status_pipe.ENDED, self.job_rank)
         self.engine.close()
         self.messages.close()
         if self._monitor is not None:
             self._monitor.end()
         mpi = _mpi()
-        if self._opened and not self.cannot_close and not mpi.Is_finalized():
+        if self._opened and not self.cannot_finalize and not mpi.Is_finalized():
             # MPI would wait forever for a process that is lost from now on.
             with deadline(max(self.timeout, LEAST_TIMEOUT), (self.job_rank, self.processes), "closed MPI"):
                 mpi.Finalize()
 
     def abort(self, code: int) -> None:
         """End every process of the job."""
-        for tell in self._abort_callbacks:
-            tell(code)
+        for callback in self._abort_callbacks:
+            callback(code)
         self._job.Abort(code)
 
     def __repr__(self) -> str:
@@ -423,7 +427,7 @@ class MpiCommunicator:
 
 
 def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the array to sum, and the array for the sum: the same array if it is `out`."""
+    """Return the array to sum, and the array that receives the sum. If both are the same, the sum is in place."""
     source = np.ascontiguousarray(array)
     # MPI has no types for float16 and bfloat16: they are summed in float32.
     if is_half(source.dtype):

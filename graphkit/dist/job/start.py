@@ -18,8 +18,8 @@ from graphkit import config
 from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_native
 
-# Variables with a process's rank, and with the number of processes: of Open MPI, of the PMI of MPICH and Slurm, of PMIx
-# and Slurm. If a launcher runs inside a Slurm task, its variables come first.
+# Variables with a process's rank: of Open MPI, of PMI (MPICH, Slurm), of PMIx (Slurm). Variables with the number of
+# processes: of Open MPI, of PMI, of Slurm. If a launcher runs inside a Slurm task, its variables come first.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _TASKS = "SLURM_STEP_NUM_TASKS"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", _TASKS)
@@ -101,8 +101,8 @@ def check_alone() -> None:
 def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "started MPI") -> Iterator[None]:
     """Context that ends this process, with RuntimeFailure's exit code, if it takes longer than `seconds`.
 
-    MPI calls hold Python's global lock, so a native thread checks the time. Without the native extension, Python's
-    faulthandler does; it prints a traceback and exits with status 1.
+    MPI_Init_thread and MPI_Finalize hold Python's global interpreter lock, so a native thread checks the time. Without
+    the native extension, Python's faulthandler does; it prints a traceback and exits with status 1.
 
     Args:
         seconds: The limit. No limit if it is infinite, or if the job has one process.

@@ -43,8 +43,8 @@ _INFO_EXIT = 1 << 3
 _PART = 1 << 16
 
 
-class Place(NamedTuple):
-    """The process of a rank."""
+class RankProcess(NamedTuple):
+    """The process of a rank: its ID and host."""
 
     rank: int
     process: int
@@ -59,7 +59,7 @@ class StatusPipe:
 
     def __init__(self, ranks: int):
         self._ranks = ranks
-        self._begun: dict[int, Place] = {}
+        self._begun: dict[int, RankProcess] = {}
         self._started: set[int] = set()
         self._reports: dict[int, str] = {}
         # Ranks whose processes have ended, in this order.
@@ -97,10 +97,11 @@ class StatusPipe:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait(self, job: subprocess.Popen[bytes], pause: float) -> int:
-        """Wait for the end of the job; return its status. Python's handlers of signals run after `pause` at the latest.
+        """Wait for the end of the job; return its status. Python's signal handlers run after `pause` seconds at most.
 
-        Python runs handlers in the main thread, between two of its instructions. A signal does not interrupt a wait
-        without a limit if it comes just before the wait, or if the system delivers it to another thread.
+        Python runs signal handlers in the main thread, and only while that thread executes Python code. A wait without
+        a limit may delay them forever: if the signal comes just before the wait, or if the system delivers it to
+        another thread.
         """
         self._follow(job.pid, None)
         while job.poll() is None:
@@ -179,17 +180,17 @@ class StatusPipe:
                     self._handle(*line.decode().split("\t"))
 
     def _handle(self, word: str, rank: str, process: str, host: str) -> None:
-        place = Place(int(rank), int(process), host)
+        sender = RankProcess(int(rank), int(process), host)
         if word in (BEGUN, STARTED):
             if word == STARTED:
-                self._started.add(place.rank)
+                self._started.add(sender.rank)
             # BEGUN contains the launcher's rank, STARTED that of MPI.
-            if self._begun.get(place.rank) != place:
-                self._begun[place.rank] = place
-                self._follow(place.process, place.rank)
+            if self._begun.get(sender.rank) != sender:
+                self._begun[sender.rank] = sender
+                self._follow(sender.process, sender.rank)
         else:
             self._explained = self._explained or (word == FAILED and not self._lost())
-            self._reports[place.rank] = word
+            self._reports[sender.rank] = word
 
 
 def _ended_by(descriptor: int) -> int | None:
@@ -246,7 +247,7 @@ def report(word: str, rank: int) -> None:
 def _end_with_command(pipe: int, path: str) -> NoReturn:
     """Wait until the command closes the pipe; then end this process. Its launcher ends the other ranks."""
     events = select.poll()
-    events.register(pipe, 0)  # only the error that there is no reader remains
+    events.register(pipe, 0)  # no event but POLLERR, which says that the pipe has no reader
     events.poll()
     _remove(path)
     with contextlib.suppress(OSError):

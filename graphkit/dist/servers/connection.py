@@ -40,7 +40,7 @@ class ServerConnection(Protocol):
         ...
 
     def leave(self) -> None:
-        """Prepare the end. Every worker calls it after its last request."""
+        """Announce that this worker sends no more requests. Every worker calls it before `end_servers`."""
         ...
 
     def end_servers(self) -> None:
@@ -144,7 +144,7 @@ class MpiConnection(PollingMailbox):
             raise_error(unpack(answer)[0])
 
     def close(self) -> None:
-        """Do nothing: MPI is closed later."""
+        """Do nothing: MPI is finalised later."""
 
 
 def connect(communicator: MpiCommunicator) -> MpiConnection:

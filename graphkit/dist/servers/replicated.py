@@ -148,15 +148,15 @@ class ReplicatedConnection:
     # --- the end ----------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Tell all workers whether a server was lost. If so, MPI cannot be closed."""
+        """Let all workers know whether a server was lost. If so, MPI cannot be finalised."""
         mine = np.array([len(self._outbox.lost)])
         found = self._communicator.perform("servers lost", [mine], lambda: self._communicator.allgather(mine))
-        self._communicator.cannot_close = bool(found.any())
+        self._communicator.cannot_finalize = bool(found.any())
 
     def end_servers(self) -> None:
         """End the servers. One worker calls it after all have left."""
         for rank in self._mesh.ranks:
-            self._mesh.send(rank, Frame(FrameKind.END, number=int(self._communicator.cannot_close)))
+            self._mesh.send(rank, Frame(FrameKind.END, number=int(self._communicator.cannot_finalize)))
 
     def close(self) -> None:
         """Close the connections of this worker."""
@@ -188,7 +188,7 @@ def serve(communicator: MpiCommunicator) -> None:
         arrived.sort(key=lambda each: 0 if _is(each[1], FrameKind.FAILED) else 2 if _is(each[1], FrameKind.LOST) else 1)
         for source, frame in arrived:
             if frame is not None and frame.kind == FrameKind.END:
-                communicator.cannot_close = bool(frame.number)
+                communicator.cannot_finalize = bool(frame.number)
                 mesh.close(_CLOSING)
                 return
             _serve_one(holder, mesh, communicator, source, frame)
