@@ -15,13 +15,13 @@ import numpy as np
 # Name of the last operation of a rank.
 ENDED = "ended"
 
-# Steps, calls, digest of all pending operations, their number, which threads wait, name of an operation.
+# The fields of Announcement.
 _FORMAT = struct.Struct("<qqQqB95s")
 # The bytes with the digest and the number of pending operations.
 PENDING = slice(16, 32)
 # Largest number of bytes of the name.
 TEXT = 95
-# The bytes behind it, for small arrays that are summed.
+# The bytes after the name, for small arrays that are summed.
 PAYLOAD = slice(_FORMAT.size, _FORMAT.size + 64)
 # Bytes of a message.
 LENGTH = PAYLOAD.stop
@@ -33,12 +33,13 @@ _KEPT = 4096
 class Announcement(NamedTuple):
     """The report of a rank in a progress step.
 
-    steps, calls: how many it has begun. digest, pending: digest and number of its pending operations. waits: which
-    threads wait (see `Waits`). text: the operation that it waits for, or else its first pending one.
+    steps: number of steps that it has begun. text: the operation that it waits for, or else a pending one. number:
+    the number of that operation, counted from 1 in the order of posting. digest, pending: digest and number of its
+    pending operations, of which only the first of each name counts. waits: which threads wait (see `Waits`).
     """
 
     steps: int
-    calls: int
+    number: int
     digest: int
     pending: int
     waits: int
@@ -49,18 +50,18 @@ class Announcement(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Announcement:
-        steps, calls, digest, pending, waits, text = _FORMAT.unpack_from(data)
-        return cls(steps, calls, digest, pending, waits, text.rstrip(b"\0"))
+        steps, number, digest, pending, waits, text = _FORMAT.unpack_from(data)
+        return cls(steps, number, digest, pending, waits, text.rstrip(b"\0"))
 
     def __str__(self) -> str:
         text = self.text.decode(errors="replace")
         if text == ENDED:
             return f"{ENDED} after {self.steps} steps"
-        return f"{text} in step {self.steps}" if self.steps else f"{text} as call {self.calls}"
+        return f"{text} in step {self.steps}" if self.steps else f"{text} as call {self.number}"
 
 
 def alike(mine: bytes, rows: Sequence[bytes]) -> bool:
-    """Whether all ranks have the same pending operations, by their messages."""
+    """Whether the messages of all ranks announce the same pending operations."""
     pending = mine[PENDING]
     return all(row[PENDING] == pending for row in rows)
 
@@ -79,13 +80,16 @@ def disagreement(found: Sequence[Announcement]) -> str:
 
 
 class Digests:
-    """Digests of calls, which are kept for calls that are repeated."""
+    """Computes digests of calls. A cache keeps them for repeated calls."""
 
     def __init__(self) -> None:
         self._digests: dict[Any, tuple[int, int, bytes]] = {}
 
     def of(self, call: str, arrays: Sequence[np.ndarray], operation: str = "") -> tuple[int, int, bytes]:
-        """Return two digests and a text: of the name; of name, operation and array types; and the name for messages."""
+        """Return two digests and a text for a call.
+
+        The first digest is of the name, the second also of the operation and the array types. The text is for messages.
+        """
         key = (call, operation, *((a.dtype, a.shape) for a in arrays))
         found = self._digests.get(key)
         if found is None:

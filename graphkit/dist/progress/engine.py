@@ -108,8 +108,8 @@ class ProgressEngine:
             arrays: Arrays whose types the ranks compare.
             action: What to run. If there is only one rank, it runs at once.
             priority: Operations with a higher priority run first.
-            later: Whether no thread will wait for it soon. A thread of the engine then runs it. Otherwise, the caller
-                that waits for the result runs it.
+            later: True if no thread will wait for the result soon: a thread of the engine runs the operation. False:
+                the caller that waits for the result runs it.
             operation: Names what the action does, if operations of this name may do different things.
 
         Raises:
@@ -196,8 +196,9 @@ class ProgressEngine:
                 if failure is not None:
                     raise failure
                 return total
-            # Other ranks have posted something else, so this rank must compare as they do. The operation was
-            # announced, so it comes before those that another thread has posted under this name meanwhile.
+            # Other ranks have announced other operations, and now exchange tables of them, so this rank must do so too.
+            # This operation was announced, so it comes before those that another thread has posted under this name
+            # meanwhile.
             with self._queue.lock:
                 self._queue.prepend(pending)
             self._run_common([pending], {}, message, rows, self._queue.calls)
@@ -322,7 +323,7 @@ class ProgressEngine:
             self._thread.join()
 
     def stop_driving(self, seconds: float) -> bool:
-        """Wait until no thread drives a progress step. None does afterwards.
+        """Wait until no thread drives a progress step, then prevent all further progress steps.
 
         Returns:
             Whether this succeeded within the given time.
@@ -467,7 +468,8 @@ class ProgressEngine:
         """Return the sum. known: the sum, if it is already known."""
         if known is not None:
             return known
-        if summed.alone and fits_announcement(summed):  # the bits are those of a sum sent with announcements
+        # Add in the order of the ranks, as payload_sums does, so that the bits do not depend on how a sum is sent.
+        if summed.alone and fits_announcement(summed):
             return sum_in_order(self._links.allgather(summed.array))
         return self._links.allreduce(summed.array, summed.out)
 

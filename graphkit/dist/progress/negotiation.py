@@ -87,7 +87,7 @@ class Negotiation:
             raise
 
     def common(self, heads: Sequence[Pending], rows: Sequence[bytes]) -> list[Pending]:
-        """Return the operations that all ranks have pending.
+        """Return those of `heads` that all ranks have announced, in the order in which they run.
 
         Raises RuntimeFailure on all ranks if operations with one name differ.
         """

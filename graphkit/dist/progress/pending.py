@@ -99,7 +99,7 @@ class Pending:
 
 
 def complete_locally(call: str, action: Action | None) -> Pending:
-    """Run an operation of a job with one rank at once."""
+    """Run an operation immediately, in a job with only one rank."""
     pending = Pending(call, None, 0)
     if isinstance(action, Sum):
         pending.finish(action.deliver(action.array.copy() if action.out is None else action.array))

@@ -21,6 +21,8 @@ class Waits(IntEnum):
 class OperationQueue:
     """Pending operations by name, with a lock and a condition. Notifying costs little if no thread sleeps.
 
+    "The lock is held" means that the caller must hold `lock`.
+
     Attributes:
         lock: Guards the queue.
         pending: By name, the operations in the order in which they were posted.
@@ -41,7 +43,7 @@ class OperationQueue:
         self._failed: list[Pending] = []
 
     def wait(self, seconds: float | None = None) -> None:
-        """Sleep until a notification. The lock is held, and released meanwhile."""
+        """Sleep until a notification. The lock is held, and released during the sleep."""
         self._sleeping += 1
         try:
             self._condition.wait(seconds)
@@ -54,7 +56,7 @@ class OperationQueue:
             self._condition.notify_all()
 
     def number(self, operation: Pending) -> None:
-        """Count an operation of this thread. The lock is held."""
+        """Give the next number to an operation that this thread posts. The lock is held."""
         self._threads.add(threading.get_ident())
         self.calls += 1
         operation.number = self.calls
