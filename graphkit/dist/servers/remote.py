@@ -119,8 +119,8 @@ class RemoteStore(KVStore):
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         """Send the value (or the sum of a list of values) to the servers, and return.
 
-        The next call that waits for the servers raises the error of a failed push. Parts that are all 0 are not sent.
-        Of a RowSparse, each row is sent once.
+        The next call that waits for the servers raises the error of a failed push. Parts whose elements are all 0 are
+        not sent, unless they are compressed. Each row of a RowSparse is sent once.
         """
         whole("push: priority", priority)
         given = dict(self._given(key, value, "push", known=True))
@@ -183,7 +183,7 @@ class RemoteStore(KVStore):
         return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
     def _rows_of(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
-        """Return these rows. Only they are sent, each time."""
+        """Return these rows. Servers send only them. They are not cached, so a repeated call sends them again."""
         messages: dict[int, tuple[dict[str, Any], list[np.ndarray]]] = {}
         for key, indices in wanted:
             spec = self._client.spec(key)

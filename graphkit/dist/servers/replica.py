@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     data: np.ndarray
 
 
-class _Question(NamedTuple):
+class _LastRequest(NamedTuple):
     """The last request of a worker. keeps: its answer must be kept, because it cannot be computed again."""
 
     number: int
@@ -65,7 +65,7 @@ class Replica:
         self.server = Server(workers)
         self.count = 0
         self._applied = [0] * workers
-        self._questions: dict[int, _Question] = {}
+        self._last_requests: dict[int, _LastRequest] = {}
         self._kept: dict[int, Answer] = {}
 
     def has(self, worker: int, number: int) -> bool:
@@ -95,8 +95,8 @@ class Replica:
             return
         fields, arrays = unpack(message)
         self._begin(worker, number, fields)
-        question = self._questions.get(worker)
-        is_read = question is not None and question.number == number and not question.keeps
+        request = self._last_requests.get(worker)
+        is_read = request is not None and request.number == number and not request.keeps
         self._take(worker, fields, arrays, is_read)
 
     def _begin(self, worker: int, number: int, fields: Mapping[str, Any]) -> None:
@@ -107,14 +107,14 @@ class Replica:
         self._kept.pop(worker, None)
         if fields["asks"]:
             keeps = fields["call"] not in READS or self.server.has_failed(worker)
-            self._questions[worker] = _Question(number, keeps)
+            self._last_requests[worker] = _LastRequest(number, keeps)
 
     def _take(
         self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray], answered_elsewhere: bool = False
     ) -> list[Answer]:
         found = []
         for to, data in self.server.handle_unpacked(worker, fields, arrays, answered_elsewhere):
-            number, keeps = self._questions[to]
+            number, keeps = self._last_requests[to]
             found.append(Answer(to, number, data))
             if keeps:
                 self._kept[to] = found[-1]
@@ -167,7 +167,8 @@ class ReplicatedServer:
         self._roles: dict[int, _Role] = {}
         # Messages to parts that this server does not lead yet: their senders have learned of a loss earlier.
         self._early: dict[int, list[tuple[int, Frame]]] = {}
-        # For `flush`: numbers of safe messages by worker and part, and the leaders to report progress to, by part.
+        # For `flush`: by worker and part, the number of the last message that cannot be lost, because the follower has
+        # applied it or there is none; by part, the leader to report progress to.
         self._safe: dict[tuple[int, int], int] = {}
         self._advanced: dict[int, int] = {}
         for part in range(servers):
@@ -203,7 +204,7 @@ class ReplicatedServer:
             raise RuntimeFailure(f"rank {source} sent {frame.kind.name} of part {frame.part} to server {self._me}")
 
     def flush(self) -> None:
-        """Send confirmations: to workers, which messages are safe; to leaders, how many messages are applied."""
+        """Send confirmations: to workers, which messages cannot be lost; to leaders, how many messages are applied."""
         for (worker, part), number in self._safe.items():
             self._send(worker, Frame(FrameKind.ACKNOWLEDGED, part, number=number))
         for part, leader in self._advanced.items():

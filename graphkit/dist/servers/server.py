@@ -1,4 +1,4 @@
-"""A parameter server: it stores parts of keys, applies pushes, and answers pulls that are fresh enough.
+"""A parameter server: it stores parts of keys, applies pushes, and answers pulls with values that are fresh enough.
 
 The clock of a worker counts its finished steps. If a worker is more than `bound` steps ahead of the slowest one, its
 answer waits until the slowest one has caught up (stale synchronous parallel: Ho et al., NIPS 2013; bounded delay: Li
@@ -63,7 +63,7 @@ class Server:
         # Finished steps of each worker; infinite for one that has left.
         self._clocks = [0.0] * workers
         self._parts: dict[Key, StoredPart] = {}
-        # By worker: its numbers of keys.
+        # By worker: the key of each number in its messages.
         self._keys: list[dict[int, Key]] = [{} for _ in range(workers)]
         self._updater: Callable[[Key, Any, np.ndarray], Any] | None = None
         self._updater_given: np.ndarray | None = None  # pickled
@@ -126,7 +126,10 @@ class Server:
         self._waiting = [request for request in self._waiting if request.worker != worker]
 
     def _answer(self, request: _Request) -> np.ndarray | None:
-        """Run a request. Return None if its worker does not wait for an answer; its error is kept for the next one."""
+        """Run a request and return the answer; None if its worker does not wait for one.
+
+        If a request without an answer fails, the next request of its worker that waits gets the error.
+        """
         worker, call, asks = request.worker, request.fields["call"], request.fields["asks"]
         try:
             if asks and (earlier := self._errors[worker]) is not None:
