@@ -1,7 +1,7 @@
 """Connections between processes that survive the loss of one of them.
 
-An MPI message to a dead process holds buffers of its sender forever, until the sender can send nothing more. A
-connection of the operating system tells both ends at once if a process dies for any reason.
+MPI never frees the buffers of messages to a dead process, so after some of them, the sender can send nothing more. With
+a socket, a process learns at once that the process at the other end has died.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FrameKind(IntEnum):
 
     MESSAGE = 1  # of a worker, for the leader of a part
     ANSWER = 2
-    ACKNOWLEDGED = 3  # to a worker: messages up to this number are safe
+    ACKNOWLEDGED = 3  # to a worker: messages up to this number cannot be lost
     FORWARD = 4  # of a worker's message, to the follower of a part
     APPLIED = 5  # the number of messages that a follower has applied
     SNAPSHOT = 6  # the state of a part, to its new follower
@@ -56,7 +56,7 @@ class FrameKind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """A message on a connection. The kind defines part, worker and number. data: uint8."""
+    """A message on a connection. The meaning of part, worker and number depends on the kind. data: uint8."""
 
     kind: FrameKind
     part: int = 0

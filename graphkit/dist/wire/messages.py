@@ -21,7 +21,8 @@ from graphkit.dist.arrays import as_bytes
 from graphkit.dist.wire.scheduling import reduce_wakeup_latency
 from graphkit.errors import RuntimeFailure, UsageError, error_text
 
-# Tags per lane: one for headers and one for arrays.
+# A lane is an independent, ordered stream of messages between two ranks. MPI tags per lane: one for headers and one for
+# arrays.
 _TAGS_OF_A_LANE = 2
 # MPI counts in 32 bits, so larger arrays are sent in parts.
 _PART = 1 << 30
@@ -66,7 +67,7 @@ class Kind(NamedTuple):
     """The type of an array that both sides know: dtype and number of axes."""
 
     dtype: np.dtype[Any]
-    rank: int
+    ndim: int
 
 
 class Arrival:
@@ -74,7 +75,7 @@ class Arrival:
 
     def __init__(self, source: int, lane: int, number: int, kinds: Sequence[Kind], label: int = 0):
         self.source, self.lane, self.number, self.kinds, self.label = source, lane, number, kinds, label
-        count = 2 + sum(kind.rank for kind in kinds)
+        count = 2 + sum(kind.ndim for kind in kinds)
         self.data = np.empty(8 * count + _INLINE, np.uint8)
         self.header = self.data[: 8 * count].view(np.int64)
         self.header_request: Any = None
@@ -91,8 +92,8 @@ class Arrival:
             raise RuntimeFailure(f"value {label} of rank {self.source} arrived instead of value {self.label}")
         at = 2
         for kind in self.kinds:
-            self.arrays.append(np.empty(tuple(self.header[at : at + kind.rank].tolist()), kind.dtype))
-            at += kind.rank
+            self.arrays.append(np.empty(tuple(self.header[at : at + kind.ndim].tolist()), kind.dtype))
+            at += kind.ndim
         return self.arrays
 
     def copy_inline(self) -> bool:
@@ -179,7 +180,7 @@ class Messages:
         self._links.fail(self._failure)
 
     def close(self) -> None:
-        """End the thread, so that it does not call MPI after its end. Every later call raises RuntimeFailure."""
+        """End the thread, so that it does not call MPI after MPI_Finalize. Every later call raises RuntimeFailure."""
         with self._condition:
             self._closed = True
             if self._failure is None:
@@ -330,12 +331,12 @@ class Channels:
         self.sent[to] += 1
         self.by_key[key] += 1
 
-    def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], rank: int) -> np.ndarray:
+    def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], ndim: int) -> np.ndarray:
         """Return the array that a rank sends under this number.
 
-        rank: number of axes. Raises RuntimeFailure if the array does not arrive, or another one does.
+        ndim: number of axes. Raises RuntimeFailure if the array does not arrive, or another one does.
         """
-        arrival = self._messages.expect(source, [Kind(dtype, rank)], _VALUES, number)
+        arrival = self._messages.expect(source, [Kind(dtype, ndim)], _VALUES, number)
         (array,) = self._messages.receive(arrival, f"the values of {key}")
         self.received[source] += 1
         if self.received[source] % self._half == 0:
@@ -343,7 +344,10 @@ class Channels:
         return array
 
     def finish(self) -> None:
-        """Wait until all values of a run have been received. Collectives may follow. Every rank must call it."""
+        """Wait for all confirmations of a run, and until MPI no longer needs the buffers of sent values.
+
+        Collectives may follow. Every rank must call it.
+        """
         for to, count in self.sent.items():
             while self._receipts[to] < count // self._half:
                 self._wait_for_receipt(to)
