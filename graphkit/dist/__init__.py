@@ -1,1 +1,1 @@
-"""Many processes: communicators, the key-value store, launching under MPI. Knows no graph."""
+"""Training with several processes: communicators, the key-value store, launching under MPI. Uses no graphs."""

@@ -25,10 +25,10 @@ _DIGEST = 32
 def compare(communicator: Communicator, what: str, facts: Mapping[str, Any]) -> None:
     """Raise RanksDiffer on all ranks unless `facts` are equal on all of them. Collective: every rank calls it.
 
-    Ranks that agree exchange one message of 32 bytes.
+    If the settings are equal, each rank sends only a digest of 32 bytes.
 
     Args:
-        communicator: The ranks.
+        communicator: Connects the ranks.
         what: Names the call, in errors too: "set_optimizer".
         facts: Settings by name. They are compared as `shown` writes them.
     """
@@ -115,7 +115,8 @@ def checksum(array: np.ndarray) -> int:
     return zlib.crc32(as_bytes(array).data)
 
 
-# Fingerprints are integers in [1, LIMIT). Their squares, summed over 8192 ranks, are exact in float64.
+# A fingerprint is a checksum of the state of a training step, an integer in [1, LIMIT). Squares of fingerprints, summed
+# over 8192 ranks, are exact in float64.
 LIMIT = 1 << 20
 
 
@@ -139,12 +140,15 @@ def are_alike(sums: np.ndarray, ranks: int) -> bool:
 
 
 class Fingerprint:
-    """The fingerprint of this rank's step; 0 outside of steps, where nothing is compared."""
+    """The fingerprint of this rank's training step: `number`, which training sets. It is 0 outside of steps."""
 
     def __init__(self) -> None:
         self.number = 0
 
     def check(self, sums: np.ndarray, ranks: int) -> None:
-        """Raise RanksDiffer, on all ranks, if the sums of `powers` show that ranks have different numbers."""
+        """Raise RanksDiffer, on all ranks, if the sums of `powers` show that ranks have different numbers.
+
+        It raises nothing if the number of every rank is 0.
+        """
         if not are_alike(sums, ranks) and sums.any():
             raise RanksDiffer("the ranks take steps with different settings or from different states")

@@ -1,6 +1,6 @@
 """Checks of the arguments of a store: keys, values, arrays to write to, numbers and paths.
 
-All arguments are checked before anything is sent. So after a wrong call in one process, no other process waits in the
+All arguments are checked before anything is sent. So a wrong call in one process does not leave other processes in the
 middle of an exchange.
 """
 
@@ -45,10 +45,10 @@ def keys_of(key: Any, call: str | None = None) -> list[Key]:
 
     Args:
         key: One key, or a list or tuple of keys.
-        call: The name of the call if it takes each key only once.
+        call: Name of the call, for the error if a key is given twice. None: a key may be given twice.
 
     Raises:
-        UsageError: A key has another type, or comes twice.
+        UsageError: A key has another type, or is given twice.
     """
     found = [checked_key(key)] if is_one(key) else [checked_key(k) for k in key]
     if call is not None and len(set(found)) < len(found):
@@ -103,7 +103,7 @@ class Outs:
         self._by_key = [(k, _arrays_of(k, o)) for k, o in zip(keys, outs, strict=True)]
 
     def check(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Raise InputError unless a value of this type fits the arrays of the key at this place of the call."""
+        """Raise InputError unless a value of this dtype and shape fits the arrays of key number `place` of the call."""
         key, arrays = self._by_key[place]
         for array in arrays:
             if array.shape != shape or not np.can_cast(dtype, array.dtype, "same_kind"):
@@ -114,23 +114,23 @@ class Outs:
                 raise InputError(f"key {key!r}: the array to write to is read-only")
 
     def only(self, place: int) -> np.ndarray | None:
-        """Return the array of the key at this place of the call; None if there is none, or there are several."""
+        """Return the array of key number `place` of the call; None if there is none, or there are several."""
         arrays = self._by_key[place][1]
         return arrays[0] if len(arrays) == 1 else None
 
     def write(self, place: int, value: np.ndarray) -> None:
-        """Write the value to the arrays of the key at this place of the call."""
+        """Write the value to the arrays of key number `place` of the call."""
         for array in self._by_key[place][1]:
             if array is not value:
                 np.copyto(array, value, casting="same_kind")
 
     def write_rows(self, place: int, indices: np.ndarray, values: np.ndarray) -> None:
-        """Write these rows to the arrays of the key at this place of the call; other rows stay as they are."""
+        """Write these rows to the arrays of key number `place` of the call; other rows stay as they are."""
         for array in self._by_key[place][1]:
             array[indices] = values
 
     def may_overlap(self, place: int, values: Sequence[np.ndarray]) -> bool:
-        """Whether the array of the key at this place may share memory with one of these values."""
+        """Whether an array of key number `place` of the call may share memory with one of these values."""
         return any(np.may_share_memory(array, v) for array in self._by_key[place][1] for v in values)
 
     def result(self, found: list[Any]) -> Any:
@@ -152,7 +152,7 @@ def _arrays_of(key: Key, out: Any) -> Sequence[np.ndarray]:
 
 
 def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
-    """Return an integer from `low` to `high`, both included. Raises UsageError, which begins with the name."""
+    """Return an integer from `low` to `high`, both included. Raises UsageError, whose message begins with `name`."""
     fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not fits or (low is not None and value < low) or (high is not None and value > high):
         where = "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high}"
@@ -160,16 +160,16 @@ def whole(name: str, value: Any, low: int | None = None, high: int | None = None
     return int(value)
 
 
-def callable_of(name: str, value: Any) -> Callable[..., Any]:
-    """Return a function. Raises UsageError, which begins with the name."""
+def callable_of(requirement: str, value: Any) -> Callable[..., Any]:
+    """Return `value` if it is callable. Otherwise, raise UsageError with the text "REQUIREMENT, not VALUE"."""
     if not callable(value):
-        raise UsageError(f"{name}, not {described(value)}")
+        raise UsageError(f"{requirement}, not {described(value)}")
     found: Callable[..., Any] = value
     return found
 
 
 def path_of(name: str, value: Any) -> Path:
-    """Return the path of a file. Raises UsageError, which begins with the name."""
+    """Return the path of a file. Raises UsageError, whose message begins with `name`."""
     if not isinstance(value, (str, os.PathLike)):
         raise UsageError(f"{name} takes the path of a file, not {described(value)}")
     return Path(value)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# Up to this number of bytes, one call that keeps all partial sums is faster than one call per summand.
+# Up to this number of bytes, one call of np.add.accumulate, which also stores partial sums, is faster than one call of
+# np.add per summand.
 _SMALL = 64 << 10
 
 

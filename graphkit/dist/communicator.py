@@ -72,17 +72,15 @@ class Communicator(Protocol):
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes along a new first axis; all pass one of the same type."""
+        """Return the arrays of all processes along a new first axis; all pass one of the same dtype and shape."""
         ...
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-        """Return this process's slice of the sum over all processes, from its bound to the next. The array is a
-        vector.
-        """
+        """Return this process's slice of the sum of vectors. Slice r is bounds[r] to bounds[r + 1]."""
         ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return the bytes of each process. sizes: their numbers, by rank. Each part is aligned to 8 bytes."""
+        """Return the data of each process. sizes: number of bytes by rank. Each part is aligned to 8 bytes."""
         ...
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
@@ -103,9 +101,9 @@ class Communicator(Protocol):
         ...
 
     def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
-        """Context in which this process waits for others. A process that sends no heartbeats counts as lost meanwhile.
+        """Context in which this process waits for others. Meanwhile, another one without heartbeats counts as lost.
 
-        for_progress: so does one that sends heartbeats but makes no progress.
+        for_progress: Another process that sends heartbeats but makes no progress also counts as lost.
         """
         ...
 

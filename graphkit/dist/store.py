@@ -84,7 +84,7 @@ class KVStore:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this process has contributed to all-reduces so far, after compression."""
+        """Bytes that this process has contributed to collectives so far, after compression."""
         return self.transport.sent_bytes
 
     @property

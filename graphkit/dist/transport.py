@@ -20,9 +20,9 @@ from graphkit.errors import UsageError
 if TYPE_CHECKING:
     from graphkit.dist.collectives.gpu import GpuGroups
 
-# Bytes of a bucket if they are not measured, and bounds of a measured one.
+# Bytes of a bucket without a measurement, and bounds of the size that a measurement may choose.
 FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
-# Sending a measured bucket takes about this many latencies. Each all-reduce is timed this many times.
+# The chosen bucket takes about this many latencies to send. Each all-reduce is timed this many times.
 _LATENCIES, _TRIALS = 20, 5
 
 
@@ -32,8 +32,8 @@ class Transport(Collectives):
     A store is built on it. Training uses it for everything that is not part of MXNet's interface of stores.
 
     Args:
-        communicator: The ranks: all workers of the job, without servers.
-        bucket_bytes: Bytes of gradients that are all-reduced together; by default, they are measured.
+        communicator: Connects all workers of the job, without servers.
+        bucket_bytes: Bytes of gradients that are all-reduced together; by default, chosen from the measured latency.
         servers_of: Type of the store if servers store its values. Workers then push to servers, and do not sum
             gradients inside programs.
     """
@@ -71,7 +71,7 @@ class Transport(Collectives):
             ordered: Sum in the order of the ranks.
             device: Device of the program in this process; every rank must then make this call. If all ranks have GPUs
                 with NCCL, the GPUs sum directly.
-            staged: A reason against sums between GPUs, or "".
+            staged: Why arrays of GPUs must be copied through host memory, or "".
 
         Raises:
             UsageError: The store has servers.
@@ -132,7 +132,7 @@ class Transport(Collectives):
 
     @property
     def known_bucket_bytes(self) -> int | None:
-        """Bytes of a bucket as given or measured; None before the measurement."""
+        """Bytes of a bucket, as given or chosen by a measurement; None before the measurement."""
         return self._bucket_bytes
 
     def bucket_bytes(self, fixed: bool = False) -> int:
@@ -149,8 +149,9 @@ class Transport(Collectives):
         return self._bucket_bytes
 
     def _measured_bucket(self) -> int:
-        """Bucket size from the times of a small and a larger all-reduce: time = latency + bytes / bandwidth
-        (Hockney, 1994).
+        """Return a bucket size, chosen from the times of a small and a larger all-reduce.
+
+        The model is time = latency + bytes / bandwidth (Hockney, 1994).
         """
         small, large = np.zeros(16, np.float32), np.zeros(1 << 18, np.float32)
         times = {}

@@ -1,4 +1,4 @@
-"""Updaters, which change the stored values of a KVStore by pushed values, and what ranks compare of them."""
+"""Updaters, which change the stored values of a KVStore by pushed values, and the settings that ranks compare."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def updater_facts(updater: Any) -> dict[str, Any]:
-    """What ranks compare of an updater or an optimizer of a store."""
+    """Return the settings of an updater or an optimizer of a store, by name, for a comparison between ranks."""
     optimizer = getattr(updater, "optimizer", updater)
     described = optimizer.describe() if hasattr(optimizer, "describe") else None
     if not (isinstance(described, Mapping) and {"type", "lr"} <= described.keys()):  # not of gk.optim
@@ -56,7 +56,7 @@ def updater_facts(updater: Any) -> dict[str, Any]:
 
 
 def optimizer_facts(optimizer: Any) -> dict[str, Any]:
-    """The kind of an optimizer and each of its numbers, by name."""
+    """Return the kind of an optimizer and each of its settings, by name."""
     described = dict(optimizer.describe())
     return {"optimizer": described.pop("type"), "learning rate": described.pop("lr"), **described}
 

@@ -33,7 +33,7 @@ class Compression(ABC):
 
     @abstractmethod
     def pack(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """Return gradient + residual in compressed form, and set `residual` to the part that it does not contain."""
+        """Return gradient + residual in compressed form, and set `residual` to the part that is lost by compression."""
 
     @abstractmethod
     def add(self, packed: np.ndarray, total: np.ndarray) -> None:
@@ -44,7 +44,7 @@ class Compression(ABC):
 
 
 class Halves(Compression):
-    """float16 or bfloat16: half the bytes. A value above the largest is sent as the largest; the rest is residual."""
+    """float16 or bfloat16: half the bytes. Values out of range are clipped; the rest goes to the residual."""
 
     def __init__(self, type: str):
         self._native = _native(type)
@@ -207,9 +207,9 @@ class Residuals:
 class CompressedSums:
     """All-reduces of compressed float32 arrays.
 
-    Each rank compresses its array, and all ranks sum the compressed arrays in the order of the ranks. With several
-    hosts that have several ranks each, the arrays of a host are summed first. Its first rank then compresses the sum
-    and keeps the residual, and the arrays of all hosts are summed in order.
+    Each rank compresses its array, and all ranks sum the compressed arrays in the order of the ranks. If there are
+    several hosts, and more ranks than hosts, the arrays of a host are summed first. Its first rank then compresses the
+    sum and keeps the residual, and the arrays of all hosts are summed in order.
     """
 
     def __init__(self, compression: Compression, communicator: Communicator):

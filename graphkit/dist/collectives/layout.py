@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 # Arrays and slices begin at multiples of this number of bytes, as in the memory of a program.
 ALIGNMENT = 64
-# Arrays with smaller gaps between them form one bucket in place, without a copy.
+# If the gaps between arrays have fewer bytes than this, the arrays form a bucket in place, without a copy.
 _GAP = 64
 
 
@@ -25,7 +25,10 @@ class Slices(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Sequence[int], itemsize: int, ranks: int) -> Slices:
-        """Return the layout of arrays with these numbers of elements, in equal slices for the ranks."""
+        """Return the layout of arrays with these numbers of elements, with one slice per rank.
+
+        All slices have the same size, but the last ones may be shorter, or empty.
+        """
         unit = max(1, ALIGNMENT // itemsize)
         begins, end = [], 0
         for size in sizes:
@@ -47,7 +50,10 @@ class Slices(NamedTuple):
                 yield index, begin, end
 
     def part(self, index: int, rank: int) -> tuple[int, int]:
-        """Return begin and end, within array `index`, of its part in the slice of a rank; equal if there is none."""
+        """Return which elements of array `index` are in the slice of a rank: the first, and the end.
+
+        Both are equal if there are none.
+        """
         begin, size = self.begins[index], self.sizes[index]
         first = min(max(self.bounds[rank] - begin, 0), size)
         return first, min(max(self.bounds[rank + 1] - begin, first), size)

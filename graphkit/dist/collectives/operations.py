@@ -46,7 +46,7 @@ class Collectives:
     The methods `start_...` return a pending operation. The arrays must not change until its `wait` returns.
 
     Args:
-        communicator: The ranks.
+        communicator: Connects the ranks.
         every_rank_compresses: Whether every rank compresses what it sends. Otherwise, on several hosts, only the first
             rank of each host does, after summing the arrays of its host.
     """
@@ -160,7 +160,7 @@ class Collectives:
     def start_row_sum(self, key: str, rows: RowSparse, ordered: bool = False) -> Pending:
         """Start the sum of rows; `wait` of the result returns it. You may change the rows at once.
 
-        ordered: sum in the order of the ranks, on any division into hosts.
+        ordered: sum in the order of the ranks, however the ranks are distributed over hosts.
         """
         return self._post_rows(f"sum of {key}", RowSum(rows, ordered), unchanged)
 
@@ -191,7 +191,7 @@ class Collectives:
             out: Where the sum of arrays is written; default: a new array.
             then: Called with the sum.
             priority: Operations with a higher priority come first.
-            later: Whether nothing waits for it soon. You may then change the array at once.
+            later: True if no thread waits for the sum soon. The array is then copied, so you may change it at once.
         """
         call = f"sum {key!r}"
         if isinstance(value, RowSparse):
@@ -229,7 +229,7 @@ class Collectives:
         return self.communicator.post(call, rows.types, action, priority=priority, later=later, operation=how)
 
     def _operation(self, array: np.ndarray, ordered: bool) -> str:
-        """Return how a sum is made, which ranks compare; "" for a plain all-reduce."""
+        """Return the name of the algorithm of a sum, which ranks compare; "" for a plain all-reduce."""
         compressed = "compressed" if self.compresses and array.dtype == np.float32 else ""
         return ", ".join(filter(None, (compressed, "in the order of ranks" if ordered else "")))
 

@@ -1,4 +1,4 @@
-"""Row-sparse arrays: some rows of an array, by index; all other rows are 0. And their sums over ranks."""
+"""Row-sparse arrays (some rows of an array, by index; all other rows are 0), and their sums over ranks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def row_ids(given: Any) -> np.ndarray:
 
 
 def _array(given: Any, what: str) -> np.ndarray:
-    """Return an array of numbers. Raises InputError, which begins with `what`, for other values."""
+    """Return an array of numbers. Raises InputError for other values; the message begins with `what`."""
     try:
         found = np.asarray(given)
     except (TypeError, ValueError) as error:
@@ -90,8 +90,8 @@ def _array(given: Any, what: str) -> np.ndarray:
 def wanted_rows(what: str, shape: Sequence[int], given: Any) -> np.ndarray:
     """Return requested row indices, each once, in ascending order.
 
-    Raises InputError, which begins with `what`, unless they are a vector of integers and rows of an array of this
-    shape.
+    Raises InputError, whose message begins with `what`, unless they are a vector of integers and rows of an array of
+    this shape.
     """
     if not shape:
         raise InputError(f"{what} has no rows: it is a single number")
@@ -110,10 +110,10 @@ def check_within(what: str, indices: np.ndarray, rows: int) -> None:
 
 
 def total(parts: Sequence[RowSparse]) -> RowSparse:
-    """Return the sum: each row once, by ascending index. Rows are added in the order of the parts, and within each
-    part.
+    """Return the sum: each row once, by ascending index.
 
-    float16 and bfloat16 are added in float32. There must be at least one part.
+    Rows with one index are added in the order of the parts; those of one part in their order in it. float16 and
+    bfloat16 are added in float32. There must be at least one part.
     """
     kind, tail = parts[0].dtype, parts[0].values.shape[1:]
     wide = sum_dtype(kind)
@@ -133,7 +133,7 @@ def total(parts: Sequence[RowSparse]) -> RowSparse:
 def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> RowSparse:
     """Return the sum of the rows that one rank pushes to `stored`.
 
-    Raises InputError, which begins with `what`, unless all are rows of it, and UsageError if nothing is stored.
+    Raises InputError unless all are rows of it, and UsageError if nothing is stored. Messages begin with `what`.
     """
     if stored is None:
         raise UsageError(f"{what}: a RowSparse needs a key with a value: call init, then push and pull")
@@ -145,7 +145,7 @@ def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> R
 
 
 def rows_of(what: str, stored: np.ndarray, given: Any) -> RowSparse:
-    """Return rows of an array, each once, by ascending index. Raises InputError, which begins with `what`."""
+    """Return rows of an array, each once, by ascending index. Raises InputError, whose message begins with `what`."""
     wanted = wanted_rows(what, stored.shape, given)
     return RowSparse(wanted, stored[wanted])
 
@@ -153,8 +153,9 @@ def rows_of(what: str, stored: np.ndarray, given: Any) -> RowSparse:
 class RowSum:
     """The sum of rows over all ranks. Call it once all ranks have posted theirs; the result is the same on all ranks.
 
-    Rows are added in the order of the ranks. With several hosts that have several ranks each, the rows of a host are
-    added first and then those of the hosts, so that a row crosses the network once per host. The given rows are copied.
+    Rows are added in the order of the ranks. If there are several hosts, and more ranks than hosts, the rows of a host
+    are added first and then those of the hosts, so that a row crosses the network once per host. The given rows are
+    copied.
 
     ordered: add in the order of the ranks, also across hosts.
     """
