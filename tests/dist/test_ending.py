@@ -162,7 +162,7 @@ def test_who_is_gone_when_mpi_is_closed_is_not_waited_for():
     )
     assert status in FAILED
     assert "done" in out
-    assert re.search(r"graphkit: rank 0 of 2 on .*: not all processes of the job have closed MPI within 1 s", errors)
+    assert re.search(r"graphkit: rank 0 of 2 on .*: not all processes of the job have finalised MPI within 1 s", errors)
 
 
 @pytest.mark.parametrize("where", ["waits", pytest.param("works", marks=pytest.mark.full)])

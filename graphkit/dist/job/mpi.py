@@ -409,7 +409,7 @@ class MpiCommunicator:
         mpi = _mpi()
         if self._opened and not self.cannot_finalize and not mpi.Is_finalized():
             # MPI would wait forever for a process that is lost from now on.
-            with deadline(max(self.timeout, LEAST_TIMEOUT), (self.job_rank, self.processes), "closed MPI"):
+            with deadline(max(self.timeout, LEAST_TIMEOUT), (self.job_rank, self.processes), "finalised MPI"):
                 mpi.Finalize()
 
     def abort(self, code: int) -> None:
