@@ -39,7 +39,7 @@ def raise_if_out_of_memory(graph: Graph, what: str, error: Exception) -> None:
 
 
 def require_memory_for(node: Node, values: Iterable[Value]) -> None:
-    """Raise OutOfMemory, which names the node, if these results of it need more memory than allowed."""
+    """Raise OutOfMemory, which names the node, if `values`, results of the node, need more memory than allowed."""
     kinds = [v.type for v in values]
     nbytes = sum(t.nbytes for t in kinds if isinstance(t, TensorType) and t.is_static)
     if nbytes > _SMALL or limits.current().memory is not None:

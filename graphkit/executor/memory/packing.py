@@ -55,7 +55,7 @@ class PackedArrays:
             return self._current(source, layout, self._stamp(), make)
 
     def _current(self, source: VersionedArray, layout: str, stamp: int, make: Callable[[VersionedArray], Any]) -> Any:
-        # `stamp` was read before the version: a write in between changes it, and is found the next time.
+        # `stamp` was read before the version: after a write in between, the next call packs the array again.
         key = (id(source), layout)
         cached = self._copies.get(key)
         packed = None if cached is None else cached.reference()

@@ -42,7 +42,8 @@ class MemoryPlan(NamedTuple):
         scratch_of: The block with the working memory of a step.
         donated: For each donated state, the storage of its new value.
         releases: For each position in `order`, the dynamic storages that no later step needs.
-        copies: For each position in `order`, the swaps that must be complete before that step (see `copy_deadlines`).
+        copies: For each position in `order`, the copies to or from host memory that must be complete before that step
+            (see `copy_deadlines`).
         plain_lower_bound: Peak of live bytes in the order of the graph.
     """
 
@@ -119,7 +120,7 @@ def plan_graph(
 
 
 class _ContiguousBlock:
-    """Buffers that lie one behind the other in one block. The block is live as long as any of them is.
+    """Buffers that lie next to each other in one block. The block is live as long as any of them is.
 
     members: Pairs of a buffer and its offset in the block.
     """

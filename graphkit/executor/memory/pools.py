@@ -10,10 +10,11 @@ import numpy as np
 from graphkit.executor.memory.packing import PackedArrays, aligned_bytes
 from graphkit.executor.memory.shared import SharedMemory
 
-# How many idle arenas (and instances) are kept for later runs. If more runs are concurrent, the others are freed.
+# How many idle arenas, and idle instances of a program, are kept for later runs. With more concurrent runs, the others
+# are freed.
 IDLE = 4
 
-# Extra addresses that are reserved behind an arena: this multiple of its size, and at most that many bytes.
+# Extra addresses that are reserved after an arena: this multiple of its size, but at most _MAX_RESERVE bytes.
 _RESERVE_FACTOR = 7
 _MAX_RESERVE = 1 << 30
 

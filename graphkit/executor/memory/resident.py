@@ -69,7 +69,7 @@ class DeviceValue(NamedTuple):
 
 
 def packed_offsets(values: Sequence[Value]) -> list[int]:
-    """Return the offset of each value in one block of memory, one behind the other, and the size of the block.
+    """Return the offset of each value in one block of memory that contains all of them, and the size of the block.
 
     Offsets are aligned as on the CPU, because another process may use CPU programs. All types must be static.
     """

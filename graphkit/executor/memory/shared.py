@@ -27,7 +27,8 @@ if hasattr(os, "register_at_fork"):
 class _Owner:
     """The base object of all arrays in a piece of memory, and of their views. It is deleted with the last of them.
 
-    It must not be a numpy array: the base of a view is the numpy array that owns the memory, which would skip it.
+    It must not be a numpy array. numpy sets the base of a view to the array that owns the memory, so views would not
+    refer to this object.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_memory")

@@ -21,8 +21,8 @@ from graphkit.ops.internal.swap import SwapIn, SwapOut
 from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training.swap import is_swapped
 
-# Time to copy one byte to the host, in bytes that steps read and write in that time. A GPU's memory is faster than its
-# connection to the host by several times this number, but steps also compute.
+# Number of bytes that steps read and write in the time in which one byte is copied to the host. A GPU's memory is
+# faster than its connection to the host by several times this number, but steps also compute.
 COPY_COST = 8
 
 # Smaller values are not swapped, because they save too little memory.
