@@ -249,7 +249,7 @@ def test_any_error_of_joining_is_the_reason(machine: Machine, monkeypatch: pytes
         raise OSError("no space left on device")
 
     for card in machine.cards:
-        monkeypatch.setattr(card, "group", failing)
+        monkeypatch.setattr(card, "communicator", failing)
     with pytest.warns(RuntimeWarning, match="rank 0 cannot join"):
         found = machine.run(choice)
     assert found == [(False, "rank 0 cannot join (OSError: no space left on device)")] * 2
