@@ -45,7 +45,7 @@ class Source:
         name: Beginning of the function's name.
         declared: The parameters, as C declares them.
         lines: The body.
-        beside: Number of blocks that must fit on a multiprocessor, which limits the registers; 0: any.
+        beside: Number of blocks that must fit on a multiprocessor at a time, which limits the registers; 0: any.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Source:
 
 
 def source_of(name: str, parameters: Sequence[str], lines: Sequence[str], beside: int = 0) -> Source:
-    """See Source."""
+    """Return a Source, given sequences instead of tuples."""
     return Source(name, tuple(parameters), tuple(lines), beside)
 
 
@@ -105,7 +105,7 @@ class Scratch(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A word, `unsigned`, that a kernel sets where it found what no kernel can compute."""
+    """A word of type `unsigned`. A kernel sets it if an operand has elements for which there is no result."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +118,12 @@ class Table:
 # Numbers are numpy scalars: their type is the parameter's.
 Argument: TypeAlias = Input | Output | Scratch | Fault | Table | np.generic
 
-# Parameters, as C declares them, with what they are given.
+# Parameters, as C declares them, with their arguments.
 Given: TypeAlias = list[tuple[str, Argument]]
 
 
 class Memory(NamedTuple):
-    """What the arguments of a run stand for: arrays of a device."""
+    """The arrays of a device that the arguments of a launch refer to, for one run."""
 
     inputs: Sequence[Any]
     outputs: Sequence[Any]
@@ -132,7 +132,7 @@ class Memory(NamedTuple):
     tables: Mapping[Table, Any]
 
     def of(self, argument: Argument) -> Any:
-        """The array of an argument; a number is itself."""
+        """Return the array of an argument. A number is returned unchanged."""
         match argument:
             case Input(position):
                 return self.inputs[position]
@@ -149,7 +149,7 @@ class Memory(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A source on so many blocks of THREADS. Blocks of a launch run in any order, launches one by one."""
+    """A launch of a source, with a number of blocks of THREADS. Blocks run in any order, launches one after another."""
 
     source: Source
     blocks: int
@@ -157,8 +157,10 @@ class Launch(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """Columns one behind the other in an argument's memory, `leading` elements apart; `stride` elements behind each is
-    that of the next product of a batch: 0 where all have the same.
+    """A column-major matrix in the memory of an argument.
+
+    leading: number of elements from the beginning of a column to that of the next. stride: number of elements to the
+    matrix of the next product of a batch; 0 if all products use the same matrix.
     """
 
     memory: Argument
@@ -169,20 +171,28 @@ class Matrix(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Factors of 8 bits. kinds: of the elements of a and b; scales: one float32 each, which sums are multiplied by."""
+    """8-bit factors of a product. kinds: element types of a and b. scales: one float32 each, which multiplies sums."""
 
     kinds: tuple[DType, DType]
     scales: tuple[Argument, Argument]
 
 
 class Product(NamedTuple):
-    """d = alpha * op(a) @ op(b) + beta * c + bias, `batch` times; op transposes where `transposed` says so.
+    """A batch of matrix products: d = alpha * op(a) @ op(b) + beta * c + bias.
 
-    kind: of the elements of a and b, and of all others but where `sums` are wanted as they are: d then has float32 in
-    the place of half floats, and so has c. c: of d's size; it may be d. bias: a number for each row of d. Sums have the
-    type of the elements, those of half floats float32; `tf32`: float32 elements are multiplied by their leading 11
-    bits. `scaled`: a and b have 8 bits and scales, and alpha is multiplied by both; sums are float32. The library may
-    use `workspace` bytes of scratch memory from 0 on.
+    Args:
+        kind: Element type of all arrays. float16 and bfloat16 are summed in float32.
+        a, b: The factors.
+        d: The result.
+        transposed: Whether op transposes a, and b.
+        alpha, beta: Factors.
+        c: A matrix of the size of d; it may be d.
+        bias: A number for each row of d.
+        batch: Number of products.
+        tf32: Round float32 factors to TF32 (11 significant bits).
+        workspace: Bytes of scratch memory, from offset 0, that the library may use.
+        sums: Do not round float32 sums to float16 or bfloat16: c and d are then float32.
+        scaled: Types and scales of 8-bit factors. Both scales multiply alpha, and sums are float32.
     """
 
     kind: DType
@@ -202,17 +212,17 @@ class Product(NamedTuple):
 
     @property
     def factors(self) -> tuple[DType, DType]:
-        """The types of a's and b's elements."""
+        """Element types of a and b."""
         return self.scaled.kinds if self.scaled else (self.kind, self.kind)
 
     @property
     def result(self) -> DType:
-        """The type of d's elements."""
+        """Element type of d."""
         return DType.FLOAT32 if self.sums and self.kind in HALVES else self.kind
 
     @property
     def arguments(self) -> tuple[Argument | None, ...]:
-        """Of a, b, c, d and the bias, the scratch memory, and the scales of a and b."""
+        """The arguments: a, b, c, d, the bias, the scratch memory, and the scales of a and b."""
         c = self.c.memory if self.c else None
         working = Scratch(0) if self.workspace else None
         scales = self.scaled.scales if self.scaled else (None, None)
@@ -220,14 +230,21 @@ class Product(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """y is the convolution of x by w, plus a bias and a residual where there are such. `wanted` is y, or the gradient
-    by x, or by w.
+    """A convolution y of x by w, plus an optional bias and residual; or one of its gradients.
 
-    x: [N, C, *spatial], w: [M, C / group, *kernel], y: [N, M, *positions]: sizes of arrays, all of `kind`, without one
-    of 0. They are row-major; with `last` channels of x and y are behind the spatial axes, with `filters_last` those of
-    w are. residual: as y. factors: the two that are given, in this order. Sums of half floats are float32, and with
-    `sums` the result is these; `tf32`: float32 elements are multiplied by their leading 11 bits. The library may use
-    `workspace` bytes of scratch memory from `working` on.
+    Args:
+        wanted: The result: y, or the gradient with respect to x or w.
+        kind: Element type of all arrays. float16 and bfloat16 are summed in float32.
+        x, w, y: Sizes [N, C, *spatial], [M, C / group, *kernel] and [N, M, *positions], all above 0.
+        geometry: Strides, padding, dilations and groups.
+        factors: The two arrays that are given, in the order x, w, y.
+        result: The array to compute.
+        bias, residual: Arrays to add to y. The residual has the layout of y.
+        tf32: Round float32 factors to TF32 (11 significant bits).
+        workspace: Bytes of scratch memory, from offset `working`, that the library may use.
+        sums: Do not round float32 sums to float16 or bfloat16: the result is then float32.
+        last: In memory, the channels of x and y are the last axis, instead of axis 1.
+        filters_last: In memory, the channels of w are the last axis, instead of axis 1.
     """
 
     wanted: Literal["x", "w", "y"]
@@ -249,17 +266,17 @@ class Convolution(NamedTuple):
 
     @property
     def made(self) -> DType:
-        """The type of the result's elements."""
+        """Element type of the result."""
         return DType.FLOAT32 if self.sums and self.kind in HALVES else self.kind
 
     @property
     def arguments(self) -> tuple[Argument | None, ...]:
-        """Of the factors, the result, the bias and the residual, and the scratch memory."""
+        """The arguments: both factors, the result, the bias, the residual, and the scratch memory."""
         return (*self.factors, self.result, self.bias, self.residual, self.working if self.workspace else None)
 
 
 class Heads(NamedTuple):
-    """An array [batch, heads, rows, columns]: its sizes, and elements between neighbours along each axis."""
+    """An array [batch, heads, rows, columns], with its sizes and strides. Strides are in elements."""
 
     memory: Argument
     sizes: tuple[int, int, int, int]
@@ -267,11 +284,16 @@ class Heads(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """y = softmax(scale * q @ k^T) @ v for each head, of half floats that are finite; sums are float32.
+    """Attention of finite float16 or bfloat16 elements: y = softmax(scale * q @ k^T) @ v for each head.
 
-    q: [N, H, L, D], k: [N, H, S, D], v: [N, H, S, E], y: [N, H, L, E], without a size of 0. causal: query i sees no key
-    behind i + S - L; there are as many keys as queries at least. The library may use `workspace` bytes of scratch
-    memory from `working` on.
+    Sums are float32. No size is 0.
+
+    Args:
+        kind: Element type.
+        q, k, v, y: Arrays [N, H, L, D], [N, H, S, D], [N, H, S, E] and [N, H, L, E].
+        scale: Factor of the scores.
+        causal: Query i sees only keys up to number i + S - L. Requires S >= L.
+        workspace: Bytes of scratch memory, from offset `working`, that the library may use.
     """
 
     kind: DType
@@ -286,16 +308,16 @@ class Attention(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Argument | None, ...]:
-        """Of q, k, v and y, and the scratch memory."""
+        """The arguments: q, k, v, y, and the scratch memory."""
         return (*(of.memory for of in (self.q, self.k, self.v, self.y)), self.working if self.workspace else None)
 
 
-# What libraries compute.
+# An operation that a library computes.
 Work: TypeAlias = Product | Convolution | Attention
 
 
 class CardKernel(NamedTuple):
-    """The kernel of a node of static types: launches, and work of libraries between them.
+    """The kernel of a node with static types: a sequence of launches and operations of libraries.
 
     Args:
         launches: The work, in order. An object that occurs several times is prepared once.
@@ -314,7 +336,7 @@ class CardKernel(NamedTuple):
 
     @property
     def alternatives(self) -> Iterator[CardKernel]:
-        """This kernel, and those to try after it."""
+        """Yield this kernel, and those to try if it is not supported."""
         kernel: CardKernel | None = self
         while kernel is not None:
             yield kernel

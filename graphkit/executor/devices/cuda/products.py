@@ -1,7 +1,8 @@
-"""Matrix products by the card's library, with a bias and a residual in the same call.
+"""Matrix products by cuBLASLt, with a bias and a residual in the same call.
 
-Activations are left to what comes behind: its documentation does not say that its Relu keeps NaN.
-A matrix in row-major order is its transpose in the column-major order of the library: y = a b is y' = b' a' there.
+A later step computes activations, because the documentation of cuBLASLt does not say that its Relu keeps NaN. A
+row-major matrix is the transpose of the same memory in the column-major order of cuBLASLt. So y = a b is computed as
+y' = b' a'.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
 
-# What the library may take for partial sums: so many times the result in float32, each of so many terms at least, and
-# so many bytes at most.
+# Limits of the workspace that the library may use for partial sums (split-K): the number of partial results, the terms
+# that each of them sums at least, and bytes.
 _PARTS, _LEAST_TERMS, _MOST_WORKSPACE = 16, 64, 32 << 20
 
 
 class _Batch(NamedTuple):
-    """Products that are alike: how many, and how many matrices further the next one has those of a, b and y."""
+    """A batch of products: their number, and for a, b and y, the step (in matrices) from one product to the next."""
 
     products: int
     steps: tuple[int, int, int]
@@ -42,7 +43,10 @@ def product(
     transposed: tuple[bool, bool] = (False, False),
     alpha: float = 1.0,
 ) -> Product | None:
-    """Of matrices with leading axes that broadcast; None where there is none, or the library has no such batch."""
+    """Return the product of matrices whose leading axes are broadcast.
+
+    None if a size is 0, if the type is no float, or if cuBLASLt has no such batch.
+    """
     kind = node.output.dtype
     if kind not in FLOATS:
         return None
@@ -67,13 +71,13 @@ def product(
 
 
 def workspace_for(elements: int, terms: int) -> int:
-    """Bytes that the library is given for a product of so many elements, sums of so many terms."""
+    """Return the workspace in bytes for a product with this many elements, each a sum of this many terms."""
     parts = min(_PARTS, max(terms // _LEAST_TERMS, 1))
     return min(-(-parts * 4 * elements // 256) * 256, _MOST_WORKSPACE)
 
 
 def _batch(a_shape: Sequence[int], b_shape: Sequence[int]) -> _Batch | None:
-    """None where no single step goes from one product to the next."""
+    """Return the batch of a product; None if the steps from one product to the next are not all equal."""
     rank = max(len(a_shape), len(b_shape)) - 2
     leading = [(1,) * (rank + 2 - len(s)) + tuple(s[:-2]) for s in (a_shape, b_shape)]
     sizes = [max(pair) if 0 not in pair else 0 for pair in zip(*leading, strict=True)]

@@ -1,1 +1,1 @@
-"""NVIDIA's libraries: what they compute is described in `launches`, and prepared here for a card."""
+"""NVIDIA's libraries: prepare the operations that `launches` describes for a GPU, and call the libraries."""

@@ -1,7 +1,8 @@
 """Attention as a graph of cuDNN.
 
-https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html: the scores are scaled, minus
-infinity behind the diagonal that ends at the last query and key, and their softmax is that of the formula.
+Documentation: https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html. Scores are scaled.
+With a causal mask, those after the diagonal that ends at the last query and the last key become minus infinity. Then
+follow softmax and the product with v.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any
 from graphkit.executor.devices.cuda.launches import Attention
 from graphkit.executor.devices.cuda.libraries import cudnn
 
-# The names of tensors, in the order of the arguments.
+# The numbers of tensors, in the order of `Attention.arguments`.
 _Q, _K, _V, _Y = range(1, 5)
 
 
 def planned(attention: Attention, **target: Any) -> Any:
-    """As `cudnn.planned`."""
+    """Return the planned graph of an attention. target: see `cudnn.planned`."""
     return cudnn.planned(partial(_graph, attention), attention.workspace, **target)
 
 

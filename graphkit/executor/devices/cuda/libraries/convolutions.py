@@ -12,17 +12,17 @@ from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary
 from graphkit.executor.devices.operands import channel_strides, row_major
 from graphkit.ir.types import DType
 
-# The names of tensors, in the order of a convolution's arguments.
+# The numbers of tensors, in the order of `Convolution.arguments`.
 _FIRST, _SECOND, _RESULT, _BIAS, _RESIDUAL = range(1, 6)
 
 
 def planned(convolution: Convolution, **target: Any) -> Any:
-    """As `cudnn.planned`."""
+    """Return the planned graph of a convolution. target: see `cudnn.planned`."""
     return cudnn.planned(partial(_graph, convolution), convolution.workspace, partial(_rounding, convolution), **target)
 
 
 def _rounding(convolution: Convolution, dnn: Any) -> list[Any]:
-    """Return the notes of plans that round operands."""
+    """Return the notes of plans that would round operands, if the convolution must not round them."""
     notes = dnn.numerical_note
     is_exact = convolution.kind is DType.FLOAT32 and not convolution.tf32
     return [notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS] if is_exact else []
@@ -72,12 +72,12 @@ def _planes(convolution: Convolution) -> tuple[dict[str, list[int]], dict[str, l
 
 
 def _plane(sizes: Sequence[int]) -> list[int]:
-    """Return an array with at least two spatial axes, which the library requires."""
+    """Return sizes with at least two spatial axes, as the library requires. Added axes have size 1."""
     return [*sizes[:2], *[1] * (4 - len(sizes)), *sizes[2:]]
 
 
 def _along(numbers: Sequence[int], alone: int) -> list[int]:
-    """Return a setting for each spatial axis of `_plane`. alone: that of the axis which it adds."""
+    """Return a setting for each spatial axis of `_plane`. alone: the setting of an added axis."""
     return [*[alone] * (2 - len(numbers)), *numbers]
 
 

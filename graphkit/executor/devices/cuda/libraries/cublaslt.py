@@ -1,6 +1,6 @@
-"""Products of matrices by cuBLASLt, through NVIDIA's bindings (nvmath). Descriptors are made once, for each kernel.
+"""Matrix products by cuBLASLt, through NVIDIA's bindings (nvmath). Descriptors are created once for each kernel.
 
-https://docs.nvidia.com/cuda/cublas/ has what the functions and their attributes mean.
+https://docs.nvidia.com/cuda/cublas/ documents the functions and their attributes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from graphkit.executor.devices.cuda.launches import Matrix, Product
 from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary, aligned_address, usable_bytes
 from graphkit.ir.types import DType
 
-# cudaDataType_t; and of products of such elements cublasComputeType_t and the type of alpha and beta.
+# cudaDataType_t of elements.
 _TYPES = {
     DType.FLOAT32: 0, DType.FLOAT64: 1, DType.FLOAT16: 2, DType.BFLOAT16: 14, DType.FLOAT8E4M3FN: 28,
     DType.FLOAT8E5M2: 29,
 }  # fmt: skip
+# cublasComputeType_t.
 _FLOAT, _TF32, _DOUBLE = 68, 77, 70
 
 # All arrays of a program are aligned to this many bytes.
 _ALIGNMENT = 16
 
-# cublasLtReductionScheme_t, COMPUTE_TYPE: parts of a sum are added as wide as they are. Others would add halves.
+# cublasLtReductionScheme_t, COMPUTE_TYPE: partial sums are added in float32. Other schemes may add them in 16 bits.
 _WIDE_SUMS = 2
 
 # cublasStatus_t, NOT_SUPPORTED.
@@ -50,14 +51,14 @@ class _Pointers(NamedTuple):
 
 
 class PreparedProduct:
-    """A product with the algorithm that the library has chosen. For one thread at a time.
+    """A product with the algorithm that the library has chosen. Only one thread at a time may use it.
 
     Raises MissingDependency without the bindings, NotInLibrary if the library cannot compute it, and RuntimeFailure for
     other errors of the library.
     """
 
     def __init__(self, product: Product, card: int):
-        """card: the number of the current GPU."""
+        """Choose the algorithm. card: the number of the current GPU."""
         lt = _bindings()
         wide = product.kind is DType.FLOAT64
         self._product, self._workspace = product, usable_bytes(product.workspace)
@@ -68,7 +69,7 @@ class PreparedProduct:
         self._layouts += [self._layout(m, product.result) for m in (product.c or product.d, product.d)]
         scalar = np.float64 if wide else np.float32
         self._alpha, self._beta = np.array([product.alpha], scalar), np.array([product.beta], scalar)
-        # The addresses in the description.
+        # The addresses that were last written to the descriptor, by attribute.
         self._pointed: dict[Any, int] = {}
         flags = lt.MatmulDescAttribute
         for flag, transposes in zip((flags.TRANSA, flags.TRANSB), product.transposed, strict=True):
@@ -76,12 +77,12 @@ class PreparedProduct:
         if product.bias is not None:
             self._describe(flags.EPILOGUE, int(lt.Epilogue.BIAS))
         if product.scaled is not None:
-            # Partial sums go to float32 registers now and then; else they keep some 14 bits on cards of 9.0
-            # (arXiv:2412.19437, 3.5.2), which is too little for sums of many terms.
+            # Add partial sums to float32 registers at intervals. Otherwise, GPUs of capability 9.0 keep about 14 bits
+            # (arXiv:2412.19437, 3.5.2), which is too few for sums of many terms.
             self._describe(flags.FAST_ACCUM, 0)
             if product.bias is not None:
                 self._describe(flags.BIAS_DATA_TYPE, _TYPES[product.kind])
-        # Addresses with the alignment of all arrays: the choice depends on it.
+        # The library chooses by the alignment of addresses, so set some that have the alignment of all arrays.
         self._point(_Pointers(*[_ALIGNMENT] * len(_Pointers._fields)))
         self._chosen = self._choice()
 
@@ -105,7 +106,7 @@ class PreparedProduct:
         lt.matmul_desc_set_attribute(self._description, int(attribute), held.ctypes.data, held.nbytes)
 
     def _point(self, at: _Pointers) -> None:
-        """Set the addresses that are not arguments of the call."""
+        """Write the addresses that belong to the descriptor, and not to the call, if they have changed."""
         flags, wanted = _bindings().MatmulDescAttribute, {}
         if self._product.bias is not None:
             wanted[flags.BIAS_POINTER] = at.bias
@@ -145,8 +146,9 @@ class PreparedProduct:
         return algorithm
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Queue the product on a stream. addresses: of its arguments, 0 where there is none. Raises RuntimeFailure for
-        what the library refuses.
+        """Queue the product on a stream. Raises RuntimeFailure for errors of the library.
+
+        addresses: Those of `Product.arguments`; 0 for an absent one.
         """
         at = _Pointers(*addresses)
         self._point(at)
@@ -167,7 +169,10 @@ class PreparedProduct:
 
 
 def version() -> str:
-    """Of cuBLASLt. Raises MissingDependency without the bindings, RuntimeFailure without the library or a driver."""
+    """Return the version of cuBLASLt.
+
+    Raises MissingDependency without the bindings, and RuntimeFailure without the library or a driver.
+    """
     try:
         number = _bindings().get_version()
     except RuntimeError as error:
@@ -177,7 +182,7 @@ def version() -> str:
 
 @cache
 def _handle(card: int) -> int:
-    """Of a card, which is the current one; calls of several threads may go on at once."""
+    """Return the handle of the current GPU, `card`. Several threads may use it at the same time."""
     handle: int = _bindings().create()
     return handle
 

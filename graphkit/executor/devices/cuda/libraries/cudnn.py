@@ -1,6 +1,6 @@
-"""cuDNN through NVIDIA's frontend: its graphs, plans and handles. Plans are made once, for each kernel.
+"""cuDNN through NVIDIA's frontend: its graphs, plans and handles. Plans are created once for each kernel.
 
-https://docs.nvidia.com/deeplearning/cudnn/frontend has what graphs, plans and notes are.
+https://docs.nvidia.com/deeplearning/cudnn/frontend documents graphs, plans and numerical notes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,32 @@ from graphkit.ir.types import DType
 # The names of data types in the frontend.
 _TYPES = {DType.FLOAT16: "HALF", DType.BFLOAT16: "BFLOAT16", DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}
 
-# What the frontend raises for all but graphs that it has no plan for.
+# The frontend's exceptions, except the one for a graph without a plan.
 _REFUSALS = (RuntimeError, ValueError)
 
 
 class Prepared:
-    """A graph with the plan that the library has chosen. For one thread at a time.
+    """A graph with the plan that the library has chosen. Only one thread at a time may use it.
 
-    Raises MissingDependency without the frontend, NotInLibrary where the library cannot compute it.
+    Raises MissingDependency without the frontend, and NotInLibrary if the library cannot compute the graph.
     """
 
     def __init__(self, plan: Callable[..., Any], card: int):
-        """plan: makes the graph, of what `planned` takes for `target`. card: its number; it is the current one."""
+        """Create the plan.
+
+        Args:
+            plan: Returns the planned graph, given the argument `handle`.
+            card: Number of the current GPU.
+        """
         self._card = card
         self._graph = plan(handle=_handle(card))
         _cards.add(card)
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Queue the work on a stream. addresses: of its tensors, numbered from 1 on, 0 where there is none, and of the
-        working memory. Raises RuntimeFailure for what the library refuses.
+        """Queue the work on a stream. Raises RuntimeFailure for errors of the library.
+
+        addresses: Those of the tensors with the numbers 1, 2, ... (0 for an absent one), then that of the working
+        memory.
         """
         *tensors, workspace = addresses
         at = {number: address for number, address in enumerate(tensors, 1) if address}
@@ -56,11 +63,16 @@ def planned(
     unwanted: Callable[[Any], list[Any]] = lambda dnn: [],
     **target: Any,
 ) -> Any:
-    """The library's graph, with the plan that its heuristics put first.
+    """Return a graph of the library, with the first plan of its heuristics.
 
-    describe: makes the graph, of the frontend and `target`, which is what the frontend's `pygraph` takes to know the
-    card. workspace: bytes that a plan may take. Left out are plans whose results differ from run to run, or where an
-    element that is not finite spoils those beside it, and those with notes that are `unwanted`.
+    Plans are excluded if their results differ from run to run, if an element that is not finite affects other
+    results, or if they have an unwanted note.
+
+    Args:
+        describe: Returns the graph, given the frontend and `target`.
+        workspace: Bytes that a plan may use.
+        unwanted: Returns further numerical notes of plans to exclude, given the frontend.
+        target: Arguments of the frontend's `pygraph` that name the GPU, such as `handle`.
     """
     dnn = frontend()
     try:
@@ -94,7 +106,10 @@ def graph(dnn: Any, kind: DType, target: dict[str, Any]) -> Any:
 
 
 def version() -> str:
-    """Of cuDNN. Raises MissingDependency without the frontend, RuntimeFailure without the library."""
+    """Return the version of cuDNN.
+
+    Raises MissingDependency without the frontend, and RuntimeFailure without the library.
+    """
     try:
         number = frontend().backend_version()
     except RuntimeError as error:
@@ -139,7 +154,7 @@ def frontend() -> Any:
     """Return the module of NVIDIA's frontend."""
     try:
         return importlib.import_module("cudnn")
-    except (ImportError, OSError, AssertionError) as error:  # the last two: of the library that it loads
+    except (ImportError, OSError, AssertionError) as error:  # the last two: the frontend cannot load cuDNN
         raise MissingDependency(
             f"convolutions and attention on a GPU need cuDNN ({error}): {how_to_install('cuda12', 'cuda13')}"
         ) from error

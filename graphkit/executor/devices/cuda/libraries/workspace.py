@@ -1,4 +1,4 @@
-"""What the calls of NVIDIA's libraries share: the error for unsupported work, and the alignment of working memory."""
+"""The error for work that a library of NVIDIA does not support, and the alignment of its working memory."""
 
 from __future__ import annotations
 
