@@ -1,4 +1,4 @@
-"""Host arrays that are sent to a GPU while it computes: through pinned memory, on a stream of their own."""
+"""Prefetch: copy host arrays to a GPU while it computes, through pinned memory, on a separate stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from graphkit.executor.devices.capabilities import SMALL_BYTES, PinnedMemory, Streams
 from graphkit.executor.devices.device import Device, address_of
 
-# The largest number of arrays that were sent and not yet read. The oldest ones are dropped.
+# The largest number of arrays that were sent and not yet read. If there are more, the oldest one is dropped.
 MOST_SENT = 16
 
 
@@ -44,11 +44,11 @@ class _Slot:
 
 
 class _Sent(NamedTuple):
-    array: np.ndarray  # what lies at its address is this as long as it is here
+    array: np.ndarray  # kept, so that no other array can get its address
     slot: _Slot
 
 
-# The address of an array, and its bytes.
+# The address of an array, and its number of bytes.
 _Place = tuple[int, int]
 
 
@@ -63,8 +63,10 @@ class SentAhead:
         self._sending, self._lock = threading.Lock(), threading.Lock()
 
     def send(self, array: np.ndarray) -> None:
-        """Start copying an array, which must not change until it is read. A small or non-contiguous array is left
-        to `Device.copy_in`, and so is one that there is no memory for.
+        """Start copying an array, which must not change until it is read.
+
+        Does nothing for a small or non-contiguous array, or if there is not enough memory: `Device.copy_in` copies it
+        later.
         """
         if array.nbytes < SMALL_BYTES or not array.flags.c_contiguous:
             return
@@ -128,7 +130,7 @@ class SentAhead:
 
 
 def _with_room(nbytes: int) -> int:
-    """Return at most an eighth more, so that slightly larger arrays fit."""
+    """Return `nbytes`, rounded up by at most an eighth, so that the buffer also fits slightly larger arrays."""
     unit = 1 << max(nbytes.bit_length() - 4, 0)
     return -(-nbytes // unit) * unit
 

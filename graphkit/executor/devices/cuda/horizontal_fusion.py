@@ -1,7 +1,8 @@
-"""Launches of one source on memory that stays, none of which waits for another, as one launch.
+"""Horizontal fusion: independent launches of one source, whose addresses never change, become one launch.
 
-The updates of all parameters are one. A step is taken into an earlier launch of its source where nothing between the
-two has to do with its memory; parts of a launch take their arguments from a table, each block those of its part.
+For example, the updates of all parameters become one launch. A step joins an earlier launch of the same source if no
+step between them uses its memory. The arguments of all parts of a launch are in a table; each block reads those of its
+part.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from graphkit.executor.devices.cuda.launches import (
 )
 from graphkit.executor.devices.device import address_of
 
-# Launches behind an earlier one of the same source that are looked at, before a step is left where it is.
+# A step joins an earlier launch only if at most this many groups of steps follow that launch.
 REACH = 64
 
-# A launch of more blocks is left alone: it fills a card by itself.
+# A launch with more blocks is not fused, because it uses the whole GPU.
 MOST_BLOCKS = 1 << 16
 
-# Bytes of memory, from the first to before the last.
+# A range of addresses: the first, and the end (excluded).
 _Range = tuple[int, int]
 
 
@@ -85,15 +86,16 @@ class _Group:
         for one in use.writes:
             self._writes.add(one)
 
-    def has_to_do_with(self, use: _Use) -> bool:
+    def conflicts_with(self, use: _Use) -> bool:
+        """Whether one of these steps must run before a step that uses this memory."""
         written = any(map(self._writes.meets, (*use.reads, *use.writes)))
         return written or any(map(self._reads.meets, use.writes))
 
 
 class OwnLaunches(ABC):
-    """What computes a node by launches on the memory that it is called with, and has to do with nothing else.
+    """A kernel that consists of launches, which use only the memory that it is called with.
 
-    chosen: the launches. fault: where they set it. tables: what they read in every run.
+    chosen: the launches. fault: memory of the fault that they may set. tables: arrays that they read in every run.
     """
 
     can_be_recorded = True
@@ -106,16 +108,16 @@ class OwnLaunches(ABC):
 
     @abstractmethod
     def beside(self, kernel: CardKernel) -> OwnLaunches:
-        """Return the same device's kernel for launches of several nodes."""
+        """Return an executable `kernel` on the same device, for launches that belong to several nodes."""
 
     def memory(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Memory:
         return Memory(inputs, outputs, scratch, self._fault, self._tables)
 
 
 class Step(NamedTuple):
-    """One of a recording: the arrays that it reads and writes (None: absent), and its launch if it is one launch.
+    """A step of a recording: the arrays that it reads and writes (None: absent), and its launch, if it is one launch.
 
-    waits: it may be about other memory than that, and keeps its place among all.
+    waits: it may use other memory, too. Steps before it do not move after it, or the reverse.
     """
 
     reads: Sequence[Any]
@@ -150,7 +152,7 @@ def _step(bound: BoundStep) -> Step:
 
 
 def _as_one(first: BoundStep, launches: Sequence[BoundLaunch | None]) -> BoundStep:
-    """Return a step with all launches of a group, instead of its first step."""
+    """Return one step that runs all launches of a group. first: the first step of the group."""
     parts = [launch for launch in launches if launch is not None]
     if len(parts) < 2:
         return first
@@ -159,8 +161,9 @@ def _as_one(first: BoundStep, launches: Sequence[BoundLaunch | None]) -> BoundSt
 
 
 def side_by_side(steps: Sequence[Step]) -> list[list[int]]:
-    """Groups of steps, in an order that they may run in. Those of a group have launches of one source, and do not
-    wait for each other. n log n.
+    """Return groups of steps, in a valid order. O(n log n).
+
+    The steps of a group are independent and have launches of one source; a group may be a single step.
     """
     groups: list[_Group] = []
     latest: dict[Source, int] = {}
@@ -169,7 +172,7 @@ def side_by_side(steps: Sequence[Step]) -> list[list[int]]:
         if step.waits:
             latest.clear()
         place = None if source is None else latest.get(source)
-        if place is None or len(groups) - place > REACH or any(g.has_to_do_with(use) for g in groups[place:]):
+        if place is None or len(groups) - place > REACH or any(g.conflicts_with(use) for g in groups[place:]):
             place = len(groups)
             groups.append(_Group())
             if source is not None:

@@ -17,7 +17,7 @@ from graphkit.executor.devices import cuda
 from graphkit.executor.devices.bound_steps import BoundStep, Choice, Recorded, Repetition
 from graphkit.executor.devices.cuda.ahead import SentAhead
 from graphkit.executor.devices.cuda.conditions.expansion import expanded, has_conditions
-from graphkit.executor.devices.cuda.conditions.setting import beginning, choosing, going_on
+from graphkit.executor.devices.cuda.conditions.setting import beginning, choosing, continuing
 from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch, OwnLaunches
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.cuda.libraries.nccl import NcclCommunicator
@@ -309,7 +309,7 @@ class Card:
             handles = [value.ctypes.data for value in values]
             if isinstance(step, Repetition):
                 self._set(beginning(step, handles[0]))
-                work = [*self._inside(step.steps), self._setting(going_on(step, handles[0]))]
+                work = [*self._inside(step.steps), self._setting(continuing(step, handles[0]))]
                 self.current.queue(partial(self._repeat, values[0], work))
                 continue
             parts = (step.then, step.otherwise)

@@ -257,11 +257,11 @@ def test_the_value_behind_an_iteration(
     bounds = [None if bound is None else np.array(bound) for bound in (flag, limit)]
     words = np.zeros(faults, np.uint32)
     given = Repetition((), counted, bounds[0], bounds[1], bounds[0], np.array(most), own, words)
-    launched(processor, setting.going_on(given, value.ctypes.data), order)
+    launched(processor, setting.continuing(given, value.ctypes.data), order)
     assert (value[0], counted, own[0]) == (goes, trips + 1, fault)
     if faults:
         own[0], words[-1] = 0, 9
-        launched(processor, setting.going_on(given, value.ctypes.data), order)
+        launched(processor, setting.continuing(given, value.ctypes.data), order)
         assert (value[0], own[0]) == (False, 0)
         words[-1] = 0
     launched(processor, setting.beginning(given, value.ctypes.data), order)

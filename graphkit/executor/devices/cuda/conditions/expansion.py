@@ -9,8 +9,10 @@ from graphkit.executor.devices.cuda.horizontal_fusion import fused
 
 
 def expanded(steps: Sequence[Recorded]) -> list[Recorded]:
-    """The same work, in an order that it may be done in: steps that do not wait for each other share launches, those of
-    conditional kernels are what these record. It makes tables, which a card copies at once.
+    """Return steps with the same results, in a valid order.
+
+    Independent steps share launches, and conditional kernels are replaced by the steps that they record. Shared
+    launches read tables, which this function copies to the GPU.
     """
     found: list[Recorded] = []
     for step in _fused(steps):
@@ -31,7 +33,7 @@ def has_conditions(steps: Sequence[Recorded]) -> bool:
 
 
 def _fused(steps: Sequence[Recorded]) -> Iterator[Recorded]:
-    """Yield the steps, with those between two conditions fused."""
+    """Yield the steps. Those between two conditions are fused (see `horizontal_fusion`)."""
     together: list[BoundStep] = []
     for step in steps:
         if isinstance(step, BoundStep):

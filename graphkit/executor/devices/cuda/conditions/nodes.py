@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.bound_steps import BoundStep, Choice, Recorded, Repetition
-from graphkit.executor.devices.cuda.conditions.setting import beginning, choosing, going_on
+from graphkit.executor.devices.cuda.conditions.setting import beginning, choosing, continuing
 from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch
 from graphkit.executor.devices.cuda.launches import THREADS, Source
 
@@ -76,7 +76,7 @@ class ConditionalNodes:
 
         def steps() -> None:
             self.queue(repeated.steps)
-            self._launch(going_on(repeated, int(handle)))
+            self._launch(continuing(repeated, int(handle)))
 
         self._fill(self._node(handle, "While"), steps)
 

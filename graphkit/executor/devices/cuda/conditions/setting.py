@@ -11,7 +11,8 @@ from graphkit.executor.devices.bound_steps import Choice, Repetition
 from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, Input, Launch, Memory, Source, source_of
 
-# condition: so many bytes.
+# Sets the nodes of a choice. condition: an array of `count` bytes; it holds if one of them is not 0. wanted: bit 0 if
+# there is a node `then`, bit 1 if there is a node `otherwise`.
 CHOOSES = source_of(
     "chooses",
     ["const gk_u8* condition", "gk_u32 count", "gk_u64 then", "gk_u64 otherwise", "gk_u32 wanted"],
@@ -38,7 +39,8 @@ CHOOSES = source_of(
     ],
 )
 
-# given: 1 where `flag` is one that bounds the steps, 2 where `limit` is.
+# Counts the iterations of a repetition, and sets its node to whether another one follows. given: bit 0 if there is a
+# `flag`, bit 1 if there is a `limit`.
 REPEATS = source_of(
     "repeats",
     [
@@ -71,30 +73,30 @@ REPEATS = source_of(
     ],
 )  # fmt: skip
 
-# All of them.
+# All sources of this module.
 SETTING = (CHOOSES, REPEATS)
 
 
 def choosing(choice: Choice, then: int | None, otherwise: int | None) -> BoundLaunch:
-    """Return the launch that sets the nodes of both parts, by their handles; None for a part without a node."""
+    """Return the launch that sets the nodes of both branches. then, otherwise: their handles; None without a node."""
     wanted = np.uint32((then is not None) + 2 * (otherwise is not None))
     given = [choice.condition, np.uint32(choice.condition.nbytes)]
     return _setting(CHOOSES, [*given, np.uint64(then or 0), np.uint64(otherwise or 0), wanted])
 
 
 def beginning(repeated: Repetition, handle: int) -> BoundLaunch:
-    """Return the launch that sets the value of a node before its steps."""
+    """Return the launch that sets the node of a repetition before its first iteration."""
     return _repeating(repeated, repeated.condition, handle, first=True)
 
 
-def going_on(repeated: Repetition, handle: int) -> BoundLaunch:
-    """Return the launch that sets it after them."""
+def continuing(repeated: Repetition, handle: int) -> BoundLaunch:
+    """Return the launch that sets the node of a repetition at the end of each iteration."""
     return _repeating(repeated, repeated.flag, handle, first=False)
 
 
 def _repeating(repeated: Repetition, flag: Any, handle: int, *, first: bool) -> BoundLaunch:
     given = np.uint32((flag is not None) + 2 * (repeated.limit is not None))
-    # What is not given is not read: some memory stands for it.
+    # The kernel does not read an absent array, but needs some address for it.
     flag, limit = (repeated.most if array is None else array for array in (flag, repeated.limit))
     count = np.uint32(len(repeated.faults))
     return _setting(
