@@ -1,7 +1,7 @@
 """The CUDA device, with one file for each family of kernels. Importing this package registers them, without a GPU.
 
-A factory makes a `CardKernel`: CUDA C++ and how it is launched. `compiler` compiles it for a GPU, and `card` launches
-it on CuPy's arrays. Operators without a factory are interpreted on CuPy's arrays.
+A factory returns a `CardKernel`: CUDA C++ and how it is launched. `compiler` compiles it for a GPU, and `card` (the
+module of the GPU device) launches it on CuPy's arrays. Operators without a factory are interpreted on CuPy's arrays.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ _NO_MEMORY, _NOT_READY = 2, 600
 # The first compute capability with 8-bit matrix products.
 _FLOAT8 = (8, 9)
 
-# cudaHostAllocPortable: pinned for all cards.
+# cudaHostAllocPortable: pinned for all GPUs.
 _PORTABLE = 1
 
 # cudaMemcpyKind.
@@ -270,7 +270,7 @@ def _dotted(numbers: tuple[int, int]) -> str:
 
 
 def _release(number: int) -> str:
-    """12090 is 12.9."""
+    """Return the name of a CUDA version: "12.9" for 12090."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

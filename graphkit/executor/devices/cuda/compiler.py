@@ -1,4 +1,4 @@
-"""Compiles CUDA C++ for a GPU by NVRTC, which needs neither a GPU nor a driver. Compiled code is cached on disk."""
+"""Compile CUDA C++ for a GPU with NVRTC, which needs neither a GPU nor a driver. Compiled code is cached on disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PRELUDE = "\n".join(
     for name in ("types", "arithmetic", "float8", "philox", "partials", "tensor", "conditions")
 )
 
-# Products and sums are joined where the program says so, as on a processor, and nowhere else.
+# No contraction: the compiler uses fused multiply-add only where the source calls it, as on the CPU.
 _OPTIONS = ("-std=c++17", "--fmad=false", "--ptxas-options=-v")
 
 
@@ -88,7 +88,7 @@ def _whole(kept: bytes | None) -> bytes | None:
 
 
 def compile_text(text: str, architecture: str) -> Compiled:
-    """Raises as `compiled` does."""
+    """Compile one translation unit for an architecture. Raises as `compiled` does."""
     nvrtc = _nvrtc()
     program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), b"graphkit.cu", 0, [], []))
     try:
@@ -103,7 +103,7 @@ def compile_text(text: str, architecture: str) -> Compiled:
 
 
 def version() -> str:
-    """NVRTC's."""
+    """Return the version of NVRTC."""
     nvrtc = _nvrtc()
     status, major, minor = nvrtc.nvrtcVersion()
     _checked(nvrtc, (status, None))

@@ -1,1 +1,1 @@
-"""Conditional nodes of CUDA graphs: steps in recordings that values choose between, or repeat."""
+"""Conditional nodes of CUDA graphs: branches and loops inside recordings."""

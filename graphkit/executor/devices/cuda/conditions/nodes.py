@@ -1,7 +1,7 @@
-"""Conditional nodes in what a card's streams capture, by CUDA's runtime: CuPy has no function that adds one.
+"""Conditional nodes in captured CUDA graphs. They are added with CUDA's runtime, because CuPy has no function for it.
 
-"Conditional Graph Nodes" in https://docs.nvidia.com/cuda/cuda-c-programming-guide says what they do, and which nodes
-the graphs inside of them may have: kernels, copies in the card's memory, and conditional nodes.
+"Conditional Graph Nodes" in https://docs.nvidia.com/cuda/cuda-c-programming-guide documents them. The graph inside a
+conditional node may contain kernels, copies in the memory of the GPU, and conditional nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ConditionalNodes:
 
     @property
     def _edges(self) -> tuple[None, ...]:
-        """The argument for the kinds of edges, which bindings of version 13 and later take."""
+        """The argument for edge data, in versions of the bindings that take one (from 13 on)."""
         return () if hasattr(self._cuda, "cudaGraphAddNode_v2") else (None,)
 
     def queue(self, steps: Sequence[Recorded]) -> None:
@@ -118,7 +118,7 @@ class ConditionalNodes:
         return params.conditional.phGraph_out[0]
 
     def _fill(self, graph: Any, queue: Callable[[], None]) -> None:
-        """Capture the work of `queue()`, on a stream of its own, in a graph."""
+        """Capture the work of `queue()` in a graph, on a separate stream."""
         stream = self._card.stream()
         with self._card.on(stream):
             captured, mode = self._stream(), self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed

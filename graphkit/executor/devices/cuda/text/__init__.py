@@ -1,1 +1,1 @@
-"""What kernels are written with: axes, indices, expressions, and how threads join what they have found."""
+"""Generation of CUDA C++: axes, indices, expressions, and the reduction of partial results over threads."""

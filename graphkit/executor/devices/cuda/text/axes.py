@@ -1,4 +1,4 @@
-"""How memory is gone through: axes of known sizes and strides, as few as say the same."""
+"""Loop axes of a kernel over one or several arrays: known sizes and strides, with adjacent axes merged if possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graphkit.executor.devices.operands import row_major
 
 
 class Axes(NamedTuple):
-    """sizes: outermost first, at least one. strides: along them, in elements, of each memory that is gone through."""
+    """Loop axes. sizes: outermost first, at least one. strides: for each array, those along the axes, in elements."""
 
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
@@ -21,7 +21,10 @@ class Axes(NamedTuple):
 
 
 def merged(sizes: Sequence[int], *strides: Sequence[int]) -> Axes:
-    """Axes of one element are dropped, and those joined that every memory is gone through in one go."""
+    """Return axes without those of size 1. Adjacent axes that are contiguous in every array are merged.
+
+    strides: for each array, its strides along `sizes`.
+    """
     kept: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for size, *new in zip(sizes, *strides, strict=True):
@@ -39,7 +42,7 @@ def merged(sizes: Sequence[int], *strides: Sequence[int]) -> Axes:
 
 
 def parted(shape: Sequence[int], axes: Sequence[int]) -> tuple[Axes, Axes]:
-    """Of a C-contiguous array: the axes that are kept, and those of `axes`."""
+    """Return the axes of a C-contiguous array that are not in `axes`, and those that are."""
     gone = {axis % len(shape) for axis in axes} if shape else set()
     strides = row_major(shape)
     kept, reduced = (

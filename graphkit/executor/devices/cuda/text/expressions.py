@@ -1,4 +1,4 @@
-"""Instructions of the pointwise machine as CUDA C++: one line for each, on values in registers."""
+"""Instructions of a pointwise program as CUDA C++: one line for each, on values in registers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OF_NUMBERS = {
     "add", "sub", "mul", "mul_add", "mul_sub", "nmul_add", "minimum", "maximum", "neg", "abs", "sign", "prelu",
 }  # fmt: skip
 _OF_INTEGERS = {"shift_left", "shift_right"}
-# Of integers they may divide by zero: they are given the fault.
+# These may divide integers by zero. For integers, they get a pointer to the fault.
 _DIVIDING = {"div", "mod", "fmod", "pow"}
 _OF_FLOATS = {
     "floor", "ceil", "round", "sqrt", "exp", "expm1", "log", "tanh", "sigmoid", "erf", "gelu", "gelu_tanh", "softplus",
@@ -43,14 +43,15 @@ _OF_FLOATS = {
 
 
 class Unsupported(Exception):
-    """A program has a type or an instruction that there is no CUDA C++ for."""
+    """A program has a type or an instruction that has no CUDA C++ code."""
 
 
 def statements(program: PointwiseProgram, loaded: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What computes a program's values, line by line, and the expression of each output that somebody reads.
+    """Return lines that compute the values of a program, and the expression of each output that is used.
 
-    loaded: an expression for each input, of its type in memory. The lines name values v0, v1, ..., and the fault
-    `fault` where integers are divided. Raises Unsupported.
+    The lines name the values v0, v1, .... If integers are divided, they use the parameter `fault`. Raises Unsupported.
+
+    loaded: an expression for each input, of its type in memory.
     """
     names: list[str] = []
     kinds: list[DType] = []
@@ -79,7 +80,7 @@ def statements(program: PointwiseProgram, loaded: Sequence[str]) -> tuple[list[s
 
 
 def _instruction(opcode: str, names: Sequence[str], kinds: Sequence[DType], target: str) -> tuple[DType, str]:
-    """The type and the expression of one result."""
+    """Return the type and the expression of the result of an instruction."""
     kind = kinds[1] if opcode == "select" else kinds[0]
     if opcode == "select":
         return kind, f"{names[0]} ? {names[1]} : {names[2]}"
@@ -108,7 +109,7 @@ def _instruction(opcode: str, names: Sequence[str], kinds: Sequence[DType], targ
 
 
 def literal(kind: DType, element: bytes) -> str:
-    """A number in CUDA C++, to the bit."""
+    """Return a number as CUDA C++ with exactly these bits. element: its bytes. Raises Unsupported."""
     value = np.frombuffer(element, kind.numpy)[0]
     if kind is DType.FLOAT32:
         bits = int(np.frombuffer(element, np.uint32)[0])
@@ -128,12 +129,12 @@ def literal(kind: DType, element: bytes) -> str:
 
 
 def held_type(kind: DType) -> DType:
-    """The type in registers of elements that there is CUDA C++ for: half floats are floats there."""
+    """Return the type in registers of elements of a type of STORED: float32 for float16 and bfloat16, else the same."""
     return DType.FLOAT32 if kind in HALVES else kind
 
 
 def float_type(kind: DType) -> DType | None:
-    """The same of floats; None for other types."""
+    """Return the type in registers of elements of a floating-point type; None for other types."""
     return held_type(kind) if kind in FLOATS and kind in STORED else None
 
 

@@ -1,4 +1,4 @@
-"""Where an element lies: from a linear index to coordinates, by multiplication where indices have 32 bits."""
+"""Conversion of linear indices to coordinates. With 32-bit indices, divisions are replaced by multiplications."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.executor.devices.cuda.launches import THREADS, Argument, Launch, s
 
 
 def magic(divisor: int) -> tuple[int, int]:
-    """Multiplier and shift of `gk_quotient`: n // divisor == (umulhi(n, multiplier) + n) >> shift for n < 2^31.
+    """Return multiplier and shift of `gk_quotient`: n // divisor == (umulhi(n, multiplier) + n) >> shift for n < 2^31.
 
     Granlund and Montgomery 1994, figure 4.1.
     """
@@ -22,9 +22,9 @@ def magic(divisor: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Divisor:
-    """A number that a kernel divides by, an argument of it: `name` is its name there.
+    """A divisor that is an argument of a kernel, with the name `name`.
 
-    short: what is divided has 32 bits and stays below 2^31.
+    short: dividends have 32 bits and are below 2^31.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Divisor:
         return [*map(np.uint32, (value, *magic(value)))] if self.short else [np.uint64(value)]
 
     def given(self, value: int) -> tuple[tuple[str, Argument], ...]:
-        """The parameters with what they are given."""
+        """Return the parameters with their arguments."""
         return tuple(zip(self.parameters(), self.arguments(value), strict=True))
 
     def quotient(self, dividend: str) -> str:
-        """The expression of dividend / divisor."""
+        """Return the expression of dividend / divisor."""
         if not self.short:
             return f"{dividend} / {self.name}"
         return f"gk_quotient({dividend}, {self.name}_mul, {self.name}_shift)"
@@ -51,9 +51,9 @@ class Divisor:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """The axes that a linear index goes through, the outermost first; `name` tells several in one kernel apart.
+    """The axes of a linear index, the outermost first. `name` is a prefix of their variables in the kernel.
 
-    short: indices have 32 bits and stay below 2^31.
+    short: indices have 32 bits and are below 2^31.
     """
 
     name: str
@@ -65,19 +65,19 @@ class Coordinates:
         return "gk_u32" if self.short else "gk_u64"
 
     def number(self, value: int) -> np.generic:
-        """A number as a kernel has it among indices; a negative one stands for what sums with it wrap around to."""
+        """Return a number with the type of indices. A negative one wraps around, so that sums with it are right."""
         return np.uint32(value & 0xFFFFFFFF) if self.short else np.uint64(value & 0xFFFFFFFFFFFFFFFF)
 
     def parameters(self) -> list[str]:
-        """The sizes of all axes but the outermost."""
+        """Return the parameters for the sizes of all axes but the outermost."""
         return [text for axis in range(1, self.rank) for text in self._size(axis).parameters()]
 
     def arguments(self, sizes: Sequence[int]) -> list[np.generic]:
-        """sizes: of all axes."""
+        """Return the arguments for `parameters`. sizes: those of all axes."""
         return [number for axis in range(1, self.rank) for number in self._size(axis).arguments(sizes[axis])]
 
     def given(self, sizes: Sequence[int]) -> tuple[tuple[str, Argument], ...]:
-        """The parameters with what they are given; sizes: of all axes."""
+        """Return the parameters with their arguments. sizes: those of all axes."""
         return tuple(zip(self.parameters(), self.arguments(sizes), strict=True))
 
     def _size(self, axis: int) -> Divisor:
@@ -85,15 +85,15 @@ class Coordinates:
 
     @property
     def line(self) -> str:
-        """The number of the line along the innermost axis, of two at least, behind `lines`."""
+        """The variable with the linear index over all axes but the innermost. Needs two axes; declared by `lines`."""
         return self.line_along(self.rank - 1)
 
     def line_along(self, axis: int) -> str:
-        """The same of another axis than the outermost, where further ones are inside of it."""
+        """Return the variable with the linear index over the axes before `axis`, which is not the outermost."""
         return f"{self.name}q{axis}"
 
     def lines(self, linear: str) -> tuple[list[str], list[str]]:
-        """What takes the expression `linear` apart, and the coordinates' expressions."""
+        """Return lines that split the expression `linear` into coordinates, and the expressions of the coordinates."""
         lines, places, rest = [], [], linear
         for axis in reversed(range(1, self.rank)):
             size, name = self._size(axis), f"{self.name}{axis}"
@@ -107,9 +107,10 @@ class Coordinates:
 def for_each(
     name: str, sizes: Sequence[int], places: Coordinates, given: Sequence[tuple[str, Argument]], lines: Sequence[str]
 ) -> Launch:
-    """The launch with a thread for each element of `sizes`, whose number is `at`.
+    """Return the launch with a thread for each element of `sizes`. In `lines`, `at` is the number of the element.
 
-    given: the parameters, as C declares them, with what they are given, before the count and those of `places`.
+    given: parameters, as C declares them, with their arguments. The number of elements and the parameters of `places`
+    follow them.
     """
     count = math.prod(sizes)
     parameters = [*(text for text, _ in given), f"{places.index} count", *places.parameters()]
@@ -126,7 +127,10 @@ def for_each(
 def for_each_run(
     name: str, count: int, width: int, given: Sequence[tuple[str, Argument]], lines: Sequence[str]
 ) -> Launch:
-    """The launch with a thread for each `width` neighbours of `count` elements: `left` of them, from `first` on."""
+    """Return the launch in which each thread processes up to `width` adjacent elements of `count`.
+
+    In `lines`, `first` is the index of the thread's first element, and `left` is the number of its elements.
+    """
     places = Coordinates("i", 1, count + width * THREADS < 1 << 31)
     place = [
         f"const {places.index} first = at * {width}u;",

@@ -1,6 +1,6 @@
-"""How the threads of a block put their partial results together: by shuffles, and then by shared memory.
+"""Reductions and scans over the threads of a block: by warp shuffles, and then through shared memory.
 
-The order in which they are joined is that of the threads' numbers: a result has the same bits every time.
+Partial results are combined in a fixed order of the threads, so a result has the same bits every time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ WARP = 32
 
 
 def joined(name: str, join: str) -> list[str]:
-    """Lines behind which the variable `name` of every thread of a block is the join of all of them.
+    """Return lines that reduce the variable `name` over a block. Every thread gets the result in the same variable.
 
     join: an expression of partial results `a` and `b`. Their type is A.
     """
@@ -38,10 +38,12 @@ def joined(name: str, join: str) -> list[str]:
 
 
 def scanned(name: str, join: str) -> list[str]:
-    """Lines behind which the variable `name` of every thread of a block is the join of those up to the thread's own.
+    """Return lines that compute the inclusive scan of the variable `name` over a block, in the same variable.
 
-    join: an expression of `a`, which comes first, and `b`. Their type is A. `{name}_before` is the join of those before
-    the thread's own, but in thread 0, and `{name}_whole` that of all. The lines may stand in a loop.
+    They also declare `{name}_before`, the exclusive scan (undefined in thread 0), and `{name}_whole`, the reduction
+    over all threads. The lines may be used in a loop.
+
+    join: an expression of partial results `a`, which comes first, and `b`. Their type is A.
     """
     warps = THREADS // WARP
     return [

@@ -1,4 +1,4 @@
-"""Operands that are repeated along axes of what a kernel goes through."""
+"""Broadcast operands of a kernel: the address of the element that belongs to an element of the result."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from graphkit.executor.devices.operands import repeating, row_major
 
 
 class Repeated(NamedTuple):
-    """Where the operand's element for an element `at` lies: lines, and behind them the expression `place`.
+    """The index of the operand's element for element `at` of the result.
 
-    given: parameters, and what they are given; coordinates: those that the lines go through, with their sizes.
+    Attributes:
+        lines: Lines of the kernel.
+        place: The expression of the index, which may be used after `lines`.
+        given: Parameters that the lines need, with their arguments.
+        coordinates: Coordinates that the lines use, with the sizes of their axes.
     """
 
     lines: Sequence[str]
@@ -24,9 +28,14 @@ class Repeated(NamedTuple):
 
 
 def repeated(name: str, operand: Sequence[int], shape: Sequence[int], short: bool, row: int = 0) -> Repeated:
-    """An operand that is broadcast to `shape`. row: the size of rows, of which `e` is the number of an element.
+    """Return the index of the element of an operand that is broadcast to `shape`.
 
-    name: of its coordinates. short: whether indices have 32 bits.
+    Args:
+        name: Name of the coordinates in the kernel.
+        operand: Shape of the operand.
+        shape: Shape of the result.
+        short: Whether indices have 32 bits.
+        row: Size of the rows if the kernel has the position of the element in its row in the variable `e`; else 0.
     """
     strides = repeating(operand, shape)
     axes = merged(shape, row_major(shape), strides)
