@@ -1,7 +1,7 @@
-"""Products of 8-bit floating point numbers by the card's library, and kernels that make their operands.
+"""Products of 8-bit floating-point numbers by cuBLASLt, and kernels that convert their operands.
 
-The library takes both operands with the elements that are summed over side by side, and sizes and memory at multiples
-of 16 bytes: a kernel that rounds a matrix writes it as it lies, transposed, or both.
+cuBLASLt requires that the axis of the sum is contiguous in both operands, and that rows have multiples of 16 bytes. So
+the kernel that rounds a matrix to 8 bits writes it in its own layout, transposed, or in both layouts.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from graphkit.ops.internal.float8 import (
     slice_length,
 )
 
-# Each thread of a block has the maximum of one slice.
+# Each thread of a block reads the maximum of one slice.
 assert SLICES == THREADS
 
-# Rows and columns of a tile, of which a thread rounds so many neighbours; what a line of a tile takes in shared memory,
-# so that lines begin in other banks.
+# Rows and columns of a tile; adjacent elements that a thread rounds; bytes of a row of a tile in shared memory, chosen
+# so that adjacent rows begin in different banks.
 _TILE, _RUN, _LINE = 64, 16, 68
 
 _CONVERSIONS = {DType.FLOAT8E4M3FN: "gk_to_e4m3", DType.FLOAT8E5M2: "gk_to_e5m2"}
@@ -54,7 +54,10 @@ _CONVERSIONS = {DType.FLOAT8E4M3FN: "gk_to_e4m3", DType.FLOAT8E5M2: "gk_to_e5m2"
 
 @launched("AbsoluteMaxima", DOMAIN)
 def _absolute_maxima(node: Node, context: KernelContext) -> CardKernel:
-    """A block for each slice that has elements. The bits of floats that are not negative have the numbers' order."""
+    """Return the kernel of the absolute maximum of each slice, with one block per slice that has elements.
+
+    Maxima are compared as integers: the bits of non-negative floats have the same order as the floats.
+    """
     x = node.operands[0]
     count, width = math.prod(shape(x)), 16 // x.dtype.itemsize
     length, kind = slice_length(count), STORED[x.dtype]
@@ -86,7 +89,10 @@ def _absolute_maxima(node: Node, context: KernelContext) -> CardKernel:
 
 @launched("ScaledFloat8", DOMAIN)
 def _scaled_float8(node: Node, context: KernelContext) -> CardKernel:
-    """A block for each tile; all of them find the factor, and the first one writes its reciprocal."""
+    """Return the kernel that scales and rounds a matrix, with one block per tile.
+
+    Every block computes the scaling factor; the first one writes its reciprocal.
+    """
     x, to = node.operands[0], operator(node, ScaledFloat8).to
     *leading, n = shape(x)
     m, kind = math.prod(leading), STORED[x.dtype]
@@ -123,7 +129,10 @@ def _scaled_float8(node: Node, context: KernelContext) -> CardKernel:
 
 
 def _read_run(kind: str, aligned: bool) -> list[str]:
-    """What makes `run` of a row's neighbours, zeros behind the end. aligned: rows begin at multiples of 16 bytes."""
+    """Return lines that read adjacent elements of a row to `run`, with zeros after the end of the row.
+
+    aligned: whether rows begin at multiples of 16 bytes.
+    """
     left = "row < m && column < n ? (n - column < {0}u ? (int)(n - column) : {0}) : 0"
     lines = [f"const int left = {left.format(_RUN)};", f"float run[{_RUN}];"]
     if not aligned:
@@ -150,7 +159,7 @@ def _rows() -> list[str]:
 
 
 def _columns(index: str) -> list[str]:
-    """A thread gathers neighbours along a column of the tile."""
+    """Return lines that write the tile transposed. Each thread collects adjacent elements of a column."""
     return [
         f"__shared__ gk_u8 tile[{_TILE}][{_LINE}];",
         f"for (int k = 0; k < {_RUN}; ++k) {{",
@@ -174,7 +183,7 @@ def _launch(name: str, blocks: int, given: Given, lines: Sequence[str]) -> Launc
 
 @launched("Float8MatMul", DOMAIN)
 def _float8_mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
-    """y = a b^T in row-major order is y' = b a' in the column-major order of the library, where b is transposed."""
+    """Return the kernel of a product. Row-major y = a b^T is y' = b a' in the column-major order of cuBLASLt."""
     a, b = node.operands[0], node.operands[2]
     (n, k), m = shape(b), math.prod(shape(a)[:-1])
     if m * n == 0:
@@ -202,7 +211,7 @@ def _float8_mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 def _of_nothing(node: Node) -> CardKernel:
-    """A sum over nothing, which the library does not take, with what is added to it."""
+    """Return the kernel for sums of no terms, which cuBLASLt does not support: the bias plus the residual."""
     sizes = shape(node.output)
     places = Coordinates("i", 2, math.prod(sizes) + THREADS < 1 << 31)
     found, (_, column) = places.lines("at")

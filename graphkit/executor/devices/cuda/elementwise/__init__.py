@@ -1,1 +1,1 @@
-"""What computes each element for itself: pointwise regions, fills, random numbers, guards."""
+"""Kernels whose elements are independent of each other: pointwise regions, fills, random numbers, guards."""

@@ -1,5 +1,6 @@
-"""Elements that follow from where they stand: constants, ranges, one-hot rows, diagonals, triangles. Each is written
-once, by neighbours side by side.
+"""Kernels whose elements depend on their position: constants, ranges, one-hot rows, diagonals, triangles.
+
+Each element is written once. Adjacent threads write adjacent elements.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from graphkit.ops._base import operator
 from graphkit.ops.tensor.fill import ConstantOfShape, EyeLike, OneHot
 from graphkit.ops.tensor.select import Trilu
 
-# Bytes of one access.
+# Bytes of one memory access.
 _ACCESS = 16
 
 
@@ -38,7 +39,7 @@ def _constant_of_shape(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 def filled(y: Value, output: int, element: np.ndarray) -> tuple[Launch, ...]:
-    """What has each element of a result be this one, of 1, 2, 4 or 8 bytes; nothing where there is none."""
+    """Return the launch that fills result `output` with one element of 1, 2, 4 or 8 bytes; no launch if y is empty."""
     unit, count = unit_of(y), math.prod(shape(y))
     if count == 0:
         return ()
@@ -85,7 +86,7 @@ def _eye_like(node: Node, context: KernelContext) -> CardKernel | None:
 
 @launched("OneHot")
 def _one_hot(node: Node, context: KernelContext) -> CardKernel | None:
-    """An index that is no whole number is cut, as the reference has it."""
+    """Return the kernel of OneHot. Indices that are not integers are truncated, as in the reference."""
     indices, y = node.inputs[0], node.output
     assert indices is not None
     unit, sizes = unit_of(y), shape(y)

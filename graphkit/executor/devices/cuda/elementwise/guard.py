@@ -1,6 +1,6 @@
-"""FiniteGuard: a value that is passed on, and a fault where another one is not finite.
+"""FiniteGuard: copies a value, and sets a fault if another value, the token, is not finite.
 
-Programs look at faults before they write over a state, so that nobody waits for the guard itself.
+Programs check faults before they overwrite a state, so no step waits for the guard itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from graphkit.executor.devices.operands import shape
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN
 
-# What the fault says of the token, from 1 on.
+# The meaning of the values 1, 2 and 3 of the fault.
 _VALUES = ("nan", "inf", "-inf")
 
 
@@ -47,6 +47,6 @@ def _finite_guard(node: Node, context: KernelContext) -> CardKernel | None:
         "    }",
         "}",
     ]  # fmt: skip
-    # The token is looked at even where there is nothing to pass on.
+    # The kernel checks the token even if the copied value is empty.
     launch = for_each("guard", (max(count, 1),), places, given, lines)
     return _Guard((launch,), inplace=((0, 0),), fault="a value is not finite")

@@ -1,7 +1,7 @@
-"""Elementwise operators, alone and fused, as one launch: a thread takes the elements of 16 bytes, or one.
+"""Elementwise operators, single or fused, as one launch. A thread computes 16 bytes of elements, or one element.
 
-The source depends on opcodes, types, and on how operands are repeated along the axes; sizes are arguments, so that
-other sizes are launched without compiling again.
+The source depends on opcodes, types, and on how operands are broadcast. Sizes are arguments, so the same code runs for
+other sizes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from graphkit.executor.devices.pointwise.rules import RULES
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 
-# Bytes of one access.
+# Bytes of one memory access.
 _ACCESS = 16
 
 
 def pointwise(node: Node, context: KernelContext) -> CardKernel | None:
-    """The kernel of a node whose operator has rules; None for types that there is no CUDA C++ for."""
+    """Return the kernel of a node whose operator has rules; None for types without CUDA C++ code."""
     found = program(node, context)
     if found is None:
         return None
@@ -52,17 +52,17 @@ for _domain, _name in NAMES:
 
 
 def kernel_of(found: PointwiseProgram) -> CardKernel:
-    """Raises Unsupported."""
-    walk = _Walk(found)
+    """Return the kernel of a pointwise program. Raises Unsupported."""
+    loop = _Loop(found)
     count = math.prod(found.shape)
     if count == 0:
         return CardKernel(())
-    blocks = -(-count // (THREADS * walk.width))
-    launch = Launch(walk.source(), blocks, (*walk.memory(), walk.places.number(count), *walk.sizes()))
+    blocks = -(-count // (THREADS * loop.width))
+    launch = Launch(loop.source(), blocks, (*loop.memory(), loop.places.number(count), *loop.sizes()))
     size = [None if given is None else (given[0], DType(given[1]).itemsize) for given in found.inputs]
     inplace = [
         (i, j)
-        for i in walk.read
+        for i in loop.read
         for j, (value, kind) in enumerate(found.outputs)
         if value >= 0 and size[i] == (found.shape, DType(kind).itemsize)
     ]
@@ -78,10 +78,10 @@ class _Access(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Walk:
-    """How the threads of a launch go through the elements of a result.
+class _Loop:
+    """The distribution of the elements of a result over threads.
 
-    width: elements of a thread, which lie in one row of the innermost axis.
+    width: number of elements of a thread. They are adjacent along the innermost axis.
     """
 
     def __init__(self, found: PointwiseProgram):
@@ -102,7 +102,7 @@ class _Walk:
         widest = _ACCESS // max(kind.itemsize for kind in whole)
         rows = len(self.axes.sizes) > 1
         self.width = widest if not rows or self.axes.sizes[-1] % widest == 0 else 1
-        # The groups of elements along each axis: the innermost counts in widths.
+        # Number of groups along each axis. A group is one element, or `width` elements along the innermost axis.
         self.groups = (*self.axes.sizes[:-1], self.axes.sizes[-1] // self.width)
         self.places = Coordinates("i", len(self.groups), math.prod(found.shape) + THREADS * _ACCESS < 1 << 31)
         self.whole = tuple(math.prod(self.axes.sizes[axis + 1 :]) for axis in range(len(self.axes.sizes)))
@@ -119,7 +119,7 @@ class _Walk:
         return [*sizes, *(self.places.number(s) for a in self.operands for s in self._moving(a))]
 
     def _moving(self, operand: _Access) -> tuple[int, ...]:
-        """The strides that are arguments: none of what lies as the result does, or is one element."""
+        """Return the strides that are arguments: none if the operand has the layout of the result, or one element."""
         return () if operand.strides == self.whole or not any(operand.strides) else operand.strides[:-1]
 
     # --- the source ---------------------------------------------------------------------------------------------
@@ -136,7 +136,10 @@ class _Walk:
         return source_of(self.found.name, parameters, [*self._place(index), *self._loads(), *self._results()])
 
     def _place(self, index: str) -> list[str]:
-        """Where the thread's elements lie: `at` in the result, `left` of them, and `o` of an operand elsewhere."""
+        """Return lines for the elements of a thread: `at`, the index of the first in the result; `left`, their number.
+
+        For an operand i with another layout than the result, `oi` is the index of its first element.
+        """
         lines = [
             f"const {index} group = ({index})gk_block * {THREADS}u + threadIdx.x;",
             f"const {index} at = group * {self.width}u;",

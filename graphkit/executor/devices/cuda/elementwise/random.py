@@ -1,9 +1,9 @@
-"""Random numbers: those of the references and of the processor, for any number of threads.
+"""Random numbers, the same as those of the references and of the CPU, for any number of threads.
 
-A thread makes the four words of one block of Philox, and of these as many elements: four, or two that take two words
-each. Uniform numbers, masks and hits have the processor's bits; normal ones are computed in float where the result is
-no double, and agree to a few units in the last place. Each operand is read once, each result written once, in accesses
-of up to 16 bytes. Nodes with a seed of their own are interpreted: they draw from numpy's generator.
+A thread computes the four words of one block of Philox, and from them four elements, or two that need two words each.
+Uniform numbers, masks and Bernoulli results have the same bits as on the CPU. Normal numbers are computed in float32
+unless the result is float64, and agree to a few units in the last place. Each operand is read once, and each result
+written once, in accesses of up to 16 bytes. Nodes with their own seed are interpreted: they use numpy's generator.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from graphkit.ir.types import FLOATS, DType
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.math.philox import FOLD_STREAM
 
-# Words of a block of Philox; words that a node may draw, above which the block's number would wrap around.
+# Words of a block of Philox, and the largest number of words of a node: with more, the block number would overflow.
 _WORDS, _MOST_WORDS = 4, 1 << 34
 
 
 class _Drawing(NamedTuple):
-    """Elements that are drawn, of which a thread makes `each`. rng: the position of that operand."""
+    """The random elements of a node. each: number of elements per thread. rng: position of the generator's operand."""
 
     source: Draw
     elements: int
@@ -48,7 +48,7 @@ class _Drawing(NamedTuple):
     rng: int
 
     def launch(self, name: str, given: Given, lines: Sequence[str]) -> Launch:
-        """lines: for `left` elements from `at` on, with block `w` of the stream where `drawn` stands."""
+        """Return the launch with these lines, which compute `left` elements, beginning with element `at`."""
         count = Coordinates("i", 1, self.elements + _WORDS * THREADS < 1 << 31)
         index = count.index
         given = [*given, *self._state(), (f"{index} count", count.number(self.elements))]
@@ -72,13 +72,16 @@ class _Drawing(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The thread's block of the stream."""
+        """The expression of the thread's block of random words."""
         state = "rng[0], rng[1]" if self.source.has_operand else "seed, step"
         return f"gk_philox({state}, stream, (gk_u32)block)"
 
 
 def _drawing(node: Node, source: Draw | None, elements: int, bits: int, rng: int) -> _Drawing | None:
-    """None where nothing can be drawn: for a seed of the node's own, and for more words than there are."""
+    """Return the random elements of a node; None if the node has its own seed, or needs too many words.
+
+    bits: number of random bits of an element, 24 or 53.
+    """
     words = 1 if bits == 24 else 2
     if source is None or elements * words > _MOST_WORDS:
         return None
@@ -134,7 +137,7 @@ _register("RandomNormal", normal=True)
 
 
 def _held(dtype: DType) -> str:
-    """The C type that elements are computed in."""
+    """Return the C type in which elements are computed."""
     return STORED[held_type(dtype)]
 
 
@@ -150,7 +153,7 @@ def _bernoulli(node: Node, context: KernelContext) -> CardKernel | None:
         return CardKernel(())
     source, target, each = STORED[x.dtype], STORED[y.dtype], drawing.each
     number = "gk_fraction53(w.w[2 * k], w.w[2 * k + 1])" if each == 2 else "gk_fraction24(w.w[k])"
-    # A fraction of 24 bits is a float.
+    # A float represents a fraction of 24 bits exactly.
     lines = [
         f"typedef {_held(x.dtype)} A;",
         f"const gk_words w = {drawing.words};",
@@ -196,7 +199,7 @@ def _dropout(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 def _rate(ratio: Value | None, given: Given) -> tuple[str, list[str], bool]:
-    """The expression of the ratio, lines that refuse one that is none, and whether there are any."""
+    """Return the expression of the ratio, lines that set the fault if it is invalid, and whether they may set it."""
     if ratio is None:
         return "0.5", [], False
     given += [(f"const {STORED[ratio.dtype]}* ratio", Input(1)), ("unsigned* fault", Fault())]
@@ -211,7 +214,10 @@ def _rate(ratio: Value | None, given: Given) -> tuple[str, list[str], bool]:
 
 
 def _dropped(drawing: _Drawing, rate: str, y: bool) -> list[str]:
-    """What takes elements out of `kept`, and of `r`. Whole numbers are compared: fractions of 24 bits are exact."""
+    """Return lines that drop elements: they clear them in `kept` and, if `y`, in `r`, and scale the others.
+
+    The lines compare integers, which is exact, because the random fractions have 24 bits.
+    """
     drop = [
         "const A x = gk_read(r[k]);",
         "gk_write(r[k], kept[k] ? x * scale : (A)0);",
@@ -230,7 +236,7 @@ def _dropped(drawing: _Drawing, rate: str, y: bool) -> list[str]:
 
 @launched("RngFoldIn", DOMAIN)
 def _rng_fold_in(node: Node, context: KernelContext) -> CardKernel | None:
-    """One thread."""
+    """Return the kernel of RngFoldIn. Only one thread computes."""
     index = node.inputs[1]
     assert index is not None
     if math.prod(index.tensor.static_shape) != 1:

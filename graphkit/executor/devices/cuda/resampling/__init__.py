@@ -1,1 +1,1 @@
-"""What takes elements from other places along each axis: padding, resizing, and their gradients."""
+"""Kernels that resample along each axis: padding, resizing, and their gradients."""

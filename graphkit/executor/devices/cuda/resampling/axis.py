@@ -1,4 +1,4 @@
-"""Axes of what is resampled."""
+"""The axes of a resampled array."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of `size` elements, and of `results`. Of this class itself: it stays as it is."""
+    """An axis with `size` elements in the operand and `results` in the result.
+
+    Subclasses say how it is resampled. An instance of this class itself is an unchanged axis.
+    """
 
     size: int
     results: int
 
 
 def joined_axes(axes: Sequence[Axis]) -> list[Axis]:
-    """Neighbours that stay as they are as one axis; at least one axis."""
+    """Return the axes, with adjacent unchanged ones merged; at least one axis."""
     kept: list[Axis] = []
     for axis in axes:
         if type(axis) is Axis and kept and type(kept[-1]) is Axis:

@@ -1,7 +1,7 @@
-"""Elements copied from places that are known along each axis: padding, nearest elements.
+"""Copies of elements by an index that is computed for each axis: padding, nearest-neighbour resizing.
 
-A thread copies one element, or as many neighbours as 16 bytes hold along axes that stay as they are. Each element of
-the result is written once; what it is copied from is read as often as it is copied.
+A thread copies one element; or up to 16 bytes of adjacent elements, if the innermost axes are unchanged. Each element
+of the result is written once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from graphkit.executor.devices.cuda.resampling.axis import Axis, joined_axes
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.operands import row_major
 
-# Of the number of an axis, such as 0, and the type of places: lines that make `place0` of the coordinate `i0_at`, and
-# what they are given.
+# A function of the number of an axis, such as 0, and the C type of positions. It returns lines that compute the
+# position `place0` in the operand from the coordinate `i0_at` of the result; and their parameters with the arguments.
 Places = Callable[[int, str], tuple[list[str], list[tuple[str, Argument]]]]
 
 
@@ -25,7 +25,7 @@ Places = Callable[[int, str], tuple[list[str], list[tuple[str, Argument]]]]
 class Along(Axis):
     """An axis whose results are copied from `places`.
 
-    outside: whether a place may lie before or behind the axis, which stands for the fill value.
+    outside: whether a position may be before or after the axis. The result is then the fill value.
     """
 
     places: Places
@@ -33,9 +33,9 @@ class Along(Axis):
 
 
 def gathered(name: str, axes: Sequence[Axis], unit: int, fill: tuple[str, Argument] | None) -> CardKernel | None:
-    """The kernel that copies elements of `unit` bytes; None for a size that there is no move for.
+    """Return the kernel that copies elements of `unit` bytes; None for an unsupported size.
 
-    fill: the C expression of the fill value, and the operand or the number that it names as `fill`; None for zeros.
+    fill: the C expression of the fill value, and the operand or number that it calls `fill`; None for zeros.
     """
     if unit not in UNITS or any(isinstance(axis, Along) and axis.size >= 1 << 31 for axis in axes):
         return None
@@ -48,7 +48,7 @@ def gathered(name: str, axes: Sequence[Axis], unit: int, fill: tuple[str, Argume
 
 
 def _launched(name: str, axes: Sequence[Axis], kind: str, wide: int, fill: tuple[str, Argument] | None) -> CardKernel:
-    """Of elements of `wide` times a C type."""
+    """Return the kernel of `gathered` for units of `wide` elements of the C type `kind`."""
     sizes, results = [axis.size for axis in axes], [axis.results for axis in axes]
     coordinates = Coordinates("i", len(axes), max(math.prod(sizes), math.prod(results)) + THREADS < 1 << 31)
     index, signed = coordinates.index, "gk_i32" if coordinates.short else "gk_i64"

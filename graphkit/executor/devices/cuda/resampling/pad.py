@@ -1,4 +1,4 @@
-"""Padding by any mode, by arithmetic on places, and its gradient, a sum over the places that copy an element."""
+"""Padding in every mode, by index arithmetic; and its gradient, which sums over all copies of an element."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from graphkit.ops.tensor.pad import Pad, PadGrad
 
 
 def _padded(mode: str, size: int, before: int, after: int) -> Places:
-    """Where results of a padded axis are copied from; see `ops.tensor.pad.pad_sources`."""
+    """Return from which positions the results of a padded axis are copied; see `ops.tensor.pad.pad_sources`."""
     low, kept = max(-before, 0), size + min(after, 0) - max(-before, 0)
     period = {"wrap": kept, "reflect": max(2 * (kept - 1), 1)}.get(mode, 0)
 
@@ -58,7 +58,7 @@ def _pad(node: Node, context: KernelContext) -> CardKernel | None:
         n and size + min(before, 0) + min(after, 0) <= 0 for size, n, (before, after) in zip(x, y, widths, strict=True)
     )
     if mode != "constant" and emptied:
-        return None  # the reference says what is wrong
+        return None  # the reference raises the error
     axes = [
         Axis(size, results)
         if before == after == 0

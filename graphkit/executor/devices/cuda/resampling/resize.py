@@ -1,4 +1,4 @@
-"""Resizing and its gradient: nearest elements are copied, all else is a weighted sum along each axis."""
+"""Resizing and its gradient. The mode "nearest" copies elements; other modes are weighted sums along each axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.image.resize import Axis as ResizedAxis
 from graphkit.ops.image.resize import Resize, ResizeGrad
 
-# C's unsigned types as numpy has them, by bytes.
+# Unsigned integer types by their number of bytes.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 

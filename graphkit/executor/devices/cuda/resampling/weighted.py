@@ -1,8 +1,8 @@
 """Weighted sums along axes in one launch: resizing, and the adjoints of resizing and padding.
 
-A thread makes one result, by loops over the elements that have a weight along each axis. Weights are tables in the
-card's memory, linear in the number of those that are not 0. Operands are read through the cache, once for each sum that
-they are part of; nothing is kept between axes.
+A thread computes one result, by nested loops over the elements that have a weight along each axis. Tables in GPU memory
+contain the weights that are not 0. Operands are read through the cache, once for each sum that contains them. There are
+no intermediate results between axes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from graphkit.ops.image.resampling import Taps
 
 @dataclass(frozen=True)
 class Resampled(Axis):
-    """An axis whose results are sums by `taps`.
+    """An axis whose results are weighted sums.
 
-    outside: which results take the fill value; None: none of them.
+    taps: the weights. outside: which results get the fill value; None: none of them.
     """
 
     taps: Taps
@@ -35,7 +35,7 @@ class Resampled(Axis):
 
 
 def resampled(name: str, node: Node, axes: Sequence[Axis], fill: float = 0.0) -> CardKernel | None:
-    """The kernel that makes a node's result of its first operand; None for other types than floats of the card."""
+    """Return the kernel that resamples a node's first operand; None for unsupported types and sizes."""
     kind = node.output.dtype
     if kind not in FLOATS or kind not in STORED or node.operands[0].dtype is not kind:
         return None
@@ -77,7 +77,7 @@ def resampled(name: str, node: Node, axes: Sequence[Axis], fill: float = 0.0) ->
 
 
 def _spans(axis: Resampled) -> np.ndarray:
-    """For each result its first weight, and the one behind its last; before the first one for the fill value."""
+    """Return, for each result, the index of its first weight and the end. For the fill value, the end is smaller."""
     spans = np.stack([axis.taps.starts[:-1], axis.taps.starts[1:]], axis=1).astype(np.int32)
     if axis.outside is not None:
         spans[axis.outside] = (1, 0)
@@ -85,7 +85,7 @@ def _spans(axis: Resampled) -> np.ndarray:
 
 
 def _sums(index: str, summed: Sequence[int]) -> list[str]:
-    """The sum over all axes that have weights, the outermost first, and its store."""
+    """Return nested loops that sum over all axes with weights, the outermost first, and a line that stores the sum."""
     names = ["from", *(f"from{a}" for a in summed)]
     lines = [f"const A element = gk_read(x[{names[-1]}]);"]
     last = "element"
