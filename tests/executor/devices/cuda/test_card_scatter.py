@@ -120,7 +120,7 @@ def test_an_embedding_of_a_large_vocabulary() -> None:
     node = Node(registry.get(DOMAIN, "GatherGrad")(), [Value(TensorType(*kind)) for kind in given])
     kernel = kernel_of(node)
     assert [launch.source.entry.rsplit("_", 1)[0] for launch in kernel.launches] == [
-        "gk_begun", "gk_keys", *["gk_sort_count", "gk_sort_place"] * 2, "gk_stretched", "gk_combined",
+        "gk_begun", "gk_keys", *["gk_sort_count", "gk_sort_place"] * 2, "gk_chunks", "gk_combined",
     ]  # fmt: skip
     assert kernel.scratch_bytes < 1 << 20
     # A thread for each 16 bytes of the table, and of the rows.

@@ -1,1 +1,1 @@
-"""What moves elements: copies along strides, and by index, there and back."""
+"""Data movement: strided copies, gathers and scatters."""

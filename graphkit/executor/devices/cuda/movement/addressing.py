@@ -1,4 +1,4 @@
-"""What indices point at: elements along an axis, and slices at tuples of indices, as lines of a kernel."""
+"""Lines of a kernel that convert indices to addresses: of elements along an axis, or of slices by tuples of indices."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ INDEX_TYPES = {DType.INT32: "gk_i32", DType.INT64: "gk_i64"}
 
 @dataclass(frozen=True)
 class Address(ABC):
-    """Where each of several indices, or tuples of them, points: at one of `targets` slices of an operand.
+    """Indices, or tuples of indices, each of which selects a slice of an operand.
 
-    sizes: of the walk over them, in the order in which they lie. kind: the C type of the indices, which are the operand
-    at `position`. shape: the operand that they point into, for the message of a fault.
+    Attributes:
+        sizes: Axes of the array of indices (or tuples), merged where possible.
+        targets: Number of slices of the operand.
+        kind: C type of the indices.
+        position: Position of the operand with the indices.
+        shape: Shape of the operand from which slices are selected, for the message of a fault.
     """
 
     sizes: tuple[int, ...]
@@ -37,10 +41,10 @@ class Address(ABC):
     @property
     @abstractmethod
     def fault(self) -> str:
-        """What is wrong where an index is out of range."""
+        """The error message for an index that is out of range."""
 
     def given(self, places: Coordinates) -> Given:
-        """The parameters that the lines need, with their arguments; `fault` among them."""
+        """Return the parameters that the lines need, including `fault`, with their arguments."""
         return [
             (f"const {self.kind}* indices", Input(self.position)), ("unsigned* fault", Fault()),
             *((f"{places.index} {name}", places.number(size)) for name, size in self.numbers().items()),
@@ -48,31 +52,32 @@ class Address(ABC):
 
     @abstractmethod
     def numbers(self) -> dict[str, int]:
-        """Sizes and strides that the lines need."""
+        """Return the sizes and strides that the lines need, by name."""
 
     def lines(self, places: Coordinates, at: str, coordinates: Sequence[str], otherwise: str) -> list[str]:
-        """Lines behind which `target` is the slice that index, or tuple, number `at` points at.
+        """Return lines that declare `target`: the slice that index (or tuple) number `at` selects.
 
-        coordinates: of `at` among the sizes. otherwise: what is done behind the fault where an index is out of range.
+        coordinates: those of `at` in `sizes`. otherwise: the statement that follows if an index is out of range and the
+        fault is set.
         """
         found = self.found(places, at, coordinates)
         return [*found, "if (!known) {", "    *fault = 1;", f"    {otherwise}", "}"]
 
     @abstractmethod
     def found(self, places: Coordinates, at: str, coordinates: Sequence[str]) -> list[str]:
-        """Lines for `target`, and for `known`: whether all indices are in range."""
+        """Return lines that declare `target`, and `known`: whether all indices are in range."""
 
 
 @dataclass(frozen=True)
 class ElementAddress(Address):
-    """Indices along `axis` of an operand, one for each element of a tensor of its rank; each points at one element."""
+    """Indices along `axis` of an operand, as those of GatherElements. Each selects one element."""
 
     axis: int
     steps: tuple[int, ...]
 
     @staticmethod
     def of(x: Sequence[int], indices: Sequence[int], axis: int, kind: str, position: int) -> ElementAddress | None:
-        """None where there are more indices along another axis than x has elements."""
+        """Return the address; None if another axis than `axis` is longer in `indices` than in x."""
         if not x or any(n > size for i, (n, size) in enumerate(zip(indices, x, strict=True)) if i != axis % len(x)):
             return None
         axis %= len(x)
@@ -100,14 +105,17 @@ class ElementAddress(Address):
 
 @dataclass(frozen=True)
 class TupleAddress(Address):
-    """Tuples of indices into the axes behind `batch` axes that they share with the operand; [batch, tuples] of them."""
+    """Tuples of indices (GatherND). The first `batch` axes are those of the operand; a tuple indexes the next axes.
+
+    depth: length of a tuple. `sizes` is [size of all batch axes, tuples per batch].
+    """
 
     batch: int
     depth: int
 
     @staticmethod
     def of(x: Sequence[int], indices: Sequence[int], batch: int, kind: str, position: int) -> TupleAddress | None:
-        """None where the axes that are shared differ."""
+        """Return the address; None if the batch axes of x and of the indices differ."""
         if tuple(x[:batch]) != tuple(indices[:batch]):
             return None
         depth = indices[-1]
@@ -116,7 +124,7 @@ class TupleAddress(Address):
 
     @staticmethod
     def of_axis(x: Sequence[int], axis: int, count: int, kind: str, position: int) -> TupleAddress:
-        """`count` single indices along one axis."""
+        """Return the address for `count` indices along one axis (Gather)."""
         axis %= len(x)
         return TupleAddress((1, count), x[axis], kind, position, tuple(x), axis, 1)
 

@@ -1,7 +1,7 @@
-"""Elements that are moved: regular views, parts that are joined or split.
+"""Strided copies: regular views (Transpose, Slice and others), Concat, Split.
 
-Elements are known by their size alone, and as many neighbours as lie side by side on both ends are moved at once, up to
-16 bytes. Where they lie side by side along other axes, tiles go by way of a block's memory.
+Only the size of elements matters. If elements are adjacent in source and target, up to 16 bytes are copied at a time.
+If source and target are contiguous along different axes, tiles are transposed in shared memory.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from graphkit.ir.types import TensorType
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.concat import Concat, Split
 
-# C types by the bytes that are moved at once.
+# C types by the number of bytes that are copied at a time.
 UNITS = {1: "gk_u8", 2: "gk_u16", 4: "gk_u32", 8: "gk_u64", 16: "gk_pair"}
 
 
 class End(NamedTuple):
-    """Where elements lie on one end: strides along the axes, and an offset, in elements."""
+    """The layout of the source or the target of a copy: strides along the axes and an offset, both in elements."""
 
     strides: tuple[int, ...]
     offset: int = 0
@@ -49,7 +49,7 @@ class _Copy(NamedTuple):
 
 
 def _widened(copy: _Copy) -> _Copy:
-    """As many elements at once as begin at multiples of so many bytes on both ends."""
+    """Return the same copy with the largest unit, up to 16 bytes, that both layouts allow."""
     ends = copy.source, copy.target
     if any(end.strides[-1] != 1 for end in ends):
         return copy
@@ -61,7 +61,7 @@ def _widened(copy: _Copy) -> _Copy:
 
 
 def copied(sizes: Sequence[int], source: End, target: End, unit: int, x: Argument, y: Argument) -> Launch | None:
-    """The launch that moves elements of `unit` bytes; None without one, or for a size that there is no move for."""
+    """Return the launch that copies elements of `unit` bytes; None if there are none, or the size is not supported."""
     count = math.prod(sizes)
     if count == 0 or unit not in UNITS:
         return None
@@ -86,7 +86,7 @@ def copied(sizes: Sequence[int], source: End, target: End, unit: int, x: Argumen
 def _ends(
     copy: _Copy, places: Coordinates, x: Argument, y: Argument
 ) -> tuple[list[tuple[str, Argument]], Callable[[str, Sequence[str]], list[str]]]:
-    """Parameters, with what they are given, and what makes the line that says where an element is on an end."""
+    """Return parameters with arguments, and a function that returns the line for an element's index in one layout."""
     kind, signed = UNITS[copy.unit], "gk_i32" if places.short else "gk_i64"
     given: list[tuple[str, Argument]] = [(f"const {kind}* x", x), (f"{kind}* y", y)]
     for name, end in (("from", copy.source), ("to", copy.target)):
@@ -95,20 +95,23 @@ def _ends(
 
     def lines(name: str, coordinates: Sequence[str]) -> list[str]:
         terms = [name, *(f"{place} * {name}{axis}" for axis, place in enumerate(coordinates))]
-        # Strides may be negative: sums wrap around to the number that they stand for.
+        # Strides may be negative. Unsigned sums wrap around to the right index.
         return [f"const {signed} {name}_at = {' + '.join(terms)};"]
 
     return given, lines
 
 
-# --- axes that change places ------------------------------------------------------------------------
+# --- transposition ----------------------------------------------------------------------------------
 
-# A block's part along both axes, and the least size of an axis for which that is worth while.
+# Size of a block's tile along both axes, and the least size of an axis for which tiles are faster.
 _TILE, _LEAST_ACROSS = 32, 16
 
 
 def _across(copy: _Copy) -> int | None:
-    """The axis along which elements lie side by side in the source, where in the target they do along the last one."""
+    """Return the axis along which the source is contiguous, if the target is contiguous along the last axis instead.
+
+    None if tiles cannot be used, or an axis is too short for them.
+    """
     last = len(copy.sizes) - 1
     if copy.target.strides[-1] != 1 or copy.source.strides[-1] == 1 or copy.sizes[-1] < _LEAST_ACROSS:
         return None
@@ -117,7 +120,7 @@ def _across(copy: _Copy) -> int | None:
 
 
 def _in_tiles(copy: _Copy, across: int, short: bool, x: Argument, y: Argument) -> Launch:
-    """By way of the memory of a block, so that both ends are gone through as they lie."""
+    """Return a launch that copies tiles through shared memory, so that reads and writes are both contiguous."""
     last = len(copy.sizes) - 1
     others = [axis for axis in range(last) if axis != across]
     tiles = (*(copy.sizes[axis] for axis in others), *(-(-copy.sizes[axis] // _TILE) for axis in (across, last)))
@@ -158,14 +161,14 @@ def _in_tiles(copy: _Copy, across: int, short: bool, x: Argument, y: Argument) -
 
 
 def unit_of(value: Value | None) -> int:
-    """Bytes of an element; 0 for what is no number."""
+    """Return the bytes of an element; 0 if elements are not numbers."""
     assert value is not None
     is_number = isinstance(value.type, TensorType) and value.dtype.numpy.kind != "O"
     return value.dtype.numpy.itemsize if is_number else 0
 
 
 def _kernel(node: Node, launches: Sequence[Launch | None]) -> CardKernel | None:
-    """Of several copies; None where the elements cannot be moved."""
+    """Return the kernel of several copies; None if elements of this type cannot be copied."""
     if any(unit_of(v) not in UNITS for v in (node.inputs[0], node.outputs[0])):
         return None
     return CardKernel(tuple(launch for launch in launches if launch is not None))
@@ -184,7 +187,7 @@ for _name in VIEWS:
 
 
 def _parts(whole: Sequence[int], axis: int, sizes: Sequence[int]) -> list[tuple[tuple[int, int], End, End]]:
-    """Of parts along an axis: outer and inner sizes, how they lie in themselves, and how in the whole."""
+    """Return, for each part along an axis: outer and inner size, its own layout, and its layout in the whole array."""
     outer, length, inner = around(whole, axis)
     found, done = [], 0
     for size in sizes:

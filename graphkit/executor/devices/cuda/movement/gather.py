@@ -1,7 +1,7 @@
-"""Elements and slices that are taken by index, or in reverse: a thread for up to 16 bytes of the result, side by side.
+"""Gathers of elements and slices by index, and ReverseSequence. A thread copies up to 16 adjacent bytes of the result.
 
-What lies side by side in the result lies side by side in the operand as far as a slice goes. Each index is read by the
-threads of its slice.
+Within a slice, elements that are adjacent in the result are adjacent in the operand. All threads of a slice read its
+index.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def _gather_nd(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 def _slices(name: str, address: TupleAddress, outer: int, inner: int, unit: int) -> CardKernel | None:
-    """Slices of `inner` elements of `unit` bytes; `outer` times over, 1 for an address with a batch of its own."""
+    """Return the kernel that gathers slices of `inner` elements of `unit` bytes.
+
+    outer: number of repetitions of the gather; 1 if the address has batch axes.
+    """
     batch, picks = address.sizes
     if outer * address.count * inner == 0:
         return _checked(name, address) if address.count else CardKernel(())
@@ -71,7 +74,7 @@ def _slices(name: str, address: TupleAddress, outer: int, inner: int, unit: int)
 
 
 def _checked(name: str, address: TupleAddress) -> CardKernel:
-    """Of slices without elements: indices out of range are an error of these, too."""
+    """Return the kernel for slices without elements. It only checks that indices are in range."""
     places = Coordinates("i", len(address.sizes), max(address.count, address.targets) + THREADS < 1 << 31)
     found, coordinates = places.lines("at")
     lines = [*found, *address.lines(places, "at", coordinates, "return;"), "(void)target;"]

@@ -1,14 +1,13 @@
-"""Slices and elements written, or combined, by index; the gradient of Gather among them.
+"""Scatters: elements or slices are replaced, or combined with updates, by index. The gradient of Gather is one of them.
 
-Where updates are combined, what each index points at is a key, and `sorting` brings equal keys together, in the order
-of the updates. The result begins as a copy of the operand, or as zeros; then the first update of each element combines
-all of that element, in their order, and writes once. Where very many updates meet in one element, stretches of them
-that have no other are combined beforehand: no thread combines more than a few times the root of their number. Nothing
-depends on which thread comes first: the result has the same bits every time. The updates are read once, a table is
-written once, and once more where it has updates; what is sorted are 8 bytes for each index.
+With a reduction, the target of each index is a key, and `sorting` sorts the updates by key; the sort is stable. The
+result begins as a copy of the operand, or as zeros. Then the thread of the first update of each key combines all
+updates of that key in their order, and writes the result once. If a key has very many updates, a first launch combines
+chunks that contain only this key, so that no thread combines more than a few times the square root of all updates. The
+result does not depend on the order of threads, so it has the same bits every time.
 
-What replaces elements is written at once: indices must not repeat. Where runs are to be deterministic even where they
-do, the last update of an element is chosen by the same sort.
+Without a reduction, updates are written directly, because indices must not repeat. In deterministic runs, they may
+repeat: the same sort selects the last update of each element.
 """
 
 from __future__ import annotations
@@ -39,15 +38,21 @@ _JOINS = {
     "max": "gk_maximum(a, b)",
     "min": "gk_minimum(a, b)",
 }
-# Fewer updates than these have no stretches.
-_LEAST_STRETCHED = 512
+# With fewer updates, there are no chunks.
+_LEAST_CHUNKED = 512
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Updates of `address.targets` slices of `inner` elements, `outer` times over; they are the operand at `updates`.
+    """A scatter into slices.
 
-    base: the operand that the result begins as, None for zeros.
+    Attributes:
+        node: The node.
+        address: The slice that each update changes.
+        outer: Number of repetitions of the scatter.
+        inner: Elements of a slice.
+        base: The operand whose copy the result begins as; None for zeros.
+        updates: Position of the operand with the updates.
     """
 
     node: Node
@@ -62,13 +67,13 @@ class Scatter:
         return self.node.output.dtype
 
     def kernel(self, reduction: str, deterministic: bool) -> CardKernel | None:
-        """None for types that there is no arithmetic, or no move for, and for more than the sort can count."""
+        """Return the kernel; None for types without arithmetic or copies, and for too many updates for the sort."""
         unit = unit_of(self.node.output)
         if unit not in UNITS:
             return None
         slices = self.outer * self.address.targets
         if slices * self.inner == 0:
-            # Indices out of range are an error of empty results, too.
+            # Indices must be in range even if the result is empty.
             return None if self.address.count else CardKernel(())
         begun = self._begun(unit)
         if self.address.count == 0:
@@ -96,12 +101,12 @@ class Scatter:
         return () if self.base is None else ((self.base.position, 0),)
 
     def places(self, *sizes: int) -> Coordinates:
-        """For a walk over so many elements, of which each may lead to any element of the result and the updates."""
+        """Return coordinates for loops of these sizes, with indices that reach all elements of result and updates."""
         slices = self.outer * max(self.address.targets, self.address.count)
         return Coordinates("i", len(sizes), max(math.prod(sizes), slices * self.inner) + 4 * THREADS < 1 << 31)
 
     def _begun(self, unit: int) -> Launch:
-        """The result as it is without an update, 16 bytes at a time; nothing where it lies in its operand's place."""
+        """Return the launch that initialises the result. It does nothing if the result overwrites its operand."""
         kind, count, width = UNITS[unit], self.outer * self.address.targets * self.inner, 16 // unit
         given: Given = [(f"{kind}* y", Output(0))]
         if self.base is None:
@@ -113,7 +118,7 @@ class Scatter:
         return for_each_run("begun", count, width, given, lines)
 
     def _keys(self) -> Launch:
-        """The slice that each update goes to, as a key; that of an index out of range is any."""
+        """Return the launch that writes the key (slice) of each update. An index out of range gets an arbitrary key."""
         address = self.address
         places = self.places(*address.sizes)
         found, coordinates = places.lines("at")
@@ -121,13 +126,13 @@ class Scatter:
         return for_each("keys", address.sizes, places, [("gk_u32* keys", Scratch(0)), *address.given(places)], lines)
 
     def _moved(self, unit: int) -> tuple[int, Given]:
-        """Units of up to 16 bytes in a slice, and the memory that they are moved from and to."""
+        """Return the number of units of up to 16 bytes in a slice, and the parameters for source and target."""
         times = math.gcd(16 // unit, self.inner)
         kind = UNITS[unit * times]
         return self.inner // times, [(f"const {kind}* updates", Input(self.updates)), (f"{kind}* y", Output(0))]
 
     def _replaced(self, unit: int) -> Launch:
-        """Slices that are written at once."""
+        """Return the launch that writes slices directly."""
         inner, given = self._moved(unit)
         sizes = (*self.address.sizes, inner)
         places = self.places(*sizes)
@@ -142,7 +147,7 @@ class Scatter:
         return for_each("replaced", sizes, places, [*given, *self.address.given(places)], lines)
 
     def _replaced_by_last(self, unit: int, ordered: Sorted) -> Launch:
-        """Slices of which the last one of each key is written."""
+        """Return the launch that writes the last update of each key."""
         inner, given = self._moved(unit)
         sizes = self.address.count, inner
         places = self.places(*sizes)
@@ -173,27 +178,27 @@ class _Combined:
 
     @property
     def width(self) -> int:
-        """Elements of a thread, side by side: 16 bytes of what they are combined in."""
+        """Adjacent elements of a thread, up to 16 bytes in the type in which they are combined."""
         return math.gcd(16 // self.held.itemsize, self.scatter.inner)
 
     @property
     def length(self) -> int:
-        """Updates of a stretch: about the root of all; 0 where there are none."""
+        """Updates of a chunk: about the square root of all updates; 0 without chunks."""
         count = self.scatter.address.count
-        return 1 << (count.bit_length() + 1) // 2 if count >= _LEAST_STRETCHED else 0
+        return 1 << (count.bit_length() + 1) // 2 if count >= _LEAST_CHUNKED else 0
 
     @property
-    def stretches(self) -> int:
-        """Those that are whole."""
+    def chunks(self) -> int:
+        """Number of complete chunks."""
         return self.scatter.address.count // self.length if self.length else 0
 
     @property
     def scratch_bytes(self) -> int:
         scatter = self.scatter
-        return aligned(scatter.outer * self.stretches * scatter.inner * self.held.itemsize)
+        return aligned(scatter.outer * self.chunks * scatter.inner * self.held.itemsize)
 
     def launches(self) -> list[Launch]:
-        return [*([self._stretched()] if self.stretches else []), self._whole()]
+        return [*([self._of_chunks()] if self.chunks else []), self._whole()]
 
     def _given(self, places: Coordinates) -> Given:
         stored, scatter = STORED[self.scatter.dtype], self.scatter
@@ -201,11 +206,11 @@ class _Combined:
             (f"const {stored}* updates", Input(scatter.updates)),
             ("const gk_u32* keys", self.ordered.keys), ("const gk_u32* order", self.ordered.places),
             ("gk_u32 picks", np.uint32(scatter.address.count)), ("gk_u32 length", np.uint32(self.length)),
-            *([(f"{STORED[self.held]}* parts", Scratch(self.ordered.scratch_bytes))] if self.stretches else []),
+            *([(f"{STORED[self.held]}* parts", Scratch(self.ordered.scratch_bytes))] if self.chunks else []),
         ]  # fmt: skip
 
     def _updates(self, places: Coordinates, block: str, place: str) -> str:
-        """The address of the thread's elements of the update at place k of the order."""
+        """Return the address of the thread's elements in update number k of the sorted order."""
         return f"updates + ((({block}) * picks + order[k]) * isize2 + {place}) * {self.width}u"
 
     def _types(self) -> list[str]:
@@ -213,7 +218,7 @@ class _Combined:
         return [f"typedef {held} A;", f"typedef gk_pack<{stored}, {width}> S;", f"typedef gk_pack<A, {width}> P;"]
 
     def _joined(self, value: str) -> list[str]:
-        """`part` with what `value` says of element e."""
+        """Return lines that combine each element e of `part` with the expression `value`."""
         return [
             "#pragma unroll",
             f"for (int e = 0; e < {self.width}; ++e) {{",
@@ -226,15 +231,15 @@ class _Combined:
         lines = [f"const {kind} p = *reinterpret_cast<const {kind}*>({address});", *self._joined(value)]
         return ["#pragma unroll 4", f"for ({head}) {{", *("    " + line for line in lines), "}"]
 
-    def _stretched(self) -> Launch:
-        """Stretches of one key alone, each combined in its order; nothing for others."""
-        sizes = self.scatter.outer, self.stretches, self.scatter.inner // self.width
+    def _of_chunks(self) -> Launch:
+        """Return the launch that combines the updates of each chunk with only one key. It skips other chunks."""
+        sizes = self.scatter.outer, self.chunks, self.scatter.inner // self.width
         places = self.scatter.places(*sizes)
-        found, (block, stretch, place) = places.lines("at")
+        found, (block, chunk, place) = places.lines("at")
         update = self._updates(places, block, place)
         lines = [
             *self._types(), *found,
-            f"const gk_u32 first = {stretch} * length, end = first + length;",
+            f"const gk_u32 first = {chunk} * length, end = first + length;",
             "if (keys[first] != keys[end - 1]) {", "    return;", "}",
             "P part;",
             "{", "    const gk_u32 k = first;", f"    const S p = *reinterpret_cast<const S*>({update});",
@@ -242,10 +247,10 @@ class _Combined:
             *self._each("gk_u32 k = first + 1; k < end; ++k", update, "S", "gk_read(p.e[e])"),
             f"*reinterpret_cast<P*>(parts + at * {self.width}u) = part;",
         ]  # fmt: skip
-        return for_each("stretched", sizes, places, self._given(places), lines)
+        return for_each("chunks", sizes, places, self._given(places), lines)
 
     def _whole(self) -> Launch:
-        """The first update of each key combines all of that key with the result's element."""
+        """Return the launch in which the thread of a key's first update combines all its updates with the result."""
         scatter, stored = self.scatter, STORED[self.scatter.dtype]
         sizes = scatter.outer, scatter.address.count, scatter.inner // self.width
         places = scatter.places(*sizes)
@@ -269,7 +274,7 @@ class _Combined:
             f"const {index} to = (({block} * targets + keys[j]) * isize2 + {place}) * {self.width}u;",
             *begun, "gk_u32 k = j;",
         ]  # fmt: skip
-        if self.stretches:
+        if self.chunks:
             part = f"parts + ((({block}) * {index}(picks / length) + k / length) * isize2 + {place}) * {self.width}u"
             lines += [
                 "const gk_u32 aligned = (j + length - 1) / length * length, head = aligned < end ? aligned : end;",
@@ -285,7 +290,7 @@ class _Combined:
         return for_each("combined", sizes, places, given, lines)
 
 
-# The end of the run of keys that begins at j: by doubling steps, then halving them.
+# Lines that find the end of the run of equal keys that begins at j: exponential search, then binary search.
 _END = [
     "const gk_u32 key = keys[j];",
     "gk_u32 far = 1;",

@@ -1,10 +1,10 @@
-"""Numbers in order, with where they stood: what brings together updates of the same element.
+"""A stable sort of integer keys with their original positions.
 
-A radix sort of eight bits a pass, from the lowest on, which is stable (Knuth, TAOCP 3, 5.2.5). A block goes over a
-stretch of the keys. Of each pass a first launch counts the digits of every stretch; a second adds up, for the digits of
-its own stretch, how many keys go before them, and moves these, ranked within a warp by comparing digits. A pass reads
-keys twice, and writes them and their places once. What is counted does not depend on an order: the result has the same
-bits every time. What one block can sort is sorted by one launch.
+It is a radix sort with eight bits per pass, beginning with the lowest (Knuth, TAOCP 3, 5.2.5). Each block processes a
+chunk of the keys. In each pass, a first launch counts the digits of every chunk. A second launch computes, for each
+digit of a chunk, the number of keys that come before it, and moves the keys; within a warp, keys are ranked by
+comparing digits. A pass reads keys twice, and writes keys and positions once. Counts do not depend on the order of
+threads, so the result is the same every time. If one block can sort all keys, a single launch does.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ import numpy as np
 from graphkit.executor.devices.cuda.launches import THREADS, Launch, Scratch, Source, source_of
 from graphkit.executor.devices.cuda.text.joining import WARP, scanned
 
-# A digit is of eight bits: one value for each thread.
+# Bits of a digit. There is one thread for each value of a digit.
 _BITS = 8
 _WARPS = THREADS // WARP
-# Stretches at most; each of them reads what all have counted. Keys of one at least, as long as there are fewer.
-_MOST_STRETCHES, _LEAST = 256, 4 * THREADS
+# The largest number of chunks (each block reads the counts of all chunks), and the least number of keys of a chunk, if
+# that does not need more chunks.
+_MOST_CHUNKS, _LEAST = 256, 4 * THREADS
 _ALIGNMENT = 256
-# Keys that a block sorts alone.
+# The largest number of keys that a single block sorts.
 ALONE = 1024
 
 
 class Sorted(NamedTuple):
-    """Where sorted keys lie in scratch memory, and the places at which they stood; what sorts them; bytes used so far.
+    """The result of a sort. Equal keys are in the order of their original positions.
 
-    Equal keys stand in the order of their places.
+    Attributes:
+        keys: The sorted keys, in scratch memory.
+        places: Their original positions, in scratch memory.
+        launches: The launches that sort.
+        scratch_bytes: Bytes of scratch memory that are in use, from 0 on.
     """
 
     keys: Scratch
@@ -39,14 +44,17 @@ class Sorted(NamedTuple):
 
 
 def aligned(nbytes: int) -> int:
-    """Bytes of scratch memory behind which another piece may begin."""
+    """Return `nbytes` rounded up to the alignment of pieces of scratch memory."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def sort(count: int, bound: int, begin: int) -> Sorted:
-    """The sort of `count` keys, `gk_u32` below `bound`, which lie in scratch memory from `begin` on, a multiple of 16.
+    """Return the sort of keys in scratch memory.
 
-    count: from 1 to 2^31 - 1. Working memory is taken behind the keys.
+    Args:
+        count: Number of keys, from 1 to 2^31 - 1.
+        bound: Keys, of type `gk_u32`, are below this number.
+        begin: Offset of the keys in scratch memory, a multiple of 16. The memory after them is used, too.
     """
     size = aligned(count * 4)
     if count <= ALONE:
@@ -57,9 +65,9 @@ def sort(count: int, bound: int, begin: int) -> Sorted:
 
 
 def _by_digits(count: int, bound: int, begin: int) -> Sorted:
-    stretches = min(-(-count // _LEAST), _MOST_STRETCHES)
-    length = -(-count // stretches)
-    stretches = -(-count // length)
+    chunks = min(-(-count // _LEAST), _MOST_CHUNKS)
+    length = -(-count // chunks)
+    chunks = -(-count // length)
     size = aligned(count * 4)
     keys = [Scratch(begin), Scratch(begin + size)]
     places = [Scratch(begin + 2 * size), Scratch(begin + 3 * size)]
@@ -69,17 +77,18 @@ def _by_digits(count: int, bound: int, begin: int) -> Sorted:
     sizes = np.uint32(count), np.uint32(length)
     for number in range(passes):
         shift = np.uint32(number * _BITS)
-        launches.append(Launch(_COUNT, stretches, (keys[0], counts, *sizes, shift)))
+        launches.append(Launch(_COUNT, chunks, (keys[0], counts, *sizes, shift)))
         given = (keys[0], places[0]) if number else (keys[0],)
         to = keys[1], places[1]
-        launches.append(Launch(_PLACE[number > 0], stretches, (*given, *to, counts, *sizes, shift)))
+        launches.append(Launch(_PLACE[number > 0], chunks, (*given, *to, counts, *sizes, shift)))
         keys.reverse()
         places.reverse()
-    end = counts.offset + aligned(stretches * THREADS * 4)
+    end = counts.offset + aligned(chunks * THREADS * 4)
     return Sorted(keys[0], places[0], tuple(launches), end)
 
 
-# Sorts `padded` pairs, a power of two, of `keys`, numbers of type K, and `spots`, in shared memory (Batcher 1968).
+# Lines that sort pairs of `keys` (of type K) and `spots` in shared memory (bitonic sort, Batcher 1968). The number of
+# pairs is `padded`, a power of two.
 BITONIC = [
     "for (gk_u32 span = 2; span <= padded; span *= 2) {",
     "    for (gk_u32 far = span / 2; far > 0; far /= 2) {",
@@ -138,17 +147,17 @@ def _count() -> Source:
 
 
 def _place(moved: bool) -> Source:
-    """moved: whether keys have been moved before, and their places are to be read."""
+    """Return the source that moves keys in a pass. moved: not the first pass, so positions are read from memory."""
     lines = [
         "typedef gk_u32 A;",
         f"__shared__ gk_u32 next[{THREADS}];",
-        # Of each warp and digit: how many keys, then where the first of them goes.
+        # For each warp and digit: the number of keys, then the position of the first of them.
         f"__shared__ gk_u32 of_warp[{_WARPS}][{THREADS}];",
         f"const gk_u32 lane = threadIdx.x % {WARP}u, warp = threadIdx.x / {WARP}u;",
         "gk_u32 earlier = 0, digits = 0;",
-        "for (gk_u32 stretch = 0; stretch * length < count; ++stretch) {",
-        f"    const gk_u32 found = counts[stretch * {THREADS}u + threadIdx.x];",
-        "    earlier += stretch < gk_block ? found : 0;",
+        "for (gk_u32 chunk = 0; chunk * length < count; ++chunk) {",
+        f"    const gk_u32 found = counts[chunk * {THREADS}u + threadIdx.x];",
+        "    earlier += chunk < gk_block ? found : 0;",
         "    digits += found;",
         "}",
         *scanned("digits", "a + b"),
