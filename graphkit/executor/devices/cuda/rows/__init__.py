@@ -1,1 +1,1 @@
-"""What goes over rows, or groups along any axes: reductions, normalisations, losses, orders."""
+"""Kernels over rows, or over groups along any axes: reductions, normalisations, losses, scans, TopK."""

@@ -1,7 +1,7 @@
 """Normalisations of channels: over batches, instances, groups of channels, and other axes.
 
-Statistics are made in one pass, as by Welford and by Chan, Golub and LeVeque. An operand is read once for them and once
-for what is written; gradients read it once more in between.
+Statistics are computed in one pass (Welford; Chan, Golub and LeVeque). An operand is read once for them, and once for
+the result. Gradients read it once more in between.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOMENTS = Pass("gk_moments<A>", 4, ["p0.take((A)gk_read(x[at]));"])
 
 
 def _held(node: Node, x: int = 0) -> DType | None:
-    """The type that is computed in; None where operand `x` is empty, or an operand has no arithmetic."""
+    """Return the type in which to compute; None if operand `x` is empty, or an operand's type has no arithmetic."""
     kinds = {value.dtype for value in node.operands}
     if math.prod(shape(node.inputs[x])) == 0 or any(float_type(kind) is None for kind in kinds):
         return None
@@ -48,7 +48,7 @@ def _held(node: Node, x: int = 0) -> DType | None:
 def _memory(
     node: Node, names: Sequence[str], outputs: Sequence[str], used: Sequence[bool]
 ) -> list[tuple[str, Argument]]:
-    """The operands that are there and those results that somebody reads, by their names."""
+    """Return parameters for the operands that are present, and for the results that are used."""
     given: list[tuple[str, Argument]] = [
         (f"const {STORED[value.dtype]}* {name}", Input(i))
         for i, (name, value) in enumerate(zip(names, node.inputs, strict=False))
@@ -123,7 +123,7 @@ _OWN_STATISTICS = ["const A mean = p0.mean;", "const A var = p0.deviations / (A)
 
 
 def _running(node: Node, momentum: float, held: DType, used: Sequence[bool]) -> tuple[Given, list[str]]:
-    """Parameters, and the lines that write those running statistics, results 1 and 2, that somebody reads."""
+    """Return parameters, and lines that write those running statistics (results 1 and 2) that are used."""
     given = [_number("keep", momentum, held), _number("take", 1 - momentum, held)]
     kind = node.outputs[1].dtype
     lines = [
@@ -176,7 +176,7 @@ def _channels_last_batch_norm(node: Node, context: KernelContext) -> CardKernel 
 
 @launched("ChannelsLastBatchNormGrad", DOMAIN)
 def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
-    """The gradient by y passes where the activation let it through, and where that is not known: for NaN."""
+    """Return the kernel of the gradient. That of y passes where the activation passed the element, and for NaN."""
     op, held, sizes = operator(node, ChannelsLastBatchNormGrad), _held(node), shape(node.inputs[1])
     if held is None:
         return None
@@ -209,7 +209,7 @@ def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> CardKe
 
 
 def _of_one_type(node: Node, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Pairs of an operand that is there and a result whose elements are as large."""
+    """Return those of the pairs (operand, result) whose operand is present, and has the type of the result."""
     found = []
     for position, result in pairs:
         x = operand(node, position)
@@ -234,7 +234,7 @@ def _group_normalization(node: Node, context: KernelContext) -> CardKernel | Non
 
 
 def _of_groups(node: Node, groups: int, epsilon: float) -> CardKernel | None:
-    """Channels of an image in so many groups, each of which lies in one piece."""
+    """Return the kernel of a normalisation over groups of channels. The elements of a group are contiguous."""
     held = _held(node)
     if held is None:
         return None
@@ -243,7 +243,7 @@ def _of_groups(node: Node, groups: int, epsilon: float) -> CardKernel | None:
     over = Groups.over((count * groups, each * pixels), [1], held)
     within = Coordinates("c", 2, over.short)
     found, (channel, _) = within.lines("e")
-    if each == 1:  # the channel is known ahead of its elements
+    if each == 1:  # all elements of a group have one channel
         found, channel = [], "0"
     given = _memory(node, ("x", "scale", "b"), ("y",), (True,))
     given += [

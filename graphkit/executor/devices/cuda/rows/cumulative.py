@@ -1,8 +1,8 @@
-"""Running sums and products: a block for a row, a thread for a column; slices of both where there are few.
+"""Cumulative sums and products: a block per row, or a thread per column; with few of them, a block or thread per slice.
 
-A block goes over a row in tiles, of which each thread has a few neighbours; their partial results are joined in the
-order of the threads. Of slices a first launch makes the totals, so that elements are read twice. The order of all sums
-is that of the sizes alone: a result has the same bits every time.
+A block processes a row tile by tile. Each thread has a few adjacent elements of a tile; a scan combines their partial
+results. With slices, a first launch computes the totals of slices, so elements are read twice. The order of operations
+depends only on the sizes, so a result has the same bits every time.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ from graphkit.ir.types import DType
 from graphkit.ops._base import operator
 from graphkit.ops.math.cumulative import Cumulative
 
-# Neighbours of a thread in a tile of a row; the longest row that a thread goes over alone.
+# Adjacent elements per thread in a tile of a row; the longest row that a single thread processes.
 _EACH, _ALONE = 4, 32
-# Blocks, and threads, that keep a card busy; slices of a row or column at most, and what is the least of one.
+# Blocks, and threads, that occupy a GPU; the most slices of a row or column, and the least elements of a slice.
 _BUSY_BLOCKS, _BUSY = 512, 1 << 16
 _MOST_SLICES, _LEAST = 128, 64
 
 
 @dataclass(frozen=True)
 class _Scan:
-    """[outer, size, inner] along `size`. join: an expression of `a` and `b`; first: the total of nothing."""
+    """A scan of an array [outer, size, inner] along `size`.
+
+    join: The operation, an expression of `a` and `b`. first: Its neutral element.
+    """
 
     name: str
     sizes: tuple[int, int, int]
@@ -60,7 +63,7 @@ class _Scan:
 
     @property
     def tile(self) -> int:
-        """Elements that slices are made of."""
+        """The lengths of slices are multiples of this number of elements."""
         return THREADS * _EACH if self.by_rows else 1
 
     @property
@@ -80,7 +83,7 @@ class _Scan:
         return CardKernel(tuple(launches), scratch_bytes=scratch, inplace=((0, 0),))
 
     def _launch(self, slices: int, length: int, *, totals: bool) -> Launch:
-        """The pass that makes the totals of slices, or the one behind it."""
+        """Return the launch that computes the totals of slices, or the one that computes the results."""
         stored, held = STORED[self.stored], STORED[self.held]
         places = Coordinates("i", 3, self.short)
         given: Given = [(f"const {stored}* x", Input(0))]
@@ -97,7 +100,10 @@ class _Scan:
         return make(places, slices, given, begin, carried, totals)
 
     def _carried(self, index: str) -> list[str]:
-        """The total of the slices before this one; that of slice s stands at `total + s * between`."""
+        """Return lines that combine the totals of earlier slices in `carry`.
+
+        The total of slice s has the index `total + s * between`.
+        """
         return [
             f"for ({index} s = 0; s < slice; ++s) {{",
             "    const A a = carry, b = totals[total + s * between];",

@@ -13,7 +13,7 @@ from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.sorting import ArgExtreme
 
-# Bytes of a partial result: an element, and its number.
+# Bytes of a partial result: an element and its position.
 _PLACED = 16
 
 

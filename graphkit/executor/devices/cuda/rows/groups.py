@@ -1,10 +1,11 @@
-"""Groups of elements along any axes that are read together, for one result each or to be changed by what was found.
+"""Kernels over groups of elements along any axes: a result for each group, or elements that depend on their group.
 
-Each pass over a group makes a partial result (`partials.cuh`) that later ones use, and the last one, which writes.
-The threads of a group lie along it, and several groups beside each other in a block, so that neighbours in a warp read
-neighbours in memory. A thread reads several elements before it works on the first of them: memory is far away. Where
-there are few groups they are cut into slices: a launch for each pass leaves the partial results of all slices in
-scratch, and a small one behind it joins them. The order of sums is that of the sizes alone.
+A kernel makes one or more passes over each group. Each pass computes a partial result (`partials.cuh`), which later
+passes and the final step, which writes, can use. A block processes several groups, and adjacent threads of a warp read
+adjacent elements. To hide the latency of memory, a thread reads several elements before it uses the first.
+
+If there are few groups, they are divided into slices. A launch for each pass then writes the partial results of all
+slices to scratch memory, and a small launch after it combines them. The order of sums depends only on the sizes.
 """
 
 from __future__ import annotations
@@ -20,30 +21,34 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import DType
 
-# Threads that keep a card busy, what one of them reads at least before there is another slice, and the most slices.
+# Threads that occupy a GPU; elements that a thread reads at least before another slice is used; the most slices.
 _BUSY, _LEAST, _MOST = 1 << 18, 16, 1024
-# Groups side by side that a block has, where they lie side by side in memory.
+# The largest number of adjacent groups of a block, if groups (not elements of a group) are adjacent in memory.
 _BESIDE = 32
-# Elements of a group that a thread has at least and at most, as far as there are threads.
+# The least and the most elements of a group per thread, if there are enough threads.
 _FEW, _MANY = 4, 16
-# Bytes of operands' elements that a thread has read before it works on them.
+# Bytes of elements that a thread reads before it uses them.
 _AHEAD = 64
-# Slices whose partial results every thread block joins by itself, without a launch for it.
+# Up to this number of slices, each block combines their partial results itself, without a separate launch.
 _JOINED = 4
 
 _WARP = 32
 
-# What lines read of the element at `at` of an operand.
+# The expression with which lines read element `at` of an operand.
 _READ = re.compile(r"gk_read\((\w+)\[at\]\)")
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What a thread learns of its elements.
+    """A pass over the elements of a group, which computes a partial result.
 
-    partial: a type of `partials.cuh`; numbers: how many A it has. lines: what is done for an element at `at` of memory,
-    number `e` of group `g`, with the partial result `p0` (the second pass: `p1`, ...); an operand there is
-    `gk_read(x[at])`, whatever they do. ahead: lines before, once.
+    Attributes:
+        partial: Type of the partial result, one of `partials.cuh`.
+        numbers: How many numbers of type A it contains.
+        lines: Lines for each element. They update the partial result `p0` (`p1` in the second pass, and so on). `at` is
+            the index of the element in memory, `e` its number in the group, `g` the number of the group. Lines must
+            read operands as `gk_read(x[at])`.
+        ahead: Lines that run once, before the pass.
     """
 
     partial: str
@@ -54,10 +59,16 @@ class Pass:
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel does with groups. given: the parameters, as C declares them, with what they are given.
+    """The work of a kernel over groups.
 
-    each: lines for an element, as those of a Pass, behind all passes; what they write there nobody else reads. ahead:
-    lines before, once. once: lines for a group, of one thread. places: what is declared as parameters besides.
+    Attributes:
+        name: Name of the kernel.
+        given: Parameters, as C declares them, with their arguments.
+        passes: Passes over each group.
+        each: Lines for each element after all passes, like those of a Pass. No other thread may read what they write.
+        ahead: Lines that run once, before `each`.
+        once: Lines that one thread runs for each group.
+        places: Further coordinates that the lines use, with the sizes of their axes.
     """
 
     name: str
@@ -71,7 +82,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Groups:
-    """kept: where groups begin; reduced: where their elements lie from there; held: the type of what is computed."""
+    """Groups of elements. kept: axes over groups. reduced: axes over the elements of a group. held: type of results."""
 
     kept: Axes
     reduced: Axes
@@ -79,7 +90,7 @@ class Groups:
 
     @classmethod
     def over(cls, shape: Sequence[int], axes: Sequence[int], held: DType) -> Groups:
-        """The elements along `axes` of an array that is not empty."""
+        """Return the groups of the elements along `axes` of an array that is not empty."""
         return cls(*parted(shape, axes), held)
 
     @property
@@ -92,17 +103,17 @@ class Groups:
 
     @property
     def by_rows(self) -> bool:
-        """Whether the elements of a group lie side by side, rather than groups."""
+        """Whether the elements of a group are adjacent in memory. Otherwise, groups are."""
         return self.kept.strides[0][-1] != 1
 
     @property
     def lanes(self) -> int:
-        """Threads of a group in a block: a power of two."""
+        """Number of threads of a group in a block, a power of two."""
         count, groups = self.reduced.elements, self.kept.elements
         most, least = (min(THREADS, _power(-(-count // each))) for each in (_FEW, _MANY))
         if not self.by_rows:
             return 1 if groups >= _BUSY else min(most, THREADS // min(_BESIDE, _power(self.kept.sizes[-1])))
-        # Neighbours in a row are neighbours in a warp.
+        # Enough threads that a warp reads adjacent elements of a row.
         least = max(least, min(most, _WARP // 4))
         return max(least, min(most, _power(-(-_BUSY // groups))))
 
@@ -113,11 +124,11 @@ class Groups:
         return -(-count // -(-count // wanted))
 
     def scratch_bytes(self, work: Work) -> int:
-        """What `launches` wants of scratch."""
+        """Return the bytes of scratch memory that `launches` needs."""
         return self._place(work, len(work.passes)) if self.slices > 1 else 0
 
     def launches(self, work: Work, offset: int = 0) -> tuple[Launch, ...]:
-        """offset: where the scratch of these launches begins, in bytes."""
+        """Return the launches. offset: where their scratch memory begins, in bytes."""
         if self.slices == 1:
             return (self._launch(work, 0, len(work.passes), offset),)
         found = []
@@ -128,34 +139,37 @@ class Groups:
         return (*found, self._launch(work, len(work.passes), len(work.passes), offset))
 
     def _is_joined(self, work: Work, number: int) -> bool:
-        """Whether a launch joins the partial results of slices before the one that wants them, which else does."""
+        """Whether a separate launch combines the partial results of slices, instead of the launch that uses them."""
         return self.slices > _JOINED and bool(work.each or number + 1 < len(work.passes))
 
     def _place(self, work: Work, number: int) -> int:
-        """Where the partial results of a pass begin in scratch: those of slices and, if they are joined, of groups."""
+        """Return where the partial results of a pass begin in scratch memory.
+
+        Those of slices come first, then, if a separate launch combines them, those of groups.
+        """
         parts = sum(p.numbers * (self.slices + self._is_joined(work, i)) for i, p in enumerate(work.passes[:number]))
         return parts * self.held.itemsize * self.kept.elements
 
     def _whole(self, work: Work, number: int) -> int:
-        """Where those of groups do."""
+        """Return where the partial results of groups for a pass begin in scratch memory."""
         return self._place(work, number) + work.passes[number].numbers * self.held.itemsize * (
             self.kept.elements * self.slices
         )
 
     def kernel(self, work: Work, inplace: Sequence[tuple[int, int]] = (), fault: str = "") -> CardKernel:
-        """Of these launches alone."""
+        """Return a kernel that consists of these launches."""
         return CardKernel(self.launches(work), self.scratch_bytes(work), inplace, fault)
 
     # --- one launch -----------------------------------------------------------------------------------------------
 
     def _launch(self, work: Work, known: int, reached: int, offset: int) -> Launch:
-        """With the partial results of `known` passes from scratch, make those of passes until `reached`.
+        """Return a launch that makes passes `known` to `reached` (excluded). Scratch memory has the results of others.
 
-        The last launch makes none of its own, or all of them where there is but one slice, and writes.
+        The last launch also writes. It makes all passes if there is one slice, else none.
         """
         slices = self.slices
         last = slices == 1 or known == reached
-        # Who has nothing to write for elements has a block for the slices of a group together.
+        # If no elements are written, one block handles all slices of a group.
         divided = 1 if last and not work.each else slices
         kept, reduced = (
             Coordinates(name, len(axes.sizes), self.short) for name, axes in (("k", self.kept), ("r", self.reduced))
@@ -198,8 +212,9 @@ class Groups:
         return one.partial.replace("A", STORED[self.held])
 
     def _own(self, kept: Coordinates) -> list[str]:
-        """The thread's group `g`, its number `lane` within it, and the elements from `begin` to `end` of it; none where
-        there is no such group: `live` says so, and the group is then the first one.
+        """Return lines that declare the work of a thread: group `g`, elements from `begin` to `end`, and number `lane`.
+
+        If there is no group for a thread, `live` is false, `g` is 0, and there are no elements.
         """
         index, lanes, beside = self.index, self.lanes, THREADS // self.lanes
         within = (f"/ {lanes}u", f"% {lanes}u") if self.by_rows else (f"% {beside}u", f"/ {beside}u")
@@ -218,10 +233,10 @@ class Groups:
         ]
 
     def _loop(self, reduced: Coordinates, lines: Sequence[str]) -> list[str]:
-        """The lines for each of the thread's elements, of which several are read before the first is worked on."""
+        """Return a loop over the elements of a thread. It reads several elements before `lines` use the first."""
         operands = list(dict.fromkeys(_READ.findall("\n".join(lines))))
         each = -(-self.reduced.elements // (self.slices * self.lanes))
-        # Numbers of 64 bits and their places take twice as many registers.
+        # Elements and indices of 64 bits need twice as many registers.
         ahead = _AHEAD // self.held.itemsize // (1 if self.short else 2) // (2 if self.held.itemsize == 8 else 1)
         times = min(ahead // max(len(operands), 1), _power(each // 2)) if operands else 1
         found, places = reduced.lines("e")
@@ -255,14 +270,16 @@ class Groups:
         ]
 
     def _pass(self, number: int, one: Pass, reduced: Coordinates) -> list[str]:
-        """The partial result of the block's part of the group."""
+        """Return lines that compute the partial result of a pass, for the block's slice of the group."""
         kind, name = self._partial(one), f"p{number}"
         loop = ["{", *indented(self._loop(reduced, one.lines)), "}"]
         return [f"{kind} {name} = {kind}::none();", *loop, f"{name}.settle();", *self._joined(number, kind)]
 
     def _known(self, number: int, one: Pass, *, whole: bool, alone: bool) -> list[str]:
-        """The partial result of a pass that earlier launches made. whole: they have joined it; alone: the threads of a
-        group have nothing else to do.
+        """Return lines that read the partial result of a pass that earlier launches made.
+
+        whole: The slices are already combined. alone: The threads of a group share the work of combining slices;
+        otherwise, each thread combines all of them.
         """
         kind, name = self._partial(one), f"p{number}"
         if whole:
@@ -277,7 +294,7 @@ class Groups:
         ]
 
     def _join(self, work: Work, number: int, offset: int) -> Launch:
-        """What joins the partial results of slices, a warp for each group."""
+        """Return the launch that combines the partial results of slices, with one warp per group."""
         one, groups, slices = work.passes[number], self.kept.elements, self.slices
         kind, places = self._partial(one), Coordinates("i", 1, self.short)
         parameters = [f"const {kind}* parts", f"{kind}* whole", f"{self.index} groups", f"{self.index} slices"]
@@ -301,7 +318,7 @@ class Groups:
         return Launch(source_of(f"{work.name}_joined", parameters, lines), -(-groups // (THREADS // _WARP)), arguments)
 
     def _joined(self, number: int, kind: str) -> list[str]:
-        """What each thread of a group has becomes what all of them have."""
+        """Return lines that reduce the partial results of a group's threads. All threads get the result."""
         lanes, name, parts = self.lanes, f"p{number}", f"all{number}"
         if lanes == 1:
             return []
@@ -338,7 +355,7 @@ class Groups:
 
 
 def _shuffled(name: str, kind: str, lanes: int) -> list[str]:
-    """Of neighbours in a warp, which all get the same: the lower one comes first."""
+    """Return lines that reduce `name` over adjacent threads of a warp, in their order. All threads get the result."""
     return [
         f"for (int far = {lanes // 2}; far > 0; far /= 2) {{",
         f"    const {kind} other = gk_shuffle_part({name}, far);",
@@ -351,12 +368,12 @@ def _shuffled(name: str, kind: str, lanes: int) -> list[str]:
 
 
 def written(name: str, kind: DType, place: str, value: str) -> str:
-    """The line that writes `value`, a float or a double, to memory of a type."""
+    """Return the line that writes `value`, a float or a double, to an array of another type."""
     return f"gk_write({name}[{place}], ({'double' if kind is DType.FLOAT64 else 'float'})({value}));"
 
 
 def _power(number: int) -> int:
-    """The smallest power of two that is not below."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << max(number - 1, 0).bit_length()
 
 

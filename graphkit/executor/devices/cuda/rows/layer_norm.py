@@ -1,4 +1,4 @@
-"""Normalisations of the last axes: a row is read twice, the second time for what is written. Factors have any shape."""
+"""Normalisations over the last axes. A row is read for its statistics, and for the result. Factors are broadcast."""
 
 from __future__ import annotations
 
@@ -41,16 +41,22 @@ def _rms_norm(node: Node, context: KernelContext) -> CardKernel | None:
 def _normalised(
     node: Node, op: NormOfLastAxes, used: Sequence[bool], statistics: Pass, ahead: Sequence[str], value: str
 ) -> CardKernel | None:
-    """used: whether y, mean and inverse deviation are read.
+    """Return the kernel of a normalisation; None for unsupported types.
 
-    ahead: lines that say the latter two, as `mean` and `r`; value: what the factors multiply and are added to.
+    Args:
+        node: The node.
+        op: Its operator.
+        used: Whether y, mean and inverse deviation are used.
+        statistics: The pass that computes statistics.
+        ahead: Lines that declare `r` and, if there is a mean, `mean`.
+        value: Expression of a normalised element, before scale and bias.
     """
     kinds = {v.dtype for v in node.operands}
     sizes = node.operands[0].tensor.static_shape
     if any(float_type(kind) is None for kind in kinds):
         return None
     if math.prod(sizes) == 0:
-        # Statistics of no elements are not empty themselves.
+        # Without elements, y is empty, but statistics may not be.
         read = [v for v, is_read in zip(node.outputs, used, strict=False) if is_read]
         return None if any(math.prod(shape(v)) for v in read) else CardKernel(())
     held = DType.FLOAT64 if DType.FLOAT64 in kinds or op.stash is DType.FLOAT64 else DType.FLOAT32

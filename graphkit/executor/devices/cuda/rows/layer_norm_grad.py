@@ -1,8 +1,8 @@
-"""Gradients of the normalisations of the last axes.
+"""Gradients of the normalisations over the last axes.
 
-By rows that of the operand, which also leaves the rows' statistics in scratch where they are not given; then, side by
-side, the sums over all rows that are the gradients of the factors. Both read the gradient and the operand once from far
-away, and rows once more from a cache.
+A first kernel computes the gradient of the operand row by row. It also writes the statistics of rows to scratch memory,
+if they are not given. A second kernel computes the gradients of the factors, which are sums over all rows. Each kernel
+reads the gradient and the operand once from memory; further reads of a row come from the cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALIGNED = 16
 
 @dataclass(frozen=True)
 class _Gradient:
-    """Of a node with operands dy, x and scale. means, inverses: where the statistics of rows are, by `gk_read`."""
+    """The gradient of a node with operands dy, x and scale. held: the type in which it is computed."""
 
     node: Node
     op: NormOfLastAxes
@@ -52,7 +52,7 @@ class _Gradient:
 
     @property
     def statistic_bytes(self) -> int:
-        """Of one statistic of all rows in scratch."""
+        """Bytes of scratch memory for one statistic of all rows."""
         return -(-self.rows * self.held.itemsize // _ALIGNED) * _ALIGNED
 
     @property
@@ -85,7 +85,7 @@ class _Gradient:
     def by_columns(
         self, h: str, outputs: Sequence[int], statistics: Sequence[tuple[str, Argument]]
     ) -> tuple[Groups, Work]:
-        """The kernel of the sums over what scale was repeated along: of dy * h, result 1, and of dy, result 2."""
+        """Return the kernel of the sums over the broadcast axes of scale: of dy * h (result 1) and of dy (result 2)."""
         scale = self.node.operands[2]
         sizes = scale.tensor.static_shape
         lead = len(self.shape) - len(sizes)
@@ -104,8 +104,10 @@ class _Gradient:
         return groups, Work(f"{self.op.name}_columns", given, passes, once=once, places=places)
 
     def kernel(self, parts: Sequence[tuple[Groups, Work]], kept: int, inplace: bool) -> CardKernel:
-        """kept: bytes at the begin of scratch that all parts share. inplace: whether nothing reads the operands after
-        the result of their shape was written.
+        """Return the kernel that runs these parts.
+
+        kept: Bytes at the beginning of scratch memory that all parts share. inplace: Whether dx may overwrite dy or x,
+        because nothing reads them afterwards.
         """
         launches: list[Launch] = []
         most = 0
@@ -118,7 +120,7 @@ class _Gradient:
 
 
 def _gradient(node: Node, op: NormOfLastAxes, statistic: DType | None) -> _Gradient | None:
-    """None for what has no kernel. statistic: the type of statistics that are given."""
+    """Return the gradient of a node; None if it has no kernel. statistic: type of the given statistics, if any."""
     kinds = [node.operands[i].dtype for i in range(3)] + ([] if statistic is None else [statistic])
     wide = op.stash is DType.FLOAT64 or DType.FLOAT64 in kinds
     if any(float_type(kind) is None for kind in kinds):
@@ -127,7 +129,7 @@ def _gradient(node: Node, op: NormOfLastAxes, statistic: DType | None) -> _Gradi
 
 
 def _of_nothing(node: Node, used: Sequence[bool]) -> CardKernel:
-    """Where there are no rows, or no elements in them: sums are 0."""
+    """Return the kernel for an operand without elements. All results are filled with 0."""
     read = (i for i, is_read in enumerate(used) if is_read)
     fills = (filled(node.outputs[i], i, np.zeros((), node.outputs[i].dtype.numpy)) for i in read)
     return CardKernel(tuple(chain.from_iterable(fills)))

@@ -1,7 +1,7 @@
 """Classification losses and their gradients.
 
-Scores are read twice, once for the sum of their exponentials and once for what is written; the loss of each label is
-left in scratch, and summed by further launches in an order that is that of the sizes alone.
+Scores are read twice: for the sum of their exponentials, and for the results. The loss of each label is written to
+scratch memory. Further launches sum the losses, in an order that depends only on the sizes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,16 @@ _TOTAL_BYTES = 16
 
 @dataclass(frozen=True)
 class _Loss:
-    """What the kernels of a node share. scores, labels, weights: positions of operands; weights is None without any.
-    stored: scores; own: weights and losses.
+    """The parameters of a node's kernels.
+
+    Attributes:
+        op: The operator.
+        sizes: Shape of the scores; axis 1 is that of classes.
+        stored: Type of the scores.
+        own: Type of the weights and the loss.
+        held: Type in which the kernels compute.
+        labels_type: Type of the labels.
+        scores, labels, weights: Positions of operands; weights is None if there are none.
     """
 
     op: ClassLoss
@@ -56,17 +64,17 @@ class _Loss:
 
     @property
     def count(self) -> int:
-        """Labels."""
+        """Number of labels."""
         return math.prod(self.sizes) // self.sizes[1]
 
     @property
     def loss_bytes(self) -> int:
-        """Of the losses of all labels in scratch; what follows them is aligned."""
+        """Bytes of scratch memory for the losses of all labels, rounded up to an alignment."""
         return -(-self.count * self.held.itemsize // _TOTAL_BYTES) * _TOTAL_BYTES
 
     @property
     def groups(self) -> Groups:
-        """The scores of each label."""
+        """Groups of scores, one for each label."""
         return Groups.over(self.sizes, [1], self.held)
 
     @property
@@ -86,7 +94,7 @@ class _Loss:
     # --- parts of kernels -------------------------------------------------------------------------------------------
 
     def given(self) -> list[tuple[str, Argument]]:
-        """The operands, and what `label` wants."""
+        """Return the parameters for the scores, and those that the lines of `label` need."""
         x = [(f"const {STORED[self.stored]}* x", Input(self.scores))]
         return [*x, *self.given_labels()]
 
@@ -99,7 +107,7 @@ class _Loss:
         return [*found, ("gk_i64 classes", np.int64(self.sizes[1])), ("unsigned* fault", Fault())]
 
     def label(self, at: str) -> list[str]:
-        """The label at this place, `label`, whether it `counts`, and its `weight`."""
+        """Return lines that declare `label`, whether it `counts`, and its `weight`. at: expression of its index."""
         weight = "(A)1" if self.weights is None else "(A)gk_read(weights[label])"
         return [
             f"const gk_i64 label = labels[{at}];",
@@ -112,7 +120,7 @@ class _Loss:
         ]
 
     def total_weight(self, total: Argument, offset: int) -> tuple[tuple[Launch, ...], int]:
-        """What sums the weights of all labels, and its scratch in bytes, from `offset` on."""
+        """Return the launches that sum the weights of all labels, and the bytes of scratch memory from `offset` on."""
         work = Work(
             "total_weight",
             [(f"{STORED[self.held]}* total", total), *self.given_labels()],
@@ -122,7 +130,10 @@ class _Loss:
         return self.of_labels.launches(work, offset), self.of_labels.scratch_bytes(work)
 
     def reduced(self, loss: Argument, each: Sequence[str], given: Sequence[tuple[str, Argument]]) -> Work:
-        """The work that reduces the losses of labels. each: lines that say `one`, the loss at `at`, after `label`."""
+        """Return the work that reduces the losses of labels.
+
+        each: Lines that declare `one`, the loss of label number `at`; and `weight`, if the mean is weighted.
+        """
         mean = self.op.reduction == "mean"
         weighs = mean and self.weighs
         lines = [*each, "p0.s[0] += one;", *(["p0.s[1] += weight;"] if weighs else [])]
@@ -133,7 +144,10 @@ class _Loss:
         return Work("class_loss", parameters, [Pass(f"gk_sums<A, {numbers}>", numbers, lines)], once=once)
 
     def reduced_losses(self, loss: Argument, offset: int) -> tuple[tuple[Launch, ...], int]:
-        """What reduces the losses at the begin of scratch, and its own scratch in bytes, from `offset` on."""
+        """Return the launches that reduce the losses at the beginning of scratch memory, and the bytes that they need.
+
+        offset: Where their own scratch memory begins.
+        """
         given: list[tuple[str, Argument]] = [(f"const {STORED[self.held]}* losses", Scratch(0))]
         weighs = self.op.reduction == "mean" and self.weighs
         given += self.given_labels() if weighs else []
@@ -142,7 +156,10 @@ class _Loss:
 
 
 def _loss(node: Node, scores: int, labels: int, weights: int, own: DType | None = None) -> _Loss | None:
-    """None for an empty operand, and types without a kernel. own: of weights and losses, else that of scores."""
+    """Return the parameters of a node's kernels; None for an empty operand, and for unsupported types.
+
+    own: Type of weights and losses; default: that of the scores.
+    """
     x, given = node.operands[scores], node.operands[labels]
     sizes, held = x.tensor.static_shape, float_type(x.dtype)
     if math.prod(sizes) == 0 or held is None or given.dtype not in INDEX_TYPES:
@@ -202,9 +219,17 @@ def _of_rows(
     inplace: Sequence[tuple[int, int]] = (),
     ahead: Sequence[str] = (),
 ) -> CardKernel:
-    """One kernel over the scores of each label, `each` of which says the log-probability `p`; then the loss, if wanted.
+    """Return the kernel over the scores of each label; then it reduces the losses, if `loss`.
 
-    before: launches before; offset: the bytes of scratch that they leave to others, behind the losses.
+    Args:
+        found: The parameters.
+        given: Parameters in C, with their arguments.
+        each: Lines for each score. They declare its log-probability `p`.
+        loss: Whether the loss is used.
+        before: Launches that run first.
+        offset: Bytes of scratch memory that they use, after the losses.
+        inplace: Positions (operand, result) that may share memory.
+        ahead: Further lines that run once for a label, before `each`.
     """
     ahead = ["const A logarithm = gk_log(p0.sum());", *found.label("g"), *ahead]
     single = found.op.reduction == "none"
@@ -213,7 +238,7 @@ def _of_rows(
     if loss:
         kind = found.stored if single else found.held
         given.append((f"{STORED[kind]}* losses", Output(0) if single else Scratch(0)))
-        # By the thread that has the label's score, which may be overwritten.
+        # The thread that reads the label's score writes the loss, because the score may be overwritten.
         each += ["if (counts && (gk_i64)e == label) {", "    gk_write(losses[g], -p * weight);", "}"]
         ahead += ["if (!counts && live && lane == 0 && slice == 0) {", "    gk_write(losses[g], (A)0);", "}"]
     passes = [Pass("gk_exponentials<A>", 2, ["p0.take(gk_read(x[at]));"])]
@@ -229,8 +254,9 @@ def _of_rows(
 
 
 def _scale(found: _Loss, dloss: str, offset: int) -> tuple[list[tuple[str, Argument]], str, tuple[Launch, ...], int]:
-    """By what the gradient of a label is multiplied, `scale`: parameters, an expression, launches that come before, and
-    their scratch, from `offset` on, of which the first bytes stay.
+    """Return the factor of a label's gradient: parameters, expression, launches that must run before, scratch bytes.
+
+    offset: Where the scratch memory of the launches begins. Its first bytes contain the total weight.
     """
     if found.op.reduction != "mean":
         return [], f"weight * {dloss}", (), 0

@@ -17,9 +17,13 @@ from graphkit.ops._base import DOMAIN
 
 
 class Function(NamedTuple):
-    """A reduction in CUDA C++: the type of partial results, what it takes of an element `v`, and the end of it, `a`.
+    """A reduction in CUDA C++.
 
-    floats: whether it is one of floats alone.
+    Attributes:
+        partial: Type of partial results.
+        element: The summand, an expression of an element `v`.
+        last: The result, an expression of the reduced value `a`.
+        floats: Whether it is defined only for floating-point types.
     """
 
     partial: str
@@ -42,7 +46,7 @@ FUNCTIONS = {
 
 
 def reduction(name: str, x: Sequence[int], axes: Sequence[int], kind: DType) -> CardKernel | None:
-    """The kernel of FUNCTIONS[name] over `axes` of an operand of shape `x`; None where there is none."""
+    """Return the kernel of FUNCTIONS[name] over `axes` of an operand of shape `x`; None if it is not supported."""
     function = FUNCTIONS[name]
     if kind not in STORED or kind is DType.BOOL or (function.floats and kind not in FLOATS) or math.prod(x) == 0:
         return None

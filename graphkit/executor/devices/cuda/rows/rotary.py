@@ -1,4 +1,4 @@
-"""Rotary embeddings: a thread for each element, which reads its pair."""
+"""Rotary embeddings. Each thread computes one element, and reads both elements of its pair."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _rotary_embedding(node: Node, context: KernelContext) -> CardKernel | None:
     heads = op.num_heads or 1
     sizes = (*x[:2], heads, x[2] // heads) if flat else x
     batch, length, half = x[0], x[1] if flat else x[2], cache[-1]
-    # A position for each element of the sequence; what would be broadcast is interpreted.
+    # There must be a position for each element of the sequence. A node that broadcasts positions is interpreted.
     if (shape(ids) != (batch, length)) if ids is not None else (cache[:-1] != (batch, length)):
         return None
     count = math.prod(x)

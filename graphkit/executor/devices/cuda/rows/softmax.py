@@ -1,6 +1,4 @@
-"""Softmax, its logarithm, and their gradients, along any axis: a group is read twice, the second time for what is
-written.
-"""
+"""Softmax, LogSoftmax and their gradients, along any axis. A group is read twice: for its sums, and for the result."""
 
 from __future__ import annotations
 

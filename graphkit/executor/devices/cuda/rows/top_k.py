@@ -1,10 +1,9 @@
 """The k largest or smallest elements of rows, in order: a block for a row.
 
-A short row is sorted whole, in shared memory. Of a longer one the k-th key is found by radix selection:
-of each eight bits, from the highest on, how many keys have which; what comes before it, and as many of its equals as
-are left, in the order of their positions, are sorted alike. So a long row is read once for every eight bits, and once
-more.
-Keys and positions together have one order alone: the result has the same bits every time.
+A short row is sorted completely in shared memory. In a longer one, radix selection finds the k-th key: for eight bits
+at a time, beginning with the highest, it counts the keys with each digit. Then the keys before the k-th one, and the
+first of those that equal it, are sorted in the same way. So a long row is read once for every eight bits, and once
+more. Pairs of key and position are all different, so the result is the same every time.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from graphkit.ir.types import DType
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.sorting import TopK
 
-# Pairs of a key and a position that shared memory has room for: few of them, so that more blocks run, or as many as
-# a block sorts.
+# Numbers of pairs (key, position) for which shared memory is declared: a small one, so that more blocks run, and the
+# largest that a block sorts.
 _ROOM = (256, 2048)
 
 
@@ -83,7 +82,7 @@ def _top_k(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 def _all_of(key: str) -> list[str]:
-    """key: the key of element j."""
+    """Return lines that copy all elements of a row to `keys` and `spots`. key: expression of the key of element j."""
     return [
         f"for (gk_u32 j = threadIdx.x; j < size; j += {THREADS}u) {{",
         f"    keys[j] = {key};",
@@ -94,7 +93,10 @@ def _all_of(key: str) -> list[str]:
 
 
 def _chosen(key: str, bits: int) -> list[str]:
-    """The least `wanted` of the row: those below the last key, `last`, and the first `rest` of those that equal it."""
+    """Return lines that select the `wanted` smallest keys of a row, and write them to `keys` and `spots`.
+
+    They find the largest of these keys, `last`. They select all keys below it, and the first `rest` that equal it.
+    """
     return [
         f"__shared__ gk_u32 found[{THREADS}];",
         "__shared__ gk_u32 digit, among, taken;",
