@@ -1,4 +1,4 @@
-"""Updates by index on the card: repeated indices, stretches of one key, all types, in place, indices outside."""
+"""Updates by index on the card: repeated indices, chunks of one key, all types, in place, indices outside."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_equal_keys_keep_their_order(count: int, bound: int, emulator: Emulator)
         assert (scratch[:begin] == 0xA5).all()
 
 
-def test_a_sort_of_very_many_keys_counts_few_stretches() -> None:
+def test_a_sort_of_very_many_keys_counts_few_chunks() -> None:
     done = sort((1 << 31) - 1, 50_000, 0)
     assert len(done.launches) == 4
     assert max(launch.blocks for launch in done.launches) <= 256
@@ -133,9 +133,9 @@ def test_one_key_alone_is_combined_in_few_steps() -> None:
     picks = 1 << 20
     given = [("float32", (picks, 4)), ("float32", (1, 4)), ("int64", (picks,))]
     node = Node(registry.get(DOMAIN, "GatherGrad")(), [Value(TensorType(*kind)) for kind in given])
-    stretched = kernel_of(node).launches[-2]
-    assert "stretched" in stretched.source.entry
-    assert np.uint32(1 << 11) in [a for a in stretched.arguments if isinstance(a, np.uint32)]
+    of_chunks = kernel_of(node).launches[-2]
+    assert "chunks" in of_chunks.source.entry
+    assert np.uint32(1 << 11) in [a for a in of_chunks.arguments if isinstance(a, np.uint32)]
 
 
 # --- scatters ---------------------------------------------------------------------------------------
