@@ -1,8 +1,8 @@
-"""The recurrence of a layer backward in time: from gradients by its results to those by its gates.
+"""The backward recurrence of a layer: from the gradients of its results to those of its gates.
 
-A step is a kernel, which leaves the gates' gradients side by side, and their product with r, of both directions in one
-call; a GRU without linear_before_reset has two of either. The product is added by the next step's kernel, as only that
-of a sequence that goes on counts: beyond its length the gradient by the state is handed on as it came.
+A step is a kernel that writes the gradients of all gates, and their product with r, for all directions in one call. A
+GRU without linear_before_reset has two of each. The kernel of the next step adds the product to the gradient of the
+state, but only within the length of a sequence. After its end, the gradient of the state is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from graphkit.ops.rnn.backward import RecurrenceGrad
 
 @dataclass(frozen=True)
 class _Backward:
-    """inputs, outputs: positions of operands that are there, and of results that somebody reads, by name.
+    """The backward kernel of a layer.
 
-    The gradient by h before a step, in working memory, lacks the step's last product, which is added where it is read.
+    inputs, outputs: positions of the operands that are present, and of the results that are used, by name.
+
+    In working memory, the gradient of h before a step does not contain the last product of the step. The kernels that
+    read it add the product.
     """
 
     found: Recurrent
@@ -48,17 +51,17 @@ class _Backward:
         if any(f"dinitial_{name[1]}" in self.outputs for name in self._states):
             launches.append(self._end(state, products[-1]))
         elif found.steps > 0:
-            launches.pop()  # nobody reads the product of the first step
+            launches.pop()  # the product of the first step is not used
         return CardKernel(tuple(launches), memory.bytes)
 
     @property
     def _states(self) -> tuple[str, ...]:
         return ("dh", "dc")[: self.found.layer.states]
 
-    # --- before the first step, and behind the last -----------------------------------------------------------------
+    # --- before the first step, and after the last ------------------------------------------------------------------
 
     def _begin(self, state: dict[str, Scratch]) -> Launch:
-        """The gradients by the last states are those that came."""
+        """Return the launch that sets the gradients of the last states to the operands, or to 0."""
         found, operands, lines = self.found, Operands(), []
         for name, place in state.items():
             given, end = self.inputs.get(f"dy_{name[1]}"), "(A)0"
@@ -68,7 +71,7 @@ class _Backward:
         return found.launch("grad_begin", "step", operands, lines)
 
     def _end(self, state: dict[str, Scratch], last: Multiplied) -> Launch:
-        """The gradients by the first states are results."""
+        """Return the launch that writes the gradients of the initial states to the results."""
         found, operands = self.found, Operands()
         lines = self._sums(operands, state, last)
         for name in self._states:
@@ -78,7 +81,10 @@ class _Backward:
         return found.launch("grad_end", "next", operands, lines)
 
     def _sums(self, operands: Operands, state: dict[str, Scratch], last: Multiplied) -> list[str]:
-        """`sum_dh` and `sum_dc`, the gradients by the states behind a step, of which step `next` has left a product."""
+        """Return lines that declare `sum_dh` and `sum_dc`: the gradients of the states after a step.
+
+        They add the last product of step `next`, which was computed before.
+        """
         found = self.found
         lines = [
             f"A sum_{name} = {operands.read(f'held_{name}', found.held, place, 'at')};" for name, place in state.items()
@@ -86,13 +92,13 @@ class _Backward:
         if found.steps == 0:
             return lines
         added = operands.read("last", found.held, last.result, "at")
-        goes_on = found.goes_on(operands, self.inputs.get("sequence_lens"), found.time("next"))
-        return [*lines, f"if (next < steps && {goes_on}) {{", f"    sum_dh += {added};", "}"]
+        is_within = found.is_within(operands, self.inputs.get("sequence_lens"), found.time("next"))
+        return [*lines, f"if (next < steps && {is_within}) {{", f"    sum_dh += {added};", "}"]
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def _products(self, memory: WorkingMemory) -> tuple[list[Multiplied], list[Launch | Product]]:
-        """Those of a step, and what comes before the first one."""
+        """Return the products of a step, and launches that must run before the first step."""
         found = self.found
         made: list[Multiplied] = []
         copies: list[Launch | Product] = []
@@ -105,7 +111,10 @@ class _Backward:
         return made, copies
 
     def _stage(self, number: int, products: Sequence[Multiplied], state: dict[str, Scratch]) -> Launch:
-        """The kernel before a step's product of this number: what that multiplies, and at last the results."""
+        """Return the kernel before product `number` of a step.
+
+        It computes the left factor of the product; before the last product, also the results of the step.
+        """
         found, operands, one = self.found, Operands(), self.cells[0].products[number]
         last = number + 1 == len(products)
         index, lengths = found.places.index, self.inputs.get("sequence_lens")
@@ -120,7 +129,7 @@ class _Backward:
             f"const {index} step = next - 1u, time = {found.time('step')};",
             f"const {index} past = (d * steps + time) * isize1 + n;",
             *self._sums(operands, state, products[-1]),
-            f"const bool goes_on = {found.goes_on(operands, lengths, 'time')};",
+            f"const bool is_within = {found.is_within(operands, lengths, 'time')};",
             *computed(self.cells, wanted, load),
         ]
         for k, name in enumerate(one.left):
@@ -131,7 +140,7 @@ class _Backward:
         return found.launch(f"grad_step{number}", "next", operands, lines)
 
     def _results(self) -> dict[str, list[str]]:
-        """The parts of those that somebody reads, by the names that the cell has for them; none where they are 0."""
+        """Return, for each used result, the names of its parts in the cell; "" for a part that is 0."""
         parts = {
             "d_gates": [f"gates{k}" for k in range(self.found.layer.gates)],
             "other": ["other0"],
@@ -140,13 +149,13 @@ class _Backward:
         return {name: parts[name] for name in parts if name in self.outputs}
 
     def _load(self, operands: Operands, name: str, products: Sequence[Multiplied]) -> str:
-        """The expression of an operand of the cell."""
+        """Return the expression of an operand of the cell."""
         found = self.found
         if name in self._states:
             arriving = f"sum_{name}"
             if name == "dh" and "dy" in self.inputs:
                 arriving += f" + {operands.read('dy', found.kind, Input(self.inputs['dy']), found.of_result)}"
-            return f"goes_on ? {arriving} : (A)0"
+            return f"is_within ? {arriving} : (A)0"
         if name in ("h", "c"):
             before = Input(self.inputs[f"{name}_before"])
             return operands.read(f"{name}_before", found.kind, before, found.of_part(0, 1, "past"))
@@ -162,15 +171,15 @@ class _Backward:
         return operands.read(f"product{number}", found.held, products[number].result, "at")
 
     def _written(self, operands: Operands, state: dict[str, Scratch]) -> list[str]:
-        """What becomes of a step's results: beyond a sequence's length nothing has an influence, not even NaN."""
+        """Return lines that write the results of a step. After the end of a sequence, they are 0, even for NaN."""
         found, lines = self.found, []
         for name, parts in self._results().items():
             result = Output(self.outputs[name])
             for k, part in enumerate(parts):
-                value = f"goes_on ? to_{part} : (A)0" if part else "(A)0"
+                value = f"is_within ? to_{part} : (A)0" if part else "(A)0"
                 lines.append(operands.write(name, found.kind, result, found.of_part(k, len(parts), "past"), value))
         for name, held in state.items():
-            new = f"goes_on ? to_{name} : sum_{name}"
+            new = f"is_within ? to_{name} : sum_{name}"
             lines.append(operands.write(f"next_{name}", found.held, held, "at", new))
         return lines
 

@@ -1,7 +1,7 @@
-"""Recurrent cells and their gradients as CUDA C++, from the text that the operators have of them.
+"""Recurrent cells and their gradients as CUDA C++, generated from the functions that define the operators.
 
-A cell is called on values of one element, which makes a graph. Matrix products cut it: what they multiply is a result
-of it, and what they give an operand, so that all between is elementwise.
+A cell is called with symbolic values of one element, which creates a graph. Matrix products are cut out of it: their
+factors become results of the graph, and their results become operands. So everything that remains is elementwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphkit.ops.rnn.recurrence import Recurrence, Weights
 
 
 class Rows(NamedTuple):
-    """Parts of r, of H rows each."""
+    """Adjacent parts of the recurrence weights r. A part has H rows."""
 
     first: int
     parts: int
@@ -32,10 +32,15 @@ class Rows(NamedTuple):
 
 
 class CellProduct(NamedTuple):
-    """A product with rows of r, by names: of the cell's results that are multiplied, of the operands that it gives.
+    """A product with rows of r.
 
-    Forward [N, H] by the transpose of the rows; where nothing is named, it is the state h. Backward [N, parts * H] by
-    the rows.
+    In a forward cell, a factor [N, H] is multiplied by the transpose of the rows. In a gradient, a factor
+    [N, parts * H] is multiplied by the rows.
+
+    Attributes:
+        left: Names of the results of the cell that are the left factor. If empty, it is the state h.
+        rows: The rows of r.
+        results: Names of the operands of the cell that contain the product.
     """
 
     left: tuple[str, ...]
@@ -45,14 +50,14 @@ class CellProduct(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """A step of one direction. Operands and results have names, and one element each; products are in their order."""
+    """A step of one direction. Operands and results, by name, have one element each. Products are in their order."""
 
     operands: Mapping[str, Value]
     results: Mapping[str, Value]
     products: tuple[CellProduct, ...]
 
     def program(self, wanted: Sequence[str]) -> PointwiseProgram:
-        """What makes the results of these names."""
+        """Return the program that computes the results with these names."""
         sources, results = [*self.operands.values()], [self.results[name] for name in wanted]
         code = Instructions([v.tensor for v in sources])
         terms = terms_of(code, sources, results)
@@ -65,7 +70,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class _Wide:
-    """Parts side by side, of H columns each."""
+    """A value that consists of several parts of H columns, one after another."""
 
     parts: tuple[Value, ...]
 
@@ -88,7 +93,7 @@ class _Multiplied(NamedTuple):
 
 
 class _Cut:
-    """GraphMath on values of one element, whose products are cut out: r is Rows."""
+    """GraphMath on values of one element. It records products instead of computing them; r is Rows."""
 
     keep = staticmethod(GraphMath.keep)
     drop = staticmethod(GraphMath.drop)
@@ -133,7 +138,7 @@ class _Cut:
 
 
 def _joined(products: Sequence[_Multiplied]) -> _Multiplied:
-    """Several products whose rows lie one behind the other, as one."""
+    """Return several products, whose rows of r are adjacent, as one product."""
     products = sorted(products, key=lambda p: p.rows.first)
     numbers = [k for p in products for k in p.rows.numbers]
     rows = Rows(numbers[0], len(numbers))
@@ -143,10 +148,10 @@ def _joined(products: Sequence[_Multiplied]) -> _Multiplied:
 
 
 def forward_cell(layer: Recurrence, direction: int, kind: DType, *, biased: bool, peepholes: bool) -> Cell:
-    """A step of a layer. The first product is by the state h.
+    """Return a step of a layer. The left factor of the first product is the state h.
 
-    Operands: x0, x1, ... of the projected input with its bias; h, c; the bias b0, b1, ... of r, peepholes p0, p1, p2,
-    where there are such; r0, r1, ... of products with parts of r. Results: h, c; gates0, gates1, ..., what is saved.
+    Operands: x0, x1, ... (the input times w, with its bias); h, c (states); b0, b1, ... (bias of r, if any); p0, p1, p2
+    (peepholes, if any); r0, r1, ... (products with parts of r). Results: h, c; gates0, gates1, ... (saved gates).
     """
     math = _Cut(kind)
     state = tuple(math.operand(name) for name in ("h", "c")[: layer.states])
@@ -164,11 +169,11 @@ def forward_cell(layer: Recurrence, direction: int, kind: DType, *, biased: bool
 
 
 def gradient_cell(layer: Recurrence, direction: int, kind: DType, *, peepholes: bool) -> Cell:
-    """The gradient of a step. The last product is added to dh, the gradient by h before the step, and to nothing else.
+    """Return the gradient of a step. The last product is only added to dh, the gradient of the state before the step.
 
-    Operands: g0, g1, ... of the saved gates; the states h, c before the step that it reads; dh, dc; p0, p1, p2; of
-    products m0, m1, .... Results: dh, to which the last product is added, dc; gates0, gates1, ...; and other0, or
-    peepholes0, peepholes1, peepholes2, where CellGradient has them.
+    Operands: g0, g1, ... (saved gates); h, c (states before the step, if the gradient needs them); dh, dc; p0, p1, p2
+    (peepholes); m0, m1, ... (products). Results: dh, without the last product; dc; gates0, gates1, ... (gradients of
+    gates); and, if CellGradient has them, other0, or peepholes0, peepholes1, peepholes2.
     """
     math = _Cut(kind)
     before = tuple(math.operand("hc"[i]) for i in layer.read_back)
@@ -193,7 +198,7 @@ def gradient_cell(layer: Recurrence, direction: int, kind: DType, *, peepholes: 
 def _with_products(
     results: dict[str, Value], products: Sequence[_Multiplied], first: CellProduct | None = None
 ) -> tuple[dict[str, Value], tuple[CellProduct, ...]]:
-    """The results with those that are multiplied, and the products by names."""
+    """Return the results, including the left factors of products, and the products with names instead of values."""
     named = [] if first is None else [first]
     for number, (left, rows, given) in enumerate(products):
         names = tuple(f"left{number}_{k}" for k in range(len(left)))
@@ -206,16 +211,21 @@ def _read_by(values: Sequence[Value]) -> set[Value | None]:
     return {*values, *(v for node in topological(values) for v in node.inputs)}
 
 
-# --- its text ---------------------------------------------------------------------------------------
+# --- the code of a cell -----------------------------------------------------------------------------
 
 
 def computed(
     cells: Sequence[Cell], wanted: Sequence[str], load: Callable[[str], str], also: Sequence[str] = ()
 ) -> list[str]:
-    """Lines behind which results of a cell have the names `to_...`, and operands that are read, and those of `also`,
-    their own.
+    """Return lines that compute results of a cell.
 
-    cells: of every direction, of which the kernel has the number `d`. load: the expression of an operand in memory.
+    They declare operands by their names, and results by their names with the prefix `to_`.
+
+    Args:
+        cells: The cell of each direction. The variable `d` of the kernel is the number of the direction.
+        wanted: Names of the results.
+        load: Returns the expression that reads an operand from memory.
+        also: Names of operands to declare even if no result needs them.
     """
     programs = [cell.program(wanted) for cell in cells]
     names = [*cells[0].operands]

@@ -1,8 +1,8 @@
-"""Recurrent layers, and those that save what their gradients read.
+"""Recurrent layers, and those that also save values for their gradients.
 
-The input is multiplied for all times at once. A step is then the product of the state, of both directions in one call,
-and a kernel for all that follows from it; a GRU without linear_before_reset has two of either, as its last gate has a
-product of its own. What a step reads and writes of working memory lies where that of all others does.
+One product multiplies the inputs of all times by w. A step is a product of the state with r, for all directions in one
+call, and a kernel for everything else. In a GRU without linear_before_reset, the last gate has a separate product, so a
+step has two products and two kernels. All steps use the same working memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from graphkit.ops.rnn.recurrence import Recurrence
 
 
 class _Projected(NamedTuple):
-    """Where the product of the input is: [D, T, N, parts * H], or with batches first [D, N, T, parts * H]."""
+    """The product of the inputs: [D, T, N, parts * H], or [D, N, T, parts * H] if the layer has batches first."""
 
     place: Argument
     parts: int
@@ -43,7 +43,10 @@ class _Projected(NamedTuple):
 
 @dataclass(frozen=True)
 class _Forward:
-    """inputs, outputs: positions of operands that are there, and of results that somebody reads, by name."""
+    """The forward kernel of a layer.
+
+    inputs, outputs: positions of the operands that are present, and of the results that are used, by name.
+    """
 
     found: Recurrent
     features: int
@@ -59,7 +62,7 @@ class _Forward:
         projects = found.steps > 0 and self.features > 0
         memory = WorkingMemory(max(found.workspace, workspace_for(size, self.features) if projects else 0))
         state = {name: memory.array(found.elements, found.held) for name in self._states}
-        # What is multiplied; the state itself is kept as it was computed.
+        # The factor of products: h in the type of the layer. The state itself keeps the type in which it is computed.
         factor = state["h"] if found.kind is found.held else memory.array(found.elements, found.kind)
         projected = self._projected(memory, size) if projects else None
         launches: list[Launch | Product] = [self._begin(state, factor)]
@@ -80,17 +83,17 @@ class _Forward:
         return ("h", "c")[: self.found.layer.states]
 
     def _keep(self, operands: Operands, name: str, place: Scratch, factor: Scratch, value: str) -> list[str]:
-        """Writes the element of a state, and of h rounded as well, where that is what is multiplied."""
+        """Return lines that write the element of a state; for h also the factor of products, if it is rounded."""
         found = self.found
         lines = [operands.write(f"kept_{name}", found.held, place, "at", value)]
         if name == "h" and factor != place:
             lines.append(operands.write("factor", found.kind, factor, "at", value))
         return lines
 
-    # --- before the first step, and behind the last -----------------------------------------------------------------
+    # --- before the first step, and after the last ------------------------------------------------------------------
 
     def _begin(self, state: dict[str, Scratch], factor: Scratch) -> Launch:
-        """The states are the initial ones."""
+        """Return the launch that sets the states to the initial ones."""
         found, operands, lines = self.found, Operands(), []
         for name, place in state.items():
             given = self.inputs.get(f"initial_{name}")
@@ -102,7 +105,7 @@ class _Forward:
         return found.launch("begin", "step", operands, lines)
 
     def _end(self, state: dict[str, Scratch]) -> Launch:
-        """The last states are results."""
+        """Return the launch that copies the last states to the results."""
         found, operands, lines = self.found, Operands(), []
         for name, place in state.items():
             if f"y_{name}" in self.outputs:
@@ -112,7 +115,7 @@ class _Forward:
         return found.launch("end", "step", operands, lines)
 
     def _projected(self, memory: WorkingMemory, size: int) -> _Projected:
-        """Of the gates that are saved, where these lie alike, as their first parts."""
+        """Return the memory of the product of the inputs: that of the saved gates, if the layout is the same."""
         found, layer = self.found, self.found.layer
         if "gates" in self.outputs and not layer.layout and found.kind is found.held:
             return _Projected(Output(self.outputs["gates"]), layer.saved_gates)
@@ -137,7 +140,7 @@ class _Forward:
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def _products(self, h: Scratch, memory: WorkingMemory) -> tuple[list[Multiplied], list[Launch]]:
-        """Those of a step, and what comes before the first one."""
+        """Return the products of a step, and launches that must run before the first step."""
         found = self.found
         made, copies = [], []
         for one in self.cells[0].products:
@@ -151,7 +154,10 @@ class _Forward:
     def _stage(
         self, number: int, products: Sequence[Multiplied], projected: _Projected | None, state: dict[str, Scratch]
     ) -> Launch:
-        """The kernel behind a step's product of this number: what the next one multiplies, or the results."""
+        """Return the kernel after product `number` of a step.
+
+        It computes the left factor of the next product; after the last product, the results of the step.
+        """
         found, operands, cell = self.found, Operands(), self.cells[0]
         last = number + 1 == len(products)
         saved = sorted(name for name in self.outputs if name.endswith("_before")) if last else []
@@ -178,7 +184,7 @@ class _Forward:
         self, operands: Operands, name: str, products: Sequence[Multiplied], projected: _Projected | None,
         state: dict[str, Scratch],
     ) -> str:  # fmt: skip
-        """The expression of an operand of the cell."""
+        """Return the expression of an operand of the cell."""
         found, gates = self.found, self.found.layer.gates
         if name in state:
             return operands.read(f"state_{name}", found.held, state[name], "at")
@@ -207,10 +213,10 @@ class _Forward:
     def _written(
         self, operands: Operands, state: dict[str, Scratch], factor: Scratch, saved: Sequence[str]
     ) -> list[str]:
-        """What becomes of a step's results: beyond a sequence's length y is 0, and the state stays."""
+        """Return lines that write the results of a step. After the end of a sequence, y is 0, and the state is kept."""
         found = self.found
-        goes_on = found.goes_on(operands, self.inputs.get("sequence_lens"), "time")
-        lines = [f"const bool goes_on = {goes_on};"]
+        is_within = found.is_within(operands, self.inputs.get("sequence_lens"), "time")
+        lines = [f"const bool is_within = {is_within};"]
         for name in saved:
             place, result = found.of_part(0, 1, "past"), Output(self.outputs[name])
             lines.append(operands.write(name, found.kind, result, place, name.removesuffix("_before")))
@@ -221,11 +227,11 @@ class _Forward:
                 lines.append(operands.write("gates", found.kind, result, place, f"to_gates{k}"))
         if "y" in self.outputs:
             result = Output(self.outputs["y"])
-            lines.append(operands.write("y", found.kind, result, found.of_result, "goes_on ? to_h : (A)0"))
+            lines.append(operands.write("y", found.kind, result, found.of_result, "is_within ? to_h : (A)0"))
         new = [
             line for name, place in state.items() for line in self._keep(operands, name, place, factor, f"to_{name}")
         ]
-        return [*lines, "if (goes_on) {", *("    " + line for line in new), "}"]
+        return [*lines, "if (is_within) {", *("    " + line for line in new), "}"]
 
 
 def _forward(node: Node, context: KernelContext, layer: Recurrence, names: Sequence[str]) -> CardKernel | None:

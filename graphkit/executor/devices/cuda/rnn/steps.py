@@ -1,4 +1,4 @@
-"""What the recurrences forward and backward share: where elements lie, working memory, products, launches of a step."""
+"""Parts of forward and backward recurrences: indices of elements, working memory, products, launches of a step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ALIGNED = 256
 
 
 class WorkingMemory:
-    """Scratch memory behind what the library may use, handed out piece by piece."""
+    """Allocates pieces of scratch memory, after the workspace of the library. bytes: size of all so far."""
 
     def __init__(self, workspace: int):
         self.bytes = workspace
@@ -43,7 +43,7 @@ class WorkingMemory:
 
 
 class Multiplied(NamedTuple):
-    """One of a step's products: where what is multiplied is, and where the result."""
+    """A product of a step, with the memory of its left factor and of its result."""
 
     left: Scratch
     result: Scratch
@@ -65,7 +65,7 @@ class Operands:
         return f"{name}[{place}]"
 
     def read(self, name: str, kind: DType, argument: Argument, place: str) -> str:
-        """An element as A."""
+        """Return the expression of an element, converted to A."""
         return f"(A)gk_read({self.element(name, kind, argument, place)})"
 
     def write(self, name: str, kind: DType, argument: Argument, place: str, value: str) -> str:
@@ -75,10 +75,11 @@ class Operands:
 
 @dataclass(frozen=True)
 class Recurrent:
-    """A layer of known sizes, whose elements have the type `kind`.
+    """A recurrent layer with known sizes. kind: type of its elements.
 
-    A kernel has a thread for each element `at` of an array [D, N, H], number `u` of the row `row` of sequence `n` and
-    direction `d`. What belongs to a step lies behind `past`, the row's number in [D, T, N].
+    A kernel has a thread for each element of an array [D, N, H] (directions, sequences, hidden units). Its lines can
+    use the index `at` of the element, the coordinates `d`, `n` and `u`, and `row`, the index in [D, N]. In arrays with
+    an axis of time, `past` is the index in [D, T, N].
     """
 
     layer: Recurrence
@@ -98,12 +99,12 @@ class Recurrent:
 
     @property
     def rows(self) -> int:
-        """Of a state."""
+        """Number of rows of a state."""
         return self.directions * self.batch
 
     @property
     def elements(self) -> int:
-        """Of a state."""
+        """Number of elements of a state."""
         return self.rows * self.hidden
 
     @property
@@ -111,42 +112,49 @@ class Recurrent:
         widest = max(self.layer.gates, self.layer.saved_gates)
         return Coordinates("i", 3, self.elements * max(self.steps, 1) * widest + THREADS < 1 << 31)
 
-    # --- where elements lie -----------------------------------------------------------------------------------------
+    # --- indices of elements ----------------------------------------------------------------------------------------
 
     @property
     def of_state(self) -> str:
-        """In a state as the layer has it."""
+        """The index of the thread's element in a state that is an operand or a result of the layer."""
         return f"(n * {self.directions}u + d) * isize2 + u" if self.layer.layout else "at"
 
     @property
     def of_result(self) -> str:
-        """In the layer's first result, at `time`."""
+        """The index of the thread's element in the first result of the layer, at `time`."""
         row = f"(n * steps + time) * {self.directions}u + d"
         if not self.layer.layout:
             row = f"(time * {self.directions}u + d) * isize1 + n"
         return f"({row}) * isize2 + u"
 
     def of_part(self, part: int, parts: int, row: str) -> str:
-        """Part `part` of `parts` side by side, of a row of them."""
+        """Return the index of the thread's element in part `part` of a row that consists of `parts` parts of size H."""
         return f"({row} * {parts}u + {part}u) * isize2 + u"
 
-    def goes_on(self, operands: Operands, lengths: int | None, time: str) -> str:
-        """Whether the sequence of a row has that time; lengths: the position of their operand, if it is there."""
+    def is_within(self, operands: Operands, lengths: int | None, time: str) -> str:
+        """Return the expression for whether `time` is within the length of the thread's sequence.
+
+        lengths: Position of the operand with the lengths; None if it is absent.
+        """
         if lengths is None:
             return "true"
         return f"(gk_i64)({time}) < {operands.element('lengths', DType.INT32, Input(lengths), 'n')}"
 
     def time(self, step: str) -> str:
-        """The time of a step, counted in the order in which the layer goes forward."""
+        """Return the expression of the time of a step. Steps are numbered in the order of the forward recurrence."""
         back = f"steps - 1u - {step}"
         return {(False,): step, (True,): back, (False, True): f"(d == 0 ? {step} : {back})"}[self.layer.reversed]
 
     # --- launches ---------------------------------------------------------------------------------------------------
 
     def launch(self, name: str, step: str, operands: Operands, lines: Sequence[str]) -> Launch:
-        """The kernel with a thread for each element of a state, for step 0, which is its parameter of the name `step`.
+        """Return the launch with a thread for each element of a state, for step 0.
 
-        Lines see `at`, `d`, `n`, `u`, `row`, `steps`, and the type A of what is computed.
+        Args:
+            name: Name of the kernel.
+            step: Name of the parameter with the number of the step.
+            operands: Further parameters.
+            lines: Lines, which can use `at`, `d`, `n`, `u`, `row`, `steps`, and the type A in which to compute.
         """
         places = self.places
         found, (direction, sequence, unit) = places.lines("at")
@@ -163,18 +171,21 @@ class Recurrent:
         return for_each(f"{self.layer.name}_{name}", sizes, places, given, [*found, *lines])
 
     def at_step(self, launch: Launch, number: int) -> Launch:
-        """The same kernel for another step."""
+        """Return the same launch for another step."""
         return launch._replace(arguments=(self.places.number(number), *launch.arguments[1:]))
 
     # --- products ---------------------------------------------------------------------------------------------------
 
     @property
     def workspace(self) -> int:
-        """Of a step's products at most."""
+        """Bytes of the library's workspace for any product of a step."""
         return workspace_for(self.rows * self.hidden * self.layer.gates, self.hidden * self.layer.gates)
 
     def part_of_r(self, r: Argument, rows: Rows, memory: WorkingMemory) -> tuple[Matrix, list[Launch]]:
-        """Rows of r for both directions, as the library has them, and what copies them to where its arrays begin."""
+        """Return rows of r for all directions as a matrix of the library, and launches that must run first.
+
+        Rows that do not begin at the first one are copied, so that they are aligned.
+        """
         size, count = self.hidden * self.hidden, rows.parts * self.hidden
         stride = self.layer.gates * size
         if rows.first == 0:
@@ -187,9 +198,10 @@ class Recurrent:
         return Matrix(place, self.hidden, count, self.hidden, rows.parts * size), [launch]
 
     def product(self, of_r: Matrix, left: Argument, result: Argument, *, back: bool) -> Product:
-        """For each direction [N, H] by the transpose of rows of r, [N, rows]; backward [N, rows] by them, [N, H].
+        """Return the product with rows of r for all directions. The result has the type `held`.
 
-        The result's elements have the type `held`.
+        Forward, a factor [N, H] times the transpose of the rows is [N, rows]. Backward (`back`), a factor [N, rows]
+        times the rows is [N, H].
         """
         across, depth = (of_r.rows, of_r.columns) if back else (of_r.columns, of_r.rows)
         return Product(
@@ -206,11 +218,11 @@ class Recurrent:
 
 
 def positions(node: Node) -> dict[str, int]:
-    """Of the operands that are there, by name."""
+    """Return the positions of the operands that are present, by name."""
     formals = operator(node, Op).formals
     return {formal.name: i for i, formal in enumerate(formals) if operand(node, i) is not None}
 
 
 def in_use(names: Sequence[str], used: Sequence[bool]) -> dict[str, int]:
-    """The positions of those results that somebody reads."""
+    """Return the positions of the results that are used, by name."""
     return {name: i for i, (name, read) in enumerate(zip(names, [*used, *[True] * len(names)], strict=False)) if read}
