@@ -1,1 +1,1 @@
-"""What slides windows over images: pools, convolutions and their gradients."""
+"""Kernels with sliding windows over images: pooling, convolutions and their gradients."""

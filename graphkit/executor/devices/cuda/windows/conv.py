@@ -1,11 +1,11 @@
-"""Convolutions and their adjoints by the card's library, or as products of elements that are found in x, w and dy.
+"""Convolutions and their gradients by cuDNN, or as implicit matrix products of x, w and dy.
 
-The products are for what the library has no way to compute; one filter for each channel has kernels of its own. Columns
-of windows are never in memory. Of the result of a convolution rows are channels, columns the positions of all images,
-and the sum is over the elements of a window. Of the gradient by data columns are elements of x, and the sum is over the
-windows around them. Of the gradient by weights columns are elements of a window, and the sum is over positions.
-Padding, and steps that have no window around an element, are zeros in the product: where weights are not finite, they
-are NaN there.
+The matrix products are for cases that cuDNN does not support. Depthwise convolutions have separate kernels. The matrix
+of windows (im2col) is never stored. In a convolution, rows of the product are channels, columns are the positions of
+all images, and the sum is over the elements of a window. In the gradient of x, columns are elements of x, and the sum
+is over the windows that contain them. In the gradient of w, columns are elements of a window, and the sum is over
+positions. Padding is a zero factor in a product, and so are positions without a window. So if a weight is not finite,
+it makes such terms NaN.
 """
 
 from __future__ import annotations
@@ -56,8 +56,14 @@ _MOST_AXES = 3
 
 @dataclass(frozen=True)
 class Convolved:
-    """x: [N, C, *spatial], w: [M, C / group, *kernel], y: [N, M, *positions]. held: the type of sums. In memory, with
-    `last` channels of x and y are behind the spatial axes, with `filters_last` those of w are.
+    """A convolution with known sizes.
+
+    Attributes:
+        x, w, y: Sizes [N, C, *spatial], [M, C / group, *kernel] and [N, M, *positions].
+        geometry: Strides, padding, dilations and groups.
+        held: Type of sums.
+        last: In memory, the channels of x and y are the last axis, instead of axis 1.
+        filters_last: In memory, the channels of w are the last axis, instead of axis 1.
     """
 
     x: tuple[int, ...]
@@ -93,7 +99,7 @@ class Convolved:
         return "gk_i32" if self.short else "gk_i64"
 
     def numbers(self, **named: int | Sequence[int]) -> tuple[tuple[str, Argument], ...]:
-        """Parameters: indices, and for each axis what may lie before its beginning."""
+        """Return parameters with arguments: an index for an integer, and a signed number per axis for a sequence."""
         found: list[tuple[str, Argument]] = []
         for name, value in named.items():
             if isinstance(value, int):
@@ -104,14 +110,14 @@ class Convolved:
         return tuple(found)
 
     def inside(self, name: str, size: str) -> str:
-        """Whether a place lies on every axis."""
+        """Return the expression for whether a position is within all axes."""
         return " && ".join(f"({self.index}){name}{a} < ({self.index}){size}{a}" for a in self.axes)
 
     def offset(self, name: str, step: str) -> str:
         return " + ".join(f"({self.index}){name}{a} * {step}{a}" for a in self.axes)
 
     def _images(self, kind: DType) -> tuple[tuple[str, Argument], ...]:
-        """The operand x, and what says where windows lie in it."""
+        """Return the parameters for the operand x and the positions of windows in it."""
         g = self.geometry
         image, plane, *steps = channel_strides(self.x, last=self.last)
         places = self.numbers(
@@ -121,25 +127,25 @@ class Convolved:
         return ((f"const {STORED[kind]}* x", Input(0)), *places)
 
     def _inner(self, axes: Sequence[int]) -> int:
-        """Elements of a channel that lie side by side, of an image with these spatial axes."""
+        """Return the number of adjacent elements of a channel, in an image with these spatial axes."""
         return 1 if self.last else math.prod(axes)
 
     def _elements(self, places: Coordinates, linear: str) -> tuple[list[str], str, list[str]]:
-        """Lines that take element `linear` of a filter apart, its channel and its place along each axis."""
+        """Return lines that split the index `linear` of a filter element, its channel, and its position on each axis."""
         lines, found = places.lines(linear)
         channel = found.pop(-1 if self.filters_last else 0)
         return lines, channel, found
 
     @property
     def _filter(self) -> tuple[int, ...]:
-        """Sizes of a filter in memory."""
+        """Sizes of a filter, in the order of memory."""
         channels, *kernel = self.w[1:]
         return (*kernel, channels) if self.filters_last else (channels, *kernel)
 
     # --- the three products -----------------------------------------------------------------------------
 
     def forward(self, kind: DType, result: Finish) -> Tiled:
-        """Operands: x, w."""
+        """Return the product that computes y. Operands: x, w."""
         group = self.geometry.group
         columns, steps = (
             Coordinates("c", 1 + len(self.axes), self.short),
@@ -174,7 +180,7 @@ class Convolved:
         )  # fmt: skip
 
     def by_data(self, kind: DType, result: Finish) -> Tiled:
-        """Operands: dy, w."""
+        """Return the product that computes the gradient of x. Operands: dy, w."""
         g, group, rank = self.geometry, self.geometry.group, len(self.axes)
         spatial, positions, kernel = self.x[2:], self.y[2:], self.w[2:]
         yimage, yplane, *ysteps = channel_strides(self.y, last=self.last)
@@ -194,7 +200,7 @@ class Convolved:
             *(f"const {self.signed} t{a} = far{a} - ({self.signed}){elements[a]} * dilation{a};" for a in self.axes),
         ]
         if strided:
-            # What lies before the first window is divided as 0, and not used.
+            # A negative position is replaced by 0 in the division, and not used.
             lines += [
                 f"const {self.index} w{a} = {divisors[a].quotient(f'({self.index})(t{a} < 0 ? 0 : t{a})')};"
                 for a in self.axes
@@ -225,7 +231,7 @@ class Convolved:
         )  # fmt: skip
 
     def _filters_by_data(self, kind: DType) -> Factor:
-        """The left factor of `by_data`: operand w."""
+        """Return the left factor of `by_data`: operand w."""
         weights = Coordinates("l", 2, self.short)
         split, (filters, element) = weights.lines("d")
         row = f"((group * filters + {filters}) * rows + row) * lsize1 + {element}"
@@ -242,7 +248,7 @@ class Convolved:
         )
 
     def by_weights(self, kind: DType, result: DType) -> Tiled:
-        """Operands: x, dy."""
+        """Return the product that computes the gradient of w. Operands: x, dy."""
         group, rank, positions = self.geometry.group, len(self.axes), self.y[2:]
         columns, steps = (Coordinates(name, 1 + rank, self.short) for name in "cd")
         images = Coordinates("l", 2, self.short)
@@ -259,7 +265,7 @@ class Convolved:
             split,
         )
         found, channel, elements = self._elements(columns, "column")
-        # Of each of a thread's columns: where its channel begins, and how far its element is from the window's start.
+        # For each column of a thread: where its channel begins, and the offset of its element from the window's start.
         before = [
             f"{self.index} plane_of[{WIDE}];",
             *(f"{self.signed} far{a}[{WIDE}];" for a in self.axes),
@@ -295,7 +301,7 @@ class Convolved:
         )  # fmt: skip
 
     def depthwise(self) -> Windows | None:
-        """The windows over planes, where every channel has one filter; else None."""
+        """Return the windows of a depthwise convolution; None if it is not depthwise."""
         g = self.geometry
         if not g.group == self.x[1] == self.w[0]:
             return None
@@ -305,22 +311,24 @@ class Convolved:
 
 # --- the library ----------------------------------------------------------------------------------------
 
-# What the library may take beyond all arrays in an order that it likes better.
+# Workspace of the library, in addition to copies of all arrays in another layout.
 _WORKSPACE = 8 << 20
 
-# Over which the sum of a gradient by weights is too long for one kernel that does not divide it.
+# With this many positions, the gradient of w is too slow in a kernel that does not divide the sum.
 _MANY_POSITIONS = 1 << 13
 
 
 def _by_library(
     found: Convolved, wanted: Literal["x", "w", "y"], node: Node, context: KernelContext, own: CardKernel
 ) -> CardKernel:
-    """With `own` for what it cannot compute.
+    """Return the kernel that uses cuDNN, or `own` if cuDNN does not support the convolution.
 
-    Activations are a launch of their own behind it: its documentation does not say that its Relu keeps NaN. So are
-    residuals, but with channels last on tensor cores, where it adds them. Gradients by weights that are wider than the
-    operands it writes on some cards; for the others, and for sums over many positions, which it does not divide (cuDNN
-    9.19), these are widened before, and multiplied by their leading 11 bits, which are all that half floats have.
+    A separate launch computes activations, because the documentation of cuDNN does not say that its Relu keeps NaN. It
+    also adds residuals, except with channels last on tensor cores, where cuDNN adds them.
+
+    On some GPUs, cuDNN does not compute float32 gradients of w from float16 or bfloat16 operands. The operands are then
+    converted to float32 first, and multiplied in TF32, which represents them exactly. This is also done for sums over
+    many positions, because cuDNN 9.19 does not divide these sums over blocks.
     """
     kind, result = node.operands[0].dtype, node.output.dtype
     wider = result is DType.FLOAT32 and kind in HALVES
@@ -341,7 +349,7 @@ def _by_library(
         return _asked((), work, (), 0, own)
     kernel = _finished(found, work, finish(node, kind, found.held, bias=2 if bias is None else None), own)
     on_tensor_cores = work.tf32 or kind in HALVES
-    # With filters in the other order cuDNN 9.19 adds a residual to what is no convolution.
+    # If filters do not have the channels last, cuDNN 9.19 computes a wrong result with a residual.
     if not (found.last and found.filters_last and on_tensor_cores and wanted == "y" and _adds_first(node)):
         return kernel
     behind = finish(node, kind, found.held, bias=None, residual=None)
@@ -353,7 +361,7 @@ _RESIDUAL = 3
 
 
 def _adds_first(node: Node) -> bool:
-    """Whether there is a residual that nothing but the bias comes before."""
+    """Whether a residual is added directly after the bias, before any activation."""
     op = node.op
     return (
         isinstance(op, Epilogue) and operand(node, _RESIDUAL) is not None and not (op.residual_last and op.activation)
@@ -361,7 +369,7 @@ def _adds_first(node: Node) -> bool:
 
 
 def _finished(found: Convolved, work: Convolution, behind: Finish, own: CardKernel) -> CardKernel:
-    """With what follows in a launch behind it."""
+    """Return the kernel of a convolution by the library, and a launch for the operations that follow."""
     sizes = found.x if work.wanted == "x" else found.y
     launch = finishing_launch(behind, work.kind, found.held, sizes, short=found.short, last=found.last)
     return _asked((), work, (launch,) if behind.lines else (), 0, own)
@@ -370,8 +378,11 @@ def _finished(found: Convolved, work: Convolution, behind: Finish, own: CardKern
 def _asked(
     before: Sequence[Launch], work: Convolution, behind: Sequence[Launch], used: int, otherwise: CardKernel
 ) -> CardKernel:
-    """used: bytes of scratch memory in which the launches before it leave something."""
-    # Arrays in other orders; of float32 as it is there is no need for them.
+    """Return the kernel that runs launches, a convolution by the library, and launches; or `otherwise`.
+
+    used: bytes of scratch memory that the launches before the convolution write.
+    """
+    # Space for arrays in other layouts. Exact float32 convolutions without groups do not need it.
     orders = work.made.itemsize == 2 or work.tf32 or work.wanted == "w" or work.geometry.group > 1
     elements = sum(map(math.prod, (work.x, work.w, work.y)))
     workspace = aligned(elements * work.made.itemsize * orders + _WORKSPACE)
@@ -381,7 +392,7 @@ def _asked(
 
 
 def _of_widened(found: Convolved, work: Convolution, own: CardKernel) -> CardKernel:
-    """Of half floats as float32, which the result is."""
+    """Return the kernel that converts float16 or bfloat16 factors to float32, the type of the result."""
     launches, widened, used = [], [], 0
     for factor, size in zip(work.factors, (math.prod(found.x), math.prod(found.y)), strict=True):
         launches.append(_widened(factor, work.kind, Scratch(used), work.made, size, found.short))
@@ -400,7 +411,7 @@ def _widened(x: Argument, kind: DType, y: Argument, wide: DType, count: int, sho
 
 
 def _convolved(node: Node, x: Value | None, w: Value | None, y: Value | None) -> Convolved | None:
-    """None for types without arithmetic, and more axes than there are kernels for."""
+    """Return the convolution of a node; None for types without arithmetic, or more than 3 spatial axes."""
     kinds = {v.dtype for v in (*node.operands[:2], node.output)}
     held = DType.FLOAT64 if DType.FLOAT64 in kinds else DType.FLOAT32
     op = operator(node, ConvolutionOp)
@@ -415,13 +426,13 @@ def _convolved(node: Node, x: Value | None, w: Value | None, y: Value | None) ->
 
 
 def _sizes(value: Value | None, *, last: bool) -> tuple[int, ...]:
-    """With the channels at axis 1. last: the value has them behind all others."""
+    """Return the sizes of a value with the channels at axis 1. last: its channels are the last axis."""
     sizes = shape(value)
     return tuple(sizes[axis] for axis in to_first(len(sizes))) if last else sizes
 
 
 def _flattened(given: Convolved) -> Convolved:
-    """With one axis where windows are elements."""
+    """Return a 1x1 convolution with a single spatial axis; other convolutions unchanged."""
     g = given.geometry
     if any(k != 1 for k in given.w[2:]) or any(s != 1 for s in g.strides) or any(g.begin) or any(g.end):
         return given
@@ -456,7 +467,7 @@ launched("ChannelsLastConv", DOMAIN)(_conv)
 
 
 def _by_data(node: Node, context: KernelContext) -> CardKernel | None:
-    """Of a transposed convolution too: that is the gradient of a convolution, with a bias."""
+    """Return the kernel of a gradient of x, or of a transposed convolution: the same with a bias and an activation."""
     found = _convolved(node, node.output, node.inputs[1], node.inputs[0])
     if found is None or (_is_empty(found) and 0 not in found.x):
         return None

@@ -1,10 +1,12 @@
-"""Convolutions with one filter for each channel, and their adjoints, which are no products of matrices.
+"""Depthwise convolutions (one filter per channel) and their gradients.
 
-A thread makes ACROSS neighbours of a line where filters are narrow, of several channels where these are last: it reads
-what their windows share once. Elsewhere it makes one result, or one element of a gradient by the windows around it. Of
-the gradient by weights a block sums up one filter over a slice of all positions, or with channels last those of as many
-channels as a warp has threads; a thread has a whole filter in registers; a second launch adds slices up. The order of
-all sums is that of the sizes alone.
+If filters are narrow, a thread computes ACROSS adjacent results of a line (for several channels, if channels are last),
+and reads elements that their windows share only once. Otherwise, it computes one result, or one element of the gradient
+of x from the windows that contain it.
+
+In the gradient of w, a block sums one filter over a slice of all positions; with channels last, one filter for each
+thread of a warp. A thread keeps a complete filter in registers. A second launch adds slices. The order of sums depends
+only on the sizes.
 """
 
 from __future__ import annotations
@@ -31,18 +33,19 @@ from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish
 from graphkit.executor.devices.cuda.windows.windows import Windows, nested
 from graphkit.ir.types import DType
 
-# Results of a thread in a line, and the widest filter and stride along it for which their windows stay in registers.
+# Adjacent results of a thread in a line, and the largest filter and stride along it, so that windows fit in registers.
 ACROSS, _WIDEST, _FARTHEST = 4, 9, 2
-# Elements of a filter that a thread has sums for, blocks that keep a card busy, and positions of a thread at least.
+# The most elements of a filter for which a thread keeps sums, blocks that occupy a GPU, and the least positions of a
+# thread.
 _KEPT, _BUSY, _LEAST = 25, 512, 4
-# Channels of a thread at most, where they are last.
+# The most channels of a thread, if channels are last.
 _BESIDE = 4
 
 
 def forward(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING) -> CardKernel:
-    """Of x: [N, C, *spatial] and w: [C, 1, *kernel], which are the first operands.
+    """Return the kernel of a convolution. The first operands are x: [N, C, *spatial] and w: [C, 1, *kernel].
 
-    kind: the type of elements in memory, held: of sums. Windows may have the channels last, which does not change w.
+    kind: element type in memory. held: type of sums. The layout of w is the same if `windows` has the channels last.
     """
     if _is_narrow(windows):
         return CardKernel((_narrow(windows, kind, held, finish, mirrored=False),), inplace=finish.inplace)
@@ -51,13 +54,13 @@ def forward(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING
 
 
 def by_data(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING) -> CardKernel:
-    """Of dy: [N, C, *positions] and w: [C, 1, *kernel], which are the first operands.
+    """Return the kernel of the gradient of x. The first operands are dy: [N, C, *positions] and w: [C, 1, *kernel].
 
-    windows: the convolution's.
+    windows: those of the convolution.
     """
     w = windows.window
     if all(s == 1 for s in w.strides):
-        # Without strides, that is the convolution of dy with the mirrored filters.
+        # With stride 1, the gradient is the convolution of dy with the mirrored filters.
         begin = tuple(span - 1 - b for span, b in zip(w.span, w.begin, strict=True))
         mirrored = replace(
             windows, spatial=windows.positions, positions=windows.spatial, window=w._replace(begin=begin)
@@ -69,7 +72,7 @@ def by_data(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING
 
 
 def _operands(windows: Windows, kind: DType) -> list[tuple[str, Argument]]:
-    """Of both: x is what windows are read from, or dy; y what is written."""
+    """Return the parameters of a convolution or gradient. x: the array with windows, or dy. y: the result."""
     index, number = windows.places.index, windows.places.number
     return [
         (f"const {STORED[kind]}* x", Input(0)), (f"const {STORED[kind]}* w", Input(1)),
@@ -81,7 +84,7 @@ def _operands(windows: Windows, kind: DType) -> list[tuple[str, Argument]]:
 def _one(
     windows: Windows, kind: DType, held: DType, finish: Finish, over: Callable[[Sequence[str]], list[str]]
 ) -> tuple[list[tuple[str, Argument]], list[str]]:
-    """A thread's one result: the sum over what `over` goes through."""
+    """Return parameters and lines of a thread that computes one result: a sum in the loops that `over` returns."""
     tap = f"channel * filter + {windows.number_in_window()}"
     lines = [
         f"typedef {STORED[held]} A;", *_channel(windows), "A v = 0;",
@@ -104,12 +107,12 @@ def _is_narrow(windows: Windows) -> bool:
 
 
 def _narrow(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirrored: bool) -> Launch:
-    """A thread for ACROSS results of a line, or of lines side by side. mirrored: filters are read from behind."""
+    """Return the launch in which a thread computes ACROSS results of a line. mirrored: read filters backwards."""
     return (_lines_beside if windows.last else _lines)(windows, kind, held, finish, mirrored=mirrored)
 
 
 def _lines(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirrored: bool) -> Launch:
-    """Channels first."""
+    """Return the launch of `_narrow` for channels first."""
     line = windows.positions[-1]
     groups = replace(windows, positions=(*windows.positions[:-1], -(-line // ACROSS)), each=ACROSS)
     last, index, signed = groups.axes[-1], groups.places.index, groups.signed
@@ -167,7 +170,7 @@ def _lines(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirror
 
 
 def _lines_beside(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirrored: bool) -> Launch:
-    """Channels last."""
+    """Return the launch of `_narrow` for channels last. A thread computes several adjacent channels."""
     line, channels = windows.positions[-1], windows.channels
     beside = math.gcd(channels, min(_BESIDE, 16 // held.itemsize))
     short = (*windows.positions[:-1], -(-line // ACROSS))
@@ -229,13 +232,14 @@ def _lines_beside(windows: Windows, kind: DType, held: DType, finish: Finish, *,
 
 
 def by_weights(windows: Windows, kind: DType, held: DType, result: DType) -> CardKernel | None:
-    """Of x: [N, C, *spatial] and dy: [N, C, *positions], which are the first operands; the result, of type `result`, is
-    [C, 1, *kernel]. None for filters that do not stay in registers.
+    """Return the kernel of the gradient of w, [C, 1, *kernel] of type `result`; None for too large filters.
+
+    The first operands are x: [N, C, *spatial] and dy: [N, C, *positions].
     """
     if windows.elements > _KEPT:
         return None
     count = windows.lead * math.prod(windows.positions)
-    # Channels of a block, whose other threads share its positions.
+    # Number of channels of a block. The threads of a channel share its positions.
     beside = WARP if windows.last else 1
     slices = max(min(-(-_BUSY // -(-windows.channels // beside)), count // (_LEAST * THREADS // beside)), 1)
     length = -(-count // slices)
@@ -251,7 +255,7 @@ def by_weights(windows: Windows, kind: DType, held: DType, result: DType) -> Car
 
 
 def _filters(windows: Windows, kind: DType, held: DType, into: DType, y: Argument, slices: int, length: int) -> Launch:
-    """A block for each slice of each channel's filter, or of those of a warp's width of channels."""
+    """Return the launch of filters. A block sums a slice for one channel, or, with channels last, for WARP channels."""
     taps, axes, signed, last = windows.elements, windows.axes, windows.signed, windows.last
     places = Coordinates("r", 1 + len(windows.axes), windows.short)
     index = places.index
@@ -304,7 +308,7 @@ def _filters(windows: Windows, kind: DType, held: DType, into: DType, y: Argumen
 
 
 def _taken(windows: Windows) -> list[str]:
-    """Adds a position's part, `g` times the window at `start` of the plane at `base`, to the filter's sums."""
+    """Return lines that add `g` times the window at `start`, in the plane at `base`, to the sums of the filter."""
     axes, w, index = windows.axes, windows.window, windows.places.index
     offset = " + ".join(f"({index})place{a} * xstep{a}" for a in axes)
     number = "k0"
@@ -329,7 +333,7 @@ def _taken(windows: Windows) -> list[str]:
 
 
 def _together(taps: int) -> list[str]:
-    """Puts the sums of a block's threads together, by shuffles and then in the order of warps, and writes them."""
+    """Return lines that add the sums of a block's threads, by shuffles and in the order of warps, and write them."""
     warps = THREADS // WARP
     return [
         f"__shared__ A parts[{taps}][{warps}];",
@@ -355,7 +359,7 @@ def _together(taps: int) -> list[str]:
 
 
 def _together_beside(taps: int) -> list[str]:
-    """Puts the sums of a block's warps together, in their order, and writes them."""
+    """Return lines that add the sums of a block's warps, in their order, and write them."""
     return [
         f"__shared__ A parts[{THREADS}];",
         "#pragma unroll",
@@ -375,7 +379,7 @@ def _together_beside(taps: int) -> list[str]:
 
 
 def _added(count: int, slices: int, held: DType, into: DType) -> Launch:
-    """The sums of so many slices of `count` elements in scratch memory."""
+    """Return the launch that adds slices of `count` elements in scratch memory."""
     places = Coordinates("i", 1, count * slices + THREADS < 1 << 31)
     lines = [
         f"{STORED[held]} sum = 0;",

@@ -1,4 +1,4 @@
-"""What follows a product: bias, residual, activation, in the kernel that computed it or in one of their own."""
+"""Epilogues of products: bias, residual, activation; in the kernel of the product, or in a separate one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops.internal.fused import Epilogue
 
-# Of a value `v` of type A, with `alpha` and `beta`, by the names of fused operators.
+# Activations by name: expressions of a value `v` of type A, and of `alpha` and `beta`.
 _ACTIVATIONS = {
     "Relu": "gk_maximum(v, (A)0)",
     "LeakyRelu": "v < (A)0 ? alpha * v : v",
@@ -30,13 +30,17 @@ _ACTIVATIONS = {
 }
 
 
-# Bytes of one access.
+# Bytes of one memory access.
 _ACCESS = 16
 
 
 class Finish(NamedTuple):
-    """given: the parameters, with what they are given. lines: they change `v`, element `to` of the result, which is of
-    channel `channel`. inplace: the residual's memory may be the result's.
+    """The epilogue of a product.
+
+    Attributes:
+        given: Parameters with arguments.
+        lines: Lines that change `v`, the element with index `to` and channel `channel` of the result.
+        inplace: Positions (operand, result): the result may overwrite the residual.
     """
 
     given: tuple[tuple[str, Argument], ...] = ()
@@ -48,10 +52,13 @@ NOTHING = Finish()
 
 
 def finish(node: Node, kind: DType, held: DType, *, bias: int | None = 2, residual: int | None = 3) -> Finish:
-    """What follows the product of a node.
+    """Return the epilogue of a node.
 
-    kind: the element type of its operands in memory; held: of A. bias, residual: their positions; None: the product has
-    it already.
+    Args:
+        node: The node.
+        kind: Element type of its operands in memory.
+        held: Type in which to compute (A).
+        bias, residual: Positions of these operands; None if the product already contains it.
     """
     given: list[tuple[str, Argument]] = []
     lines: list[str] = []
@@ -78,10 +85,15 @@ def finish(node: Node, kind: DType, held: DType, *, bias: int | None = 2, residu
 def finishing_launch(
     result: Finish, kind: DType, held: DType, sizes: Sequence[int], *, short: bool, last: bool
 ) -> Launch:
-    """What follows, on the output that a library has computed.
+    """Return the launch that applies an epilogue to a result of a library.
 
-    sizes: [N, M, *positions] of the output, whose channels are the innermost axis in memory if `last`. short: indices
-    of 32 bits reach all of it.
+    Args:
+        result: The epilogue.
+        kind: Element type of the result.
+        held: Type in which to compute.
+        sizes: Sizes [N, M, *positions] of the result.
+        short: Whether 32 bits are enough for its indices.
+        last: Whether its channels are the last axis in memory.
     """
     positions = math.prod(sizes[2:])
     order = [sizes[0] * positions, sizes[1]] if last else [*sizes[:2], positions]

@@ -1,4 +1,4 @@
-"""Sliding blocks of an image: a thread for each element of a column copies it, or one for each of the image adds up."""
+"""Im2Col and its gradient. A thread copies one element of a column, or sums all copies of an element of the image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphkit.ops.nn.im2col import ColumnBlocks
 
 
 def _blocks(node: Node, image: Value | None, block: Value | None) -> Windows | None:
-    """The blocks of an image; None where they are not known, or have more axes than there are loops for."""
+    """Return the blocks of an image; None if their size is not known, or for too many axes."""
     (n, channels, *spatial), known = shape(image), constants(block)
     if known is None or not 1 <= len(spatial) <= MOST_AXES or node.output.dtype not in STORED:
         return None

@@ -1,7 +1,8 @@
 """Pooling and its gradients: a thread for each result, which reads its window, or for each element of a gradient.
 
-Windows that overlap are read from the cache: memory gives every element about once. A gradient is a sum over the
-windows around an element, in row-major order, without atomics: the same bits every time.
+Windows overlap, but the cache serves repeated reads, so each element is read from memory about once. A gradient is a
+sum over the windows that contain an element, in row-major order and without atomics, so it has the same bits every
+time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from graphkit.ops.nn.pool import AveragePooling, LpPool, MaxPool, MaxPoolGrad, P
 
 
 def _windows(op: Pooling, x: Value | None, y: Value | None, *, last: bool = False) -> Windows | None:
-    """The windows over x; None where they have more axes than there are loops for."""
+    """Return the windows over x; None for too many axes."""
     sizes, results = shape(x), shape(y)
     channels = sizes[-1] if last else sizes[1]
     spatial, positions = (of[1:-1] if last else of[2:] for of in (sizes, results))
@@ -39,7 +40,7 @@ def _held(kind: DType) -> str:
 
 
 def _kind(value: Value | None) -> DType | None:
-    """The element type of an operand; None for one without arithmetic."""
+    """Return the element type of an operand; None for a type without arithmetic."""
     assert value is not None
     return value.dtype if value.dtype in STORED else None
 
@@ -52,7 +53,10 @@ def _is_empty(value: Value) -> bool:
 
 
 def _maximum(kind: DType, windows: Windows, found: Sequence[str]) -> list[str]:
-    """The first maximum of the window, `best`, NaN above all; `found` is done for what is the best so far."""
+    """Return lines that find the first maximum of a window, `best`. NaN counts as the largest number.
+
+    found: Lines that run for each element that is larger than all before.
+    """
     better = "v > best || !any" + (" || (v != v && best == best)" if kind not in (DType.INT8, DType.UINT8) else "")
     loop = [
         "const A v = gk_read(x[from]);",
@@ -101,7 +105,7 @@ def _max_pool(node: Node, context: KernelContext, *, last: bool) -> CardKernel |
 
 
 def _plane_steps(op: MaxPool, windows: Windows) -> list[int]:
-    """How positions of maxima are counted along each axis of a plane."""
+    """Return the strides by which the indices of maxima are computed in a plane."""
     if op.storage_order == 0:
         return row_major(windows.spatial)
     return row_major(windows.spatial[::-1])[::-1]
@@ -120,8 +124,10 @@ def _max_pool_last(node: Node, context: KernelContext) -> CardKernel | None:
 
 @launched("MaxPoolGrad", DOMAIN)
 def _max_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
-    """By the windows of the pool that found the indices. Of other indices nothing is known: each is written to its
-    place where none occurs twice, else there is no kernel.
+    """Return the kernel of the gradient.
+
+    If the indices come from a MaxPool node, each element of the result sums the gradients of windows that chose it. For
+    other indices, gradients are scattered; this requires that no index occurs twice.
     """
     dy, indices = node.operands[:2]
     kind, pool = _kind(dy), indices.node
@@ -129,14 +135,14 @@ def _max_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
         return None
     if pool is not None and isinstance(pool.op, MaxPool) and not pool.op.storage_order:
         windows = _windows(pool.op, node.output, dy)
-        # The index of a window of padding alone is that of an element outside of it.
+        # The index for a window that contains only padding is that of an element outside of the window.
         if windows is not None and windows.all_filled:
             return _chosen(node, kind, windows, "indices[from] == (gk_i64)at", "gk_i64")
     return _scattered(node, context.deterministic) if operator(node, MaxPoolGrad).disjoint else None
 
 
 def _scattered(node: Node, deterministic: bool) -> CardKernel | None:
-    """Zeros, then each element of dy at its index."""
+    """Return the kernel that writes each element of dy at its index, and zeros elsewhere."""
     dy, indices = node.operands[:2]
     address = TupleAddress.of_axis(
         [math.prod(shape(node.output))], 0, math.prod(shape(dy)), INDEX_TYPES[indices.dtype], 1
@@ -154,7 +160,10 @@ def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> CardKern
 
 
 def _chosen(node: Node, kind: DType, windows: Windows, condition: str, indices: str) -> CardKernel:
-    """The sum of dy of those windows around an element that chose it."""
+    """Return the kernel that sums, for each element of x, dy of the windows that chose it.
+
+    condition: Expression for whether a window chose the element. indices: C type of the indices.
+    """
     if _is_empty(node.output):
         return CardKernel(())
     given: list[tuple[str, Argument]] = [
@@ -175,7 +184,11 @@ def _chosen(node: Node, kind: DType, windows: Windows, condition: str, indices: 
 def _of_sums(
     node: Node, name: str, element: str, result: str, given: Sequence[tuple[str, Argument]] = (), *, last: bool
 ) -> CardKernel | None:
-    """`result` of the sum of `element`, of an element `v`, over each window; `whole` is the elements that count."""
+    """Return the kernel of a pooling that sums over windows.
+
+    element: The summand, an expression of an element `v`. result: An expression of `sum`, and of `whole`, the number of
+    elements that an average counts.
+    """
     op, kind = operator(node, Pooling), _kind(node.inputs[0])
     windows = _windows(op, node.inputs[0], node.output, last=last)
     if kind is None or windows is None:
@@ -194,7 +207,7 @@ def _of_sums(
 
 
 def _whole(op: AveragePooling, windows: Windows) -> list[str]:
-    """Declares `whole`: what the sum of the window at `start` is divided by."""
+    """Return lines that declare `whole`: the divisor of an average over the window at `start`."""
     counts = [line for a in windows.axes for line in windows.counted(a, padded=op.count_include_pad)]
     return [*counts, f"const A whole = (A)({' * '.join(f'count{a}' for a in windows.axes)});"]
 

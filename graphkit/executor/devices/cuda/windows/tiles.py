@@ -1,9 +1,9 @@
-"""Products of matrices whose elements are found where they are needed: convolutions, without their columns in memory.
+"""Implicit matrix products: elements of factors are computed from other arrays, such as the windows of a convolution.
 
-A block computes a tile of the result from tiles of both factors in shared memory, DEPTH of the sum at a time; a thread
-holds a few rows of four results in registers, and fetches the next elements while it computes. Elements of a factor are
-read once for each tile across them. Where there are few tiles, the sum is cut into slices of known sizes, which a
-second launch adds up: the order of all sums is that of the sizes alone.
+A block computes a tile of the result from tiles of both factors in shared memory, DEPTH terms of the sum at a time. A
+thread keeps a few rows of four results in registers, and reads the next elements while it computes. If there are few
+tiles, the sum is divided into slices (split-K), which a second launch adds. The order of sums depends only on the
+sizes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish
 from graphkit.ir.types import DType
 
-# Steps of the sum in shared memory, threads along either side of a tile, and results of a thread in a row.
+# Terms of the sum in shared memory, threads along each side of a tile, and results of a thread in a row.
 DEPTH, SIDE, WIDE = 16, 16, 4
 COLUMNS = SIDE * WIDE
-# Bytes of a thread's column of results at most: that many rows stay in registers.
+# The most bytes of a thread's results in a column, so that they fit in registers.
 _TALLEST = 32
-# Blocks that keep a card busy, and the least that one adds up before there is another slice.
+# Blocks that occupy a GPU, and the least terms of a slice.
 _BUSY, _LEAST = 512, 16 * DEPTH
 
 
 class Factor(NamedTuple):
-    """How a thread finds elements of a factor.
+    """A factor of a product, whose elements are computed.
 
-    Lines see `group` and the numbers `row`, or `column`, of an element and `d`, its step in the sum; `value`, which is
-    0, is to become the element. before: once, for a thread's columns. once: for each step, before its elements.
+    Attributes:
+        lines: Lines that set `value`, which is 0 before, to an element. They can use `group`, `row` (in the left
+            factor) or `column` (in the right one), and `d`, the number of the term.
+        given: Parameters with arguments.
+        once: Lines that run once for each term, before its elements.
+        before: Lines that run once for a thread.
     """
 
     lines: list[str]
@@ -50,10 +54,16 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiled:
-    """For each group a matrix [rows, depth] times one [depth, columns].
+    """For each group, the product of a matrix [rows, depth] and a matrix [depth, columns].
 
-    The result's elements are [columns / inner, groups * rows, inner] in memory, of type `result`; sums are of `held`.
-    by_depth: neighbours along the depth lie side by side in the right factor, rather than columns.
+    In memory, the result is [columns / inner, groups * rows, inner].
+
+    Attributes:
+        held: Type of sums.
+        result: Type of the result.
+        short: Whether 32 bits are enough for all indices.
+        by_depth: Whether terms, and not columns, are adjacent in the memory of the right factor.
+        finish: The epilogue.
     """
 
     name: str
@@ -76,11 +86,11 @@ class Tiled:
 
     @property
     def per_thread(self) -> int:
-        """Rows of a thread: as many as there are rows for, a power of 2."""
+        """Number of rows of a thread, a power of 2: as many as registers hold, if the matrix has enough rows."""
         found, most = 1, _TALLEST // self.held.itemsize
         while found < most and found * SIDE < self.rows:
             found *= 2
-        # Tall tiles where these are enough to keep a card busy.
+        # Use the tallest tiles only if there are enough of them to occupy the GPU.
         if found == most and self._tiles(found) < _BUSY:
             found //= 2
         return found
@@ -94,12 +104,12 @@ class Tiled:
         return -(-self.depth // self._length(wanted))
 
     def _length(self, slices: int) -> int:
-        """Steps of a slice: whole tiles."""
+        """Return the number of terms of a slice, a multiple of DEPTH."""
         each = -(-self.depth // slices)
         return -(-each // DEPTH) * DEPTH
 
     def kernel(self) -> CardKernel:
-        """All sizes are above 0."""
+        """Return the kernel. All sizes must be above 0."""
         if self.slices == 1:
             return CardKernel((self._tiled(Output(0), self.result),), inplace=self.finish.inplace)
         count = self.groups * self.rows * self.columns
@@ -117,7 +127,7 @@ class Tiled:
         given: list[tuple[str, Argument]] = [(f"{STORED[into]}* y", y), *self.left.given, *self.right.given]
         given += [] if many else self.finish.given
         given += [(f"{self.index} {name}", places.number(size)) for name, size in sizes.items()]
-        # A slice's results are rows of all columns, the result's of `inner`.
+        # The results of a slice are stored as [rows, columns], the result itself with rows of `inner` elements.
         inner = self.columns if many else self.inner
         parameters = [*(text for text, _ in given), *places.parameters()]
         arguments = [*(argument for _, argument in given), *places.arguments((1, inner))]
@@ -127,13 +137,13 @@ class Tiled:
         return Launch(source_of(self.name, parameters, lines), blocks, tuple(arguments))
 
     def _place(self) -> list[str]:
-        """Which tile the block computes, of which steps; and what the thread holds."""
+        """Return lines that declare the tile and the slice of a block, shared memory, and registers."""
         index, tall = self.index, SIDE * self.per_thread
         return [
             f"typedef {STORED[self.held]} A;",
             f"alignas(16) __shared__ A left[{DEPTH}][{tall + 4}];",
             f"alignas(16) __shared__ A right[{DEPTH}][{COLUMNS + 4}];",
-            # Blocks side by side read the same columns.
+            # Adjacent blocks read the same columns.
             f"const {index} row_tiles = (rows + {tall - 1}u) / {tall}u;",
             f"const {index} column_tiles = (columns + {COLUMNS - 1}u) / {COLUMNS}u;",
             f"const {index} row0 = gk_block % row_tiles * {tall}u, rest = gk_block / row_tiles;",
@@ -152,7 +162,7 @@ class Tiled:
         ]
 
     def _fetch(self) -> list[str]:
-        """`fetch(from)` reads the thread's elements of both factors for DEPTH steps."""
+        """Return lines that declare `fetch(from)`. It reads a thread's elements of both factors for DEPTH terms."""
         index = self.index
         left = [
             f"const {index} d = from + deep;",
@@ -187,7 +197,7 @@ class Tiled:
         return [*before, f"const auto fetch = [&]({index} from) {{", *indented(fetch), "};"]
 
     def _loop(self) -> list[str]:
-        """The sums of the slice, `sums`."""
+        """Return the loop that computes the sums of a slice, `sums`."""
         many, index = self.per_thread, self.index
         row, column = "deep", f"side + {SIDE}u * i"
         if not self.by_depth:
@@ -229,7 +239,10 @@ class Tiled:
         ]
 
     def _stores(self, into: DType, *, packed: bool, finished: bool) -> list[str]:
-        """Writes the thread's results: packs of neighbours where `packed`."""
+        """Return lines that write a thread's results.
+
+        packed: Write adjacent results together. finished: Apply the epilogue first.
+        """
         index, kind = self.index, STORED[into]
         found, (outer, within) = Coordinates("y", 2, self.short).lines("column")
         channels = "groups * rows" if finished else "slices * groups * rows"
@@ -283,7 +296,7 @@ class Tiled:
     # --- slices ---------------------------------------------------------------------------------------
 
     def _added(self, count: int) -> Launch:
-        """The launch that adds slices up, and does what follows."""
+        """Return the launch that adds slices and applies the epilogue."""
         channels = self.groups * self.rows
         places, inner = Coordinates("y", 2, self.short), Divisor("inner", self.short)
         found, (channel, column) = places.lines("at")
@@ -320,7 +333,7 @@ def _element(factor: Factor, condition: str, into: str) -> list[str]:
 
 
 def _packs(name: str, tile: str, count: int, pack: int, number: str) -> list[str]:
-    """Reads a thread's `count` elements of step k of a tile in shared memory."""
+    """Return lines that read a thread's `count` elements of term k from a tile in shared memory."""
     return [
         "        #pragma unroll",
         f"        for (int i = 0; i < {count // pack}; ++i) {{",

@@ -1,8 +1,8 @@
 """Windows that slide over spatial axes: a thread for each result, or for each element that windows contain.
 
-The elements of a window, and the windows around an element, are gone through in row-major order, by loops whose bounds
-leave padding out. Sizes, strides and paddings are arguments; the number of axes, and whether windows are dilated, is
-text.
+Loops over the elements of a window, or over the windows that contain an element, are in row-major order. Their bounds
+exclude padding. Sizes, strides and paddings are arguments. The number of axes, and whether windows are dilated, are
+part of the source.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates, Divisor, f
 from graphkit.executor.devices.operands import row_major
 from graphkit.ops.nn.sliding_window import Window
 
-# Spatial axes that kernels have loops for.
+# The largest number of spatial axes.
 MOST_AXES = 3
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Where windows lie in `lead * channels` planes of x, and their results in those of y.
+    """Windows in x: [lead, channels, *spatial], with results in y: [lead, channels, *positions].
 
-    spatial, positions: sizes of a plane of x and of y. Elements are in the order [lead, channels, *axes], or
-    [lead, *axes, channels] if `last`. each: how many elements of y there are for each position. beside: neighbouring
-    channels of a thread, where these are last; they divide them.
+    Attributes:
+        lead, channels: Sizes of the axes of planes.
+        spatial, positions: Sizes of a plane of x and of y.
+        window: Sizes, strides, dilations and padding of windows.
+        last: In memory, channels are the last axis.
+        each: Number of elements of y for each position.
+        beside: Adjacent channels that a thread computes, if `last`. It divides `channels`.
     """
 
     lead: int
@@ -50,12 +54,12 @@ class Windows:
 
     @property
     def elements(self) -> int:
-        """The window's."""
+        """Number of elements of a window."""
         return math.prod(self.window.kernel)
 
     @property
     def short(self) -> bool:
-        """Whether indices of 32 bits reach all elements, and all places beyond the ends of axes."""
+        """Whether 32 bits are enough for all indices, and for all positions of windows, also in padding."""
         planes, w = self.lead * self.channels, self.window
         axes = zip(self.spatial, self.positions, w.kernel, w.strides, w.dilations, w.begin, w.end, strict=True)
         reach = [size + p * s + k * d + abs(b) + abs(e) for size, p, k, s, d, b, e in axes]
@@ -68,11 +72,11 @@ class Windows:
 
     @property
     def signed(self) -> str:
-        """The C type of places along axes, which may lie before the first element."""
+        """The C type of positions along axes. They may be negative."""
         return "gk_i32" if self.short else "gk_i64"
 
     def number(self, value: int) -> np.generic:
-        """A number of that type."""
+        """Return a number as an argument of the type `signed`."""
         return np.int32(value) if self.short else np.int64(value)
 
     @property
@@ -83,7 +87,7 @@ class Windows:
             self.spatial, self.positions, w.kernel, w.strides, w.dilations, w.begin, strict=True
         ):
             start = np.arange(count) * stride - begin
-            # The first element at or behind the axis' beginning.
+            # The first element of the window that is not before the axis.
             first = np.maximum(-(start // dilation), 0)
             if not np.all((first < kernel) & (start + first * dilation < size)):
                 return False
@@ -92,16 +96,16 @@ class Windows:
     # --- launches -------------------------------------------------------------------------------------
 
     def over_y(self, name: str, given: Sequence[tuple[str, Argument]], lines: Sequence[str]) -> Launch:
-        """A thread for each element of y, whose number is `at`; `lines` may hold those of `elements`."""
+        """Return the launch with a thread for each element of y, with index `at`. Lines may include `elements_of`."""
         return self._launch(name, self.positions, given, lines)
 
     def over_x(self, name: str, given: Sequence[tuple[str, Argument]], lines: Sequence[str]) -> Launch:
-        """A thread for each element of x, whose number is `at`; `lines` may hold those of `around`."""
+        """Return the launch with a thread for each element of x, with index `at`. Lines may include `around`."""
         divisors = [pair for a in self.axes for pair in self._every(a).given(self.window.strides[a])]
         return self._launch(name, self.spatial, [*given, *divisors], lines)
 
     def _every(self, axis: int) -> Divisor:
-        """The stride, to be divided by."""
+        """Return the stride along an axis as a divisor."""
         return Divisor(f"every{axis}", self.short)
 
     def _launch(
@@ -123,7 +127,7 @@ class Windows:
         return for_each(name, sizes, self.places, [*given, *self.given()], [*begin, *lines])
 
     def given(self) -> list[tuple[str, Argument]]:
-        """What a kernel knows of the axes."""
+        """Return the parameters for the axes, with arguments."""
         w, far = self.window, self.channels if self.last else 1
         columns: dict[str, Sequence[int]] = {
             "size": self.spatial, "positions": self.positions, "kernel": w.kernel, "stride": w.strides,
@@ -143,7 +147,10 @@ class Windows:
     # --- loops ----------------------------------------------------------------------------------------
 
     def elements_of(self, lines: Sequence[str]) -> list[str]:
-        """`lines` for each element of the window of an element of y: number k0, k1, ... in the window, `from` in x."""
+        """Return loops that run `lines` for each element of the window of an element of y.
+
+        In `lines`, k0, k1, ... is the position in the window, and `from` the index in x.
+        """
         signed, index = self.signed, self.places.index
         before = [line for a in self.axes for line in self.begun(a)]
         offset = f"plane * xplane + within{''.join(f' + ({index})({self.place(a)}) * xstep{a}' for a in self.axes)}"
@@ -153,16 +160,22 @@ class Windows:
         return [*before, *nested(loops, [f"const {index} from = {offset};", *lines])]
 
     def begun(self, a: int) -> list[str]:
-        """Declares where the window starts along an axis, `start`, and its elements there: from `first` to `last`."""
+        """Return lines that declare where the window starts along an axis, `start`, and its elements in x.
+
+        These are those from `first` to `last` (excluded).
+        """
         start = f"const {self.signed} start{a} = p{a} * stride{a} - begin{a};"
         return [start, *self._span(a, "first", "last", "0", f"size{a}")]
 
     def place(self, axis: int) -> str:
-        """Where element k of a window lies along an axis."""
+        """Return the expression of the position of element k of a window along an axis."""
         return f"start{axis} + k{axis}" + (f" * dilation{axis}" if self.dilated else "")
 
     def _span(self, a: int, first: str, last: str, low: str, high: str) -> list[str]:
-        """The elements of the window at `start` between places `low` and `high`: from `first` on, before `last`."""
+        """Return lines that declare which elements of the window at `start` are at positions from `low` to `high`.
+
+        These are those from `first` to `last` (excluded).
+        """
         up, rounded = (f" / dilation{a}", f" + dilation{a} - 1") if self.dilated else ("", "")
         return [
             f"const {self.signed} {first}{a} = start{a} < {low} ? ({low} - start{a}{rounded}){up} : 0;",
@@ -171,7 +184,10 @@ class Windows:
         ]
 
     def counted(self, a: int, *, padded: bool) -> list[str]:
-        """Declares `count`: of elements of the window at `start` along an axis, with those of padding if `padded`."""
+        """Return lines that declare `count`: the elements of the window at `start` along an axis.
+
+        padded: Count elements in padding, too.
+        """
         low, high = (f"-begin{a}", f"size{a} + end{a}") if padded else ("0", f"size{a}")
         signed = self.signed
         return [
@@ -180,16 +196,18 @@ class Windows:
         ]
 
     def around(self, lines: Sequence[str], inside: dict[int, list[str]] | None = None) -> list[str]:
-        """`lines` for each window that holds an element of x: the window is `from` in y, the element its k0, k1, ...
+        """Return loops that run `lines` for each window that contains an element of x.
 
-        inside: lines within the loop of an axis, which know where the window starts, `start`.
+        In `lines`, `from` is the index of the window in y, and k0, k1, ... is the position of the element in it.
+
+        inside: Lines at the beginning of the loop over an axis. They can use `start`, the position of the window.
         """
         signed, index = self.signed, self.places.index
         before: list[str] = []
         loops: list[tuple[str, list[str]]] = []
         for a in self.axes:
             span = f"(kernel{a} - 1)" + (f" * dilation{a}" if self.dilated else "")
-            # From the first window that ends behind the element to the last one that begins before it.
+            # From the first window that does not end before the element to the last one that does not begin after it.
             behind, up_to = (
                 self._every(a).quotient(f"({index})({dividend})")
                 for dividend in (f"far{a} - {span} + stride{a} - 1", f"far{a} < 0 ? 0 : far{a}")
@@ -213,12 +231,12 @@ class Windows:
         return [*before, *nested(loops, [f"const {index} from = {offset};", *lines])]
 
     def number_in_window(self) -> str:
-        """Of element k0, k1, ..., in row-major order."""
+        """Return the number of element k0, k1, ... of a window, in row-major order."""
         return self.number_along(self.axes)
 
     @staticmethod
     def number_along(axes: Sequence[int]) -> str:
-        """The same of element k of some axes."""
+        """Return the row-major number of an element among those along some axes of a window."""
         number = ""
         for a in axes:
             number = f"({number}) * kernel{a} + k{a}" if number else f"k{a}"
@@ -226,9 +244,9 @@ class Windows:
 
 
 def nested(loops: Sequence[tuple[str, list[str]]], lines: Sequence[str]) -> list[str]:
-    """Loops, outermost first: the head of each, and lines at the beginning of its body.
+    """Return nested loops around lines. loops: from the outermost on, the head, and lines at the beginning of its body.
 
-    They are not unrolled: windows are narrower than what a compiler unrolls by.
+    They are not unrolled, because windows are usually smaller than the factor by which a compiler unrolls.
     """
     for head, first in reversed(loops):
         lines = ["#pragma unroll 1", f"for ({head}) {{", *("    " + line for line in (*first, *lines)), "}"]
