@@ -131,7 +131,7 @@ class Convolved:
         return 1 if self.last else math.prod(axes)
 
     def _elements(self, places: Coordinates, linear: str) -> tuple[list[str], str, list[str]]:
-        """Return lines that split the index `linear` of a filter element, its channel, and its position on each axis."""
+        """Return lines that split the index `linear` of an element of a filter; its channel; its positions on axes."""
         lines, found = places.lines(linear)
         channel = found.pop(-1 if self.filters_last else 0)
         return lines, channel, found
