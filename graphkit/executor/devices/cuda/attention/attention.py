@@ -1,10 +1,10 @@
-"""The operator, and which kernel computes it.
+"""The operator FusedAttention, and the choice of its kernel.
 
-Of half floats without a mask it is cuDNN's. Its documentation has the formula, which says what becomes of finite scores
-of queries that each see a key, and nothing of others; no plan of it has the note that it passes NaN on. So operands
-with an element that is not finite, or so large that a score may overflow, are found before, and then graphkit's own
-kernel computes all once more; queries that see nothing are known from the sizes. What a mask hides only a run tells:
-attention with one is the own kernel's.
+cuDNN computes attention of float16 and bfloat16 without a mask. Its documentation defines the result only for finite
+scores and queries that see at least one key, and no plan of cuDNN promises to propagate NaN. So a launch before it
+checks for elements that are not finite, or so large that a score may overflow. If there are any, graphkit's own kernel
+computes everything again. Whether queries see no key is known from the sizes, except with a mask, whose elements are
+known only in a run. So graphkit's own kernel computes attention with a mask.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES
 from graphkit.ops._base import DOMAIN
 
-# Heads that the library knows: multiples of so many elements, up to so many.
+# Sizes of heads that the library supports: multiples of the first number, up to the second.
 _MULTIPLE, _WIDEST = 8, 256
-# Operands below the limit and scales up to that: scores stay below 2^56 * 2^56 * 256 * 16 = 2^124.
+# With operands below the limit, and scales up to the largest, scores stay below 2^56 * 2^56 * 256 * 16 = 2^124.
 _LIMIT, _LARGEST_SCALE = "0x1p56f", 16.0
-# What the library may take.
+# Bytes of the library's workspace.
 _WORKSPACE = 1 << 20
-# Elements of each operand that a thread looks at.
+# Elements of each operand that a thread checks.
 _RUN = 8
 
 
@@ -46,7 +46,7 @@ _RUN = 8
 def _with_statistics(node: Node, context: KernelContext) -> CardKernel | None:
     _, largest, total = (*context.used_outputs, True, True, True)[:3]
     of = Attended.of(node, (largest, total))
-    # A result without columns has statistics still: there is no kernel for these alone.
+    # If v has no columns, the result is empty, but statistics are not. There is no kernel for statistics alone.
     if float_type(of.kind) is None or (of.width == 0 and of.queries > 0):
         return None
     if of.results == 0:
@@ -70,14 +70,14 @@ def _attention(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 def _own(of: Attended, tf32: bool, guard: Scratch | None = None) -> CardKernel:
-    """Of few queries most of a tile would be empty, and there would be few tiles."""
+    """Return graphkit's own kernel. With few queries, tensor cores are not used: most of a tile would be empty."""
     if TensorFlash.computes(of, tf32) and of.rows >= FEW:
         return TensorFlash(of, guard).kernel()
     return Flash(of, guard).kernel()
 
 
 def _nothing(of: Attended) -> Launch:
-    """The sums of no values."""
+    """Return the launch for attention without keys. The result is zeros."""
     return for_each(
         "attention_of_nothing", (of.results,), Coordinates("i", 1, of.short),
         [(f"{STORED[of.kind]}* y", Output(0))], [f"y[at] = {STORED[of.kind]}();"],
@@ -85,7 +85,7 @@ def _nothing(of: Attended) -> Launch:
 
 
 def _statistics_of_nothing(of: Attended) -> list[Launch]:
-    """Minus infinity, and the sum of nothing."""
+    """Return the launches for the statistics of attention without keys: minus infinity (largest score) and 0 (sum)."""
     values = ("gk_limits<{0}>::lowest()", "({0})0")
     kind = STORED[held_type(of.kind)]
     return [
@@ -98,7 +98,7 @@ def _statistics_of_nothing(of: Attended) -> list[Launch]:
 
 
 def _is_known(of: Attended) -> bool:
-    """Whether it is one that the library's documentation has."""
+    """Whether the library supports attention with these sizes, and its documentation defines the result."""
     columns = (of.depth, of.width)
     return (
         of.kind in HALVES
@@ -110,7 +110,10 @@ def _is_known(of: Attended) -> bool:
 
 
 def _by_library(of: Attended, own: CardKernel) -> CardKernel:
-    """With `own` for what the library has no plan for, and behind it for operands that it is not asked for."""
+    """Return the kernel that uses the library.
+
+    `own` replaces it if the library has no plan. For unusual operands, graphkit's kernel runs after the library.
+    """
     guard, working = Scratch(0), Scratch(aligned(4))
     again = _own(of, False, guard)
     n, h = of.batch, of.heads
@@ -127,7 +130,7 @@ def _by_library(of: Attended, own: CardKernel) -> CardKernel:
 
 
 def _unusual(of: Attended, guard: Scratch) -> tuple[Launch, Launch]:
-    """Set the guard where an operand has an element that is not below the limit."""
+    """Return the launches that set the guard if an operand has an element that is not below the limit, or NaN."""
     kind = STORED[of.kind]
     runs = -(-max(of.counts) // _RUN)
     places = Coordinates("i", 1, _RUN * (runs + THREADS) < 1 << 31)

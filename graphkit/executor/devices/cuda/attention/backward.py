@@ -1,13 +1,13 @@
-"""The gradients of attention in tiles: scores are computed again, from the statistics of the forward pass (Dao 2023,
-arXiv:2307.08691).
+"""The gradients of attention in tiles. Scores are computed again, with the statistics of the forward pass.
 
-A launch makes one gradient. Its blocks have a tile of that gradient's rows and go through the others: of queries
-through keys, of keys and values through queries. Of each pair of tiles a block computes scores and, but for values,
-the products of dy and v; makes of both the weights, or the gradients of the scores, in shared memory; and adds the rows
-that it goes through by these. Nothing is summed by several blocks: the order of all sums is that of the sizes alone.
+Dao 2023, arXiv:2307.08691. Each launch computes one gradient. A block computes a tile of its rows, and iterates over
+the other rows: over keys for the gradient of q, over queries for those of k and v. For each pair of tiles, it computes
+scores and (except for the gradient of v) the products of dy and v. From these, it computes weights, or the gradients of
+scores, in shared memory. Then it adds the other rows times these numbers. No sum is divided over several blocks, so the
+order of sums depends only on the sizes.
 
-What a causal mask hides from a whole pair of tiles is not read, but where there are queries that see nothing: their
-weights are NaN, and so is the gradient of all values.
+Pairs of tiles that a causal mask hides completely are not read, except if there are queries that see no key. The
+weights of these queries are NaN, and so is the gradient of all values.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Wanted: TypeAlias = Literal["q", "k", "v"]
 
 # Positions of the operands.
 _Y, _LARGEST, _TOTAL, _DY = 4, 5, 6, 7
-# Of each query, sum(dy * y).
+# Scratch memory with sum(dy * y) of each query.
 _SUMS = Scratch(0)
 
 
 def sums(of: Attended) -> Launch:
-    """sum(dy * y) of each query."""
+    """Return the launch that computes sum(dy * y) of each query."""
     kind, held = STORED[of.kind], STORED[held_type(of.kind)]
     tiles = Tiles(of)
     pack = pack_of(of.width, of.kind.itemsize)
@@ -63,7 +63,7 @@ def sums(of: Attended) -> Launch:
 
 @dataclass(frozen=True)
 class Backward(Tiles):
-    """The gradient in one operand, behind the launch of `sums` but for that in v."""
+    """The kernel of the gradient of one operand. Those of q and k need the launch `sums` before them."""
 
     wanted: Wanted = "q"
 
@@ -73,7 +73,7 @@ class Backward(Tiles):
 
     @property
     def wide(self) -> int:
-        """Columns of the result."""
+        """Number of columns of the result."""
         return self.of.width if self.wanted == "v" else self.of.depth
 
     @property
@@ -82,32 +82,32 @@ class Backward(Tiles):
 
     @property
     def count(self) -> int:
-        """Rows of the result."""
+        """Number of rows of the result."""
         return self.of.rows if self.of_queries else self.of.keys
 
     @property
     def mine(self) -> tuple[str, str]:
-        """The first row of the block's tile, and where they end."""
+        """Variables with the first row of the block's tile, and the end of the rows."""
         return ("row0", "rows") if self.of_queries else ("key0", "keys")
 
     @property
     def other(self) -> tuple[str, str]:
-        """Likewise of the tile that it is at."""
+        """The same variables for the tile of other rows in the loop."""
         return ("key0", "end") if self.of_queries else ("row0", "rows")
 
     @property
     def factors(self) -> tuple[str, ...]:
-        """The arrays that the block's rows are of: those of scores, and of dy v^T."""
+        """The arrays with the rows of the block: the factor of scores, and that of dy v^T."""
         return {"q": ("q", "dy"), "k": ("k", "v"), "v": ("k",)}[self.wanted]
 
     @property
     def other_factors(self) -> tuple[str, ...]:
-        """Likewise of the rows that it goes through."""
+        """The arrays with the other rows: the factor of scores, and that of dy v^T."""
         return {"q": ("k", "v"), "k": ("q", "dy"), "v": ("q",)}[self.wanted]
 
     @property
     def added_rows(self) -> str:
-        """The array whose rows are added, by weights."""
+        """The array whose rows are added to the result, times weights."""
         return {"q": "k", "k": "q", "v": "dy"}[self.wanted]
 
     @abstractmethod
@@ -126,7 +126,7 @@ class Backward(Tiles):
         return [*found, (f"{kind}* to", Output(position)), *self.strides("to", strides), *self.numbers(**numbers)]
 
     def place(self, tall: int, wide: int) -> list[str]:
-        """Which rows and columns of the result the block has, and where what it reads lies."""
+        """Return lines that declare the rows and columns of the block, and the pointers to what it reads."""
         index, (mine, end) = self.index, self.mine
         lines = [
             f"typedef {STORED[self.held]} A;",
@@ -144,28 +144,31 @@ class Backward(Tiles):
         lines += [f"const {index} end = keys;"]
         if not self.of.op.causal:
             return [*lines, f"const {index} first = 0;"]
-        # Queries before see none of the tile's keys.
+        # Earlier queries see no key of the tile.
         return [*lines, f"const {index} first = keys < rows || key0 < keys - rows ? 0 : key0 - (keys - rows);"]
 
     def numbers_of(self, number: str) -> list[str]:
-        """`base[number]`, `share[number]` and `sum[number]` of the query `row`: 0 beyond the last one."""
+        """Return lines that set `base[number]`, `share[number]` and `sum[number]` for query `row`; 0 after the last."""
         return [
             f"base[{number}] = share[{number}] = sum[{number}] = 0;",
             "if (row < rows) {",
             f"    const {self.index} line = whole * rows + row;",
             "    const A most = largest_of[line];",
             f"    base[{number}] = most == gk_limits<A>::lowest() ? (A)0 : most;",
-            # Of a query that sees nothing all weights are 0 / 0.
+            # For a query that sees no key, all weights are 0 / 0.
             f"    share[{number}] = (A)1 / total_of[line];",
             *([] if self.wanted == "v" else [f"    sum[{number}] = sums[line];"]),
             "}",
         ]
 
     def weighted(self, score: str, spread: str, number: str) -> list[str]:
-        """`weight` of the query `row` and the key `key`: of the score, or its gradient. spread: dy v^T."""
+        """Return lines that declare `weight`: that of query `row` and key `key`, or the gradient of their score.
+
+        score, spread: Expressions of their products q k^T and dy v^T. number: index of the query's statistics.
+        """
         lines = [
             *self.limit(),
-            # What is beyond the last query or key weighs nothing.
+            # The weight is 0 after the last query or key.
             "const bool near = row < rows && key < limit;",
             f"A score = {score} * scale;",
             "bool kept = near;",
@@ -184,12 +187,12 @@ class Backward(Tiles):
 
 @dataclass(frozen=True)
 class RegisterBackward(Backward, RegisterTiles):
-    """Products are sums of products, in registers."""
+    """The kernel without tensor cores."""
 
     @property
     def per_thread(self) -> int:
-        """As many as registers hold, and there are rows for."""
-        # A mask, long indices and the conversion of half floats take registers too.
+        """Number of rows of a thread, a power of 2: as many as fit in registers, if there are enough rows."""
+        # A mask, 64-bit indices, and the conversion of float16 or bfloat16 need registers, too.
         if self.of.mask is None and self.of.short:
             most = max(min(4, 32 // self.columns), 2)
         else:
@@ -217,7 +220,7 @@ class RegisterBackward(Backward, RegisterTiles):
         return Launch(source, blocks, tuple(argument for _, argument in given))
 
     def _of_rows(self) -> list[str]:
-        """What is known of the block's queries."""
+        """Return lines that read the statistics of the block's queries, if its rows are queries."""
         if not self.of_queries:
             return []
         many = self.per_thread
@@ -242,7 +245,7 @@ class RegisterBackward(Backward, RegisterTiles):
         return lines
 
     def _weights(self) -> list[str]:
-        """The weights in shared memory."""
+        """Return lines that write weights, or gradients of scores, to shared memory."""
         many, index = self.per_thread, self.index
         mine = f"const {index} {'row' if self.of_queries else 'key'} = {self.mine[0]} + down * {many}u + i;"
         other = f"const {index} {'key' if self.of_queries else 'row'} = {self.other[0]} + across * {WIDE}u + j;"
@@ -257,7 +260,7 @@ class RegisterBackward(Backward, RegisterTiles):
                 "}",
             ]
         return [
-            # The weights of the tile before have been used.
+            # Wait until all threads have used the weights of the previous tile.
             "__syncthreads();",
             *lines,
             "#pragma unroll",

@@ -1,9 +1,8 @@
-"""The gradients of attention in half floats, and in floats by 11 bits, by the units that multiply small matrices, in
-the tiles of `backward`.
+"""The gradients of attention on tensor cores, in float16, bfloat16 or TF32, with the tiles of `backward`.
 
-A block has 64 rows of a gradient, and two warps for each 16 of them. Of a tile of others either warp computes weights,
-or gradients of scores, of one half; shared memory hands them, rounded to the operands' type, to both, and each adds
-the tile's rows for its half of the columns.
+A block computes 64 rows of a gradient, with two warps for each 16 rows. For each tile of other rows, each of the two
+warps computes the weights (or gradients of scores) of one half. They are rounded to the type of the operands and shared
+through shared memory. Then each warp adds the rows of the tile to its half of the columns.
 """
 
 from __future__ import annotations
@@ -24,40 +23,40 @@ from graphkit.executor.devices.cuda.launches import Launch, source_of
 from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import HALVES, DType
 
-# Rows of a block: of four pairs of warps.
+# Rows of a block. Each of four pairs of warps has SIDE of them.
 _TALL = 4 * SIDE
 
 
 @dataclass(frozen=True)
 class TensorBackward(Backward, TensorTiles):
-    """Products are those of small matrices. `of` is one that `computes`."""
+    """The kernel on tensor cores. `of` must be supported (see `computes`)."""
 
     @staticmethod
     def computes(of: Attended, tf32: bool) -> bool:
-        """tf32: whether elements of float32 may be rounded to 11 bits."""
+        """Whether this kernel supports an attention. tf32: float32 elements may be rounded to TF32."""
         known = of.kind in HALVES or (tf32 and of.kind is DType.FLOAT32)
         return known and all(0 < columns <= WIDEST // of.kind.itemsize for columns in (of.depth, of.width))
 
     @property
     def keys(self) -> int:
-        """Rows of a tile that the block goes through: as many as shared memory and registers hold."""
+        """Number of rows of the tiles over which a block iterates: as many as shared memory and registers hold."""
         if max(padded(self.of.depth), padded(self.of.width)) * self.of.kind.itemsize > WIDEST // 2:
             return 16
         return 64 if self.of.short and self.of.kind in HALVES else 32
 
     @property
     def pad(self) -> int:
-        """Elements between rows in shared memory, so that lanes read from different banks."""
+        """Padding of rows in shared memory, in elements, so that lanes read from different banks."""
         return 16 // self.of.kind.itemsize
 
     @property
     def half(self) -> int:
-        """Columns of the result that a warp has."""
+        """Number of columns of the result that a warp computes."""
         return padded(self.wide) // 2
 
     @property
     def tiles(self) -> int:
-        """Of a warp's weights."""
+        """Number of tiles of NARROW columns in a warp's half of the weights."""
         return self.keys // 2 // NARROW
 
     def launch(self) -> Launch:
@@ -76,7 +75,7 @@ class TensorBackward(Backward, TensorTiles):
     # --- lines ----------------------------------------------------------------------------------------
 
     def _state(self) -> list[str]:
-        """Shared memory with the block's rows, what is known of its queries, and the lane's part of the result."""
+        """Return lines that declare shared memory and read the block's rows and statistics; and the lane's result."""
         of, tiles = self.of, self.half // NARROW
         sizes = (("depth", of.depth), ("width", of.width))
         lines = [
@@ -110,10 +109,10 @@ class TensorBackward(Backward, TensorTiles):
         ]
 
     def _near(self) -> list[str]:
-        """The rows of a tile."""
+        """Return lines that copy the rows of a tile to shared memory."""
         names = (self.other_factors[0], "v" if self.of_queries else "dy")
         sizes = (("depth", self.of.depth), ("width", self.of.width))
-        # The rows of the tile before have been added.
+        # Wait until the rows of the previous tile have been added.
         lines = ["__syncthreads();"]
         for i, (name, (columns, size)) in enumerate(zip(names, sizes, strict=True)):
             lines += self.copied(f"near{i}", (name, *self.other), self.keys, columns, size)
@@ -133,7 +132,7 @@ class TensorBackward(Backward, TensorTiles):
         return lines + self.product("spreads", "rows1", "(near1 + half0)", self.of.width, self.tiles)
 
     def _weights(self) -> list[str]:
-        """Hands the warp's weights on."""
+        """Return lines that compute the warp's weights, and write them to shared memory."""
         index = self.index
         mine = f"const {index} {'row' if self.of_queries else 'key'} = {self.mine[0]} + line + 8u * i;"
         other = f"const {index} {'key' if self.of_queries else 'row'} = {self.other[0]} + place;"
@@ -162,7 +161,7 @@ class TensorBackward(Backward, TensorTiles):
         ]
 
     def _added(self) -> list[str]:
-        """Adds the tile's rows, by their weights, to the warp's half of the columns."""
+        """Return lines that add the rows of a tile, times their weights, to the warp's half of the columns."""
         near = "near1" if self.wanted == "v" else "near0"
         stride = padded(self.wide) + self.pad
         return [

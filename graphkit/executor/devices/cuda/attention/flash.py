@@ -1,14 +1,14 @@
-"""Attention in tiles: scores are made, weighted and used in shared memory (Dao et al. 2022, arXiv:2205.14135).
+"""FlashAttention: attention in tiles, without storing scores in global memory (Dao et al. 2022, arXiv:2205.14135).
 
-A block has a tile of queries and goes through the keys. Of each tile of keys it computes scores from parts of queries
-and keys in shared memory; corrects each query's largest score, sum and result (Milakov and Gimelshein 2018,
-arXiv:1805.02867); and adds the values, by weights that shared memory hands from the threads of the keys to those of the
-columns. A thread holds a few rows of four scores and of some columns of the result in registers. Where there are few
-tiles of queries the keys are cut into slices, which a second launch puts together: the order of all sums is that of the
-sizes alone.
+A block computes a tile of queries, and iterates over tiles of keys. For each tile of keys, it computes scores from
+parts of queries and keys in shared memory. It updates the largest score, the sum and the result of each query (online
+softmax: Milakov and Gimelshein 2018, arXiv:1805.02867). Then it adds the values times weights, which threads exchange
+through shared memory. A thread keeps a few rows of four scores, and of some columns of the result, in registers. If
+there are few tiles of queries, the keys are divided into slices, which a second launch combines. The order of sums
+depends only on the sizes.
 
-Keys that a causal mask hides from all queries of a tile are not read: where their values are not finite, nothing is
-made of it. Those that it hides from some have the weight 0.
+Keys that a causal mask hides from all queries of a tile are not read, so their values have no effect, even if they are
+not finite. Keys that it hides from some queries get the weight 0.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import DType
 
-# Blocks that keep a card busy, and the least keys that one goes through before there is another slice.
+# Blocks that occupy a GPU, and the least keys of a slice.
 _BUSY, _LEAST = 256, 256
 
 
 @dataclass(frozen=True)
 class Flash(RegisterTiles):
-    """Products are sums of products, in registers."""
+    """The kernel without tensor cores."""
 
     @property
     def short(self) -> bool:
         return self.of.short and self.of.results * self.slices + THREADS < 1 << 31
 
-    # --- how the work is cut --------------------------------------------------------------------------
+    # --- division of the work -------------------------------------------------------------------------
 
     @property
     def wide(self) -> int:
@@ -53,14 +53,14 @@ class Flash(RegisterTiles):
 
     @property
     def per_thread(self) -> int:
-        """Queries of a thread: as many as registers and shared memory hold, and there are rows for; a power of 2."""
-        # A mask and long indices take registers too.
+        """Number of queries of a thread, a power of 2: as many as registers and shared memory hold."""
+        # A mask and 64-bit indices need registers, too.
         most = min(8, 32 // self.columns) if self.of.mask is None and self.of.short else min(4, 16 // self.columns)
         most = max(most, 2) if self.held is DType.FLOAT32 else 2
         found = 1
         while found < most and found * SIDE < self.of.rows:
             found *= 2
-        # Tall tiles where these are enough to keep a card busy.
+        # Use tall tiles only if there are enough of them to occupy the GPU.
         while found > 2 and self._tiles(found) < _BUSY:
             found //= 2
         return found
@@ -74,7 +74,7 @@ class Flash(RegisterTiles):
         return -(-self.of.keys // self._length(wanted))
 
     def _length(self, slices: int) -> int:
-        """Keys of a slice: whole tiles."""
+        """Return the number of keys of a slice, a multiple of KEYS."""
         each = -(-self.of.keys // slices)
         return -(-each // KEYS) * KEYS
 
@@ -116,7 +116,7 @@ class Flash(RegisterTiles):
         return Launch(source, blocks, tuple(argument for _, argument in given))
 
     def _place(self) -> list[str]:
-        """Which queries, keys and columns the block has, and where they lie."""
+        """Return lines that declare the queries, keys and columns of the block, and the pointers to them."""
         index, tall = self.index, SIDE * self.per_thread
         return [
             f"typedef {STORED[self.held]} A;",
@@ -133,7 +133,7 @@ class Flash(RegisterTiles):
         ]
 
     def _state(self) -> list[str]:
-        """Shared memory, and what the thread holds from tile to tile."""
+        """Return lines that declare shared memory, and the state of a thread that it keeps from tile to tile."""
         many = self.per_thread
         return [
             *self.shared(),
@@ -146,10 +146,10 @@ class Flash(RegisterTiles):
         ]
 
     def _weights(self) -> list[str]:
-        """Scores with scale and mask become weights in shared memory, and correct what is held."""
+        """Return lines that convert scores to weights in shared memory, and rescale the state of the thread."""
         many, index = self.per_thread, self.index
         return [
-            # The weights of the tile before have been used.
+            # Wait until all threads have used the weights of the previous tile.
             "__syncthreads();",
             "#pragma unroll",
             f"for (int i = 0; i < {many}; ++i) {{",
@@ -166,7 +166,7 @@ class Flash(RegisterTiles):
             "    }",
             *indented(_over_keys("most", "gk_maximum({0}, {1})")),
             "    most = gk_maximum(largest[i], most);",
-            # Where nothing but minus infinity was seen all weights are 0, and so is their sum.
+            # If all scores so far are minus infinity, all weights and their sum are 0.
             "    const A base = most == gk_limits<A>::lowest() ? (A)0 : most;",
             "    const A kept = gk_exp(largest[i] - base);",
             "    largest[i] = most;",
@@ -186,11 +186,11 @@ class Flash(RegisterTiles):
             "}",
         ]
 
-    # --- what is written ------------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------------
 
     def _stores(self) -> list[str]:
         pack = self.pack
-        # What saw nothing is 0 / 0.
+        # For a query that sees no key, this is 0 / 0: the result is NaN.
         once = ["const A share = (A)1 / sum[i];"]
         once += self.recorded("column0 + across == 0", "(batch * heads + head) * rows + row", "largest[i]", "sum[i]")
         return self.each("row0", "rows", "width", once, [
@@ -203,7 +203,7 @@ class Flash(RegisterTiles):
         ])  # fmt: skip
 
     def _parts(self) -> list[str]:
-        """Of a slice: what is not divided yet, each query's largest score, and its sum."""
+        """Return lines that write the results of a slice: undivided sums of values, largest scores, sums of weights."""
         pack = min(self.pack, 16 // self.held.itemsize)
         once = [f"const {self.index} line = (slice * wholes + whole) * rows + row;"]
         return self.each("row0", "rows", "width", once, [
@@ -217,7 +217,7 @@ class Flash(RegisterTiles):
         ])  # fmt: skip
 
     def _joined(self, parts: tuple[Scratch, ...]) -> Launch:
-        """The launch that puts slices together."""
+        """Return the launch that combines slices."""
         of, held = self.of, STORED[self.held]
         places = Coordinates("i", 4, self.short)
         found, (batch, head, row, column) = places.lines("at")
@@ -255,5 +255,5 @@ class Flash(RegisterTiles):
 
 
 def _over_keys(name: str, joined: str) -> list[str]:
-    """Joins a number over the threads of a row, which lie side by side in a warp."""
+    """Return lines that reduce a number over the threads of a row, which are adjacent in a warp."""
     return [f"{name} = {joined.format(name, f'gk_shuffle_xor({name}, {far})')};" for far in (1, 2, 4, 8)]

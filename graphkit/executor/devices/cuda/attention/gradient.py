@@ -1,4 +1,4 @@
-"""The operator of attention's gradients, and which kernels compute it."""
+"""The operator FusedAttentionGrad, and the choice of its kernels."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def _gradient(node: Node, context: KernelContext) -> CardKernel | None:
 
 
 def _backward(of: Attended, wanted: Wanted, tf32: bool) -> Backward:
-    """Of few queries and keys most of a tile would be empty."""
+    """Return the kernel of one gradient. With few rows, tensor cores are not used: most of a tile would be empty."""
     if TensorBackward.computes(of, tf32) and min(of.rows, of.keys) >= FEW:
         return TensorBackward(of, wanted=wanted)
     return RegisterBackward(of, wanted=wanted)
 
 
 def _zeros(of: Attended, position: int, count: int) -> Launch:
-    """The sums of nothing."""
+    """Return the launch that fills a gradient with zeros, because there are no queries or keys."""
     kind = STORED[of.kind]
     return for_each(
         "attention_gradient_of_nothing", (count,), Coordinates("i", 1, of.short), [(f"{kind}* to", Output(position))],

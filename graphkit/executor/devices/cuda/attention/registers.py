@@ -1,4 +1,4 @@
-"""Products of tiles as sums in registers: a thread holds a few rows of four scores, and of some columns of a result."""
+"""Products of tiles in registers, without tensor cores. A thread computes a few rows of scores and of results."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from graphkit.executor.devices.cuda.attention.tiles import Tiles
 from graphkit.executor.devices.cuda.launches import THREADS
 from graphkit.executor.devices.cuda.text.lines import indented
 
-# Threads along either side of a tile, scores of a thread in a row, and steps of either product in shared memory.
+# Threads along each side of a tile, scores of a thread in a row, and terms of a product in shared memory at a time.
 SIDE, WIDE, DEPTH = 16, 4, 16
-# Rows of a tile that a block goes through.
+# Rows of the tiles over which a block iterates.
 KEYS = SIDE * WIDE
 
-# Rows of an array: its name, the first of the tile, and where they end.
+# Rows of an array: its name, the first row of the tile, and the end of the rows.
 Rows = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class RegisterTiles(Tiles):
-    """A block has `per_thread` rows for each SIDE of its threads, and goes through tiles of KEYS others."""
+    """A block computes SIDE * `per_thread` rows, and iterates over tiles of KEYS other rows."""
 
     @property
     @abstractmethod
     def wide(self) -> int:
-        """Columns of the result."""
+        """Number of columns of the result."""
 
     @property
     @abstractmethod
     def per_thread(self) -> int:
-        """Rows of a thread: a power of 2."""
+        """Number of rows of a thread, a power of 2."""
 
     @property
     def columns(self) -> int:
-        """Columns of the result that a thread has: a power of 2."""
+        """Number of columns of the result that a thread computes, a power of 2."""
         found, most = 1, 64 // self.held.itemsize
         while found < most and found * SIDE < self.wide:
             found *= 2
@@ -44,16 +44,16 @@ class RegisterTiles(Tiles):
 
     @property
     def chunks(self) -> int:
-        """Blocks beside each other along the columns of the result."""
+        """Number of blocks along the columns of the result."""
         return -(-self.wide // (SIDE * self.columns))
 
     @property
     def pack(self) -> int:
-        """Neighbours of the result in one access."""
+        """Adjacent elements of the result in one access."""
         return math.gcd(min(self.columns, WIDE), self.wide)
 
     def shared(self) -> list[str]:
-        """Shared memory, and the thread's part of the result."""
+        """Return lines that declare shared memory, and the thread's part of the result."""
         many, tall = self.per_thread, SIDE * self.per_thread
         products = DEPTH * (tall + WIDE) + DEPTH * (KEYS + WIDE)
         values = DEPTH * SIDE * self.columns
@@ -68,8 +68,9 @@ class RegisterTiles(Tiles):
         ]
 
     def product(self, into: str, left: Rows, right: Rows, columns: str, size: int) -> list[str]:
-        """`into`, of the thread's rows and four others, from parts of DEPTH of their elements, of which a row has
-        `columns`, a number that is `size`.
+        """Return lines that compute `into`, the products of the thread's rows of `left` with WIDE rows of `right`.
+
+        They load DEPTH elements of each row at a time. columns: variable with the length of rows. size: its value.
         """
         many, tall = self.per_thread, SIDE * self.per_thread
         pack = pack_of(size, self.of.kind.itemsize)
@@ -92,7 +93,7 @@ class RegisterTiles(Tiles):
         ]
 
     def _transposed(self, into: str, rows: Rows, count: int, columns: str, pack: int) -> list[str]:
-        """Brings DEPTH elements of `count` rows into shared memory, each element's rows side by side; 0 beyond."""
+        """Return lines that copy DEPTH elements of `count` rows to shared memory, transposed, with 0 after the ends."""
         parts, (name, begin, end) = DEPTH // pack, rows
         return [
             "#pragma unroll",
@@ -109,7 +110,7 @@ class RegisterTiles(Tiles):
         ]
 
     def added(self, name: str, begin: str, end: str, width: str) -> list[str]:
-        """Adds rows of the tile, by their `weights`, to `result`, DEPTH rows at a time. width: their columns."""
+        """Return lines that add the rows of a tile, times `weights`, to `result`. width: their number of columns."""
         many, columns, index = self.per_thread, self.columns, self.index
         pack = pack_of(self.wide, self.of.kind.itemsize)
         parts = SIDE * columns // pack
@@ -143,8 +144,10 @@ class RegisterTiles(Tiles):
         ]
 
     def each(self, begin: str, end: str, width: str, once: list[str], lines: list[str]) -> list[str]:
-        """Lines for each `row` of the thread's, number `i`: `once`, and for each run of its columns `j`, the first at
-        `column`.
+        """Return loops over the thread's part of the result.
+
+        For each row, with number `i` and index `row`, they run `once`. For each group of adjacent columns, with first
+        number `j` and index `column`, they run `lines`.
         """
         beside = min(self.columns, WIDE)
         return [
@@ -180,7 +183,7 @@ def _cleared(name: str, rows: int, columns: int) -> list[str]:
 
 
 def _multiplied(into: str, rows: int, columns: int) -> list[str]:
-    """into[i][j] += a[i] * b[j]"""
+    """Return lines that compute into[i][j] += a[i] * b[j]."""
     return [
         "#pragma unroll",
         f"for (int i = 0; i < {rows}; ++i) {{",

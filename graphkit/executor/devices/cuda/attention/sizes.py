@@ -1,4 +1,4 @@
-"""What attention is over: sizes, and where the rows of a head lie in each array."""
+"""Sizes of attention, and the layout of heads in each array."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from graphkit.ir.types import DType
 from graphkit.ops._base import operator
 from graphkit.ops.internal.fused import AttentionOp
 
-# Below so many queries tensor cores are not asked.
+# With fewer queries, tensor cores are not used.
 FEW = 16
 
 
 class Strides(NamedTuple):
-    """Elements between neighbours of an array [N, H, rows, columns] whose columns lie side by side."""
+    """Strides of an array [N, H, rows, columns] in elements. Columns are adjacent."""
 
     batch: int
     head: int
@@ -32,17 +32,24 @@ class Strides(NamedTuple):
         return cls(rows * heads * columns, columns, heads * columns)
 
     def folded(self, heads: int) -> Strides:
-        """So many neighbouring heads of one row as the rows of one head."""
+        """Return the strides if `heads` adjacent heads with one row each become the rows of one head."""
         return Strides(self.batch, heads * self.head, self.head)
 
 
 @dataclass(frozen=True)
 class Attended:
-    """q: [batch, heads, rows, depth], k: [batch, groups, keys, depth], v: [batch, groups, keys, width], of type `kind`.
+    """The sizes and layouts of an attention.
 
-    Where heads share keys, and each has one query, those that share are the rows of one.
-    mask: its strides along [batch, heads, rows, keys], 0 where it is repeated, and `mask_kind` its type; None where
-    there is none. statistics: which of a query's largest score and its sum of exponentials are wanted too.
+    The operands are q: [batch, heads, rows, depth], k: [batch, groups, keys, depth], v: [batch, groups, keys, width].
+    If heads share keys, and each head has a single query, the heads that share keys become the rows of one head.
+
+    Attributes:
+        kind: Element type of q, k, v and y.
+        q, k, v, y: Strides.
+        mask: Strides of the mask along [batch, heads, rows, keys], 0 along broadcast axes; None without a mask.
+        mask_kind: Element type of the mask; None without a mask.
+        op: The operator.
+        statistics: Whether the largest score of each query is a result, and whether its sum of exponentials is.
     """
 
     kind: DType
@@ -64,7 +71,7 @@ class Attended:
 
     @classmethod
     def of(cls, node: Node, statistics: tuple[bool, bool] = (False, False)) -> Attended:
-        """Of a node of FusedAttention, of the operator with statistics or of the gradient, whose shapes are known."""
+        """Return the sizes of a node: FusedAttention, with or without statistics, or its gradient."""
         op, mask = operator(node, AttentionOp), operand(node, 3)
         heads_axis, rows_axis = (1, 2) if op.layout == "NHLD" else (2, 1)
         q, k, v = (shape(x) for x in node.inputs[:3])
@@ -94,7 +101,7 @@ class Attended:
 
     @property
     def sharing(self) -> int:
-        """How many heads of q have one of k and v."""
+        """The number of heads of q that share a head of k and v."""
         return 1 if self.heads == self.groups else self.heads // self.groups
 
     @property
@@ -111,13 +118,13 @@ class Attended:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Elements of q, k and v."""
+        """Numbers of elements of q, k and v."""
         keys = self.batch * self.groups * self.keys
         return self.queries * self.depth, keys * self.depth, keys * self.width
 
     @property
     def short(self) -> bool:
-        """Whether 32 bits hold every index, those behind the last tile included."""
+        """Whether 32 bits are enough for all indices, also those of rows after the end in the last tile."""
         each = self.batch * self.heads
         reach = [each * (self.rows + THREADS) * max(self.depth, self.width, 1)]
         reach += [each * (self.keys + THREADS) * max(self.depth, self.width, 1)]
@@ -132,5 +139,5 @@ def _with_four(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def pack_of(columns: int, size: int) -> int:
-    """Elements of `size` bytes in one access: rows of so many columns begin at multiples of it; 16 bytes at most."""
+    """Return how many elements of `size` bytes one access reads, at most 16 bytes. It divides the number of columns."""
     return math.gcd(columns, 16 // size)

@@ -1,8 +1,9 @@
-"""Attention of half floats, and of floats by 11 bits, by the units that multiply small matrices, in tiles.
+"""FlashAttention on tensor cores, in float16, bfloat16 or TF32.
 
-A warp has 16 queries of its block's 128. Queries, keys, and values that lie with their keys side by side, are in shared
-memory; scores, and the result, stay in the registers of the lanes that compute them: as `gk_multiply` gives scores out,
-it takes weights in (Dao 2023, arXiv:2307.08691). Weights are rounded to the operands' type before they meet the values.
+Each warp computes 16 of the 128 queries of its block. Queries, keys and transposed values are in shared memory. Scores
+and results stay in the registers of the lanes that compute them, because `gk_multiply` returns scores in the layout in
+which it takes weights (Dao 2023, arXiv:2307.08691). Weights are rounded to the type of the operands before they are
+multiplied by the values.
 """
 
 from __future__ import annotations
@@ -16,34 +17,37 @@ from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import HALVES, DType
 
-# Sides of a product: rows, columns. Its sums are of so many bytes of each operand.
+# Size of a product of tensor cores: rows, columns, and bytes of each operand along the sum.
 SIDE, NARROW, TERMS = 16, 8, 32
 _QUERIES = THREADS // 32 * SIDE
-# Elements between rows in shared memory, so that lanes read from different banks.
+# Padding of rows in shared memory, in elements, so that lanes read from different banks.
 PAD = 8
-# Bytes of a row in shared memory, of which a block has 48 KiB.
+# The most bytes of a row in shared memory. A block has 48 KiB of it.
 WIDEST = 256
 
 
 def padded(columns: int) -> int:
-    """Elements of a row in shared memory: so many, or zeros behind them."""
+    """Return the number of elements of a row in shared memory. Those after `columns` are zeros."""
     return max(SIDE, 1 << (columns - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class TensorTiles(Tiles):
-    """Rows in shared memory, and the product of two such tiles. A lane knows its `line` among the rows of the block,
-    and its `pair` of columns.
+    """Tiles of rows in shared memory, and their products.
+
+    Each lane has the variables `line`, its row among those of the block, and `pair`, the first of its two columns.
     """
 
     @property
     def terms(self) -> int:
-        """Of the sums of a product."""
+        """Number of terms of a product of tensor cores."""
         return TERMS // self.of.kind.itemsize
 
     def copied(self, into: str, rows: tuple[str, str, str], count: int, columns: str, size: int) -> list[str]:
-        """Brings `count` rows into shared memory, 0 beyond. rows: the array, the first of the tile, and where they end.
-        columns: of a row, a number that is `size`.
+        """Return lines that copy `count` rows to shared memory, with 0 after their ends.
+
+        rows: The array, the first row, and the end of the rows. columns: Variable with the length of a row. size: Its
+        value.
         """
         name, begin, end = rows
         pack = pack_of(size, self.of.kind.itemsize)
@@ -61,7 +65,7 @@ class TensorTiles(Tiles):
         ]
 
     def product(self, into: str, rows: str, near: str, size: int, tiles: int) -> list[str]:
-        """`into`, of the warp's `rows` and `tiles` of 8 rows of `near`, which is a pointer to the first of them."""
+        """Return lines that compute `into`: products of the warp's `rows` and of `tiles` * 8 rows at pointer `near`."""
         return [
             f"A {into}[{tiles}][4];",
             "#pragma unroll",
@@ -84,32 +88,32 @@ class TensorTiles(Tiles):
 
 @dataclass(frozen=True)
 class TensorFlash(TensorTiles):
-    """Products are those of small matrices. `of` is one that `computes`."""
+    """The kernel on tensor cores. `of` must be supported (see `computes`)."""
 
     @staticmethod
     def computes(of: Attended, tf32: bool) -> bool:
-        """tf32: whether elements of float32 may be rounded to 11 bits."""
+        """Whether this kernel supports an attention. tf32: float32 elements may be rounded to TF32."""
         known = of.kind in HALVES or (tf32 and of.kind is DType.FLOAT32)
         return known and 0 < of.depth <= WIDEST // of.kind.itemsize
 
     @property
     def depth(self) -> int:
-        """Elements of a query in shared memory."""
+        """Number of elements of a query in shared memory."""
         return padded(self.of.depth)
 
     @property
     def width(self) -> int:
-        """Columns of the result that a block has."""
+        """Number of columns of the result that a block computes."""
         return min(padded(self.of.width), WIDEST // self.of.kind.itemsize)
 
     @property
     def keys(self) -> int:
-        """Of a tile."""
+        """Number of keys of a tile."""
         return 32 if max(self.depth, self.width) * self.of.kind.itemsize <= WIDEST // 2 else 16
 
     @property
     def chunks(self) -> int:
-        """Blocks beside each other along the columns of the result."""
+        """Number of blocks along the columns of the result."""
         return -(-self.of.width // self.width)
 
     def kernel(self) -> CardKernel:
@@ -128,7 +132,7 @@ class TensorFlash(TensorTiles):
     # --- lines ----------------------------------------------------------------------------------------
 
     def _place(self) -> list[str]:
-        """Which queries and columns the block has, where they lie, and those of the lane."""
+        """Return lines that declare the queries and columns of the block and of the lane, and the pointers to them."""
         index = self.index
         return [
             f"typedef {STORED[self.of.kind]} T;",
@@ -143,11 +147,14 @@ class TensorFlash(TensorTiles):
         ]
 
     def _state(self) -> list[str]:
-        """Shared memory with the block's queries, and what the lane holds of `line` and of the row 8 behind it."""
+        """Return lines that declare shared memory and the state of a lane, and read the queries of the block.
+
+        A lane has the rows `line` and `line + 8`.
+        """
         depth, tiles = self.depth + PAD, self.width // NARROW
         return [
             f"alignas(16) __shared__ T queries[{_QUERIES}][{depth}];",
-            # Keys, and then values.
+            # First for keys, then for values.
             f"alignas(16) __shared__ T memory[{max(self.keys * depth, self.width * (self.keys + PAD))}];",
             f"T (*near)[{depth}] = reinterpret_cast<T (*)[{depth}]>(memory);",
             f"T (*values)[{self.keys + PAD}] = reinterpret_cast<T (*)[{self.keys + PAD}]>(memory);",
@@ -161,9 +168,9 @@ class TensorFlash(TensorTiles):
         ]
 
     def _scores(self) -> list[str]:
-        """`scores` of the warp's queries and the tile's keys."""
+        """Return lines that compute `scores`, those of the warp's queries and the keys of a tile."""
         return [
-            # The values of the tile before have been used.
+            # Wait until all threads have used the values of the previous tile.
             "__syncthreads();",
             *self.copied("near", ("k", "key0", "end"), self.keys, "depth", self.of.depth),
             "__syncthreads();",
@@ -171,7 +178,7 @@ class TensorFlash(TensorTiles):
         ]
 
     def _weights(self) -> list[str]:
-        """Scores with scale and mask become weights, and correct what is held."""
+        """Return lines that convert scores to weights, and rescale the state of the lane."""
         tiles, index = self.keys // NARROW, self.index
         over = [
             "most = gk_maximum(most, gk_shuffle_xor(most, 1));",
@@ -194,7 +201,7 @@ class TensorFlash(TensorTiles):
             "    }",
             *indented(over),
             "    most = gk_maximum(largest[i], most);",
-            # Where nothing but minus infinity was seen all weights are 0, and so is their sum.
+            # If all scores so far are minus infinity, all weights and their sum are 0.
             "    const A base = most == gk_limits<A>::lowest() ? (A)0 : most;",
             "    const A kept = gk_exp(largest[i] - base);",
             "    largest[i] = most;",
@@ -217,14 +224,14 @@ class TensorFlash(TensorTiles):
         ]
 
     def _values(self) -> list[str]:
-        """Adds the tile's values, by their weights."""
+        """Return lines that add the values of a tile, times their weights."""
         pack = pack_of(self.of.width, self.of.kind.itemsize)
         parts = self.width // pack
         reached = "column0 + part < width"
         one = f"gk_load<T, {pack}>(v + key * vrow + column0 + part, key < end && {reached} ? {pack} : 0)"
         other = f"gk_load<T, {pack}>(v + (key + 1u) * vrow + column0 + part, key + 1u < end && {reached} ? {pack} : 0)"
         return [
-            # The keys have been used.
+            # Wait until all threads have used the keys.
             "__syncthreads();",
             "#pragma unroll 2",
             f"for (unsigned at = thread; at < {self.keys // 2 * parts}u; at += {THREADS}u) {{",
@@ -261,7 +268,7 @@ class TensorFlash(TensorTiles):
             "    if (row >= rows) {",
             "        break;",
             "    }",
-            # What saw nothing is 0 / 0.
+            # For a query that sees no key, this is 0 / 0: the result is NaN.
             "    const A share = (A)1 / sum[i];",
             *indented(self.recorded("column0 + pair == 0", query, "largest[i]", "sum[i]")),
             "    T* to = y + batch * ybatch + head * yhead + row * yrow;",
@@ -282,5 +289,5 @@ class TensorFlash(TensorTiles):
 
 
 def _factors(name: str, pack: int) -> list[str]:
-    """Rounds the elements of a pack as products take them."""
+    """Return lines that round the elements of a pack to the precision of products."""
     return ["#pragma unroll", f"for (int e = 0; e < {pack}; ++e) {{", f"    {name}.e[e] = gk_factor({name}.e[e]);", "}"]

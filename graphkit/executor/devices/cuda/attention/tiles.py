@@ -1,4 +1,4 @@
-"""What kernels of attention in tiles share: their parameters, and which scores a query sees."""
+"""Parameters and masks of all attention kernels that work in tiles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import DType
 
-# Blocks that fit on a multiprocessor at least.
+# The least number of blocks that must fit on a multiprocessor.
 BESIDE = 2
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """A kernel for sizes above 0; `depth` may be 0. guard: a word, `unsigned`; where it is 0, nothing is done."""
+    """An attention kernel. All sizes but `depth` must be above 0.
+
+    guard: A word of type `unsigned`. If it is 0, the kernel does nothing.
+    """
 
     of: Attended
     guard: Scratch | None = None
@@ -51,7 +54,7 @@ class Tiles:
         return self.numbers(**{f"{name}batch": strides.batch, f"{name}head": strides.head, f"{name}row": strides.row})
 
     def operands(self) -> Given:
-        """Parameters for q, k, v and the mask, how they lie, and all sizes but the batch."""
+        """Return the parameters for q, k, v and the mask, their strides, and all sizes but the batch."""
         of, kind, held = self.of, STORED[self.of.kind], STORED[self.held]
         found: Given = [(f"const {kind}* {name}", Input(i)) for i, name in enumerate("qkv")]
         for name, strides in (("q", of.q), ("k", of.k), ("v", of.v)):
@@ -65,7 +68,7 @@ class Tiles:
             found += self.numbers(**{f"mask{axis}": stride for axis, stride in enumerate(of.mask)})
         if of.mask is not None and of.mask_is_boolean:
             with np.errstate(over="ignore"):
-                # As the operands' type has it.
+                # Rounded to the type of the operands.
                 found.append((f"{held} hidden", self._held(float(of.kind.numpy.type(of.op.mask_value)))))
         return found
 
@@ -73,27 +76,27 @@ class Tiles:
         return np.float64(value) if self.held is DType.FLOAT64 else np.float32(value)
 
     def statistics(self) -> Given:
-        """Parameters for those of a query's statistics that are wanted."""
+        """Return the parameters for the statistics that are results."""
         names = zip(("row_largest", "row_total"), self.of.statistics, strict=True)
         kind = STORED[self.held]
         return [(f"{kind}* {name}", Output(i)) for i, (name, wanted) in enumerate(names, 1) if wanted]
 
     def recorded(self, chosen: str, line: str, largest: str, total: str) -> list[str]:
-        """Writes those statistics of the query of number `line` where `chosen` holds."""
+        """Return lines that write these statistics of query number `line`, if `chosen` is true."""
         values = {"row_largest": largest, "row_total": total}
         lines = [f"{name}[{line}] = {values[name]};" for name in (text.split()[-1] for text, _ in self.statistics())]
         return [f"if ({chosen}) {{", *indented(lines), "}"] if lines else []
 
     def guarded(self) -> tuple[Given, list[str]]:
-        """The parameter of the guard, and the lines that ask it, before all others."""
+        """Return the parameter of the guard, and the first lines of the kernel, which check it."""
         if self.guard is None:
             return [], []
         return [("const unsigned* guard", self.guard)], ["if (*guard == 0) {", "    return;", "}"]
 
-    # --- what is seen ---------------------------------------------------------------------------------
+    # --- masks ----------------------------------------------------------------------------------------
 
     def heads(self) -> list[str]:
-        """Pointers to what the block's head `whole` has."""
+        """Return lines that set the pointers to the head of the block, number `whole`."""
         own = "head / sharing" if self.of.sharing > 1 else "head"
         return [
             f"const {self.index} head = whole % heads, batch = whole / heads;",
@@ -104,7 +107,7 @@ class Tiles:
         ]
 
     def seen(self, tall: int) -> list[str]:
-        """`end` of the keys that a tile of `tall` queries sees."""
+        """Return lines that declare `end`: the end of the keys that a tile of `tall` queries sees."""
         lines = [f"{self.index} end = keys;"]
         if self.of.op.causal:
             lines += [
@@ -117,7 +120,7 @@ class Tiles:
         return lines
 
     def limit(self) -> list[str]:
-        """The keys before `limit` are those that the query `row` sees, but for the mask."""
+        """Return a line that declares `limit`: query `row` sees only keys before it. The mask is not considered."""
         if not self.of.op.causal:
             return [f"const {self.index} limit = end;"]
         signed = self.signed
@@ -127,7 +130,7 @@ class Tiles:
         ]
 
     def masked(self) -> list[str]:
-        """Changes `score`, of `row` and `key`, by the mask."""
+        """Return lines that apply the mask to `score`, that of `row` and `key`."""
         if self.of.mask is None:
             return []
         element = "mask[row * mask2 + key * mask3]"
