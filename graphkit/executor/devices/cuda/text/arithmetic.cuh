@@ -1,4 +1,4 @@
-// What the opcodes of the pointwise machine stand for, and conversions.
+// The operations of pointwise programs, and conversions.
 
 // --- arithmetic ------------------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ GK_INLINE T gk_nmul_add(T a, T b, T c) {
     return gk_sub(c, gk_mul(a, b));
 }
 
-// NaN wins.
+// If an operand is NaN, the result is NaN.
 template <typename T>
 GK_INLINE T gk_minimum(T a, T b) {
     return a < b || a != a ? a : b;
@@ -68,7 +68,7 @@ template <typename T>
 GK_INLINE T gk_abs(T a) {
     return gk_traits<T>::is_signed && a < (T)0 ? gk_neg(a) : a;
 }
-// -1, 0 or 1; NaN stays.
+// -1, 0 or 1; NaN for NaN.
 template <typename T>
 GK_INLINE T gk_sign(T a) {
     return a != a ? a : (T)((a > (T)0) - (a < (T)0));
@@ -78,7 +78,8 @@ GK_INLINE T gk_prelu(T a, T b) {
     return a >= (T)0 ? a : gk_mul(a, b);
 }
 
-// Shifts by a negative count, or one not below the width, leave only the sign.
+// If the count is negative, or at least the number of bits, a shift to the left gives 0. A shift to the right gives 0,
+// or -1 for a negative number.
 template <typename T>
 GK_INLINE T gk_shift_left(T a, T b) {
     typedef typename gk_traits<T>::bits U;
@@ -90,7 +91,7 @@ GK_INLINE T gk_shift_right(T a, T b) {
     return (U)b < sizeof(T) * 8 ? (T)(a >> (U)b) : (T)(a < (T)0 ? -1 : 0);
 }
 
-// An integer divided by 0 sets the fault and gives 0; the smallest integer by -1 wraps around.
+// Division of an integer by 0 sets the fault and gives 0. Division of the smallest integer by -1 wraps around.
 GK_INLINE float gk_div(float a, float b) {
     return a / b;
 }
@@ -119,7 +120,7 @@ GK_INLINE T gk_fmod(T a, T b, unsigned* fault) {
     }
     return gk_traits<T>::is_signed && b == (T)-1 ? (T)0 : (T)(a % b);
 }
-// The divisor's sign.
+// The result has the sign of the divisor.
 GK_INLINE float gk_mod(float a, float b) {
     const float rest = fmodf(a, b);
     return rest == 0 ? copysignf(rest, b) : ((rest < 0) != (b < 0) ? rest + b : rest);
@@ -139,7 +140,7 @@ GK_INLINE float gk_pow(float a, float b) {
 GK_INLINE double gk_pow(double a, double b) {
     return pow(a, b);
 }
-// Wraps around; a negative exponent gives the reciprocal, towards zero.
+// Integer powers wrap around. A negative exponent gives the reciprocal, rounded towards zero.
 template <typename T>
 GK_INLINE T gk_pow(T a, T b, unsigned* fault) {
     if (gk_traits<T>::is_signed && b < (T)0) {
@@ -156,7 +157,7 @@ GK_INLINE T gk_pow(T a, T b, unsigned* fault) {
     return (T)result;
 }
 
-// Whole numbers in the order of elements: zeros are equal, and NaN comes last.
+// Unsigned integers with the same order as the elements. Both zeros are equal, and NaN comes last.
 GK_INLINE gk_u32 gk_ordered(float x) {
     const gk_u32 bits = __float_as_uint(x == 0 ? 0.0f : x);
     return x != x ? 0xffffffffu : (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
@@ -242,7 +243,7 @@ GK_INLINE T gk_gelu_tanh(T a) {
 
 // --- conversions -----------------------------------------------------------------------------------------------------
 
-// A float outside of the integers' range has an unspecified result, as in numpy.
+// The result is unspecified if a float is outside of the range of the integer type, as in numpy.
 template <typename To, typename From>
 struct gk_conversion {
     GK_INLINE To of(From a) {
@@ -254,7 +255,8 @@ GK_INLINE To gk_cast(From a) {
     return gk_conversion<To, From>::of(a);
 }
 
-// To float, so that rounding again to 16 bits is as if it were done once: what is lost shows in the last bit.
+// Rounds a double to float by round to odd: the last bit shows that the result is inexact. So a second rounding to 16
+// bits gives the same result as a single one.
 GK_INLINE float gk_to_odd(double a) {
     const float near = (float)a;
     const double wide = (double)near;

@@ -1,8 +1,8 @@
-// What threads know of the elements that they have seen, and how two of them put together what they know. Every type has
-// `none`, of no elements, and is settled between what it takes and what it joins; where functions of floats are used, A
-// is float or double.
+// Partial results of reductions. Every type has `none` (the result of no elements), `take` (add an element), `settle`
+// and `join` (combine two partial results). `settle` must be called after the last `take` and before the first `join`.
+// In types that use functions of floats, A is float or double.
 
-// A partial result of another thread of the warp; all of them call.
+// The partial result of another thread of the warp. All threads of the warp must call it.
 template <typename P>
 GK_INLINE P gk_shuffle_part(const P& p, int far) {
     alignas(8) gk_u32 words[(sizeof(P) + 3) / 4];
@@ -15,7 +15,7 @@ GK_INLINE P gk_shuffle_part(const P& p, int far) {
     return *(const P*)words;
 }
 
-// One number, joined by a function of two.
+// A single number, reduced by a binary function.
 #define GK_PARTIAL(name, first, joined)                          \
     template <typename A>                                        \
     struct name {                                                \
@@ -40,11 +40,12 @@ GK_PARTIAL(gk_most, gk_limits<A>::lowest(), gk_maximum)
 GK_PARTIAL(gk_least, gk_limits<A>::highest(), gk_minimum)
 #undef GK_PARTIAL
 
-// The largest element or the smallest, and its number; NaN before all others, of equal ones the last or the first.
+// The largest or smallest element and its position. NaN wins over all numbers. Of equal elements, the last or the first
+// wins.
 template <typename A, bool Largest, bool Last>
 struct gk_extreme {
     A v;
-    gk_i64 at;  // -1: there is none
+    gk_i64 at;  // -1: no element yet
     GK_INLINE gk_extreme none() {
         gk_extreme p;
         p.v = 0;
@@ -69,7 +70,7 @@ struct gk_extreme {
     }
 };
 
-// Sums of N numbers for each element.
+// Sums of N numbers per element.
 template <typename A, int N>
 struct gk_sums {
     A s[N];
@@ -89,8 +90,9 @@ struct gk_sums {
     }
 };
 
-// Number, mean, and the sum of squared deviations from it (Chan, Golub and LeVeque 1979). While elements are taken, mean is
-// the first of them, and sum and deviations are those of what they are away from it: it is as near as others.
+// Count, mean, and the sum of squared deviations from the mean (Chan, Golub and LeVeque 1979). Until `settle`, `mean`
+// is the first element, and `sum` and `deviations` are sums of the differences to it and of their squares. The first
+// element is about as near to the others as the mean, so this loses little precision.
 template <typename A>
 struct gk_moments {
     A n, mean, deviations, sum;
@@ -100,7 +102,7 @@ struct gk_moments {
         return p;
     }
     __device__ __forceinline__ void take(A v) {
-        // From infinity and NaN nothing is any way away.
+        // Use the first element only if it is finite: differences to infinity or NaN are not finite.
         mean = n == 0 && v - v == 0 ? v : mean;
         const A far = v - mean;
         n += 1;
@@ -120,15 +122,15 @@ struct gk_moments {
             return;
         }
         const A all = n + b.n, share = b.n / all, far = b.mean - mean, near = mean + far * share;
-        // Infinity beside other elements is their mean.
+        // With an infinite mean, the difference may be NaN. This formula then gives the infinite mean.
         mean = near == near ? near : mean * n + b.mean * b.n;
         deviations += b.deviations + far * far * n * share;
         n = all;
     }
 };
 
-// The largest element, and the sum of exp(v - largest); NaN wins. The sum is NaN where the largest is infinite, as that
-// of the formula is, except that -inf beside other elements counts for nothing.
+// The largest element, and the sum of exp(v - largest). If an element is NaN, both are NaN. If the largest element is
+// infinite, the sum is NaN, as the formula says. Elements of -inf contribute 0 if there are others.
 template <typename A>
 struct gk_exponentials {
     A most, total;
@@ -153,7 +155,7 @@ struct gk_exponentials {
         total = (total == 0 ? (A)0 : total * gk_exp(most - all)) + (b.total == 0 ? (A)0 : b.total * gk_exp(b.most - all));
         most = all;
     }
-    // What is 0 where nothing but -inf was seen is NaN.
+    // If all elements are -inf, the result is NaN instead of 0.
     __device__ __forceinline__ A sum() const {
         return most == gk_limits<A>::lowest() ? most - most : total;
     }

@@ -1,4 +1,4 @@
-// Random numbers by counters: those of the processor.
+// Counter-based random numbers, the same as on the CPU.
 
 struct gk_words {
     gk_u32 w[4];
@@ -21,7 +21,7 @@ GK_INLINE gk_words gk_philox(gk_u64 seed, gk_u64 step, gk_u32 stream, gk_u32 blo
     return {{c0, c1, c2, c3}};
 }
 
-// Fractions in [0, 1), of one word and of two.
+// Fractions in [0, 1), from one word and from two words.
 GK_INLINE double gk_fraction24(gk_u32 word) {
     return (double)(word >> 8) * 0x1p-24;
 }
@@ -29,8 +29,8 @@ GK_INLINE double gk_fraction53(gk_u32 high, gk_u32 low) {
     return ((double)(high >> 5) * 0x1p26 + (double)(low >> 6)) * 0x1p-53;
 }
 
-// Two standard normal numbers of two words (Box, Muller 1958), to a few units in the last place: what a float would lose
-// of the words beside 1 and beside the quarters of a turn is taken from the integers.
+// Two standard normal numbers from two words (Box, Muller 1958), accurate to a few units in the last place. Near 1, and
+// near quarter turns, floats would lose bits of the words; there, differences are computed with integers.
 GK_INLINE void gk_normals(gk_u32 radial, gk_u32 turn, float* z) {
     const float logarithm =
         radial < 0x80000000u ? logf((float)(radial + 1) * 0x1p-32f) : log1pf(-(float)(~radial) * 0x1p-32f);
@@ -50,7 +50,7 @@ GK_INLINE void gk_normals(gk_words w, double* z) {
     z[1] = radius * sine;
 }
 
-// A number in double precision, rounded once.
+// Rounds a number of double precision only once.
 GK_INLINE void gk_round_to(gk_f16& y, double x) {
     y = gk_to_f16(gk_to_odd(x));
 }

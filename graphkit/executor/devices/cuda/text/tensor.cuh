@@ -1,7 +1,7 @@
-// Products of small matrices by the cards' units for them, with sums in float: of half floats, and of floats that are rounded
-// to 11 bits (TF32). A word has two half floats, or one such float.
+// Products of small matrices on tensor cores, with sums in float. Elements are float16, bfloat16, or floats that are
+// rounded to TF32 (11 significant bits). A word contains two 16-bit elements, or one float.
 
-// Elements that lie side by side: two words' of half floats, of floats.
+// Pack two adjacent elements: in one word for 16-bit types, in two words for float.
 GK_INLINE gk_u32 gk_two(gk_f16 a, gk_f16 b) {
     return (gk_u32)a.bits | (gk_u32)b.bits << 16;
 }
@@ -17,7 +17,7 @@ GK_INLINE void gk_put_two(float* to, float a, float b) {
     to[1] = b;
 }
 
-// What a product takes for an element: the nearest number of 11 bits, of two the larger one in magnitude.
+// Rounds an element to the precision of products: a float to the nearest TF32 number, ties away from zero.
 template <typename T>
 GK_INLINE T gk_factor(T x) {
     return x;
@@ -33,7 +33,8 @@ GK_INLINE float gk_factor(float x) {
 #endif
 }
 
-// The words of `a` from its rows g and g + 8 at the lane's columns on; those of `b` from its column g.
+// Load the lane's words of `a`, from its rows g and g + 8, beginning at the lane's columns; and those of `b`, from its
+// column g.
 template <typename T>
 GK_INLINE void gk_rows(gk_u32* a, const T* upper, const T* lower) {
     a[0] = *reinterpret_cast<const gk_u32*>(upper);
@@ -56,7 +57,7 @@ GK_INLINE void gk_column(gk_u32* b, const float* column) {
     b[0] = __float_as_uint(column[0]);
     b[1] = __float_as_uint(column[1]);
 }
-// Likewise of rows of which the lane's column is an element each, `stride` apart.
+// The same for a `b` in row-major order: the elements of the lane's column are `stride` apart.
 template <typename T>
 GK_INLINE void gk_column(gk_u32* b, const T* first, gk_u32 stride) {
     b[0] = gk_two(first[0], first[stride]);
@@ -67,7 +68,7 @@ GK_INLINE void gk_column(gk_u32* b, const float* first, gk_u32 stride) {
     b[1] = __float_as_uint(first[stride]);
 }
 
-// The words of `a` of what products have given, rounded: of two `d` side by side, of one where elements are floats.
+// Rounds results of products to words of `a`: two adjacent tiles `d` for 16-bit elements, one for floats.
 template <typename T>
 GK_INLINE void gk_given(gk_u32* a, float (*d)[4], T) {
 #pragma unroll
@@ -85,9 +86,11 @@ GK_INLINE void gk_given(gk_u32* a, float (*d)[4], float) {
     }
 }
 
-// d += a b, of a warp: a is [16, 16], b [16, 8], d [16, 8]. With g = lane / 4 and t = lane % 4 * 2, a lane has in `a`
-// rows g and g + 8 at columns t and t + 1, then both rows at columns t + 8 and t + 9; in `b` column g at rows t and t + 1,
-// t + 8 and t + 9; in `d` columns t and t + 1 of row g, then of row g + 8 (PTX ISA, mma.m16n8k16). All lanes call.
+// d += a b for a warp, with a: [16, 16], b: [16, 8], d: [16, 8] (PTX ISA, mma.m16n8k16). All lanes must call it. With
+// g = lane / 4 and t = lane % 4 * 2, the words of a lane are:
+// - `a`: rows g and g + 8 at columns t and t + 1, then both rows at columns t + 8 and t + 9;
+// - `b`: column g at rows t and t + 1, then at rows t + 8 and t + 9;
+// - `d`: columns t and t + 1 of row g, then of row g + 8.
 GK_INLINE void gk_multiply(float* d, const gk_u32* a, const gk_u32* b, gk_f16) {
 #ifdef __CUDA_ARCH__
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -106,8 +109,9 @@ GK_INLINE void gk_multiply(float* d, const gk_u32* a, const gk_u32* b, gk_bf16) 
     gk_host_multiply(d, a, b, [](gk_u16 bits) { return gk_from_bf16(gk_bf16{bits}); });
 #endif
 }
-// Of floats a is [16, 8], b [8, 8]: rows g and g + 8 at column t, then both at column t + 1; column g at rows t and t + 1.
-// mma.m16n8k8 has t / 2 and t / 2 + 4 in their place: the same sum in another order, since both operands have it so.
+// For floats, a is [16, 8] and b is [8, 8]. The words are rows g and g + 8 of `a` at column t, then at column t + 1;
+// and column g of `b` at rows t and t + 1. mma.m16n8k8 expects t / 2 and t / 2 + 4 instead of t and t + 1. As both
+// operands have the same permutation, only the order of the sum differs.
 GK_INLINE void gk_multiply(float* d, const gk_u32* a, const gk_u32* b, float) {
 #ifdef __CUDA_ARCH__
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

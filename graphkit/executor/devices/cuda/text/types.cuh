@@ -1,6 +1,6 @@
-// What generated kernels share: types, half floats, 16-byte accesses, division by a known number. It stands before them
-// with the other files beside it, and is compiled by NVRTC, which has no headers of its own, and by a C++ compiler behind
-// a header that gives CUDA's words a meaning on a processor.
+// Definitions for generated kernels: types, float16 and bfloat16, 16-byte accesses, division by a known number. This
+// file and the others of its folder are put before the source of kernels. NVRTC compiles them, without standard
+// headers; and, in tests, a C++ compiler, after a header that defines CUDA's keywords and functions for the CPU.
 
 #ifdef __CUDACC__
 #pragma nv_diag_suppress 177  // a kernel needs few of these functions
@@ -17,7 +17,7 @@ typedef unsigned int gk_u32;
 typedef long long gk_i64;
 typedef unsigned long long gk_u64;
 
-// A half float in memory. Kernels compute with floats.
+// float16 and bfloat16 in memory. Kernels compute with floats.
 struct gk_f16 {
     gk_u16 bits;
 };
@@ -82,9 +82,9 @@ GK_LIMITS(gk_u32, 0, 4294967295u)
 GK_LIMITS(gk_u64, 0, 18446744073709551615ULL)
 #undef GK_LIMITS
 
-// --- half floats -----------------------------------------------------------------------------------------------------
+// --- float16 and bfloat16 --------------------------------------------------------------------------------------------
 
-// Rounded to even, as IEEE 754 does; NaN stays NaN.
+// Rounded to nearest even, as in IEEE 754; NaN stays NaN.
 GK_INLINE gk_f16 gk_to_f16(float x) {
     gk_f16 y;
 #ifdef __CUDA_ARCH__
@@ -146,7 +146,7 @@ struct alignas(16) gk_pair {
 
 // --- memory ----------------------------------------------------------------------------------------------------------
 
-// N elements that are read and written at once: 16 bytes, or fewer.
+// N elements that one access reads or writes: up to 16 bytes.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) gk_pack {
     T e[N];
@@ -181,7 +181,8 @@ GK_INLINE void gk_store(T* y, const gk_pack<T, N>& x, int count) {
     }
 }
 
-// As many as `left`, at most N, of a run of elements that begins at a multiple of its size or of 16 bytes.
+// Reads or writes `left` adjacent elements, at most N. Their address must be a multiple of the size of N elements, or
+// of 16 bytes if that is smaller.
 template <typename T, int N>
 struct gk_run {
     static const int width = N * sizeof(T) <= 16 ? N : 16 / (int)sizeof(T);  // of one access
@@ -215,12 +216,12 @@ GK_INLINE gk_u32 gk_quotient(gk_u32 n, gk_u32 multiplier, gk_u32 shift) {
     return (__umulhi(n, multiplier) + n) >> shift;
 }
 
-// The value of another thread of the warp; all of them call.
+// The value of another thread of the warp. All threads of the warp must call it.
 template <typename T>
 GK_INLINE T gk_shuffle_xor(T x, int far) {
     return (T)__shfl_xor_sync(0xffffffffu, x, far);
 }
-// That of the thread `far` before this one; x where there is none.
+// The value of the thread `far` before this one; x if there is none.
 template <typename T>
 GK_INLINE T gk_shuffle_up(T x, int far) {
     return (T)__shfl_up_sync(0xffffffffu, x, far);
