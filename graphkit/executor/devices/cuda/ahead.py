@@ -23,14 +23,14 @@ class Event(Protocol):
         ...
 
 
-class Copies(Device, Streams, PinnedMemory, Protocol):
+class CopyingDevice(Device, Streams, PinnedMemory, Protocol):
     """A device that copies while it computes."""
 
 
 class _Slot:
     """A pair of buffers, in pinned memory and on the device, and the events after which they can be overwritten."""
 
-    def __init__(self, device: Copies, nbytes: int):
+    def __init__(self, device: CopyingDevice, nbytes: int):
         self.host = device.host_memory(nbytes)
         self.array = device.view(device.alloc(nbytes), 0, (nbytes,), np.dtype(np.uint8))
         self.sent: Event | None = None
@@ -55,7 +55,7 @@ _Place = tuple[int, int]
 class SentAhead:
     """The arrays that were sent and not yet read. Any thread may send and read."""
 
-    def __init__(self, device: Copies):
+    def __init__(self, device: CopyingDevice):
         self._device = device
         self._stream: Any = None
         self._sent: OrderedDict[_Place, _Sent] = OrderedDict()

@@ -43,7 +43,7 @@ def make_library(processor: Emulator | None, monkeypatch: pytest.MonkeyPatch, fo
     made = stand_in_cudnn.module()
     monkeypatch.setattr(cudnn, "frontend", lambda: made)
     monkeypatch.setattr(cudnn, "_of_thread", threading.local())
-    monkeypatch.setattr(cudnn, "_cards", set())
+    monkeypatch.setattr(cudnn, "_used_gpus", set())
     return made
 
 

@@ -10,7 +10,7 @@ known only in a run. So graphkit's own kernel computes attention with a mask.
 from __future__ import annotations
 
 from graphkit.executor.devices.cuda.attention.flash import Flash
-from graphkit.executor.devices.cuda.attention.sizes import FEW, Attended
+from graphkit.executor.devices.cuda.attention.sizes import FEW, AttentionSizes
 from graphkit.executor.devices.cuda.attention.tensor import TensorFlash
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
@@ -45,7 +45,7 @@ _RUN = 8
 @launched("FusedAttentionWithStatistics", DOMAIN)
 def _with_statistics(node: Node, context: KernelContext) -> CardKernel | None:
     _, largest, total = (*context.used_outputs, True, True, True)[:3]
-    of = Attended.of(node, (largest, total))
+    of = AttentionSizes.of(node, (largest, total))
     # If v has no columns, the result is empty, but statistics are not. There is no kernel for statistics alone.
     if float_type(of.kind) is None or (of.width == 0 and of.queries > 0):
         return None
@@ -60,7 +60,7 @@ def _with_statistics(node: Node, context: KernelContext) -> CardKernel | None:
 def _attention(node: Node, context: KernelContext) -> CardKernel | None:
     if float_type(node.output.dtype) is None:
         return None
-    of = Attended.of(node)
+    of = AttentionSizes.of(node)
     if of.results == 0:
         return CardKernel(())
     if of.keys == 0:
@@ -69,14 +69,14 @@ def _attention(node: Node, context: KernelContext) -> CardKernel | None:
     return _by_library(of, own) if _is_known(of) else own
 
 
-def _own(of: Attended, tf32: bool, guard: Scratch | None = None) -> CardKernel:
+def _own(of: AttentionSizes, tf32: bool, guard: Scratch | None = None) -> CardKernel:
     """Return graphkit's own kernel. With few queries, tensor cores are not used: most of a tile would be empty."""
     if TensorFlash.computes(of, tf32) and of.rows >= FEW:
         return TensorFlash(of, guard).kernel()
     return Flash(of, guard).kernel()
 
 
-def _nothing(of: Attended) -> Launch:
+def _nothing(of: AttentionSizes) -> Launch:
     """Return the launch for attention without keys. The result is zeros."""
     return for_each(
         "attention_of_nothing", (of.results,), Coordinates("i", 1, of.short),
@@ -84,7 +84,7 @@ def _nothing(of: Attended) -> Launch:
     )  # fmt: skip
 
 
-def _statistics_of_nothing(of: Attended) -> list[Launch]:
+def _statistics_of_nothing(of: AttentionSizes) -> list[Launch]:
     """Return the launches for the statistics of attention without keys: minus infinity (largest score) and 0 (sum)."""
     values = ("gk_limits<{0}>::lowest()", "({0})0")
     kind = STORED[held_type(of.kind)]
@@ -97,7 +97,7 @@ def _statistics_of_nothing(of: Attended) -> list[Launch]:
     ]  # fmt: skip
 
 
-def _is_known(of: Attended) -> bool:
+def _is_known(of: AttentionSizes) -> bool:
     """Whether the library supports attention with these sizes, and its documentation defines the result."""
     columns = (of.depth, of.width)
     return (
@@ -109,7 +109,7 @@ def _is_known(of: Attended) -> bool:
     )
 
 
-def _by_library(of: Attended, own: CardKernel) -> CardKernel:
+def _by_library(of: AttentionSizes, own: CardKernel) -> CardKernel:
     """Return the kernel that uses the library.
 
     `own` replaces it if the library has no plan. For unusual operands, graphkit's kernel runs after the library.
@@ -129,7 +129,7 @@ def _by_library(of: Attended, own: CardKernel) -> CardKernel:
     return CardKernel((*_unusual(of, guard), work, *again.launches), size, otherwise=own)
 
 
-def _unusual(of: Attended, guard: Scratch) -> tuple[Launch, Launch]:
+def _unusual(of: AttentionSizes, guard: Scratch) -> tuple[Launch, Launch]:
     """Return the launches that set the guard if an operand has an element that is not below the limit, or NaN."""
     kind = STORED[of.kind]
     runs = -(-max(of.counts) // _RUN)

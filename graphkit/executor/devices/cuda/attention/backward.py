@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from graphkit.executor.devices.cuda.attention.registers import KEYS, SIDE, WIDE, RegisterTiles, Rows
-from graphkit.executor.devices.cuda.attention.sizes import Attended, Strides, pack_of
+from graphkit.executor.devices.cuda.attention.sizes import AttentionSizes, Strides, pack_of
 from graphkit.executor.devices.cuda.attention.tiles import BESIDE, Tiles
 from graphkit.executor.devices.cuda.launches import Given, Input, Launch, Output, Scratch, source_of
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
@@ -33,7 +33,7 @@ _Y, _LARGEST, _TOTAL, _DY = 4, 5, 6, 7
 _SUMS = Scratch(0)
 
 
-def sums(of: Attended) -> Launch:
+def sums(of: AttentionSizes) -> Launch:
     """Return the launch that computes sum(dy * y) of each query."""
     kind, held = STORED[of.kind], STORED[held_type(of.kind)]
     tiles = Tiles(of)

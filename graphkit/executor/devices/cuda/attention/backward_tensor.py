@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphkit.executor.devices.cuda.attention.backward import Backward
-from graphkit.executor.devices.cuda.attention.sizes import Attended
+from graphkit.executor.devices.cuda.attention.sizes import AttentionSizes
 from graphkit.executor.devices.cuda.attention.tensor import (
     NARROW,
     SIDE,
@@ -32,7 +32,7 @@ class TensorBackward(Backward, TensorTiles):
     """The kernel on tensor cores. `of` must be supported (see `computes`)."""
 
     @staticmethod
-    def computes(of: Attended, tf32: bool) -> bool:
+    def computes(of: AttentionSizes, tf32: bool) -> bool:
         """Whether this kernel supports an attention. tf32: float32 elements may be rounded to TF32."""
         known = of.kind in HALVES or (tf32 and of.kind is DType.FLOAT32)
         return known and all(0 < columns <= WIDEST // of.kind.itemsize for columns in (of.depth, of.width))

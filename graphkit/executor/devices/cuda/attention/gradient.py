@@ -6,7 +6,7 @@ import math
 
 from graphkit.executor.devices.cuda.attention.backward import Backward, RegisterBackward, Wanted, sums
 from graphkit.executor.devices.cuda.attention.backward_tensor import TensorBackward
-from graphkit.executor.devices.cuda.attention.sizes import FEW, Attended
+from graphkit.executor.devices.cuda.attention.sizes import FEW, AttentionSizes
 from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Output, launched
 from graphkit.executor.devices.cuda.movement.sorting import aligned
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type, held_type
@@ -20,7 +20,7 @@ _OPERANDS: tuple[Wanted, ...] = ("q", "k", "v")
 
 @launched("FusedAttentionGrad", DOMAIN)
 def _gradient(node: Node, context: KernelContext) -> CardKernel | None:
-    of = Attended.of(node)
+    of = AttentionSizes.of(node)
     if float_type(of.kind) is None:
         return None
     used = (*context.used_outputs, True, True, True)[:3]
@@ -34,14 +34,14 @@ def _gradient(node: Node, context: KernelContext) -> CardKernel | None:
     return CardKernel((sums(of), *launches), aligned(of.queries * held_type(of.kind).itemsize))
 
 
-def _backward(of: Attended, wanted: Wanted, tf32: bool) -> Backward:
+def _backward(of: AttentionSizes, wanted: Wanted, tf32: bool) -> Backward:
     """Return the kernel of one gradient. With few rows, tensor cores are not used: most of a tile would be empty."""
     if TensorBackward.computes(of, tf32) and min(of.rows, of.keys) >= FEW:
         return TensorBackward(of, wanted=wanted)
     return RegisterBackward(of, wanted=wanted)
 
 
-def _zeros(of: Attended, position: int, count: int) -> Launch:
+def _zeros(of: AttentionSizes, position: int, count: int) -> Launch:
     """Return the launch that fills a gradient with zeros, because there are no queries or keys."""
     kind = STORED[of.kind]
     return for_each(

@@ -37,7 +37,7 @@ class Strides(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionSizes:
     """The sizes and layouts of an attention.
 
     The operands are q: [batch, heads, rows, depth], k: [batch, groups, keys, depth], v: [batch, groups, keys, width].
@@ -70,7 +70,7 @@ class Attended:
     statistics: tuple[bool, bool] = (False, False)
 
     @classmethod
-    def of(cls, node: Node, statistics: tuple[bool, bool] = (False, False)) -> Attended:
+    def of(cls, node: Node, statistics: tuple[bool, bool] = (False, False)) -> AttentionSizes:
         """Return the sizes of a node: FusedAttention, with or without statistics, or its gradient."""
         op, mask = operator(node, AttentionOp), operand(node, 3)
         heads_axis, rows_axis = (1, 2) if op.layout == "NHLD" else (2, 1)
@@ -89,7 +89,7 @@ class Attended:
         )  # fmt: skip
         return found._folded() if rows == 1 and found.sharing > 1 else found
 
-    def _folded(self) -> Attended:
+    def _folded(self) -> AttentionSizes:
         mask = None
         if self.mask is not None:
             batch, head, _, key = self.mask

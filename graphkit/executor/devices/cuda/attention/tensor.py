@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphkit.executor.devices.cuda.attention.sizes import Attended, pack_of
+from graphkit.executor.devices.cuda.attention.sizes import AttentionSizes, pack_of
 from graphkit.executor.devices.cuda.attention.tiles import BESIDE, Tiles
 from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Launch, Output, source_of
 from graphkit.executor.devices.cuda.text.expressions import STORED
@@ -91,7 +91,7 @@ class TensorFlash(TensorTiles):
     """The kernel on tensor cores. `of` must be supported (see `computes`)."""
 
     @staticmethod
-    def computes(of: Attended, tf32: bool) -> bool:
+    def computes(of: AttentionSizes, tf32: bool) -> bool:
         """Whether this kernel supports an attention. tf32: float32 elements may be rounded to TF32."""
         known = of.kind in HALVES or (tf32 and of.kind is DType.FLOAT32)
         return known and 0 < of.depth <= WIDEST // of.kind.itemsize

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.attention.sizes import Attended, Strides
+from graphkit.executor.devices.cuda.attention.sizes import AttentionSizes, Strides
 from graphkit.executor.devices.cuda.launches import Given, Input, Output, Scratch
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
@@ -24,7 +24,7 @@ class Tiles:
     guard: A word of type `unsigned`. If it is 0, the kernel does nothing.
     """
 
-    of: Attended
+    of: AttentionSizes
     guard: Scratch | None = None
 
     @property

@@ -57,12 +57,12 @@ class PreparedProduct:
     other errors of the library.
     """
 
-    def __init__(self, product: Product, card: int):
-        """Choose the algorithm. card: the number of the current GPU."""
+    def __init__(self, product: Product, gpu: int):
+        """Choose the algorithm. gpu: the number of the current GPU."""
         lt = _bindings()
         wide = product.kind is DType.FLOAT64
         self._product, self._workspace = product, usable_bytes(product.workspace)
-        self._handle = _handle(card)
+        self._handle = _handle(gpu)
         computed = _DOUBLE if wide else _TF32 if product.tf32 else _FLOAT
         self._description = self._owned(lt.matmul_desc_create(computed, int(wide)), lt.matmul_desc_destroy)
         self._layouts = [self._layout(m, k) for m, k in zip((product.a, product.b), product.factors, strict=True)]
@@ -181,8 +181,8 @@ def version() -> str:
 
 
 @cache
-def _handle(card: int) -> int:
-    """Return the handle of the current GPU, `card`. Several threads may use it at the same time."""
+def _handle(gpu: int) -> int:
+    """Return the handle of the current GPU, `gpu`. Several threads may use it at the same time."""
     handle: int = _bindings().create()
     return handle
 

@@ -30,16 +30,16 @@ class Prepared:
     Raises MissingDependency without the frontend, and NotInLibrary if the library cannot compute the graph.
     """
 
-    def __init__(self, plan: Callable[..., Any], card: int):
+    def __init__(self, plan: Callable[..., Any], gpu: int):
         """Create the plan.
 
         Args:
             plan: Returns the planned graph, given the argument `handle`.
-            card: Number of the current GPU.
+            gpu: Number of the current GPU.
         """
-        self._card = card
-        self._graph = plan(handle=_handle(card))
-        _cards.add(card)
+        self._gpu = gpu
+        self._graph = plan(handle=_handle(gpu))
+        _used_gpus.add(gpu)
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Queue the work on a stream. Raises RuntimeFailure for errors of the library.
@@ -49,7 +49,7 @@ class Prepared:
         """
         *tensors, workspace = addresses
         at = {number: address for number, address in enumerate(tensors, 1) if address}
-        handle = _handle(self._card)
+        handle = _handle(self._gpu)
         try:
             frontend().set_stream(handle=handle, stream=stream)
             self._graph.execute(at, aligned_address(workspace), handle=handle)
@@ -120,11 +120,11 @@ def version() -> str:
 class _Handle:
     """A handle that is destroyed with the last reference to it."""
 
-    def __init__(self, card: int):
+    def __init__(self, gpu: int):
         try:
             self.made = frontend().create_handle()
         except _REFUSALS as error:
-            raise RuntimeFailure(f"cuDNN on GPU {card}: {error}") from error
+            raise RuntimeFailure(f"cuDNN on GPU {gpu}: {error}") from error
         weakref.finalize(self, frontend().destroy_handle, self.made).atexit = False
 
 
@@ -132,21 +132,21 @@ class _Handle:
 _of_thread = threading.local()
 
 # The GPUs that have computed something.
-_cards: set[int] = set()
+_used_gpus: set[int] = set()
 
 
-def be_ready(card: int) -> None:
-    """Create this thread's handle, which cannot be created during a recording. card: the current GPU."""
-    if card in _cards:
-        _handle(card)
+def be_ready(gpu: int) -> None:
+    """Create this thread's handle, which cannot be created during a recording. gpu: the current GPU."""
+    if gpu in _used_gpus:
+        _handle(gpu)
 
 
-def _handle(card: int) -> Any:
-    """Return this thread's handle for the current GPU, `card`."""
+def _handle(gpu: int) -> Any:
+    """Return this thread's handle for the current GPU, `gpu`."""
     handles: dict[int, _Handle] = _of_thread.__dict__.setdefault("handles", {})
-    if card not in handles:
-        handles[card] = _Handle(card)
-    return handles[card].made
+    if gpu not in handles:
+        handles[gpu] = _Handle(gpu)
+    return handles[gpu].made
 
 
 @cache

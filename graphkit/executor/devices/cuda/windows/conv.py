@@ -368,15 +368,15 @@ def _adds_first(node: Node) -> bool:
     )
 
 
-def _finished(found: Convolved, work: Convolution, behind: Finish, own: CardKernel) -> CardKernel:
+def _finished(found: Convolved, work: Convolution, after: Finish, own: CardKernel) -> CardKernel:
     """Return the kernel of a convolution by the library, and a launch for the operations that follow."""
     sizes = found.x if work.wanted == "x" else found.y
-    launch = finishing_launch(behind, work.kind, found.held, sizes, short=found.short, last=found.last)
-    return _asked((), work, (launch,) if behind.lines else (), 0, own)
+    launch = finishing_launch(after, work.kind, found.held, sizes, short=found.short, last=found.last)
+    return _asked((), work, (launch,) if after.lines else (), 0, own)
 
 
 def _asked(
-    before: Sequence[Launch], work: Convolution, behind: Sequence[Launch], used: int, otherwise: CardKernel
+    before: Sequence[Launch], work: Convolution, after: Sequence[Launch], used: int, otherwise: CardKernel
 ) -> CardKernel:
     """Return the kernel that runs launches, a convolution by the library, and launches; or `otherwise`.
 
@@ -388,7 +388,7 @@ def _asked(
     workspace = aligned(elements * work.made.itemsize * orders + _WORKSPACE)
     work = work._replace(workspace=workspace, working=Scratch(used))
     size = max(used + workspace, otherwise.scratch_bytes)
-    return CardKernel((*before, work, *behind), size, otherwise=otherwise)
+    return CardKernel((*before, work, *after), size, otherwise=otherwise)
 
 
 def _of_widened(found: Convolved, work: Convolution, own: CardKernel) -> CardKernel:
