@@ -27,7 +27,7 @@ from graphkit.executor.devices.cuda.launches import (
 )
 from graphkit.executor.devices.device import address_of
 
-# A step joins an earlier launch only if at most this many groups of steps follow that launch.
+# A step joins an earlier launch only if that launch is among this many latest groups of steps.
 REACH = 64
 
 # A launch with more blocks is not fused, because it uses the whole GPU.
