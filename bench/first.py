@@ -95,7 +95,10 @@ def _in_process(*arguments: str) -> Any:
 def measure_row(task: dict[str, Any], restarts: int) -> dict[str, list[Measured]]:
     """By engine: what its processes measured in each restart."""
     found: dict[str, list[Measured]] = {engine: [] for engine in ENGINES}
-    model, feeds = source(task)
+    try:
+        model, feeds = source(task)
+    except FileNotFoundError as error:
+        raise SystemExit(str(error)) from error
     with tempfile.TemporaryDirectory() as folder:
         arrays = f"{folder}/feeds.npz"
         np.savez(arrays, **feeds)  # type: ignore[arg-type]

@@ -187,9 +187,7 @@ def _initial_progress(world: Environment) -> Progress:
 def learning_episode(
     net: Model, world: Environment, optimizer: Optimizer, settings: Settings, *, feed_uniform: bool = False
 ) -> Graph:
-    """Return a graph of one episode of one agent, which updates the network after every step.
-
-    There is no update before `warmup` transitions are stored.
+    """Return a graph of one episode of one agent. After `warmup` transitions, every step updates the network.
 
     Inputs: epsilon and learning_rate, float32 scalars. With `feed_uniform` also uniform, float32 [limit, 2 + batch]
     random numbers in [0, 1); without it, the graph draws them. Outputs: total, steps and loss, as in Episode. Updates:

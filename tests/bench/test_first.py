@@ -45,12 +45,13 @@ def test_a_process_of_its_own_for_each_measurement(folder: Path, restarts: int) 
 
 def test_quotients_are_of_paired_processes() -> None:
     def engine(*values: float) -> list[first.Measured]:
-        return [{"session": v, "first": 2 * v, "memory": 1e6 * v} for v in values]
+        return [{"session": v, "first": 2 * v, "process": 3 * v, "memory": 1e6 * v} for v in values]
 
     cells, quotients = first.row_cells({"onnxruntime": engine(2, 4, 6), "graphkit": engine(1, 8, 3)})
     assert quotients["session"] == quotients["memory"] == [[2.0], [0.5], [2.0]]
     assert cells[:3] == ["4e+03", "3e+03", "2.00 (0.50 to 2.00)"]
-    assert cells[6:8] == ["4", "3"]
+    assert cells[6:8] == ["1.2e+04", "9e+03"]
+    assert cells[9:11] == ["4", "3"]
     means, medians = first.last_rows([quotients, {part: [[0.5]] * 3 for part in first.PARTS}])
     assert means[3].startswith("**1.00 (")
     assert medians[3] == "**1.25**"

@@ -214,7 +214,7 @@ class RecordingArena(ArenaDevice):
                 step.run()
 
     def _repeat(self, step: Repetition) -> None:
-        number, going = 0, step.going is None or self._value(step.going)
+        number, going = 0, step.condition is None or self._value(step.condition)
         while going and (step.limit is None or number < self._value(step.limit)):
             if number == self._value(step.most):
                 self._within(step.fault)[...] = 1
