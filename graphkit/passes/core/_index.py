@@ -110,7 +110,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     ),
     "fuse_layer_norm": (
         "fuse.layer_norm",
-        ("LayerNormalization", "ReduceMean"),
+        ("LayerNormalization", "RMSNormalization", "ReduceMean"),
         ("CONSTANTS_FOLDED", "POINTWISE_APART"),
         ("LAYER_NORMS_FUSED",),
         (),

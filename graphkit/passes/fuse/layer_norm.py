@@ -1,4 +1,4 @@
-"""LayerNormalization from the nodes that older exporters write for it."""
+"""LayerNormalization and RMSNormalization from the nodes that exporters write for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType
 from graphkit.ops import operator
 from graphkit.ops.math.reduce import Reduction
-from graphkit.ops.nn.norm import LayerNormalization
+from graphkit.ops.nn.norm import LayerNormalization, NormOfLastAxes, RMSNormalization
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import axes_of, close, first, is_op, orders, producer, same_type, scalar, shifted
@@ -19,63 +19,74 @@ from graphkit.passes.core.sweep import Readers, fuse
 
 # Statistics of these are computed in float32 in either form.
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+_MATCHED = ("ReduceMean", "LayerNormalization", "RMSNormalization")
 
 
 @graph_pass(
     requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART],
     ensures=[Property.LAYER_NORMS_FUSED],
-    at=["ReduceMean", "LayerNormalization"],
+    at=_MATCHED,
 )
 def fuse_layer_norm(graph: Graph) -> Graph:
-    """Replace (x - mean) / sqrt(var + epsilon), over last axes of known size, and the factor and term that follow, by
-    LayerNormalization. Linear.
+    """Replace formulas of normalisation over last axes of known size by operators. Linear.
+
+    (x - mean) / sqrt(variance + epsilon) becomes LayerNormalization, with the factor and the term that follow.
+    x / sqrt(mean(x * x) + epsilon) becomes RMSNormalization, with the factor that follows.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return _standardised(node, readers) or _factor(node, readers) or _term(node, readers)
 
-    return fuse(graph, rule, needs=("ReduceMean", "LayerNormalization"), at=("Div", "Mul", "Add"))
+    return fuse(graph, rule, needs=_MATCHED, at=("Div", "Mul", "Add"))
 
 
 def _standardised(node: Node, readers: Readers) -> Sequence[Value] | None:
+    """Return a value divided by its root mean square or, if it is x - mean, the layer normalisation of x."""
     if not is_op(node, "Div", "Mul") or node.output.tensor.dtype not in _DTYPES:
         return None
-    for centred, spread in _deviations(node):
-        found = _variance(spread, centred, readers)
-        difference = producer(centred, "Sub")
-        if found is None or difference is None:
+    for value, mean_square, between in _quotients(node):
+        found = _mean_of_squares(mean_square, value, readers)
+        if found is None or not same_type(value, node.output):
             continue
         epsilon, axes, reads = found
-        x, mean = difference.operands
-        average = producer(mean, "ReduceMean")
-        if average is None or first(average) is not x or axes_of(average) != axes or not _keepdims(average):
-            continue
-        shape = x.tensor.shape
-        if shape is None or not same_type(x, node.output) or axes != tuple(range(axes[0], len(shape))):
-            continue
+        shape = value.tensor.known_shape
         sizes = [d for d in shape[axes[0] :] if isinstance(d, int)]
-        if len(sizes) != len(axes) or not readers.sole(mean) or readers.count(centred) != reads + 1:
+        if axes != tuple(range(axes[0], len(shape))) or len(sizes) != len(axes):
             continue
-        one = Node(Constant(value=Tensor(np.ones(sizes, x.tensor.dtype.numpy))), ()).output
-        op = LayerNormalization(axis=axes[0] - len(shape), epsilon=epsilon)
-        return (_normalised(op, (x, one), (difference, node)),)
+        one = Node(Constant(value=Tensor(np.ones(sizes, value.dtype.numpy))), ()).output
+        difference = _difference(value, axes, readers) if readers.count(value) == reads + 1 else None
+        if difference is not None:
+            layer_norm = LayerNormalization(axis=axes[0] - len(shape), epsilon=epsilon)
+            return (_normalised(layer_norm, (first(difference), one), (difference, node)),)
+        if all(map(readers.sole, between)):
+            rms_norm = RMSNormalization(axis=axes[0] - len(shape), epsilon=epsilon)
+            return (_normalised(rms_norm, (value, one), (node,)),)
     return None
 
 
-def _normalised(op: LayerNormalization, operands: Sequence[Value], parts: Sequence[Node]) -> Value:
+def _difference(value: Value, axes: tuple[int, ...], readers: Readers) -> Node | None:
+    """Return the node if the value is x minus its mean over `axes`."""
+    node = producer(value, "Sub")
+    average = None if node is None else producer(node.operands[1], "ReduceMean")
+    if node is None or average is None or first(average) is not first(node) or axes_of(average) != axes:
+        return None
+    return node if _keepdims(average) and readers.sole(average.output) and same_type(first(node), value) else None
+
+
+def _normalised(op: NormOfLastAxes, operands: Sequence[Value], parts: Sequence[Node]) -> Value:
     name = next((part.name for part in parts if part.name), "")
     meta = {k: v for part in parts for k, v in part.meta.items()}
     return Node(op, operands, name, meta, output_names=[parts[-1].outputs[0].name]).outputs[0]
 
 
-def _deviations(node: Node) -> list[tuple[Value, Value]]:
-    """(x - mean, var + epsilon) when the node may be their quotient with the root of the second."""
+def _quotients(node: Node) -> list[tuple[Value, Value, list[Value]]]:
+    """Return triples (a, b, between) for which the node is a / sqrt(b). between: what is computed from b for that."""
     if is_op(node, "Div"):
-        centred, below = node.operands
+        a, below = node.operands
         root = producer(below, "Sqrt") or _power(below, 0.5)
-        return [] if root is None else [(centred, first(root))]
+        return [] if root is None else [(a, first(root), [below])]
     found = []
-    for centred, factor in orders(node):
+    for a, factor in orders(node):
         inverse = producer(factor, "Reciprocal")
         quotient = producer(factor, "Div")
         if quotient is not None and close(scalar(quotient.inputs[0]), 1.0):
@@ -83,7 +94,7 @@ def _deviations(node: Node) -> list[tuple[Value, Value]]:
         root = None if inverse is None else producer(inverse.operands[-1], "Sqrt")
         root = root or _power(factor, -0.5)
         if root is not None:
-            found.append((centred, first(root)))
+            found.append((a, first(root), [factor, root.output]))
     return found
 
 
@@ -92,8 +103,8 @@ def _power(value: Value, exponent: float) -> Node | None:
     return node if node is not None and close(scalar(node.inputs[1]), exponent) else None
 
 
-def _variance(value: Value, centred: Value, readers: Readers) -> tuple[float, tuple[int, ...], int] | None:
-    """(epsilon, axes, how often it reads `centred`) when the value is the mean of its squares, and epsilon."""
+def _mean_of_squares(value: Value, x: Value, readers: Readers) -> tuple[float, tuple[int, ...], int] | None:
+    """If the value is the mean of the squares of x plus epsilon, return epsilon, the axes, and how often it reads x."""
     total = value.node
     found = None if total is None else shifted(total)
     average = None if found is None else producer(found[0], "ReduceMean")
@@ -103,23 +114,23 @@ def _variance(value: Value, centred: Value, readers: Readers) -> tuple[float, tu
     if axes is None or not readers.sole(square) or not readers.sole(value):
         return None
     power = _power(square, 2.0)
-    if power is not None and first(power) is centred:
+    if power is not None and first(power) is x:
         return found[1], axes, 1
     product = producer(square, "Mul")
-    if product is not None and all(v is centred for v in product.operands):
+    if product is not None and all(v is x for v in product.operands):
         return found[1], axes, 2
     return None
 
 
 def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:
-    """The factor of a normalisation that has none but ones."""
+    """Return a normalisation with the factor that follows it, if its own factor is only ones."""
     if not is_op(node, "Mul"):
         return None
     for y, scale in orders(node):
         norm = _norm(y, readers)
         ones = None if norm is None or len(norm.inputs) > 2 else producer(norm.inputs[1], "Constant")
         if norm is not None and ones is not None and _per_place(norm, scale) and bool((_array(ones) == 1).all()):
-            return (_normalised(operator(norm, LayerNormalization), (first(norm), scale), (norm, node)),)
+            return (_normalised(_operator(norm), (first(norm), scale), (norm, node)),)
     return None
 
 
@@ -128,7 +139,9 @@ def _term(node: Node, readers: Readers) -> Sequence[Value] | None:
         return None
     for y, term in orders(node):
         norm = _norm(y, readers)
-        if norm is not None and len(norm.operands) == 2 and _per_place(norm, term):
+        if norm is None or norm.op.name != LayerNormalization.name:
+            continue
+        if len(norm.operands) == 2 and _per_place(norm, term):
             return (_normalised(operator(norm, LayerNormalization), (*norm.operands, term), (norm, node)),)
     return None
 
@@ -138,15 +151,19 @@ def _keepdims(reduction: Node) -> bool:
 
 
 def _norm(y: Value, readers: Readers) -> Node | None:
-    node = producer(y, "LayerNormalization")
+    node = producer(y, "LayerNormalization") or producer(y, "RMSNormalization")
     return node if node is not None and y is node.outputs[0] and readers.sole(y) else None
 
 
 def _per_place(norm: Node, vector: Value) -> bool:
     """Whether the vector has the shape of the normalised axes."""
-    op = operator(norm, LayerNormalization)
+    op = _operator(norm)
     shape = first(norm).tensor.known_shape
     return op.axis < 0 and vector.shape == shape[op.axis :] and vector.tensor.dtype is first(norm).tensor.dtype
+
+
+def _operator(norm: Node) -> NormOfLastAxes:
+    return operator(norm, NormOfLastAxes)
 
 
 def _array(node: Node) -> np.ndarray:

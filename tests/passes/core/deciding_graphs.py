@@ -245,6 +245,7 @@ _OF_ONE: dict[str, Callable[[Value], Any]] = {
     "scaled layer norm": lambda x: F.mul(
         F.layer_normalization(x, constant(np.ones(4, np.float32)), axis=-1)[0], weights(4)
     ),
+    "scaled rms norm": lambda x: F.mul(F.rms_normalization(x, constant(np.ones(4, np.float32)), axis=-1), weights(4)),
     "swish": lambda x: F.mul(x, F.sigmoid(x)),
     "upper bound": lambda x: F.min(x, np.float32(2.0)),
     "lower bound": lambda x: F.max(x, np.float32(-2.0)),

@@ -79,22 +79,68 @@ def test_formulas_that_are_not_gelu(apply: Any) -> None:
     assert apply([x], [x * (curve + 1.0) * 0.5, curve], fuse_gelu, N=4)["Gelu"] == 0
 
 
-def layer_norm(x: Any, axes: tuple[int, ...], form: str, epsilon: float = 1e-5) -> Any:
-    along = np.array(axes, np.int64)
-    centred = x - F.reduce_mean(x, along)
-    square = centred * centred if form == "square" else F.pow(centred, np.float32(2.0))
-    spread = F.reduce_mean(square, along) + epsilon
+def rms_norm(x: Any, axes: tuple[int, ...], form: str, epsilon: float = 1e-5) -> Any:
+    square = x * x if form == "square" else F.pow(x, np.float32(2.0))
+    mean_square = F.reduce_mean(square, np.array(axes, np.int64)) + epsilon
     if form == "reciprocal":
-        return centred * F.reciprocal(F.sqrt(spread))
+        return x * F.reciprocal(F.sqrt(mean_square))
     if form == "power":
-        return centred * F.pow(spread, np.float32(-0.5))
+        return x * F.pow(mean_square, np.float32(-0.5))
     if form == "quotient":
-        return centred * F.div(np.float32(1.0), F.sqrt(spread))
-    return centred / F.sqrt(spread)
+        return x * F.div(np.float32(1.0), F.sqrt(mean_square))
+    return x / F.sqrt(mean_square)
+
+
+def layer_norm(x: Any, axes: tuple[int, ...], form: str, epsilon: float = 1e-5) -> Any:
+    return rms_norm(x - F.reduce_mean(x, np.array(axes, np.int64)), axes, form, epsilon)
+
+
+FORMS = ["divide", "square", "reciprocal", "power", "quotient"]
 
 
 @in_one_item()
-@pytest.mark.parametrize("form", ["divide", "square", "reciprocal", "power", "quotient"])
+@pytest.mark.parametrize("form", FORMS)
+def test_rms_norm(apply: Any, form: str) -> None:
+    x, w = data("N", "T", 6), parameter(6)
+    kept: list[Graph] = []
+    y = F.mul(w, rms_norm(x, (-1,), form))
+    # Unlike that of a layer normalisation, the operand is also read elsewhere.
+    assert apply([x, w], [F.add(x, y), x], fuse_layer_norm, N=2, T=3, keep=kept) == {"RMSNormalization": 1, "Add": 1}
+    norm = next(node for node in kept[0].nodes if node.op.name == "RMSNormalization")
+    assert norm.op.epsilon == pytest.approx(1e-5)
+    assert norm.inputs[1].name == w.name
+    assert apply([x], rms_norm(x, (-1,), form), fuse_layer_norm, N=2, T=3) == {"RMSNormalization": 1}
+
+
+def test_rms_norm_over_several_axes(apply: Any) -> None:
+    x, w, v = data("N", 4, 6), parameter(4, 6), parameter(4, 1, name="v")
+    assert apply([x, w], rms_norm(x, (1, 2), "divide") * w, fuse_layer_norm, N=2) == {"RMSNormalization": 1}
+    found = apply([x, v], rms_norm(x, (1, 2), "divide") * v, fuse_layer_norm, N=2)
+    assert found == {"RMSNormalization": 1, "Mul": 1}
+
+
+def test_formulas_that_are_not_rms_norms(apply: Any) -> None:
+    x, z, named = data("N", 4, 6), data("N", 4, 6, name="z"), data("N", "C")
+    along = np.array([2])
+    root = F.sqrt(F.reduce_mean(x * x, along) + 1e-5)
+    inverse = F.reciprocal(root)
+    for inputs, outputs in (
+        ([x], rms_norm(x, (1,), "divide")),
+        ([named], rms_norm(named, (1,), "divide")),
+        ([x, z], z / root),
+        ([x], F.mul(x, root)),
+        ([x], x / F.sqrt(F.reduce_sum(x * x, along) + 1e-5)),
+        ([x], x / (root + 1.0)),
+        # A gradient reads the root, too.
+        ([x], [x / root, root]),
+        ([x], [x * inverse, inverse]),
+        ([x], [x * inverse, root]),
+    ):
+        assert apply(inputs, outputs, fuse_layer_norm, N=2, C=3)["RMSNormalization"] == 0
+
+
+@in_one_item()
+@pytest.mark.parametrize("form", FORMS)
 def test_layer_norm(apply: Any, form: str) -> None:
     x, w, b = data("N", "T", 6), parameter(6), parameter(6, name="b")
     kept: list[Graph] = []
