@@ -1,7 +1,7 @@
 """Steps that send values to other processes, and receive values from them. They may be in any subgraph.
 
-Each is a call of Python in a native program. Such a step does not count as interpreted, because sending the message
-takes about as long as the call.
+Each is a call of Python in a native program. Such a step does not count as interpreted, because the call takes no
+longer than sending the message.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _staged(node: Node, collectives: Collectives) -> Lowering:
 
 
 def _launched(node: Node, sums: DeviceSums) -> Lowering:
-    """Return the lowering on a device that launches all-reduces itself."""
+    """Return the lowering on a device that launches collectives itself."""
     if isinstance(node.op, (AllReduceStart, ReduceScatterStart, AllGatherStart)):
         dtype = node.outputs[0].dtype
         if not sums.supports(dtype):
@@ -113,7 +113,7 @@ def _launched(node: Node, sums: DeviceSums) -> Lowering:
 
 
 class _Start:
-    """Starts an all-reduce. Operands outside the memory of the results are copied."""
+    """Starts an all-reduce or a reduce-scatter. Operands outside the memory of the results are copied."""
 
     def __init__(self, begin: Callable[[str, Sequence[np.ndarray], int], None], key: str, count: int):
         self._begin, self._key = begin, key

@@ -113,8 +113,8 @@ class Emitter:
         node, lowering = lowered.placement.steps[index], lowered.lowerings[index]
         name = prefix + lowered.graph.node_name(node)
         self.allocates |= lowering.allocates
-        # Steps in Python find their operands themselves. To locate their results would create buffers, which are wrong
-        # for the arrays that such a step returns.
+        # Steps in Python find their operands themselves. Do not locate their results: that would create buffers, but
+        # such a step may return its results as arrays.
         inputs = [] if lowering.in_python else locations.inputs(node, lowering)
         outputs = [] if lowering.in_python else locations.outputs(node)
         lowering.emit(Emission(self, builder, name, index, inputs, outputs, locations.scratch(index)))

@@ -1,4 +1,4 @@
-"""The steps that can fail in a run: those that can be the first to fail, and loops with too many iterations."""
+"""Find the steps that can be the first to fail in a run, and the loop with the most iterations."""
 
 from __future__ import annotations
 

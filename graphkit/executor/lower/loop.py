@@ -224,8 +224,8 @@ def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -
 def loop(site: Site) -> Loop | None:
     """Return the lowering of a Loop, or of a Scan over slices along the first axis; None for another node.
 
-    Raises NotNative if it cannot run so. On a device with its own memory, only two kinds of sizes may be unknown: those
-    of captures, and those of outputs that are stacked an unknown number of times.
+    Raises NotNative if the iterations must be interpreted. On a device with its own memory, only two kinds of sizes may
+    be unknown: those of captures, and those of outputs that are stacked an unknown number of times.
     """
     if not is_control(site.node) or site.node.op.name == "If":
         return None

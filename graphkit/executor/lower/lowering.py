@@ -27,8 +27,9 @@ from graphkit.text import human
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# How a node is computed, for reports. Views and constants are not steps. "copy": between devices. "swap": to host
-# memory or back, beside other steps. On a device, an all-reduce is done by NCCL ("nccl") or in host memory ("staged").
+# How a node is computed, for reports. Views and constants are not steps. "copy": between devices. "swap": a
+# copy to host memory or back, while other steps run. On a device, NCCL executes a collective ("nccl"), or it is copied
+# through host memory ("staged").
 KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl", "staged", "swap"]
 
 # Where a value is: (number of a memory block, offset in bytes). ARENA is the arena, and ABSENT is an absent operand.
@@ -75,11 +76,12 @@ class DeviceSums(Protocol):
         Raises RuntimeFailure if another process is missing, or is about to run something else.
 
         Args:
-            order: Text that identifies the order and the types of the all-reduces.
-            nbytes: Total bytes of the all-reduces.
+            order: Text that identifies the order and the types of the collectives.
+            nbytes: Total bytes of the collectives.
             can_record: Whether this process can replay a recording of the run, or make one.
             recording: The number of the recording that this process has; 0 if it has none.
-            structure: A checksum, from 1 to 2**20 - 1. It is equal if the same all-reduces are recorded together.
+            structure: A checksum, from 1 to 2**20 - 1. Processes have the same one if they record the same collectives
+                together.
         """
         ...
 
@@ -121,7 +123,7 @@ class Collectives(Protocol):
     staged: str
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Start the all-reduce `key` of arrays, in place. Arrays that are contiguous in memory are not copied.
+        """Start the all-reduce `key` of arrays, in place. Arrays that lie next to each other in memory are not copied.
 
         copied: Bytes that the caller has copied for this call, for statistics.
         """
@@ -132,7 +134,7 @@ class Collectives(Protocol):
         ...
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
-        """Start to sum rows by index with all processes. The arrays are read only during the call."""
+        """Start the sum, over all processes, of the rows with the same index. Reads the arrays only during the call."""
         ...
 
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -156,7 +158,7 @@ class Collectives(Protocol):
         ...
 
     def wait(self, keys: Sequence[str]) -> None:
-        """Wait for all-reduces. Raises RuntimeFailure if other processes do not take part."""
+        """Wait for the collectives `keys`. Raises RuntimeFailure if other processes do not take part."""
         ...
 
 
@@ -168,8 +170,9 @@ class Channels(Protocol):
         ...
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], rank: int) -> np.ndarray:
-        """Return the array that a rank sends, with `rank` axes. Raises RuntimeFailure if it does not come, or if it is
-        another array.
+        """Return the array that a rank sends, with `rank` axes.
+
+        Raises RuntimeFailure if it does not arrive, or if an array of another type or rank arrives.
         """
         ...
 
@@ -185,9 +188,9 @@ class Settings(NamedTuple):
         inplace: Whether a result may overwrite an operand.
         share: Whether values may share memory.
         optimize: Whether the graph is rewritten.
-        declared: Shapes that the results of a run are compared with.
+        declared: Declared shapes that inference could not decide. Runs compare tensors with them.
         sizes_vary: See KernelContext.
-        collectives: All-reduces with other processes.
+        collectives: Collectives with other processes.
         channels: Single values from and to other processes.
         tf32: See KernelContext.
         number: The number of the device among those of its kind.
@@ -233,7 +236,7 @@ class Writer(Protocol):
         ...
 
     def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
-        """Copy a value. A buffer also gets its shape."""
+        """Write the steps that copy a value. If the target is a buffer, they also set its shape."""
         ...
 
     def graph(

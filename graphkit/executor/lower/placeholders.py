@@ -88,7 +88,7 @@ def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 
 def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """First the axes along which the padded first operand and the second differ in size, then the others."""
+    """First the axes along which the first two operands differ in size, because the first is padded; then the rest."""
     padded, plain = _first_shapes(node, sizes)
     return sorted(range(len(padded)), key=lambda axis: padded[axis] == plain[axis])[:count]
 
@@ -201,8 +201,8 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
     """Return placeholders for the unknown sizes of a Reshape's result that its operand does not have.
 
-    All but one are 1, and that one gives the result as many elements as the operand has. Returns None if there are no
-    such sizes, or if none fits. sizes: the placeholders of the operand.
+    All but one are 1, and that one gives the result as many elements as the operand has. If the target shape contains
+    -1, all are 1. Returns None if there are no such sizes, or if none fits. sizes: the placeholders of the operand.
     """
     if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
         return None

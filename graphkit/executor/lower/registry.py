@@ -21,7 +21,7 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.control.specialise import Unspecialised
 from graphkit.passes.core.match import is_op
 
-# Few graphs need some of these rules, so each of those imports its module inside the function.
+# Some rules are for operators that few graphs contain. Each of these imports its module inside the function.
 
 
 def _collective(site: Site) -> Lowering | None:
@@ -138,7 +138,7 @@ def lower_graph(
     placement = place_values(graph, swaps=settings.device != "cpu" and not inner, hosted=hosted)
     for node in graph.nodes:
         require_shapes_for(node)
-    # Check the memory first: to prepare a kernel may take as much time and memory as its results.
+    # Check the memory first: preparing a kernel may take time and memory in proportion to the size of its results.
     for node in placement.steps:
         require_memory_for(node, [v for v in node.outputs if v in placement.used])
 

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 # Number of sizes for which the kernels of one node are kept: those that were used last.
 _KEPT = 256
 
-# The largest number of bytes of a constant operand whose elements the factory of a kernel may read, such as scales.
+# The factory of a kernel may read the elements of a constant operand, such as scales, only if it has at most this many
+# bytes.
 _SMALL = 128
 
 # For each step, the operands that may be overwritten, and whether it needs working memory. A template has a _Structure
@@ -133,10 +134,11 @@ class _Structure(NamedTuple):
 
 
 class Template:
-    """A graph without updates whose nodes have native kernels for all sizes of the inputs.
+    """A graph that is lowered once, with symbolic sizes. `at` makes the program for given sizes.
 
     `fixed`: the arrays of parameters among the inputs. Kernels may keep packed copies of them, until their version
-    changes. Raises NotNative, which says why, for other graphs.
+    changes. Raises NotNative, which says why, for a graph with updates, with subgraphs, or with sizes that are known
+    only in a run.
     """
 
     def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
@@ -198,7 +200,7 @@ class Template:
         )
 
     def _sizes(self, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-        """Return the size of each dimension of the table."""
+        """Return the number that each entry of the table stands for."""
         given = [(name, self._inputs[name], shape) for name, shape in shapes.items()]
         bindings = match_shapes([(name, kind, kind.with_shape(shape)) for name, kind, shape in given])
         try:
@@ -342,7 +344,10 @@ class Template:
 
 
 class _Writer:
-    """Writes the steps of a template. An offset in the arena is the number of a memory request."""
+    """Writes the steps of a template. Instead of offsets in the arena, it writes the numbers of memory requests.
+
+    `Program.resized` replaces them with offsets.
+    """
 
     def __init__(self, graph: Graph, placement: Placement, known: Mapping[Value, VersionedArray], plan: MemoryPlan):
         self._graph = graph
@@ -422,7 +427,7 @@ def _names(dim: Dim) -> frozenset[str]:
 
 
 def _require(graph: Graph, placement: Placement, fixed: Iterable[Value]) -> Placement:
-    """Return the placement. Raises NotNative unless all sizes and results follow from the symbols."""
+    """Return the placement. Raises NotNative for graphs that a Template cannot represent, and says why."""
     if graph.updates:
         raise NotNative("states are written")
     for value in graph.values:

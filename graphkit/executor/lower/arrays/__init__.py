@@ -1,1 +1,1 @@
-"""Steps of devices with their own memory, besides single kernels: subgraphs, all-reduces, copies to the host."""
+"""Steps of devices with their own memory, besides single kernels: subgraphs, collectives, copies to the host."""

@@ -27,7 +27,7 @@ class InstanceContext:
         faults: An array of uint32 words on the device: one for each `Faulty` kernel, in the order of `faulty`, and one
             more that ends all loops.
         iteration_limit: The largest number of iterations that any loop in a recording may take, an int64 on the device.
-        without_collectives: Whether recordings contain no all-reduce with other processes.
+        without_collectives: Whether recordings contain no collective with other processes.
     """
 
     def __init__(self, device: Device, faults: Any, iteration_limit: Any, *, without_collectives: bool):

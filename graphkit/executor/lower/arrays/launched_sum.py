@@ -30,7 +30,7 @@ Start: TypeAlias = AllReduceStart | ReduceScatterStart | AllGatherStart
 
 
 class LaunchedSum(PythonStep):
-    """A step that starts an all-reduce, or waits for those of `keys`.
+    """A step that starts a collective, or waits for those of `keys`.
 
     `prepared` makes its kernel for one instance of a program, whose steps share a SumQueue.
     """
@@ -47,21 +47,21 @@ class LaunchedSum(PythonStep):
 
 
 class Progress(NamedTuple):
-    """The state of a run: how many all-reduces are launched, and which ready ones wait for those before them."""
+    """The state of a run: how many collectives are launched, and which ready ones wait for those before them."""
 
     launched: int
     ready: Mapping[str, Callable[[], None]]
 
 
 class SumQueue:
-    """The all-reduces of one instance of a program, which has one run at a time.
+    """The collectives of one instance of a program, which has one run at a time.
 
     Args:
         device: The device.
         stream: The stream of the program.
-        sums: Launches all-reduces.
-        nodes: The nodes that start all-reduces, in the order of the graph.
-        steps: (key, None) for each step that starts an all-reduce and (None, keys) for each that waits, in order.
+        sums: Launches collectives.
+        nodes: The nodes that start collectives, in the order of the graph.
+        steps: (key, None) for each step that starts a collective and (None, keys) for each that waits, in order.
     """
 
     def __init__(
@@ -77,24 +77,24 @@ class SumQueue:
         self._begun, self._launched = False, 0
         self._is_recorded = False
         self._ready: dict[str, Callable[[], None]] = {}
-        # For each all-reduce that the program's stream has not waited for, an event recorded after it.
+        # For each collective that the program's stream has not waited for, an event recorded after it.
         self._points: dict[str, Any] = {}
         self._recording, self._structure = 0, 0
 
     # --- a run --------------------------------------------------------------------------------------------------
 
     def set_recordings(self, recordings: Iterable[Iterable[str]]) -> None:
-        """Set which all-reduces are recorded together. All processes must have the same recordings.
+        """Set which collectives are recorded together. All processes must have the same recordings.
 
-        recordings: For each recording with all-reduces: a text that says whether it comes after all steps that can
-        fail, and the keys of its all-reduces. For other recordings: nothing.
+        recordings: For each recording with collectives: a text that says whether it comes after all steps that can
+        fail, and the keys of its collectives. For other recordings: nothing.
         """
         with_sums = [keys for keys in map(list, recordings) if keys]
         self._structure = zlib.crc32(repr(with_sums).encode()) % (2**20 - 1) + 1
 
     @contextmanager
     def taking_part(self) -> Iterator[None]:
-        """Enclose a run. If it fails while other processes take part in its all-reduces, they are notified.
+        """Enclose a run. If it fails while other processes take part in its collectives, they are notified.
 
         NotFinite is not reported: all processes find it.
         """
@@ -125,7 +125,7 @@ class SumQueue:
         return agreed.can_record, anew
 
     def begin(self, key: str, launch: Callable[[], None]) -> None:
-        """Launch an all-reduce as soon as those before it are launched: now, or in a later call.
+        """Launch a collective as soon as those before it are launched: now, or in a later call.
 
         Its operands are ready at this point of the program's stream.
         """
@@ -139,14 +139,14 @@ class SumQueue:
             self._launched += 1
 
     def follow(self, keys: Sequence[str]) -> None:
-        """Let later work of the program's stream wait for all-reduces.
+        """Let later work of the program's stream wait for collectives.
 
         Outside recordings, the host waits too. Without this, if another process was lost, the stream would fill up with
         waiting work, and the call that queues more work would never return.
         """
         known = [key for key in keys if key in self._points]
         if known:
-            # The all-reduces are in order: the event of the last one is behind all of them.
+            # The collectives are in order: the event of the last one is behind all of them.
             self._streams.wait_for(self._points[max(known, key=self._place.__getitem__)])
         for key in known:
             del self._points[key]
@@ -154,14 +154,14 @@ class SumQueue:
             self.wait()
 
     def join(self) -> None:
-        """Call `follow` for all launched all-reduces. A recording ends with it, because its events are not valid in
-        another one.
+        """Call `follow` for all launched collectives. Each recording ends with this call: its events are not valid in
+        other recordings.
         """
         self.follow([*self._points])
 
     @property
     def join_step(self) -> BoundStep:
-        """The last step of a recording: it waits for all launched all-reduces."""
+        """The last step of a recording: it waits for all launched collectives."""
         return BoundStep(_Joins(self), (), (), None)
 
     def wait(self) -> None:
@@ -202,8 +202,10 @@ def _key(node: Node) -> str:
 
 
 def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[str]:
-    """Return these keys, which are in the order of the graph; if a step would wait for an all-reduce that is launched
-    after the step, return the keys in the order of the steps.
+    """Return the keys in the order in which the collectives are launched.
+
+    This is their order in the graph, in which `keys` are given. But if a step would then wait for a collective that is
+    launched only after the step, it is the order of the steps.
     """
     launched, ready = 0, set()
     for begun, awaited in steps:
@@ -217,13 +219,13 @@ def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[st
 
 
 def _named(nodes: Sequence[Node]) -> str:
-    """Return a short text that identifies the order and the types of all-reduces, by a checksum."""
+    """Return a short text that identifies the order and the types of collectives, by a checksum."""
     described = "; ".join(f"{node.op.name} {_key(node)} {[str(v.type) for v in node.outputs]}" for node in nodes)
     return f"{len(nodes)} in the order {hashlib.blake2b(described.encode(), digest_size=4).hexdigest()}"
 
 
 class _Joins:
-    """Lets the program wait for all launched all-reduces."""
+    """Lets the program wait for all launched collectives."""
 
     can_be_recorded = True
 
@@ -235,7 +237,7 @@ class _Joins:
 
 
 class LaunchedStart:
-    """Starts an all-reduce in the memory of its results, to which it copies its operands."""
+    """Starts an all-reduce or a reduce-scatter in the memory of its results, after copying its operands there."""
 
     can_be_recorded = True
 
@@ -275,7 +277,7 @@ class LaunchedGather:
 
 
 class LaunchedWait:
-    """Lets the program wait for all-reduces. Its result is 0."""
+    """Lets the program wait for collectives. Its result is 0."""
 
     can_be_recorded = True
 

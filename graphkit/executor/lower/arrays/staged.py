@@ -1,6 +1,6 @@
-"""All-reduces through host memory, in programs of devices with their own memory.
+"""Collectives through host memory, in programs of devices with their own memory.
 
-The step that starts an all-reduce copies its operands to the host. The step that waits copies the sums back.
+The step that starts a collective copies its operands to the host. The step that waits copies the results back.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from graphkit.executor.lower.python_step import PythonStep
 from graphkit.executor.memory.resident import host_arrays
 from graphkit.ir.graph import Node, Value
 
-# The pending all-reduces by key: arrays of the host, and the device's arrays that they are copied to.
+# The pending collectives by key: arrays of the host, and the device's arrays that they are copied to.
 PendingSums: TypeAlias = dict[str, list[tuple[np.ndarray, Any]]]
 
 
 class StagedStep(PythonStep):
-    """A step of an all-reduce. `prepared` makes its kernel for one instance of a program, whose steps share the pending
-    all-reduces.
+    """A step of a collective. `prepared` makes its kernel for one instance of a program, whose steps share the pending
+    collectives.
     """
 
     def __init__(self, prepared: Callable[[Device, PendingSums], ArrayKernel]):

@@ -65,7 +65,7 @@ class SwapQueue:
             del self._points[value]
 
     def join(self) -> None:
-        """Call `follow` for all copies. A recording ends with it, because its events are not valid in another one."""
+        """Call `follow` for all copies. Each recording ends with this call: its events are not valid in other ones."""
         self.follow([*self._points])
 
     def copy_kernel(self, value: Hashable, *, to_host: bool) -> ArrayKernel:
