@@ -25,6 +25,10 @@ from graphkit.ops.linalg.matmul import Gemm
 # kernel is up to 8% slower than oneDNN's.
 _SHORT_PRODUCT = 1 << 27
 
+# Products with at most so many rows mostly read the matrix, which graphkit's kernel does faster: see
+# bench/results/2026-11-few-rows.md.
+_FEW_ROWS = 16
+
 # If results must not depend on the number of threads, the kernel is chosen as for this number.
 _DETERMINISTIC_THREADS = 8
 
@@ -82,7 +86,8 @@ class _Product:
         columns = b[0 if self._transposed else 1]
         if bias is not None and bias != (columns,):
             return False
-        if self._vary and math.prod(a) * columns < _SHORT_PRODUCT:
+        rows = math.prod(a[:-1])
+        if rows <= _FEW_ROWS or (self._vary and rows * a[-1] * columns < _SHORT_PRODUCT):
             return True
         threads = self._chosen_threads
         return threads != 1 and native.PackedProduct.suits(a, b, transposed=self._transposed, threads=threads)
