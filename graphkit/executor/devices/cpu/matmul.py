@@ -81,7 +81,7 @@ class _Product:
         On one thread, oneDNN's kernel is always faster. But it divides a product into larger parts, and making it takes
         longer.
         """
-        if len(b) != 2:
+        if len(b) != 2 or 0 in b:
             return False
         columns = b[0 if self._transposed else 1]
         if bias is not None and bias != (columns,):

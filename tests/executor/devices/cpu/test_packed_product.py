@@ -97,12 +97,25 @@ def test_what_is_no_product_with_a_matrix() -> None:
             native.PackedProduct(a, b)
 
 
+@pytest.mark.parametrize("shape", [(200,), (1, 200), (2, 8, 200), (2, 9, 200), (0, 200)])
+@pytest.mark.parametrize("matrix", [(200, 40), (200, 1), (200, 0)])
+def test_products_with_constant_matrices_are_native(shape: tuple[int, ...], matrix: tuple[int, int]) -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal(shape, np.float32), rng.standard_normal(matrix, np.float32)
+    net = gk.Model({"y": gk.mat_mul(gk.input("a", shape), gk.parameter("b", matrix))}, params={"b": b})
+    for deterministic in (False, True):
+        executor = net.compile(threads=2, deterministic=deterministic)
+        np.testing.assert_allclose(executor.run({"a": a})["y"], a @ b, rtol=1e-4, atol=1e-4)
+        assert not executor.plan.fallbacks
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_networks_of_few_rows_use_it_on_several_threads(tmp_path: Path, threads: int) -> None:
-    x = gk.input("x", [3, 200])
+@pytest.mark.parametrize("rows", [3, 16, 17])
+def test_networks_of_few_rows_use_it(tmp_path: Path, rows: int, threads: int) -> None:
+    x = gk.input("x", [rows, 200])
     h = gk.gelu(gk.nn.linear(x, 160, name="one"))
     net = gk.Model({"y": gk.nn.linear(h, 64, name="two") + 1.0}, name="net")
-    data = {"x": np.random.default_rng(0).standard_normal((3, 200)).astype(np.float32)}
+    data = {"x": np.random.default_rng(0).standard_normal((rows, 200)).astype(np.float32)}
     executor = net.compile(threads=threads, seed=0)
     (y,) = executor.run(data).values()
     (expected,) = net.compile(optimize=False, threads=1, seed=0).run(data).values()
@@ -112,4 +125,4 @@ def test_networks_of_few_rows_use_it_on_several_threads(tmp_path: Path, threads:
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     products = [e["args"]["implementation"] for e in events if "MatMul" in e["name"] or e["name"] == "Gemm"]
     assert len(products) == 2
-    assert all(name.startswith("direct") for name in products) == (threads > 1)
+    assert all(name.startswith("direct") for name in products) == (rows <= 16 or threads > 1)

@@ -24,6 +24,8 @@ constexpr std::int64_t kFewWeights = 1 << 16;
 constexpr std::int64_t kFewChannels = 96;
 constexpr double kProductNanoseconds = 0.02;
 constexpr double kFilterNanoseconds = 4;
+// Bytes of filters that a thread reads in a nanosecond.
+constexpr double kFilterBytesPerNanosecond = 20;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) {
     return (a + b - 1) / b;
@@ -298,7 +300,11 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
     whole.epilogue = following_.on_the_way(bias, residual);
     const double products =
         static_cast<double>(count(outputs_[0].shape)) * static_cast<double>(shape_.taps() * shape_.channels);
-    const double cost = kProductNanoseconds * products / static_cast<double>(std::max<std::int64_t>(parts(), 1));
+    const double share = static_cast<double>(std::max<std::int64_t>(parts(), 1));
+    // With few tiles, reading the filters takes longer than multiplying them.
+    const double reads =
+        static_cast<double>(weight_bytes()) * static_cast<double>(tile_parts_) / kFilterBytesPerNanosecond;
+    const double cost = std::max(kProductNanoseconds * products, reads) / share;
     parallel_for(threads(), parts(), cost, [&](std::int64_t begin, std::int64_t end) {
         TiledPart part = whole;
         part.scratch = reinterpret_cast<float*>(scratch + static_cast<std::size_t>(thread_number()) * part_bytes());
