@@ -9,7 +9,7 @@ updates smaller than half a unit in the last place would be lost (Micikevicius e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -80,9 +80,14 @@ def inputs(optimizer: Optimizer, parameter: str, weight: TensorType) -> list[Val
 def initial_arrays(optimizer: Optimizer, parameter: str, weight: TensorType) -> dict[str, np.ndarray]:
     """Return the states of a parameter before the first update, by the names of `inputs`."""
     return {
-        f"{parameter}/{name}": np.full(kind.static_shape, start(optimizer, name), kind.dtype.numpy)
+        f"{parameter}/{name}": filled(kind.static_shape, start(optimizer, name), kind.dtype.numpy)
         for name, kind in kinds(optimizer, weight).items()
     }
+
+
+def filled(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
+    """Return an array with `value` in every element. Memory for zeros is only written when it is first used."""
+    return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
 
 
 def start(optimizer: Optimizer, name: str) -> float:

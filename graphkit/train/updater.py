@@ -165,7 +165,7 @@ class OptimizerUpdater:
     def _slots_of(self, key: Key, stored: np.ndarray) -> list[np.ndarray]:
         if key not in self._slots:
             starts = [states.start(self.optimizer, n) for n in states.names(self.optimizer, dtype_of(stored.dtype))]
-            self._slots[key] = [np.full(stored.shape, start, _state_dtype(stored)) for start in starts]
+            self._slots[key] = [states.filled(stored.shape, start, _state_dtype(stored)) for start in starts]
         return self._slots[key]
 
     def _program(self, type_: TensorType, decay: float) -> tuple[tuple[str, ...], Executor]:

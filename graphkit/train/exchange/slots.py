@@ -30,7 +30,9 @@ def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[
         for t in spec.trained
         for slot in states.names(optimizer, t.value.dtype)
     }
-    arrays = {name: np.full(kind.static_shape, starts.get(name, 0), kind.dtype.numpy) for name, kind in own.items()}
+    arrays = {
+        name: states.filled(kind.static_shape, starts.get(name, 0), kind.dtype.numpy) for name, kind in own.items()
+    }
     averages = {f"{t.name}/{AVERAGE}": t.name for t in spec.trained} if spec.rule.ema is not None else {}
     for key in averages.keys() & own.keys():
         arrays[key] = np.asarray(spec.params[averages[key]], own[key].dtype.numpy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.pointwise.instructions import Instructions, PointwiseCode, PointwiseProgram, Term
@@ -40,7 +41,10 @@ def code(node: Node, context: KernelContext) -> PointwiseCode | None:
     op = operator(node, Op)
     if isinstance(op, Fused):
         return _code_of("Fused", node, op.body.inputs, op.body.outputs, context)
-    return _expanded(node, context) if op.name in EXPANDED else _single(node)
+    if op.name not in EXPANDED:
+        return _single(node)
+    types = [None if v is None else (v.dtype, v.rank == 0) for v in node.inputs]
+    return _expanded(op, tuple(types), tuple(context.used_outputs))
 
 
 def program_of(
@@ -102,11 +106,21 @@ def _single(node: Node) -> PointwiseCode | None:
     return term and instructions.code(node.op.name, [term])
 
 
-def _expanded(node: Node, context: KernelContext) -> PointwiseCode | None:
-    """Return the code of a composite operator. Its float16 and bfloat16 operands are expanded as float32."""
-    op = operator(node, Op)
-    operands = [None if v is None else Value(_widened(v.tensor)) for v in node.inputs]
+@lru_cache(maxsize=256)
+def _expanded(
+    op: Op, types: tuple[tuple[DType, bool] | None, ...], used_outputs: tuple[bool, ...]
+) -> PointwiseCode | None:
+    """Return the code of a composite operator. Its float16 and bfloat16 operands are expanded as float32.
+
+    A network has one such node per parameter, and most of them are alike.
+
+    types: The dtype of each operand, and whether it is a scalar. Other operands have the shape of the result.
+    """
+    given = [None if t is None else Value(TensorType(t[0], () if t[1] else (2,))) for t in types]
+    node = Node(op, given)
+    operands = [None if v is None else Value(_widened(v.tensor)) for v in given]
     results = op.expand(*operands)
+    context = KernelContext(used_outputs=used_outputs)
     return _code_of(op.name, node, operands, results if isinstance(results, tuple) else (results,), context)
 
 
