@@ -256,6 +256,7 @@ class _Variadic(Op):
     inputs = ("xs*",)
     types = {"xs": FLOATS}
     pointwise = True
+    symbolic_inference = True
     inplace = ((0, 0),)
     samples = (Sample((2, 3)), Sample((2, 3), (2, 3)), Sample((2, 3), (3,), (2, 1)))
     known: ClassVar[Callable[..., Dim] | None] = None

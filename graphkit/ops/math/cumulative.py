@@ -29,6 +29,7 @@ class Cumulative(Op):
     reverse: bool = False
     inputs = ("x", "axis")
     types = {"x": _ACCUMULATED, "axis": INDICES}
+    symbolic_inference = True
 
     def infer(self, x: TensorType, axis: TensorType) -> TensorType:
         if axis.shape is not None and any(d != 1 for d in axis.shape if dims.is_static(d)):

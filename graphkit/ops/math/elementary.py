@@ -138,6 +138,7 @@ class _Test(Op):
     inputs = ("x",)
     types = {"x": FLOATS | FLOAT8}
     pointwise = True
+    symbolic_inference = True
     samples = _test_samples
 
     def infer(self, x: TensorType) -> TensorType:

@@ -29,6 +29,7 @@ class _Comparison(Op):
     inputs = ("a", "b")
     types = {"a": NUMERIC, "b": "a"}
     pointwise = True
+    symbolic_inference = True
     samples: ClassVar[tuple[Sample, ...]] = _ORDERED
     # The rule for two known elements: 1, 0, or None where it depends on the names.
     known: ClassVar[Any]
@@ -157,6 +158,7 @@ class Not(Op):
     inputs = ("x",)
     types = {"x": BOOLS}
     pointwise = True
+    symbolic_inference = True
     inplace = ((0, 0),)
     onnx = Onnx("Not", since=1)
     samples = (Sample(np.array([[True], [False]])), Sample(np.array(True)), Sample(np.zeros((0, 2), bool)))
@@ -177,6 +179,7 @@ class _Bits(Op):
     inputs = ("a", "b")
     types = {"a": INTEGERS, "b": "a"}
     pointwise = True
+    symbolic_inference = True
     inplace = ((0, 0), (1, 0))
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(np.array([5, -3, 12, 0]), np.array([3, 6, -1, 9])),
@@ -228,6 +231,7 @@ class BitwiseNot(Op):
     inputs = ("x",)
     types = {"x": INTEGERS}
     pointwise = True
+    symbolic_inference = True
     inplace = ((0, 0),)
     onnx = Onnx("BitwiseNot", since=18)
     samples = (Sample(np.array([5, -3, 0])), Sample(np.array(200, np.uint8)), Sample(np.zeros((0, 2), np.int32)))

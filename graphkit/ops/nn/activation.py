@@ -395,6 +395,7 @@ class Clip(Op):
     inputs = ("x", "min?", "max?")
     pointwise = True
     types = {"x": NUMERIC, "min": "x", "max": "x"}
+    symbolic_inference = True
     onnx = Onnx("Clip", since=13)
     inplace = ((0, 0),)
     samples = (

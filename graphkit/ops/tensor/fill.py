@@ -73,6 +73,7 @@ class Range(Op):
     stash_type: int = 1
     inputs = ("start", "limit", "delta")
     types = {"start": FLOATS | {DType.INT16, DType.INT32, DType.INT64}, "limit": "start", "delta": "start"}
+    symbolic_inference = True
     onnx = Onnx("Range", since=27)
     samples = (
         Sample(np.int64(3), np.int64(9), np.int64(3)),

@@ -165,6 +165,7 @@ class GatherElements(Op):
     axis: int = 0
     inputs = ("x", "indices")
     types = {"x": ANY, "indices": INDICES}
+    symbolic_inference = True
     onnx = Onnx("GatherElements", since=13)
     samples = (
         Sample((3, 3), np.array([[1, 2, 0], [2, 0, -3]])),
@@ -223,6 +224,7 @@ class GatherND(Op):
     batch_dims: int = 0
     inputs = ("x", "indices")
     types = {"x": ANY, "indices": INT64}
+    symbolic_inference = True
     onnx = Onnx("GatherND", since=13)
     samples = (
         Sample((2, 2), np.array([[0, 0], [1, -1]])),

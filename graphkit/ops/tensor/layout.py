@@ -61,6 +61,7 @@ class Expand(Op):
 
     inputs = ("x", "shape")
     types = {"x": ANY, "shape": INT64}
+    symbolic_inference = True
     onnx = Onnx("Expand", since=13)
     samples = (
         Sample((3, 1), i64(3, 4)),
@@ -96,6 +97,7 @@ class Tile(Op):
 
     inputs = ("x", "repeats")
     types = {"x": ANY, "repeats": INT64}
+    symbolic_inference = True
     onnx = Onnx("Tile", since=13)
     samples = (
         Sample((2, 3), i64(2, 2)),

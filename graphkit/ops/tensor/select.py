@@ -138,6 +138,7 @@ class Trilu(Op):
     upper: bool = True
     inputs = ("x", "k?")
     types = {"x": NUMERIC | BOOLS | {DType.STRING}, "k": INT64}
+    symbolic_inference = True
     inplace = ((0, 0),)
     onnx = Onnx("Trilu", since=14)
     samples = (

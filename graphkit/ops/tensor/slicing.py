@@ -103,6 +103,7 @@ class Slice(Op):
 
     inputs = ("x", "starts", "ends", "axes?", "steps?")
     types = {"x": ANY, "starts": INDICES, "ends": "starts", "axes": "starts", "steps": "starts"}
+    symbolic_inference = True
     onnx = Onnx("Slice", since=13)
     samples = tuple(Sample(*operands) for operands in _SAMPLES)
 
@@ -127,8 +128,10 @@ class Slice(Op):
         axes: TensorType | None = None,
         steps: TensorType | None = None,
     ) -> TensorType:
-        counts = {n for n in map(length_of, (starts, ends, axes, steps)) if n is not None}
-        if len(counts) > 1:
+        operands = [t for t in (starts, ends, axes, steps) if t is not None]
+        counts = {n for n in map(length_of, operands) if n is not None}
+        lengths = [t.shape[0] for t in operands if t.shape is not None]
+        if len(counts) > 1 or not all(dims.may_equal(lengths[0], n) for n in lengths[1:]):
             raise TypeMismatch(f"starts, ends, axes, steps have different lengths: {sorted(counts)}")
         if x.shape is None:
             return TensorType(x.dtype, None)
