@@ -25,8 +25,8 @@ std::vector<Key>& second_makers() {
 // A kernel that says what it takes wrongly would read and write beyond its operands.
 void require_equal(const Kernel& kernel, const std::string& what, const TensorSpec& said, const TensorSpec& given) {
     if (said.shape != given.shape || said.type != given.type) {
-        throw NativeError(kernel.describe() + ": " + what + " '" + said.name + "' is " + to_string(said) +
-                          " in the kernel, but " + to_string(given) + " in the node");
+        throw NativeError(kernel.describe() + ": " + what + " is " + to_string(said) + " in the kernel, but " +
+                          to_string(given) + " in the node");
     }
 }
 

@@ -48,8 +48,8 @@ def test_what_a_kernel_declares_is_what_its_node_has() -> None:
     inputs = [(*X, None), (*TOKEN, None)]
     for outputs, message in (
         ([], "number of outputs: 1 in the kernel, 0 in the node"),
-        ([("y", (3, 3), "float32")], r"output 'y' is y f32\[2, 3\] in the kernel, but y f32\[3, 3\] in the node"),
-        ([("y", (2, 3), "float64")], r"output 'y' is y f32\[2, 3\] in the kernel, but y f64\[2, 3\] in the node"),
+        ([("y", (3, 3), "float32")], r"output is y f32\[2, 3\] in the kernel, but y f32\[3, 3\] in the node"),
+        ([("y", (2, 3), "float64")], r"output is y f32\[2, 3\] in the kernel, but y f64\[2, 3\] in the node"),
     ):
         with pytest.raises(native.Error, match=message):
             native.DescribedOperator(*GUARD, {}).make(inputs, outputs, 1)
