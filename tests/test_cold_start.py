@@ -131,3 +131,23 @@ def test_threads_may_load_and_run_their_first_models_at_once(tmp_path: Path) -> 
         assert len(done) == 6
     """
     in_new_process(code, *paths)
+
+
+def test_help_imports_neither_numpy_nor_mpi() -> None:
+    code = """
+        import contextlib
+        import io
+        import sys
+
+        from graphkit.cli import main
+
+        shown = io.StringIO()
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
+            main(["--help"])
+        assert "quickstart" in shown.getvalue()
+        print(*sys.modules)
+    """
+    modules = in_new_process(code).split()
+    assert {"numpy", "mpi4py", "onnx", "rich", "subprocess"}.isdisjoint(modules)
+    own = [name for name in modules if name.partition(".")[0] == "graphkit"]
+    assert len(own) <= 13, own

@@ -10,8 +10,6 @@ import bisect
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from graphkit.executor.memory.first_fit import FirstFit
-
 ALIGNMENT = 64
 
 # An arena within this factor of the lower bound is good enough: no further strategy is tried.
@@ -180,6 +178,8 @@ def _with_sharing(blocks: Sequence[_Block], bound: int, peak: int) -> list[int]:
         best, offsets = arena, [b.offset for b in blocks]
     if best <= CLOSE_ENOUGH * bound:
         return offsets
+    from graphkit.executor.memory.first_fit import FirstFit  # here, because few graphs need it
+
     spans = [(b.size, b.first, b.last) for b in blocks]
     found = FirstFit(spans, peak).search(round(CLOSE_ENOUGH * bound), best)
     return offsets if found is None else found
