@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 
 # The functions that the module `signal` wraps. Its wrappers spend microseconds on conversions to and from enums.
-from _signal import getsignal as _getsignal  # type: ignore[import-not-found]
+from _signal import SIGINT, SIGTERM  # type: ignore[import-not-found]
+from _signal import getsignal as _getsignal
 from _signal import signal as _set_handler
 from collections.abc import Callable
 from threading import get_ident
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
+_SIGNALS: tuple[int, ...] = (SIGINT, SIGTERM)
 
 # The main thread handles all signals. The following variables describe its state.
 _main = threading.main_thread().ident
