@@ -1,4 +1,4 @@
-"""What tests of every room share."""
+"""What all tests share."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - then numpy knows bfloat16 and the 8-bit floats by name
 import numpy as np
 import pytest
 

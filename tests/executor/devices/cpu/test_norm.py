@@ -7,13 +7,12 @@ import pytest
 from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
-from graphkit.ir.types import DType
 
 TOLERANCE = {"float32": 2e-5, "float64": 1e-11, "float16": 5e-3, "bfloat16": 4e-2}
 
 
 def draw(rng, shape, name, low=-1.0, high=2.0):
-    return np.asarray(rng.uniform(low, high, shape)).astype(DType(name).numpy)
+    return np.asarray(rng.uniform(low, high, shape)).astype(name)
 
 
 # --- layers ---------------------------------------------------------------------------------------
