@@ -155,6 +155,68 @@ def test_average_and_its_gradient(case, include_pad):
     np.testing.assert_allclose(dx, expected, rtol=1e-5, atol=1e-6)
 
 
+def special(shape, seed=6):
+    """Return normal numbers with some NaN, infinities and zeros of both signs."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape).astype(np.float32)
+    chosen = rng.random(shape)
+    for k, value in enumerate((np.nan, np.inf, -np.inf, 0.0, -0.0)):
+        x[(chosen > k / 50) & (chosen < (k + 1) / 50)] = value
+    return x
+
+
+# Planes that are copied in several parts, all ways to separate strides, rows that no window reads, large windows.
+ROWS = [
+    ((1, 2, 150, 131), dict(kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))),
+    ((2, 1, 70, 200), dict(kernel_shape=(9, 11), pads=(4, 5, 4, 5))),
+    ((1, 3, 33, 35), dict(kernel_shape=(5, 4), strides=(3, 3), dilations=(2, 2), pads=(1, 2, 3, 1), ceil_mode=True)),
+    ((1, 2, 40, 70), dict(kernel_shape=(3, 6), strides=(1, 4), pads=(0, 3, 0, 2))),
+    ((1, 2, 21, 90), dict(kernel_shape=(2, 7), strides=(4, 5), pads=(1, 3, 0, 3))),
+    ((1, 2, 21, 200), dict(kernel_shape=(2, 7), strides=(4, 6), pads=(1, 3, 0, 3))),
+    ((1, 2, 9, 301), dict(kernel_shape=(2, 9), strides=(1, 7), pads=(0, 5, 0, 5))),
+    ((1, 2, 9, 333), dict(kernel_shape=(2, 8), strides=(1, 8), pads=(0, 5, 0, 5))),
+    ((1, 2, 9, 299), dict(kernel_shape=(2, 8), strides=(1, 9), pads=(0, 5, 0, 5))),
+    ((2, 3, 19, 37), dict(kernel_shape=(1, 1), strides=(2, 2))),
+    ((1, 3, 20, 20), dict(kernel_shape=(13, 13), pads=(6, 6, 6, 6))),
+    ((3, 2, 7, 7), dict(kernel_shape=(7, 7))),
+    ((2, 2, 1030), dict(kernel_shape=(4,), strides=(4,))),
+    ((1, 1, 20000), dict(kernel_shape=(5,), strides=(2,), pads=(2, 2))),
+    ((1, 2, 12, 30, 34), dict(kernel_shape=(3, 3, 3), pads=(1, 1, 1, 1, 1, 1))),
+    ((1, 2, 9, 64, 70), dict(kernel_shape=(2, 5, 3), strides=(4, 2, 2), dilations=(1, 2, 1))),
+]
+ALL = [*CASES, *FAR, *ROWS]
+
+
+@in_one_item()
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_max_without_indices(case, isa):
+    shape, attrs = case
+    op = MaxPool(**attrs)
+    pooled, window = geometry(op, shape)
+    for x in (special(shape), np.random.default_rng(7).standard_normal(shape).astype(np.float32)):
+        expected, _ = op.reference(numpy_xp, x)
+        for threads in (1, 2):
+            y = np.full(pooled, 99, np.float32)
+            native.MaxPool(shape, pooled, window, False, threads)([x], [y, None])
+            np.testing.assert_array_equal(y, expected)
+
+
+@in_one_item()
+@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("include_pad", [False, True])
+def test_average_sums_in_row_major_order(case, include_pad, isa):
+    shape, attrs = case
+    op = AveragePool(**attrs, count_include_pad=include_pad)
+    pooled, window = geometry(op, shape)
+    for x in (special(shape), np.random.default_rng(7).standard_normal(shape).astype(np.float32)):
+        with np.errstate(invalid="ignore"):
+            expected = op.reference(numpy_xp, x)
+        for threads in (1, 2):
+            y = np.full(pooled, 99, np.float32)
+            native.AveragePool(shape, pooled, window, include_pad, threads)([x], [y])
+            np.testing.assert_array_equal(y, expected)
+
+
 def test_shapes_that_do_not_fit():
     window = native.PoolWindow([2, 2], [2, 2], [1, 1], [0, 0], [0, 0])
     with pytest.raises(native.Error, match="batch or channels differ"):

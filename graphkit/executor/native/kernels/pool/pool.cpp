@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/pool/padded.h"
 #include "runtime/bindings.h"
 #include "runtime/threads.h"
 
@@ -163,12 +164,17 @@ MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, in
     if (geometry_.input_size() > std::numeric_limits<std::int32_t>::max()) {
         throw Unsupported(describe() + ": planes of 2^31 elements and more");
     }
+    padded_ = PaddedPool::maximum(geometry_);
 }
 
 void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const auto* x = static_cast<const float*>(inputs[0]);
     auto* y = static_cast<float*>(outputs[0]);
     auto* indices = static_cast<std::int64_t*>(outputs[1]);
+    if (indices == nullptr && padded_ != nullptr) {
+        padded_->run(threads(), x, y);
+        return;
+    }
     const PoolGeometry& g = geometry_;
     parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
         std::vector<float> best(static_cast<std::size_t>(g.row()));
@@ -246,11 +252,16 @@ AveragePool::AveragePool(Dims x, Dims y, const PoolWindow& window, bool include_
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y}};
     geometry_ = pool_geometry(*this, x, y, window);
+    padded_ = PaddedPool::mean(geometry_, include_pad);
 }
 
 void AveragePool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const auto* x = static_cast<const float*>(inputs[0]);
     auto* y = static_cast<float*>(outputs[0]);
+    if (padded_ != nullptr) {
+        padded_->run(threads(), x, y);
+        return;
+    }
     const PoolGeometry& g = geometry_;
     parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t plane = begin; plane < end; ++plane) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 
 #include "runtime/kernel.h"
 
@@ -55,6 +56,8 @@ struct PoolGeometry {
     }
 };
 
+class PaddedPool;
+
 // Checks the shapes, [N, C, spatial], too.
 PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, const PoolWindow& window);
 
@@ -72,6 +75,7 @@ class MaxPool final : public Kernel {
   private:
     PoolGeometry geometry_;
     bool column_major_;
+    std::shared_ptr<const PaddedPool> padded_;  // computes maxima without indices, if it can
 };
 
 // dx[index] += dy over all windows; indices as MaxPool writes them, row-major. Throws NativeError for an index that
@@ -93,6 +97,7 @@ class AveragePool final : public Kernel {
   private:
     PoolGeometry geometry_;
     bool include_pad_;
+    std::shared_ptr<const PaddedPool> padded_;  // computes the means, if it can
 };
 
 // y = (sum of |x|^p)^(1/p) over each window; the padding adds nothing.
