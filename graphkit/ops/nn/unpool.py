@@ -36,6 +36,7 @@ class MaxUnpool(Op):
     types = {"x": FLOATS, "indices": INT64, "output_shape": INT64}
     onnx = Onnx("MaxUnpool", since=22)
     composite = True
+    checks_values = True
     samples = (
         Sample((1, 2, 2, 2), _PLACES, kernel_shape=(2, 2), strides=(2, 2)),
         Sample((1, 2, 2, 2), _PLACES, i64(1, 2, 5, 6), kernel_shape=(2, 2), strides=(2, 2)),

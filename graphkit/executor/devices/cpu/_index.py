@@ -71,6 +71,7 @@ MODULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "MatMulInteger"): ("quant",),
     ("", "Max"): ("pointwise",),
     ("", "MaxPool"): ("pool",),
+    ("", "MaxUnpool"): ("pool",),
     ("", "Mean"): ("pointwise",),
     ("", "Min"): ("pointwise",),
     ("", "Mish"): ("pointwise",),

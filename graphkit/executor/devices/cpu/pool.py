@@ -48,6 +48,18 @@ def _max_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
     return native.MaxPoolGrad(shape(node.inputs[0]), shape(node.output), context.threads)
 
 
+def _has_no_larger_shape(node: Node) -> bool:
+    return len(node.inputs) < 3 or node.inputs[2] is None
+
+
+@kernel("MaxUnpool", covers=_has_no_larger_shape)
+def _max_unpool(node: Node, context: KernelContext) -> Kernel | None:
+    if not _has_no_larger_shape(node):
+        return None
+    x = node.operands[0]
+    return native.MaxUnpool(shape(x), shape(node.output), x.dtype.value, context.threads)
+
+
 @kernel("AveragePool")
 def _average_pool(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, AveragePool)

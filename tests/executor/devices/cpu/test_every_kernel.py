@@ -344,6 +344,7 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
     **{f"{cell}Recurrence{part}": _not_float32 for cell in ("RNN", "GRU", "LSTM") for part in _AND_GRADIENT},
     "MaxPool": _lacks(*(FLOATS - {DType.FLOAT32}), DType.INT8, DType.UINT8),
     "MaxPoolGrad": _not_float32,
+    "MaxUnpool": lambda node: len(node.operands) > 2,  # expanded
     **dict.fromkeys(("MatMulInteger", "QLinearMatMul"), _has_other_parameters),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _is_other_quantisation),
     **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedConv"), _not_of_library),

@@ -7,7 +7,7 @@ from kernel_runs import value_of
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.registry import make_kernel
+from graphkit.executor.devices.registry import make_kernel, runs_whole
 from graphkit.ir.graph import Node
 from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastAveragePoolGrad,
@@ -15,6 +15,7 @@ from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastMaxPoolIndices,
 )
 from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, MaxPoolGrad
+from graphkit.ops.nn.unpool import MaxUnpool
 from graphkit.ops.xp import numpy_xp
 
 
@@ -293,6 +294,48 @@ def test_gradient_of_averages_with_channels_last(case, include_pad, isa):
     native.ChannelsLastAveragePoolGrad(pooled, shape, window, include_pad, 2)([dy], [dx])
     expected = op.reference(numpy_xp, dy.astype(np.float64), dx)
     np.testing.assert_allclose(dx, expected, atol=1e-5)
+
+
+@in_one_item()
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_unpool(dtype, across, threads):
+    """Elements go to their positions, in their own plane or another one; NaN and infinities keep their bits."""
+    rng = np.random.default_rng(8)
+    shape, spatial = (3, 5, 6, 7), (12, 14)
+    planes, size = 15, 12 * 14
+    x = special(shape).astype(dtype)
+    if across:
+        indices = rng.permutation(planes * size)[: x.size].reshape(shape)
+    else:
+        own = np.stack([rng.permutation(size)[:42] + plane * size for plane in range(planes)])
+        indices = own.reshape(shape)
+    expected = np.zeros(planes * size, dtype)
+    expected[indices.reshape(-1)] = x.reshape(-1)
+    y = np.full((3, 5, *spatial), 7, dtype)
+    native.MaxUnpool(shape, y.shape, np.dtype(dtype).name, threads)([x, indices], [y])
+    np.testing.assert_array_equal(y.view(f"u{y.itemsize}").reshape(-1), expected.view(f"u{y.itemsize}"))
+
+
+@in_one_item()
+@pytest.mark.parametrize("bad", [-1, 16, 10**12])
+def test_unpool_refuses_indices_outside_the_result(bad):
+    x, y = np.ones((1, 2, 1, 2), np.float32), np.empty((1, 2, 2, 4), np.float32)
+    indices = np.array([3, 1, bad, 9]).reshape(x.shape)
+    with pytest.raises(native.Error, match=rf"index {bad} \(element 2 of the indices\) is outside the result"):
+        native.MaxUnpool(x.shape, y.shape, "float32")([x, indices], [y])
+    with pytest.raises(native.Error, match="batch or channels differ"):
+        native.MaxUnpool(x.shape, (2, 1, 2, 4), "float32")
+
+
+def test_unpool_without_larger_shape_is_one_step():
+    x, indices = np.ones((1, 1, 2, 2), np.float32), np.array([[[[0, 3], [9, 15]]]])
+    node = Node(MaxUnpool(kernel_shape=(2, 2), strides=(2, 2)), [value_of(x), value_of(indices)])
+    assert runs_whole("cpu", node)
+    larger = np.array([1, 1, 5, 5])
+    node = Node(MaxUnpool(kernel_shape=(2, 2), strides=(2, 2)), [value_of(v) for v in (x, indices, larger)])
+    assert not runs_whole("cpu", node)
 
 
 @in_one_item()
