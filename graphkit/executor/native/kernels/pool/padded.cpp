@@ -57,15 +57,16 @@ PaddedPool::PaddedPool(const PoolGeometry& geometry, bool mean, bool include_pad
             kernel_[axis] = std::max(kernel_[axis], span.count());
         }
     }
-    read_ = read_positions(0, 0, static_cast<std::int64_t>(reaches_[0].size()));
-    if (kernel_[1] * layout_.taps > kMostTaps) {
+    if (mean && kernel_[1] * layout_.taps > kMostTaps) {
         return;
     }
     lay_out_offsets();
     if (mean) {
         add_divisors(geometry, include_pad);
+        divide_means();
+    } else {
+        divide_maxima();
     }
-    divide_into_parts();
 }
 
 // Element i of a row is number i / stride of phase i % stride. Window w reads at w + shift of a phase, for each tap.
@@ -107,20 +108,15 @@ bool PaddedPool::lay_out_rows(const PoolGeometry& g) {
     layout_.phase_count = static_cast<std::int64_t>(phases_.size());
     layout_.phases = phases_.data();
     layout_.columns = g.row();
-    layout_.row_step = dilation_[1] * layout_.row;
     layout_.taps = static_cast<std::int64_t>(shifts_.size());
     return true;
 }
 
-// If windows have many elements, maxima over columns that windows share cost less.
+// Maxima read one padded row, means all rows of the kernel.
 void PaddedPool::lay_out_offsets() {
-    const auto all = static_cast<double>(kernel_[0] * kernel_[1]);
-    const auto taps = static_cast<double>(layout_.taps);
-    const auto columns = static_cast<double>(rounded_up(layout_.columns, functions_.lanes));
-    merges_rows_ = !mean_ && all * taps * columns > 2 * (all * static_cast<double>(layout_.row) + taps * columns);
-    for (std::int64_t row = 0; row < (merges_rows_ ? 1 : kernel_[1]); ++row) {
+    for (std::int64_t row = 0; row < (mean_ ? kernel_[1] : 1); ++row) {
         for (const std::int64_t shift : shifts_) {
-            offsets_.push_back(row * layout_.row_step + shift);
+            offsets_.push_back(row * dilation_[1] * layout_.row + shift);
         }
     }
     layout_.offsets = offsets_.data();
@@ -145,10 +141,9 @@ void PaddedPool::add_divisors(const PoolGeometry& g, bool include_pad) {
     }
 }
 
-std::vector<bool> PaddedPool::read_positions(int axis, std::int64_t first, std::int64_t last) const {
+std::vector<bool> PaddedPool::read_positions(int axis) const {
     std::vector<bool> read(static_cast<std::size_t>(input_[axis]));
-    for (std::int64_t i = first; i < last; ++i) {
-        const Reach& reach = reaches_[axis][static_cast<std::size_t>(i)];
+    for (const Reach& reach : reaches_[axis]) {
         for (std::int64_t k = 0; k < reach.count; ++k) {
             read[static_cast<std::size_t>(reach.height + k * dilation_[axis])] = true;
         }
@@ -190,7 +185,24 @@ std::int64_t PaddedPool::last_fitting(int axis, std::int64_t others, std::int64_
     return last;
 }
 
-void PaddedPool::divide_into_parts() {
+// Maxima need a padded row for each row of windows.
+void PaddedPool::divide_maxima() {
+    const auto rows = static_cast<std::int64_t>(reaches_[1].size());
+    const std::int64_t fitting = std::clamp<std::int64_t>(kCopied / layout_.row, 1, rows);
+    for (std::int64_t depth = 0; depth < static_cast<std::int64_t>(reaches_[0].size()); ++depth) {
+        for (std::int64_t row = 0; row < rows; row += fitting) {
+            Part part{};
+            part.first_depth = depth;
+            part.last_depth = depth + 1;
+            part.first_row = row;
+            part.last_row = std::min(rows, row + fitting);
+            parts_.push_back(part);
+        }
+    }
+    copied_ = fitting * layout_.row;
+}
+
+void PaddedPool::divide_means() {
     const auto depths = static_cast<std::int64_t>(reaches_[0].size());
     const auto rows = static_cast<std::int64_t>(reaches_[1].size());
     for (std::int64_t depth = 0; depth < depths;) {
@@ -207,7 +219,8 @@ void PaddedPool::divide_into_parts() {
         }
         ++depth;
     }
-    const std::vector<bool> read = read_positions(1, 0, rows);
+    read_ = read_positions(0);
+    const std::vector<bool> read = read_positions(1);
     for (Part& part : parts_) {
         part.first_run = static_cast<std::int64_t>(runs_.size());
         for (std::int64_t row = part.input_row; row < part.input_row + part.input_rows; ++row) {
@@ -223,61 +236,62 @@ void PaddedPool::divide_into_parts() {
     }
 }
 
-bool PaddedPool::copy(const Part& part, const float* plane, float* padded) const {
-    const float fill = mean_ ? 0.0F : kLowest;
-    bool nan = false;
+void PaddedPool::copy(const Part& part, const float* plane, float* padded) const {
     for (std::int64_t depth = part.input_depth; depth < part.input_depth + part.input_depths; ++depth) {
         if (!read_[static_cast<std::size_t>(depth)]) {
             continue;
         }
         const float* from = plane + depth * input_[1] * input_[2];
-        float* to = padded + ((depth - part.input_depth) * part.input_rows - part.input_row) * layout_.row;
+        float* to = padded + (depth - part.input_depth) * part.input_rows * layout_.row;
         for (std::int64_t i = part.first_run; i < part.last_run; ++i) {
             const Run& run = runs_[static_cast<std::size_t>(i)];
-            nan |= functions_.copy(layout_, from + run.row * input_[2], run.count, fill, to + run.row * layout_.row);
+            functions_.copy(layout_, from + run.row * input_[2], run.count,
+                            to + (run.row - part.input_row) * layout_.row);
         }
     }
-    return nan;
 }
 
 void PaddedPool::run_part(const Part& part, const float* plane, float* y, float* padded) const {
     const auto rows = static_cast<std::int64_t>(reaches_[1].size());
-    const bool nan = copy(part, plane, padded);
-    const auto compute = mean_ ? functions_.mean : nan ? functions_.maximum : functions_.maximum_of_numbers;
-    const std::int64_t depth_size = part.input_rows * layout_.row;
+    if (mean_) {
+        copy(part, plane, padded);
+    }
+    const std::int64_t depth_size = mean_ ? part.input_rows * layout_.row : input_[1] * input_[2];
+    const float* const first = mean_ ? padded - part.input_depth * depth_size : plane;
     for (std::int64_t depth = part.first_depth; depth < part.last_depth; ++depth) {
         const Reach& reach = reaches_[0][static_cast<std::size_t>(depth)];
         const std::int64_t at = depth * rows + part.first_row;
         PaddedWindows windows{};
-        windows.rows = reach.count > 0 ? padded + (reach.height - part.input_depth) * depth_size : padded;
+        windows.rows = reach.count > 0 ? first + reach.height * depth_size : padded;
         windows.first_height = part.input_row;
         windows.heights = reaches_[1].data() + part.first_row;
         windows.count = part.last_row - part.first_row;
+        windows.row_step = dilation_[1] * input_[2];
         windows.depths = reach.count;
         windows.depth_step = dilation_[0] * depth_size;
+        windows.padded = padded;
         windows.divisor_rows = mean_ ? divisor_rows_.data() + at : nullptr;
         windows.divisors = divisors_.data();
-        windows.merged = merges_rows_ ? padded + copied_ : nullptr;
-        compute(layout_, windows, y + at * layout_.columns);
+        (mean_ ? functions_.mean : functions_.maximum)(layout_, windows, y + at * layout_.columns);
     }
 }
 
 void PaddedPool::run(int threads, const float* x, float* y) const {
     const auto parts = static_cast<std::int64_t>(parts_.size());
+    const std::int64_t size = input_[0] * input_[1] * input_[2];
     const double work =
-        static_cast<double>(output_size_) * static_cast<double>(kernel_[0] * kernel_[1] * layout_.taps) +
-        static_cast<double>(input_[0] * input_[1] * input_[2]);
+        static_cast<double>(output_size_) * static_cast<double>(kernel_[0] * kernel_[1] * (mean_ ? layout_.taps : 1)) +
+        static_cast<double>(size);
     const double cost = 20 + 0.05 * work / static_cast<double>(parts);
     parallel_calls(threads, planes_ * parts, cost, [&](std::int64_t begin, std::int64_t end) {
-        const auto space = static_cast<std::size_t>(copied_ + (merges_rows_ ? layout_.row : 0)) * sizeof(float);
+        const auto space = static_cast<std::size_t>(copied_) * sizeof(float);
         std::vector<float> memory((space + kAlignment) / sizeof(float), mean_ ? 0.0F : kLowest);
         void* start = memory.data();
         std::size_t left = memory.size() * sizeof(float);
         auto* padded = static_cast<float*>(std::align(kAlignment, space, start, left));
         for (std::int64_t i = begin; i < end; ++i) {
             const std::int64_t plane = i / parts;
-            run_part(parts_[static_cast<std::size_t>(i % parts)], x + plane * input_[0] * input_[1] * input_[2],
-                     y + plane * output_size_, padded);
+            run_part(parts_[static_cast<std::size_t>(i % parts)], x + plane * size, y + plane * output_size_, padded);
         }
     });
 }

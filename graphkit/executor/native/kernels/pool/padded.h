@@ -23,11 +23,11 @@ class PaddedPool {
     void run(int threads, const float* x, float* y) const;
 
   private:
-    // The windows that one copy serves: depths and rows first to last - 1, and the part of the input that they read.
+    // Depths and rows of windows, first to last - 1; for means also what they read of the input.
     struct Part {
         std::int64_t first_depth, last_depth, first_row, last_row;
         std::int64_t input_depth, input_depths, input_row, input_rows;
-        std::int64_t first_run, last_run;  // the rows that are copied
+        std::int64_t first_run, last_run;  // the rows of it that are copied
     };
 
     // Neighbouring rows of the input.
@@ -43,17 +43,17 @@ class PaddedPool {
     bool lay_out_rows(const PoolGeometry& g);
     void lay_out_offsets();
     void add_divisors(const PoolGeometry& g, bool include_pad);
-    void divide_into_parts();
-    std::vector<bool> read_positions(int axis, std::int64_t first, std::int64_t last) const;
+    void divide_maxima();
+    void divide_means();
+    std::vector<bool> read_positions(int axis) const;
     Part part_of(std::int64_t first_depth, std::int64_t last_depth, std::int64_t first_row,
                  std::int64_t last_row) const;
     std::int64_t last_fitting(int axis, std::int64_t others, std::int64_t first) const;
-    bool copy(const Part& part, const float* plane, float* padded) const;
+    void copy(const Part& part, const float* plane, float* padded) const;
     void run_part(const Part& part, const float* plane, float* y, float* padded) const;
 
     const PaddedPoolFunctions& functions_;
     bool mean_;
-    bool merges_rows_ = false;
     std::int64_t planes_;
     std::int64_t input_[3];
     std::int64_t dilation_[3];
@@ -69,7 +69,7 @@ class PaddedPool {
     std::vector<float> divisors_;
     std::vector<std::int64_t> divisor_rows_;
     std::vector<Part> parts_;
-    std::int64_t copied_ = 0;  // elements of the largest copy
+    std::int64_t copied_ = 0;  // elements of the padded rows of a part, at most
 };
 
 }  // namespace graphkit

@@ -70,76 +70,88 @@ inline Floats load_up_to(const float* from, std::int64_t count, float fill) {
     return count >= kStep ? load(from) : count > 0 ? load_part(from, count, fill) : splat(fill);
 }
 
-using LaneBits = decltype(Floats{} != Floats{});
+// Rows of the input that become one padded row: `count` rows at each of `depths` depths.
+struct Source {
+    const float* x;
+    std::int64_t count;
+    std::int64_t row_step;
+    std::int64_t depths;
+    std::int64_t depth_step;
+};
 
-inline bool any_of(LaneBits lanes) {
-    std::int32_t any = 0;
-    for (std::int64_t i = 0; i < kStep; ++i) {
-        any |= lanes[i];
-    }
-    return any != 0;
-}
-
-// Stride vectors from x[from] on, or as much of them as the row has, to the phases.
-template <int Stride, bool Whole>
-inline void copy_vectors(const float* x, std::int64_t from, std::int64_t width, float fill, float* const* to,
-                         LaneBits& nan) {
+// Stride vectors from element `at` of the rows on, combined element by element, to the phases. `Whole`: the rows have
+// all of these elements.
+template <int Stride, bool Whole, typename Combine>
+inline void merge_vectors(const Source& source, std::int64_t at, std::int64_t width, float start, Combine combine,
+                          float* const* to) {
     Floats v[Stride];
+    for (auto& vector : v) {
+        vector = splat(start);
+    }
+    for (std::int64_t depth = 0; depth < source.depths; ++depth) {
+        const float* x = source.x + depth * source.depth_step;
+        for (std::int64_t row = 0; row < source.count; ++row, x += source.row_step) {
 #pragma GCC unroll 8
-    for (int i = 0; i < Stride; ++i) {
-        const std::int64_t at = from + i * kStep;
-        v[i] = Whole ? load(x + at) : load_up_to(at < width ? x + at : x, width - at, fill);
-        nan |= v[i] != v[i];
+            for (int i = 0; i < Stride; ++i) {
+                const std::int64_t from = at + i * kStep;
+                v[i] = combine(v[i],
+                               Whole ? load(x + from) : load_up_to(from < width ? x + from : x, width - from, start));
+            }
+        }
     }
     separate<Stride>(v, std::make_integer_sequence<int, Stride>());
 #pragma GCC unroll 8
     for (int i = 0; i < Stride; ++i) {
         if (to[i] != nullptr) {
-            store(to[i] + from / Stride, v[i]);
+            store(to[i] + at / Stride, v[i]);
         }
     }
 }
 
-template <int Stride>
-bool copy_rows_of(const PaddedLayout& layout, const float* x, std::int64_t rows, float fill, float* padded) {
+template <int Stride, typename SourceOf, typename Combine>
+inline void merge_rows_by(const PaddedLayout& layout, std::int64_t count, SourceOf source_of, float start,
+                          Combine combine, float* padded) {
     float* to[Stride] = {};
     for (std::int64_t i = 0; i < layout.phase_count; ++i) {
         to[layout.phases[i].phase] = padded + layout.phases[i].offset;
     }
-    LaneBits nan{};
-    for (std::int64_t row = 0; row < rows; ++row, x += layout.width) {
+    for (std::int64_t row = 0; row < count; ++row) {
+        const Source source = source_of(row);
         std::int64_t at = 0;
         for (; at + Stride * kStep <= layout.width; at += Stride * kStep) {
-            copy_vectors<Stride, true>(x, at, layout.width, fill, to, nan);
+            merge_vectors<Stride, true>(source, at, layout.width, start, combine, to);
         }
         if (at < layout.width) {
-            copy_vectors<Stride, false>(x, at, layout.width, fill, to, nan);
+            merge_vectors<Stride, false>(source, at, layout.width, start, combine, to);
         }
-        for (auto& phase : to) {
-            phase = phase == nullptr ? nullptr : phase + layout.row;
+#pragma GCC unroll 8
+        for (int i = 0; i < Stride; ++i) {
+            to[i] = to[i] == nullptr ? nullptr : to[i] + layout.row;
         }
     }
-    return any_of(nan);
 }
 
-bool copy_rows(const PaddedLayout& layout, const float* x, std::int64_t rows, float fill, float* padded) {
+// `count` padded rows; source_of(row) says what becomes each of them.
+template <typename SourceOf, typename Combine>
+inline void merge_rows(const PaddedLayout& layout, std::int64_t count, SourceOf source_of, float start, Combine combine,
+                       float* padded) {
     switch (layout.stride) {
         case 1:
-            return copy_rows_of<1>(layout, x, rows, fill, padded);
+            return merge_rows_by<1>(layout, count, source_of, start, combine, padded);
         case 2:
-            return copy_rows_of<2>(layout, x, rows, fill, padded);
+            return merge_rows_by<2>(layout, count, source_of, start, combine, padded);
         case 3:
-            return copy_rows_of<3>(layout, x, rows, fill, padded);
+            return merge_rows_by<3>(layout, count, source_of, start, combine, padded);
         case 4:
-            return copy_rows_of<4>(layout, x, rows, fill, padded);
+            return merge_rows_by<4>(layout, count, source_of, start, combine, padded);
         case 5:
-            return copy_rows_of<5>(layout, x, rows, fill, padded);
+            return merge_rows_by<5>(layout, count, source_of, start, combine, padded);
         case 6:
-            return copy_rows_of<6>(layout, x, rows, fill, padded);
+            return merge_rows_by<6>(layout, count, source_of, start, combine, padded);
         case 7:
-            return copy_rows_of<7>(layout, x, rows, fill, padded);
+            return merge_rows_by<7>(layout, count, source_of, start, combine, padded);
         default:
-            return copy_rows_of<kPaddedStride>(layout, x, rows, fill, padded);
+            return merge_rows_by<kPaddedStride>(layout, count, source_of, start, combine, padded);
     }
 }
 
@@ -187,70 +199,48 @@ inline void pool_row(const float* from, const TapList& taps, std::int64_t column
     }
 }
 
-inline const float* rows_of(const PaddedLayout& layout, const PaddedWindows& windows, std::int64_t row) {
-    return windows.rows + (windows.heights[row].height - windows.first_height) * layout.row;
-}
-
-inline TapList taps_of(const PaddedLayout& layout, const PaddedWindows& windows, std::int64_t row) {
-    return {layout.offsets, windows.heights[row].count * layout.taps, windows.depths, windows.depth_step};
-}
-
-// The rows of one window combined into windows.merged, element by element.
-template <typename Combine>
-inline void merge_rows(const PaddedLayout& layout, const PaddedWindows& windows, std::int64_t count, const float* from,
-                       float start, Combine combine) {
-    for (std::int64_t at = 0; at < layout.row; at += kStep) {
-        Floats sum = splat(start);
-        for (std::int64_t depth = 0; depth < windows.depths; ++depth) {
-            const float* row = from + depth * windows.depth_step + at;
-            for (std::int64_t i = 0; i < count; ++i) {
-                sum = combine(sum, load(row + i * layout.row_step));
-            }
-        }
-        store(windows.merged + at, sum);
-    }
-}
-
-template <typename Combine>
-inline void pool_maximum(const PaddedLayout& layout, const PaddedWindows& windows, float* y, Combine combine) {
-    constexpr float kLowest = -std::numeric_limits<float>::infinity();
-    const auto keep = [](Floats v, std::int64_t) { return v; };
-    for (std::int64_t i = 0; i < windows.count; ++i, y += layout.columns) {
-        const float* from = rows_of(layout, windows, i);
-        if (windows.merged != nullptr) {
-            merge_rows(layout, windows, windows.heights[i].count, from, kLowest, combine);
-            const TapList taps{layout.offsets, layout.taps, 1, 0};
-            pool_row(windows.merged, taps, layout.columns, kLowest, y, combine, keep);
-            continue;
-        }
-        pool_row(from, taps_of(layout, windows, i), layout.columns, kLowest, y, combine, keep);
-    }
-}
-
 // NaN wins over numbers, the first of equal numbers over those that follow.
-void pool_maximum_of_any(const PaddedLayout& layout, const PaddedWindows& windows, float* y) {
-    pool_maximum(layout, windows, y, [](Floats a, Floats b) { return b != b ? b : max_of<float>(a, b); });
+inline Floats larger(Floats a, Floats b) {
+    return b != b ? b : max_of<float>(a, b);
 }
 
-void pool_maximum_of_numbers(const PaddedLayout& layout, const PaddedWindows& windows, float* y) {
-    pool_maximum(layout, windows, y, [](Floats a, Floats b) { return max_of<float>(a, b); });
+// Each row of windows becomes one padded row of maxima, then windows take the maxima along it.
+void pool_maximum(const PaddedLayout& layout, const PaddedWindows& windows, float* y) {
+    constexpr float kLowest = -std::numeric_limits<float>::infinity();
+    const auto combine = [](Floats a, Floats b) { return larger(a, b); };
+    const auto source_of = [&](std::int64_t row) {
+        const PaddedHeights& height = windows.heights[row];
+        const float* x = windows.rows + (height.count > 0 ? height.height * layout.width : 0);
+        return Source{x, height.count, windows.row_step, windows.depths, windows.depth_step};
+    };
+    merge_rows(layout, windows.count, source_of, kLowest, combine, windows.padded);
+    const TapList taps{layout.offsets, layout.taps, 1, 0};
+    for (std::int64_t i = 0; i < windows.count; ++i, y += layout.columns) {
+        pool_row(windows.padded + i * layout.row, taps, layout.columns, kLowest, y, combine,
+                 [](Floats v, std::int64_t) { return v; });
+    }
+}
+
+void copy_rows(const PaddedLayout& layout, const float* x, std::int64_t rows, float* padded) {
+    const auto source_of = [&](std::int64_t row) { return Source{x + row * layout.width, 1, 0, 1, 0}; };
+    merge_rows(layout, rows, source_of, 0.0F, [](Floats a, Floats b) { return a + b; }, padded);
 }
 
 void pool_mean(const PaddedLayout& layout, const PaddedWindows& windows, float* y) {
     const std::int64_t length = (layout.columns + kStep - 1) / kStep * kStep;
     for (std::int64_t i = 0; i < windows.count; ++i, y += layout.columns) {
+        const PaddedHeights& height = windows.heights[i];
+        const TapList taps{layout.offsets, height.count * layout.taps, windows.depths, windows.depth_step};
         const float* divisors = windows.divisors + windows.divisor_rows[i] * length;
         pool_row(
-            rows_of(layout, windows, i), taps_of(layout, windows, i), layout.columns, 0.0F, y,
-            [](Floats a, Floats b) { return a + b; },
+            windows.rows + (height.count > 0 ? height.height - windows.first_height : 0) * layout.row, taps,
+            layout.columns, 0.0F, y, [](Floats a, Floats b) { return a + b; },
             [divisors](Floats sum, std::int64_t column) { return sum / load(divisors + column); });
     }
 }
 
 }  // namespace
 
-GRAPHKIT_ISA_DEFINE(PaddedPoolFunctions, padded_pool_functions) = {
-    kStep, copy_rows, pool_maximum_of_any, pool_maximum_of_numbers, pool_mean,
-};
+GRAPHKIT_ISA_DEFINE(PaddedPoolFunctions, padded_pool_functions) = {kStep, pool_maximum, copy_rows, pool_mean};
 
 }  // namespace graphkit

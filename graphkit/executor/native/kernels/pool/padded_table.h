@@ -25,9 +25,8 @@ struct PaddedLayout {
     std::int64_t phase_count;
     const PaddedPhase* phases;  // those that a window reads
     std::int64_t columns;       // windows of a row
-    std::int64_t row_step;      // elements between the rows that a window reads
     std::int64_t taps;          // elements that a window reads of a row
-    // Where the first window of a row reads, from the first of its rows on: `taps` numbers for each of its rows.
+    // Where the first window of a row reads, from the first of its padded rows on: `taps` numbers for each of these.
     const std::int64_t* offsets;
 };
 
@@ -39,23 +38,24 @@ struct PaddedHeights {
 
 // Rows of windows at one depth: `count` rows of y, which is written as a whole.
 struct PaddedWindows {
-    const float* rows;             // the padded copy at the first depth that they read
-    std::int64_t first_height;     // of the copy
+    const float* rows;  // at the first depth that they read: of the input for maxima, of its copy for means
+    std::int64_t first_height;  // of the copy
     const PaddedHeights* heights;  // of each row of windows
-    std::int64_t count;            // rows of windows
-    std::int64_t depths;           // that they read
-    std::int64_t depth_step;       // elements between these
+    std::int64_t count;  // rows of windows
+    std::int64_t row_step;  // elements between the rows that a window reads
+    std::int64_t depths;  // that they read
+    std::int64_t depth_step;  // elements between these
+    float* padded;  // for maxima: working memory of `count` padded rows, whose padding is -infinity
     const std::int64_t* divisor_rows;  // for means: which row of divisors belongs to each row of windows
-    const float* divisors;             // rows of `columns` elements, rounded up to whole vectors
-    float* merged;                     // working memory of `row` elements if columns are merged first, or null
+    const float* divisors;  // rows of `columns` elements, rounded up to whole vectors
 };
 
 struct PaddedPoolFunctions {
     std::int64_t lanes;  // of a vector
-    // Copies `rows` rows; the last vector of each phase is filled up with `fill`. Returns whether an element is NaN.
-    bool (*copy)(const PaddedLayout& layout, const float* x, std::int64_t rows, float fill, float* padded);
     void (*maximum)(const PaddedLayout& layout, const PaddedWindows& windows, float* y);
-    void (*maximum_of_numbers)(const PaddedLayout& layout, const PaddedWindows& windows, float* y);  // without NaN
+    // Copies `rows` neighbouring rows into padded ones, for means. Behind the elements of a phase, up to a whole number
+    // of vectors, it writes zeros.
+    void (*copy)(const PaddedLayout& layout, const float* x, std::int64_t rows, float* padded);
     void (*mean)(const PaddedLayout& layout, const PaddedWindows& windows, float* y);
 };
 
