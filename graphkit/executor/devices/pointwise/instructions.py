@@ -153,7 +153,8 @@ class Instructions:
     def code(self, name: str, outputs: Sequence[Term | None]) -> PointwiseCode:
         """Return the code that computes `outputs`; None for unused outputs."""
         first = len(self._inputs)
-        results = [t.number for t in outputs if t is not None]
+        stored = [None if t is None else self._unrounded(t) for t in outputs]
+        results = [n for n in stored if n is not None]
         if len(self._code) > 1:
             self._join_products(results)
         renumbered = self._without_unread(results)
@@ -168,9 +169,24 @@ class Instructions:
                     if renumbered(first + index) >= 0
                 ]
             ),
-            outputs=tuple([(-1, "bool") if t is None else (renumbered(t.number), t.dtype.value) for t in outputs]),
+            outputs=tuple(
+                [
+                    (-1, "bool") if t is None or n is None else (renumbered(n), t.dtype.value)
+                    for t, n in zip(outputs, stored, strict=True)
+                ]
+            ),
             divisions=", ".join(self._divisions),
         )
+
+    def _unrounded(self, output: Term) -> int:
+        """Return the number of the value to write: if it is only rounded to the output's type, the value before that.
+
+        The kernel rounds when it writes.
+        """
+        index = output.number - len(self._inputs)
+        if index >= 0 and self._code[index][0] == f"round_{output.dtype.value}":
+            return self._code[index][1][0]
+        return output.number
 
     def _join_products(self, results: Sequence[int]) -> None:
         """Fuse a product with the addition or subtraction that reads it, if no other instruction reads the product."""

@@ -165,6 +165,8 @@ def _pow(code: Instructions, op: Op, a: Term, b: Term) -> Term | None:
 
 @_rule("Clip")
 def _clip(code: Instructions, op: Op, x: Term, low: Term | None = None, high: Term | None = None) -> Term:
+    if low is not None and high is not None:
+        return code.emit("clip", x, low, high)
     x = x if low is None else code.emit("maximum", x, low)
     return x if high is None else code.emit("minimum", x, high)
 
@@ -228,18 +230,14 @@ def _softsign(code: Instructions, op: Op, x: Term) -> Term:
     return code.emit("div", x, code.emit("add", code.emit("abs", x), 1.0))
 
 
-def _limited(code: Instructions, x: Term, slope: float, offset: float) -> Term:
-    return code.emit("minimum", code.emit("maximum", code.emit("mul_add", x, slope, offset), 0.0), 1.0)
-
-
 @_rule("HardSigmoid")
 def _hard_sigmoid(code: Instructions, op: HardSigmoid, x: Term) -> Term:
-    return _limited(code, x, op.alpha, op.beta)
+    return code.emit("unit_line", x, op.alpha, op.beta)
 
 
 @_rule("HardSwish")
 def _hard_swish(code: Instructions, op: Op, x: Term) -> Term:
-    return code.emit("mul", x, _limited(code, x, 1.0 / 6.0, 0.5))
+    return code.emit("mul", x, code.emit("unit_line", x, 1.0 / 6.0, 0.5))
 
 
 @_rule("Gelu")
@@ -254,10 +252,7 @@ def _swish(code: Instructions, op: Swish, x: Term) -> Term:
 
 @_rule("ThresholdedRelu")
 def _thresholded_relu(code: Instructions, op: ThresholdedRelu, x: Term) -> Term:
-    alpha = code.constant(op.alpha, x.dtype)
-    return code.emit(
-        "select", code.emit("less", alpha, x, dtype=DType.BOOL), x, code.constant(0, x.dtype), dtype=x.dtype
-    )
+    return code.emit("threshold", x, op.alpha)
 
 
 @_rule("Shrink")

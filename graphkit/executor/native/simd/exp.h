@@ -42,7 +42,8 @@ struct ExpConstants<double> {
 };
 
 // exp of numbers in [kLow, kHigh] and NaN: exp(x) = 2^n * exp(r), where n is the integer next to x / ln(2).
-template <typename T>
+// `Halved`: exp(x) / 2, which may be finite where exp(x) is not.
+template <typename T, bool Halved = false>
 inline Vector<T> exp_inside(Vector<T> x) {
     using C = ExpConstants<T>;
     const Vector<T> shifted = x * C::kLog2e + C::kRound;
@@ -56,15 +57,16 @@ inline Vector<T> exp_inside(Vector<T> x) {
     }
     p = (p * r + T{1}) * r + T{1};
 #if defined(__AVX512F__)
+    const Vector<T> exponent = Halved ? n - T{1} : n;
     if constexpr (sizeof(T) == 4) {
-        return bit_cast<Vector<T>>(_mm512_scalef_ps(bit_cast<__m512>(p), bit_cast<__m512>(n)));
+        return bit_cast<Vector<T>>(_mm512_scalef_ps(bit_cast<__m512>(p), bit_cast<__m512>(exponent)));
     } else {
-        return bit_cast<Vector<T>>(_mm512_scalef_pd(bit_cast<__m512d>(p), bit_cast<__m512d>(n)));
+        return bit_cast<Vector<T>>(_mm512_scalef_pd(bit_cast<__m512d>(p), bit_cast<__m512d>(exponent)));
     }
 #else
     using Bits = typename BitsOf<T>::type;
     // 2^n in two factors: it may be subnormal or too large alone.
-    const Vector<Bits> integer = bit_cast<Vector<Bits>>(shifted) - bit_cast<Bits>(C::kRound);
+    const Vector<Bits> integer = bit_cast<Vector<Bits>>(shifted) - (bit_cast<Bits>(C::kRound) + Bits{Halved});
     const Vector<Bits> half = integer >> 1;
     const auto power = [](Vector<Bits> k) { return bit_cast<Vector<T>>((k + C::kBias) << C::kMantissa); };
     return p * power(half) * power(integer - half);

@@ -86,6 +86,17 @@ inline Vector<T> round_down(Vector<T> x) {
     return with_sign<T>(near > x ? near - T{1} : near, x);
 }
 
+// Of x >= 0.
+inline Vector<double> round_towards_zero(Vector<double> x) {
+#if defined(__AVX512F__)
+    return bit_cast<Vector<double>>(_mm512_roundscale_pd(bit_cast<__m512d>(x), _MM_FROUND_TO_ZERO));
+#elif defined(__AVX2__)
+    return bit_cast<Vector<double>>(_mm256_round_pd(bit_cast<__m256d>(x), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
+#else
+    return round_down<double>(x);
+#endif
+}
+
 template <typename T>
 inline Vector<T> round_up(Vector<T> x) {
     const Vector<T> near = round_even<T>(x);
@@ -274,33 +285,76 @@ inline HalfFloats narrow(Vector<double> x) {
     return __builtin_convertvector(x, HalfFloats);
 }
 
-// sin(x + quarters * pi / 2) of floats, rounded from a double: at most 1 ulp off for all x. Beyond 2^20 the C library
-// computes them.
-inline Vector<double> sine(Vector<double> x, std::int64_t quarters) {
-    constexpr double kLargest = 0x1p20;
+// The argument of a sine or cosine is n pi / 2 + r for |r| <= pi / 4.
+struct QuarterTurns {
+    Vector<std::int64_t> turns;  // n in its low bits
+    Vector<double> sine;         // of r
+    Vector<double> cosine;
+};
+
+// Of |x| <= 2^20.
+inline QuarterTurns quarter_turns(Vector<double> x) {
     constexpr double kTwoOverPi = 0x1.45f306dc9c883p-1;
-    constexpr double kHalfPiHigh = 0x1.921fb544p+0;  // 33 bits, so that its multiples are exact
-    constexpr double kHalfPiLow = 0x1.0b4611a626331p-34;
+    constexpr double kHigh = 0x1.921fb544p+0;  // 33 bits of pi / 2, so that its multiples are exact
+    constexpr double kLow = 0x1.0b4611a626331p-34;
     constexpr double kSine[] = {-1.0 / 39916800, 1.0 / 362880, -1.0 / 5040, 1.0 / 120, -1.0 / 6};
     constexpr double kCosine[] = {1.0 / 479001600, -1.0 / 3628800, 1.0 / 40320, -1.0 / 720, 1.0 / 24, -0.5};
-    const Vector<std::int64_t> large = magnitude<double>(x) > kLargest;
+    const Vector<double> shifted = x * kTwoOverPi + ExpConstants<double>::kRound;
+    const Vector<double> n = shifted - ExpConstants<double>::kRound;
+    const Vector<double> r = (x - n * kHigh) - n * kLow;
+    const Vector<double> z = r * r;
+    return {bit_cast<Vector<std::int64_t>>(shifted), x == 0.0 ? x : polynomial(z, kSine) * z * r + r,
+            polynomial(z, kCosine) * z + 1.0};
+}
+
+// `result`, but `function` of each x beyond 2^20.
+template <typename Function>
+inline Vector<double> unless_large(Vector<double> x, Vector<double> result, Function function) {
+    const Vector<std::int64_t> large = magnitude<double>(x) > 0x1p20;
     std::int64_t any_large = 0;
     for (int i = 0; i < static_cast<int>(kLanes<double>); ++i) {
         any_large |= large[i];
     }
-    const Vector<double> shifted = x * kTwoOverPi + ExpConstants<double>::kRound;
-    const Vector<double> n = shifted - ExpConstants<double>::kRound;
-    const Vector<double> r = (x - n * kHalfPiHigh) - n * kHalfPiLow;
-    const Vector<std::int64_t> quadrant = bit_cast<Vector<std::int64_t>>(shifted) + quarters;
-    const Vector<double> z = r * r;
-    const Vector<double> s = x == 0.0 ? x : polynomial(z, kSine) * z * r + r;
-    const Vector<double> c = polynomial(z, kCosine) * z + 1.0;
+    return any_large == 0 ? result : (large ? each_lane<double>(x, function) : result);
+}
+
+// sin(x + quarters * pi / 2) of floats, rounded from a double: at most 1 ulp off for all x. Beyond 2^20 the C library
+// computes them.
+inline Vector<double> sine(Vector<double> x, std::int64_t quarters) {
+    const auto [turns, s, c] = quarter_turns(x);
+    const Vector<std::int64_t> quadrant = turns + quarters;
     const Vector<double> y = (quadrant & 1) != 0 ? c : s;
     const auto result = bit_cast<Vector<double>>(bit_cast<Vector<std::int64_t>>(y) ^ ((quadrant & 2) << 62));
-    if (any_large == 0) {
-        return result;
+    return unless_large(x, result, [&](double v) { return quarters == 0 ? std::sin(v) : std::cos(v); });
+}
+
+// tan of floats, as sine is.
+inline Vector<double> tangent(Vector<double> x) {
+    const auto [turns, s, c] = quarter_turns(x);
+    const Vector<std::int64_t> odd = (turns & 1) != 0;
+    const Vector<double> result = (odd ? -c : s) / (odd ? s : c);
+    return unless_large(x, result, [](double v) { return std::tan(v); });
+}
+
+// The remainder of a / b of floats, exactly; it has a's sign. The quotient in double is never rounded up to an integer
+// below 2^29, because it differs from an integer by more than 2^-24. Larger ones are left to the C library.
+inline Vector<double> remainder(Vector<double> a, Vector<double> b) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    const Vector<double> size = magnitude<double>(a);
+    const Vector<double> divisor = magnitude<double>(b);
+    const Vector<double> quotient = size / divisor;
+    Vector<double> rest = size < divisor ? size : size - round_towards_zero(quotient) * divisor;
+    const Vector<std::int64_t> large = (quotient >= 0x1p29) & (quotient < kInfinity);
+    std::int64_t any_large = 0;
+    for (int i = 0; i < static_cast<int>(kLanes<double>); ++i) {
+        any_large |= large[i];
     }
-    return large ? each_lane<double>(x, [&](double v) { return quarters == 0 ? std::sin(v) : std::cos(v); }) : result;
+    if (any_large != 0) {
+        for (int i = 0; i < static_cast<int>(kLanes<double>); ++i) {
+            rest[i] = large[i] != 0 ? std::fmod(size[i], divisor[i]) : rest[i];
+        }
+    }
+    return with_sign<double>(rest, a);
 }
 
 // a ** b of floats, as exp(b log|a|) in double: at most 1 ulp off. Special cases as C's pow has them.

@@ -89,6 +89,20 @@ FLOAT_BOUNDS = [
     ("gelu_tanh", gelu_tanh, (-1, 40), 4),
     ("gelu_tanh", gelu_tanh, (-5, -1), 48),  # the exponential magnifies the rounding of its argument
     ("sqrt", np.sqrt, (0, 3.4e38), 0.5),
+    ("atan", np.arctan, (-3, 3), 2),
+    ("atan", np.arctan, (-3.4e38, 3.4e38), 2),
+    ("asin", np.arcsin, (-1, 1), 2),
+    ("acos", np.arccos, (-1, 1), 2),
+    ("sinh", np.sinh, (-90, 90), 2),
+    ("sinh", np.sinh, (-2, 2), 2),
+    ("cosh", np.cosh, (-90, 90), 2),
+    ("tan", np.tan, (-100, 100), 1),
+    ("tan", np.tan, (-3e7, 3e7), 1),
+    ("asinh", np.arcsinh, (-3, 3), 1),
+    ("asinh", np.arcsinh, (-3.4e38, 3.4e38), 1),
+    ("acosh", np.arccosh, (1, 3), 1),
+    ("acosh", np.arccosh, (1, 3.4e38), 1),
+    ("atanh", np.arctanh, (-1, 1), 1),
 ]
 
 
@@ -101,6 +115,49 @@ def test_float_functions(opcode, exact, limits, bound, every_isa):
     with np.errstate(all="ignore"):
         expected = exact(x.astype(np.float64))
     assert ulps(apply(opcode, x), expected) <= bound
+
+
+ALL_FLOATS = {
+    "atan": np.arctan, "asin": np.arcsin, "acos": np.arccos, "sinh": np.sinh, "cosh": np.cosh, "tan": np.tan,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opcode", ALL_FLOATS)
+def test_functions_of_all_exponents(opcode, every_isa):
+    """The bits of the operands are evenly spaced: subnormal numbers, infinities and NaN are among them."""
+    bits = np.concatenate([np.arange(0, 1 << 32, 65521), np.array([0x7F800000, 0xFF800000, 0x7FC00000, 1 << 31])])
+    x = bits.astype(np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        expected = ALL_FLOATS[opcode](x.astype(np.float64))
+    got = apply(opcode, x)
+    assert ulps(got, expected) <= 2
+    numbers = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(expected[numbers]))
+
+
+def remainder_operands():
+    """Operands with quotients of all sizes: below 1, integers and their neighbours, and far above 2^29."""
+    rng = np.random.default_rng(3)
+    bits = rng.integers(0, 1 << 32, (2, 40_000), np.uint32).view(np.float32)
+    b = rng.standard_normal(60_000).astype(np.float32)
+    near = b * rng.integers(1, 1 << 29, b.size).astype(np.float32)
+    near = np.nextafter(near, rng.choice(np.array([-np.inf, 0, np.inf], np.float32), b.size))
+    special = np.array([0, -0.0, 1, -1, 3, 1e-45, -1e-45, 3.4e38, np.inf, -np.inf, np.nan], np.float32)
+    pairs = np.array(np.meshgrid(special, special)).reshape(2, -1)
+    return np.concatenate([bits, [near, b], pairs, [b, -b]], axis=1, dtype=np.float32)
+
+
+@in_one_item()
+@pytest.mark.parametrize(("opcode", "exact"), [("fmod", np.fmod), ("mod", np.mod)])
+def test_float_remainders_are_exact(opcode, exact, every_isa):
+    a, b = remainder_operands()
+    with np.errstate(all="ignore"):
+        expected = exact(a, b)
+    got = apply(opcode, a, b)
+    np.testing.assert_array_equal(got, expected)
+    numbers = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(expected[numbers]))
 
 
 def test_float_powers(isa):
@@ -146,6 +203,7 @@ DOUBLE_BOUNDS = [
     ("sigmoid", exact_sigmoid, (-740, 740), 3),
     ("sin", np.sin, (-1e5, 1e5), 1),
     ("cos", np.cos, (-1e5, 1e5), 1),
+    ("cosh", np.cosh, (-711, 711), 2),
 ]
 
 

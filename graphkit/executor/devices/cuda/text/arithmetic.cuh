@@ -53,6 +53,10 @@ template <typename T>
 GK_INLINE T gk_maximum(T a, T b) {
     return a > b || a != a ? a : b;
 }
+template <typename T>
+GK_INLINE T gk_clip(T a, T b, T c) {
+    return gk_minimum(gk_maximum(a, b), c);
+}
 
 template <typename T>
 GK_INLINE T gk_neg(T a) {
@@ -76,6 +80,10 @@ GK_INLINE T gk_sign(T a) {
 template <typename T>
 GK_INLINE T gk_prelu(T a, T b) {
     return a >= (T)0 ? a : gk_mul(a, b);
+}
+template <typename T>
+GK_INLINE T gk_threshold(T a, T b) {
+    return a > b ? a : (T)0;
 }
 
 // If the count is negative, or at least the number of bits, a shift to the left gives 0. A shift to the right gives 0,
@@ -223,6 +231,10 @@ GK_INLINE T gk_sigmoid(T a) {
 template <typename T>
 GK_INLINE T gk_swish(T a, T b) {
     return a * gk_sigmoid(a * b);
+}
+template <typename T>
+GK_INLINE T gk_unit_line(T a, T b, T c) {
+    return gk_minimum(gk_maximum(gk_mul_add(a, b, c), (T)0), (T)1);
 }
 template <typename T>
 GK_INLINE T gk_softplus(T a) {

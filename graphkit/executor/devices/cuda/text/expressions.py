@@ -32,13 +32,15 @@ _COMPARISONS = {"equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=
 _BITS = {"bit_and": "&", "bit_or": "|", "bit_xor": "^"}
 _OF_NUMBERS = {
     "add", "sub", "mul", "mul_add", "mul_sub", "nmul_add", "minimum", "maximum", "neg", "abs", "sign", "prelu",
+    "clip",
 }  # fmt: skip
 _OF_INTEGERS = {"shift_left", "shift_right"}
 # These may divide integers by zero. For integers, they get a pointer to the fault.
 _DIVIDING = {"div", "mod", "fmod", "pow"}
 _OF_FLOATS = {
     "floor", "ceil", "round", "sqrt", "exp", "expm1", "log", "tanh", "sigmoid", "erf", "gelu", "gelu_tanh", "softplus",
-    "mish", "swish", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+    "mish", "swish", "threshold", "unit_line",
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
 }  # fmt: skip
 
 

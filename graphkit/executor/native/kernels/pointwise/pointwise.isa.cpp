@@ -60,6 +60,14 @@ void ternary(std::byte* y, const BlockOperand* x, std::int64_t count) {
     const std::int64_t mask_a = x[0].mask;
     const std::int64_t mask_b = x[1].mask;
     const std::int64_t mask_c = x[2].mask;
+    if ((mask_b | mask_c) == 0) {
+        const Vector<T> second = load(b);
+        const Vector<T> third = load(c);
+        for (std::int64_t i = 0; i < count; i += kLanes<T>) {
+            store(data<T>(y) + i, F::template apply<T>(load(a + (i & mask_a)), second, third));
+        }
+        return;
+    }
     for (std::int64_t i = 0; i < count; i += kLanes<T>) {
         store(data<T>(y) + i,
               F::template apply<T>(load(a + (i & mask_a)), load(b + (i & mask_b)), load(c + (i & mask_c))));
@@ -333,6 +341,7 @@ struct TableBuilder {
         at<T>(Opcode::abs) = &unary<functions::Abs, T>;
         at<T>(Opcode::sign) = &unary<functions::Sign, T>;
         at<T>(Opcode::prelu) = &binary<functions::PRelu, T>;
+        at<T>(Opcode::clip) = &ternary<functions::Clip, T>;
         at<T>(Opcode::fmod) = &binary_scalar<functions::TruncatedRemainder, T>;
         at<T>(Opcode::mod) = &binary_scalar<functions::FlooredRemainder, T>;
         at<T>(Opcode::mul_add) = &ternary<functions::MulAdd, U>;
@@ -369,16 +378,10 @@ struct TableBuilder {
         at<T>(Opcode::softplus) = &unary<functions::Softplus, T>;
         at<T>(Opcode::gelu_tanh) = &unary<functions::GeluTanh, T>;
         at<T>(Opcode::mish) = &unary<functions::Mish, T>;
+        at<T>(Opcode::threshold) = &binary<functions::Threshold, T>;
+        at<T>(Opcode::unit_line) = &ternary<functions::UnitLine, T>;
         at<T>(Opcode::swish) = &binary<functions::Swish, T>;
-        at<T>(Opcode::tan) = &unary_scalar<functions::Tan, T>;
-        at<T>(Opcode::asin) = &unary_scalar<functions::Asin, T>;
-        at<T>(Opcode::acos) = &unary_scalar<functions::Acos, T>;
-        at<T>(Opcode::atan) = &unary_scalar<functions::Atan, T>;
-        at<T>(Opcode::sinh) = &unary_scalar<functions::Sinh, T>;
-        at<T>(Opcode::cosh) = &unary_scalar<functions::Cosh, T>;
-        at<T>(Opcode::asinh) = &unary_scalar<functions::Asinh, T>;
-        at<T>(Opcode::acosh) = &unary_scalar<functions::Acosh, T>;
-        at<T>(Opcode::atanh) = &unary_scalar<functions::Atanh, T>;
+        at<T>(Opcode::cosh) = &unary<functions::Cosh, T>;
     }
 
     template <typename From, typename... To>
@@ -413,13 +416,34 @@ struct TableBuilder {
         at<float>(Opcode::gelu) = &unary<functions::Gelu, float>;
         at<float>(Opcode::sin) = &unary_wide<functions::Sine<0>>;
         at<float>(Opcode::cos) = &unary_wide<functions::Sine<1>>;
+        at<float>(Opcode::fmod) = &binary_wide<functions::FloatRemainder>;
+        at<float>(Opcode::mod) = &binary_wide<functions::FloatFlooredRemainder>;
         at<float>(Opcode::pow) = &binary_wide<functions::FloatPower>;
+        at<float>(Opcode::tan) = &unary_wide<functions::Tan>;
+        at<float>(Opcode::asin) = &unary<functions::Asin, float>;
+        at<float>(Opcode::acos) = &unary<functions::Acos, float>;
+        at<float>(Opcode::atan) = &unary<functions::Atan, float>;
+        at<float>(Opcode::sinh) = &unary<functions::Sinh, float>;
+        at<float>(Opcode::asinh) = &unary_wide<functions::Asinh>;
+        at<float>(Opcode::acosh) = &unary_wide<functions::Acosh>;
+        at<float>(Opcode::atanh) = &unary_wide<functions::Atanh>;
         at<float>(Opcode::round_float16) = &round_halves<Float16>;
         at<float>(Opcode::round_bfloat16) = &round_halves<BFloat16>;
+    }
+
+    constexpr void double_only() {
         at<double>(Opcode::erf) = &unary_scalar<functions::DoubleErf, double>;
         at<double>(Opcode::gelu) = &unary_scalar<functions::DoubleGelu, double>;
         at<double>(Opcode::sin) = &unary_scalar<functions::DoubleSin, double>;
         at<double>(Opcode::cos) = &unary_scalar<functions::DoubleCos, double>;
+        at<double>(Opcode::tan) = &unary_scalar<functions::DoubleTan, double>;
+        at<double>(Opcode::asin) = &unary_scalar<functions::DoubleAsin, double>;
+        at<double>(Opcode::acos) = &unary_scalar<functions::DoubleAcos, double>;
+        at<double>(Opcode::atan) = &unary_scalar<functions::DoubleAtan, double>;
+        at<double>(Opcode::sinh) = &unary_scalar<functions::DoubleSinh, double>;
+        at<double>(Opcode::asinh) = &unary_scalar<functions::DoubleAsinh, double>;
+        at<double>(Opcode::acosh) = &unary_scalar<functions::DoubleAcosh, double>;
+        at<double>(Opcode::atanh) = &unary_scalar<functions::DoubleAtanh, double>;
         at<double>(Opcode::pow) = &binary_scalar<functions::DoublePower, double>;
     }
 };
@@ -438,6 +462,7 @@ constexpr PointwiseTable make_pointwise_table() {
     builder.integers<std::uint64_t>();
     builder.booleans();
     builder.float_only();
+    builder.double_only();
     builder.casts<float, double, std::int8_t, std::int16_t, std::int32_t, std::int64_t, std::uint8_t, std::uint16_t,
                   std::uint32_t, std::uint64_t>();
     builder.table.stream = &stream_lines;

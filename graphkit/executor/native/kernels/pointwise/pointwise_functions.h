@@ -8,6 +8,7 @@
 #include "kernels/pointwise/pointwise_table.h"
 #include "simd/half_convert.h"
 #include "simd/math.h"
+#include "simd/trigonometric.h"
 
 namespace graphkit {
 namespace {
@@ -35,6 +36,25 @@ template <>
 struct UnsignedBitsOf<double> {
     using type = std::uint64_t;
 };
+
+// NaN wins, as in Smallest and Largest, with fewer instructions for floats.
+template <typename T>
+inline Vector<T> smaller(Vector<T> a, Vector<T> b) {
+    if constexpr (std::is_floating_point_v<T>) {
+        return b != b ? b : min_of<T>(a, b);
+    } else {
+        return Smallest::combine(a, b);
+    }
+}
+
+template <typename T>
+inline Vector<T> larger(Vector<T> a, Vector<T> b) {
+    if constexpr (std::is_floating_point_v<T>) {
+        return b != b ? b : max_of<T>(a, b);
+    } else {
+        return Largest::combine(a, b);
+    }
+}
 
 namespace functions {
 
@@ -86,8 +106,11 @@ GRAPHKIT_TERNARY(NegMulAdd, c - a * b)
 GRAPHKIT_BINARY(BitAnd, a& b)
 GRAPHKIT_BINARY(BitOr, a | b)
 GRAPHKIT_BINARY(BitXor, a ^ b)
-GRAPHKIT_BINARY(Minimum, Smallest::combine(a, b))
-GRAPHKIT_BINARY(Maximum, Largest::combine(a, b))
+GRAPHKIT_BINARY(Minimum, smaller<T>(a, b))
+GRAPHKIT_BINARY(Maximum, larger<T>(a, b))
+GRAPHKIT_BINARY(Threshold, a > b ? a : Vector<T>{})
+GRAPHKIT_TERNARY(Clip, smaller<T>(larger<T>(a, b), c))
+GRAPHKIT_TERNARY(UnitLine, at_most<T>(at_least<T>(a* b + c, T{0}), T{1}))
 GRAPHKIT_BINARY(Swish, a* sigmoid<T>(a* b))
 GRAPHKIT_COMPARISON(Equal, a == b)
 GRAPHKIT_COMPARISON(NotEqual, a != b)
@@ -108,15 +131,19 @@ GRAPHKIT_UNARY(Mish, mish<T>(a))
 GRAPHKIT_UNARY(Erf, erf(a))
 GRAPHKIT_UNARY(Gelu, gelu(a))
 GRAPHKIT_UNARY(GeluTanh, gelu_tanh<T>(a))
-GRAPHKIT_LIBRARY(Tan, std::tan(a))
-GRAPHKIT_LIBRARY(Asin, std::asin(a))
-GRAPHKIT_LIBRARY(Acos, std::acos(a))
-GRAPHKIT_LIBRARY(Atan, std::atan(a))
-GRAPHKIT_LIBRARY(Sinh, std::sinh(a))
-GRAPHKIT_LIBRARY(Cosh, std::cosh(a))
-GRAPHKIT_LIBRARY(Asinh, std::asinh(a))
-GRAPHKIT_LIBRARY(Acosh, std::acosh(a))
-GRAPHKIT_LIBRARY(Atanh, std::atanh(a))
+GRAPHKIT_UNARY(Asin, arc_sine(a))
+GRAPHKIT_UNARY(Acos, arc_cosine(a))
+GRAPHKIT_UNARY(Atan, arc_tangent(a))
+GRAPHKIT_UNARY(Sinh, hyperbolic_sine(a))
+GRAPHKIT_UNARY(Cosh, hyperbolic_cosine<T>(a))
+GRAPHKIT_LIBRARY(DoubleTan, std::tan(a))
+GRAPHKIT_LIBRARY(DoubleAsin, std::asin(a))
+GRAPHKIT_LIBRARY(DoubleAcos, std::acos(a))
+GRAPHKIT_LIBRARY(DoubleAtan, std::atan(a))
+GRAPHKIT_LIBRARY(DoubleSinh, std::sinh(a))
+GRAPHKIT_LIBRARY(DoubleAsinh, std::asinh(a))
+GRAPHKIT_LIBRARY(DoubleAcosh, std::acosh(a))
+GRAPHKIT_LIBRARY(DoubleAtanh, std::atanh(a))
 GRAPHKIT_LIBRARY(DoubleErf, std::erf(a))
 GRAPHKIT_LIBRARY(DoubleGelu, 0.5 * a * std::erfc(a * -0x1.6a09e667f3bcdp-1))
 GRAPHKIT_LIBRARY(DoubleSin, std::sin(a))
@@ -260,6 +287,30 @@ struct IntegerPower {
 
 struct DoublePower {
     static inline double apply(double a, double b) { return std::pow(a, b); }
+};
+
+// Functions of float, which are computed in double.
+#define GRAPHKIT_WIDE(Name, expression)                                             \
+    struct Name {                                                                   \
+        static inline Vector<double> apply(Vector<double> a) { return expression; } \
+    };
+
+GRAPHKIT_WIDE(Tan, tangent(a))
+GRAPHKIT_WIDE(Asinh, inverse_hyperbolic_sine(a))
+GRAPHKIT_WIDE(Acosh, inverse_hyperbolic_cosine(a))
+GRAPHKIT_WIDE(Atanh, inverse_hyperbolic_tangent(a))
+
+#undef GRAPHKIT_WIDE
+
+struct FloatRemainder {
+    static inline Vector<double> apply(Vector<double> a, Vector<double> b) { return remainder(a, b); }
+};
+
+struct FloatFlooredRemainder {
+    static inline Vector<double> apply(Vector<double> a, Vector<double> b) {
+        const Vector<double> rest = remainder(a, b);
+        return rest == 0.0 ? with_sign<double>(rest, b) : ((rest < 0.0) != (b < 0.0) ? rest + b : rest);
+    }
 };
 
 struct FloatPower {

@@ -32,9 +32,12 @@ namespace graphkit {
     X(softplus, 1, 0.5) X(mish, 1, 0.3)                                                                     \
     X(swish, 2, 0.25)    /* a sigmoid(a b) */                                                               \
     X(prelu, 2, 0.04)    /* a where a >= 0, else a b */                                                     \
+    X(threshold, 2, 0.03) /* a where a > b, else 0 */                                                       \
+    X(clip, 3, 0.04) /* between b and c; NaN wins */                                                        \
+    X(unit_line, 3, 0.04) /* a b + c between 0 and 1 */                                                     \
     X(pow, 2, 1.5) X(sin, 1, 0.6) X(cos, 1, 0.6)                                                            \
-    X(tan, 1, 10.0) X(asin, 1, 10.0) X(acos, 1, 10.0) X(atan, 1, 10.0)                                      \
-    X(sinh, 1, 10.0) X(cosh, 1, 10.0) X(asinh, 1, 10.0) X(acosh, 1, 10.0) X(atanh, 1, 10.0)                 \
+    X(tan, 1, 1.0) X(asin, 1, 0.2) X(acos, 1, 0.2) X(atan, 1, 0.2)                                           \
+    X(sinh, 1, 0.25) X(cosh, 1, 0.2) X(asinh, 1, 1.0) X(acosh, 1, 1.0) X(atanh, 1, 1.0)                      \
     X(round_float16, 1, 0.1) X(round_bfloat16, 1, 0.1) /* a float as that type would hold it */
 // clang-format on
 
