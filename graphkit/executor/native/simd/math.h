@@ -230,12 +230,22 @@ struct Square {
 };
 
 inline Square exact_square(Vector<float> y) {
+#if defined(__AVX512F__)
+    const auto v = bit_cast<__m512>(y);
+    const __m512 high = _mm512_mul_ps(v, v);
+    return {bit_cast<Vector<float>>(high), bit_cast<Vector<float>>(_mm512_fmsub_ps(v, v, high))};
+#elif defined(__FMA__)
+    const auto v = bit_cast<__m256>(y);
+    const __m256 high = _mm256_mul_ps(v, v);
+    return {bit_cast<Vector<float>>(high), bit_cast<Vector<float>>(_mm256_fmsub_ps(v, v, high))};
+#else
     // The upper 12 bits of the mantissa have an exact square (Dekker 1971).
     const auto upper = bit_cast<Vector<float>>(bit_cast<Vector<std::int32_t>>(y) & ~0xfff);
     const Vector<float> lower = y - upper;
     Vector<float> high = y * y;
     asm("" : "+m"(high));  // rounded here, not contracted into the differences below
     return {high, ((upper * upper - high) + upper * lower * 2.0F) + lower * lower};
+#endif
 }
 
 // exp(y^2) erfc(y) for y >= 0: a minimax polynomial in t = 1 / (1 + 0.4 y), good for y <= 10.2.

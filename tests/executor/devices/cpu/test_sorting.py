@@ -47,6 +47,21 @@ def test_extreme_positions(shape, axis, largest, last, name, isa):
 
 
 @in_one_item()
+@pytest.mark.parametrize(("shape", "axis"), [*SHAPES, ((3, 0, 2), 1), ((0, 4), 1)], ids=str)
+@pytest.mark.parametrize("name", FLOATS)
+def test_hardmax(shape, axis, name, isa):
+    rng = np.random.default_rng([*name.encode(), *shape])
+    op = registry.get("", "Hardmax")(axis=axis)
+    for _ in range(4):
+        x = with_ties(rng, shape, name)
+        wanted = op.reference(numpy_xp, x.astype(np.float32)).astype(x.dtype)
+        for threads in (1, 3):
+            y = np.full(shape, 77, x.dtype)
+            native.Hardmax(shape, axis, name, threads)([x], [y])
+            np.testing.assert_array_equal(y, wanted)
+
+
+@in_one_item()
 @pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("name", NUMERIC)

@@ -41,8 +41,18 @@ class LinearRecurrence final : public Kernel {
     bool reverse_;
 };
 
-// Columns that one pass along the axis sums side by side.
-constexpr std::int64_t kColumns = 64;
+// Columns that one pass along the axis sums side by side: at most kColumns, and fewer if threads were without work.
+constexpr std::int64_t kColumns = 1024;
+constexpr std::int64_t kFewestColumns = 64;
+
+std::int64_t columns_of(const AroundAxis& around, int threads) {
+    std::int64_t columns = kColumns;
+    while (threads > 1 && columns > kFewestColumns &&
+           around.outer * (around.inner / columns) < 2 * std::int64_t{threads}) {
+        columns /= 2;
+    }
+    return columns;
+}
 
 // The type that totals are kept in, and conversions to and from it. Integers have no sign: they wrap around.
 template <typename T>
@@ -143,13 +153,14 @@ void for_each_line(int threads, const AroundAxis& around, Rows&& rows, Columns&&
         });
         return;
     }
-    const std::int64_t blocks = (inner + kColumns - 1) / kColumns;
-    const double cost = static_cast<double>(size * std::min(kColumns, inner)) * 0.3;
+    const std::int64_t most = columns_of(around, threads);
+    const std::int64_t blocks = (inner + most - 1) / most;
+    const double cost = static_cast<double>(size * std::min(most, inner)) * 0.3;
     parallel_calls(threads, outer * blocks, cost,
                    [&, size = size, inner = inner](std::int64_t begin, std::int64_t end) {
                        for (std::int64_t item = begin; item < end; ++item) {
-                           const std::int64_t column = item % blocks * kColumns;
-                           columns(item / blocks * size * inner + column, std::min(kColumns, inner - column));
+                           const std::int64_t column = item % blocks * most;
+                           columns(item / blocks * size * inner + column, std::min(most, inner - column));
                        }
                    });
 }

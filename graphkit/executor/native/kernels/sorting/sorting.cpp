@@ -1,5 +1,6 @@
-// Positions of extreme elements along an axis, and the k largest or smallest elements.
+// Positions of extreme elements along an axis, Hardmax, and the k largest or smallest elements.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "kernels/sorting/sorting_table.h"
@@ -36,12 +37,26 @@ class ArgExtreme : public Kernel {
   private:
     template <typename T>
     void run_as(const T* x, std::int64_t* y) const;
-    template <typename T>
-    void run_halves(const T* x, std::int64_t* y, std::int16_t* ranks) const;
 
     ElementType type_;
     AxisGeometry geometry_;
     bool largest_, last_;
+};
+
+// 1 at the first maximum along an axis, 0 elsewhere, in the type of x; NaN is a maximum.
+class Hardmax : public Kernel {
+  public:
+    Hardmax(const Dims& x, std::int64_t axis, const std::string& type, int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    template <typename T, typename Y>
+    void run_as(const T* x, Y* y, Y one) const;
+
+    ElementType type_;
+    AxisGeometry geometry_;
 };
 
 // The k first elements along an axis in descending (`largest`) or ascending order, and their positions; equal elements
@@ -125,44 +140,66 @@ ArgExtreme::ArgExtreme(const Dims& x, std::int64_t axis, const Dims& y, const st
     }
 }
 
+namespace {
+
+// Memory for the ranks of half floats.
+std::size_t rank_bytes(const TensorSpec& x) {
+    return is_half(x.type) ? static_cast<std::size_t>(count(x.shape)) * sizeof(std::int16_t) : 0;
+}
+
+// Half floats as integers of the same order.
+template <typename T>
+const std::int16_t* ranks_of(const T* x, std::int64_t size, bool largest, int threads, std::byte* scratch) {
+    auto* ranks = reinterpret_cast<std::int16_t*>(scratch);
+    parallel_for(
+        threads, size, 0.1,
+        [&](std::int64_t begin, std::int64_t end) {
+            sorting_table().rank(x + begin, end - begin, largest, ranks + begin);
+        },
+        64);
+    return ranks;
+}
+
+// Calls rows(first, last) if the axis is the last one, or else columns(outer, column, width) for tiles of neighbours.
+template <typename Rows, typename Columns>
+void for_each_tile(const AxisGeometry& g, int threads, Rows&& rows, Columns&& columns) {
+    if (g.inner == 1) {
+        const double cost = 10 + kElementNanoseconds * static_cast<double>(g.size);
+        parallel_for(threads, g.outer, cost, rows);
+        return;
+    }
+    const std::int64_t tile = std::min(kArgTile, g.inner);
+    const std::int64_t tiles = (g.inner + tile - 1) / tile;
+    const double cost = 10 + kElementNanoseconds * static_cast<double>(g.size * tile);
+    parallel_for(threads, g.outer * tiles, cost, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t item = begin; item < end; ++item) {
+            const std::int64_t column = item % tiles * tile;
+            columns(item / tiles, column, std::min(tile, g.inner - column));
+        }
+    });
+}
+
+}  // namespace
+
 std::size_t ArgExtreme::scratch_bytes() const {
-    return is_half(type_) ? static_cast<std::size_t>(count(inputs_[0].shape)) * sizeof(std::int16_t) : 0;
+    return rank_bytes(inputs_[0]);
 }
 
 template <typename T>
 void ArgExtreme::run_as(const T* x, std::int64_t* y) const {
     const AxisGeometry& g = geometry_;
     const ArgFunctions<T>& functions = sorting_table().of<T>().arg;
-    if (g.inner == 1) {
-        const double cost = 10 + kElementNanoseconds * static_cast<double>(g.size);
-        parallel_for(threads(), g.outer, cost, [&](std::int64_t begin, std::int64_t end) {
+    for_each_tile(
+        g, threads(),
+        [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t row = begin; row < end; ++row) {
                 y[row] = functions.row(x + row * g.size, g.size, largest_, last_);
             }
-        });
-        return;
-    }
-    const std::int64_t tile = std::min(kArgTile, g.inner);
-    const std::int64_t tiles = (g.inner + tile - 1) / tile;
-    const double cost = 10 + kElementNanoseconds * static_cast<double>(g.size * tile);
-    parallel_for(threads(), g.outer * tiles, cost, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t item = begin; item < end; ++item) {
-            const std::int64_t column = item % tiles * tile;
-            functions.columns(x + item / tiles * g.size * g.inner + column, g.size, g.inner,
-                              std::min(tile, g.inner - column), largest_, last_, y + item / tiles * g.inner + column);
-        }
-    });
-}
-
-template <typename T>
-void ArgExtreme::run_halves(const T* x, std::int64_t* y, std::int16_t* ranks) const {
-    parallel_for(
-        threads(), count(inputs_[0].shape), 0.1,
-        [&](std::int64_t begin, std::int64_t end) {
-            sorting_table().rank(x + begin, end - begin, largest_, ranks + begin);
         },
-        64);
-    run_as(static_cast<const std::int16_t*>(ranks), y);
+        [&](std::int64_t outer, std::int64_t column, std::int64_t width) {
+            functions.columns(x + outer * g.size * g.inner + column, g.size, g.inner, width, largest_, last_,
+                              y + outer * g.inner + column);
+        });
 }
 
 void ArgExtreme::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
@@ -173,9 +210,63 @@ void ArgExtreme::run(const void* const* inputs, void* const* outputs, std::byte*
     with_type(type_, [&]<typename T>() {
         const auto* x = static_cast<const T*>(inputs[0]);
         if constexpr (kIsHalf<T>) {
-            run_halves(x, y, reinterpret_cast<std::int16_t*>(scratch));
+            run_as(ranks_of(x, count(inputs_[0].shape), largest_, threads(), scratch), y);
         } else {
             run_as(x, y);
+        }
+    });
+}
+
+// --- Hardmax ----------------------------------------------------------------------------------------
+
+Hardmax::Hardmax(const Dims& x, std::int64_t axis, const std::string& type, int threads)
+    : Kernel("Hardmax", threads), type_(element_type(type)), geometry_(*this, x, axis) {
+    inputs_ = {{"x", x, type_}};
+    outputs_ = {{"y", x, type_}};
+}
+
+std::size_t Hardmax::scratch_bytes() const {
+    return rank_bytes(inputs_[0]);
+}
+
+template <typename T, typename Y>
+void Hardmax::run_as(const T* x, Y* y, Y one) const {
+    const AxisGeometry& g = geometry_;
+    const ArgFunctions<T>& functions = sorting_table().of<T>().arg;
+    for_each_tile(
+        g, threads(),
+        [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t row = begin; row < end; ++row) {
+                Y* to = y + row * g.size;
+                std::memset(to, 0, static_cast<std::size_t>(g.size) * sizeof(Y));
+                to[functions.row(x + row * g.size, g.size, true, false)] = one;
+            }
+        },
+        [&](std::int64_t outer, std::int64_t column, std::int64_t width) {
+            std::int64_t positions[kArgTile];
+            const std::int64_t at = outer * g.size * g.inner + column;
+            functions.columns(x + at, g.size, g.inner, width, true, false, positions);
+            for (std::int64_t row = 0; row < g.size; ++row) {
+                std::memset(y + at + row * g.inner, 0, static_cast<std::size_t>(width) * sizeof(Y));
+            }
+            for (std::int64_t i = 0; i < width; ++i) {
+                y[at + positions[i] * g.inner + i] = one;
+            }
+        });
+}
+
+void Hardmax::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (count(inputs_[0].shape) == 0) {
+        return;
+    }
+    with_type(type_, [&]<typename T>() {
+        const auto* x = static_cast<const T*>(inputs[0]);
+        auto* y = static_cast<T*>(outputs[0]);
+        if constexpr (kIsHalf<T>) {
+            constexpr T kOne{std::is_same_v<T, Float16> ? std::uint16_t{0x3c00} : std::uint16_t{0x3f80}};
+            run_as(ranks_of(x, count(inputs_[0].shape), true, threads(), scratch), y, kOne);
+        } else {
+            run_as(x, y, T{1});
         }
     });
 }
@@ -330,6 +421,11 @@ GRAPHKIT_KERNEL("", ArgMin) {
     return arg_extreme_of(node, false);
 }
 
+GRAPHKIT_KERNEL("", Hardmax) {
+    const TensorSpec& x = node.input(0).tensor;
+    return std::make_unique<Hardmax>(x.shape, node.integer("axis"), name_of(x.type), node.threads);
+}
+
 GRAPHKIT_KERNEL("", TopK) {
     const TensorSpec &x = node.input(0).tensor, &values = node.outputs[0];
     const std::int64_t axis = node.integer("axis");
@@ -341,6 +437,9 @@ GRAPHKIT_BINDINGS(sorting) {
     nb::class_<ArgExtreme, Kernel>(m, "ArgExtreme")
         .def(nb::init<const Dims&, std::int64_t, const Dims&, const std::string&, bool, bool, int>(), "x"_a, "axis"_a,
              "y"_a, "type"_a, "largest"_a = true, "last"_a = false, "threads"_a = 0);
+    nb::class_<Hardmax, Kernel>(m, "Hardmax")
+        .def(nb::init<const Dims&, std::int64_t, const std::string&, int>(), "x"_a, "axis"_a, "type"_a,
+             "threads"_a = 0);
     nb::class_<TopK, Kernel>(m, "TopK").def(
         nb::init<const Dims&, std::int64_t, std::int64_t, const std::string&, bool, int>(), "x"_a, "axis"_a, "k"_a,
         "type"_a, "largest"_a = true, "threads"_a = 0);
