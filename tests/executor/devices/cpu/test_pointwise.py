@@ -223,7 +223,11 @@ def test_special_numbers_of_two_operands(name, dtype, isa):
 @in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(
-    "name", ["Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Relu", "IsNaN", "IsInf", "Sqrt", "Elu"]
+    "name",
+    [
+        *("Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Relu", "IsNaN", "IsInf", "Sqrt", "Elu"),
+        *("ThresholdedRelu", "HardSigmoid", "HardSwish"),
+    ],
 )
 def test_special_numbers_of_one_operand(name, dtype, isa):
     with np.errstate(over="ignore"):
@@ -233,6 +237,51 @@ def test_special_numbers_of_one_operand(name, dtype, isa):
     check(got, expected)
     if got.dtype != bool and name not in ("Sign", "Relu", "Elu"):
         np.testing.assert_array_equal(np.signbit(got[:2].astype(float)), np.signbit(expected[:2].astype(float)))
+
+
+@in_one_item()
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8"])
+def test_clip_of_special_numbers(dtype, isa):
+    with np.errstate(all="ignore"):
+        special = SPECIAL.astype(dtype) if dtype.startswith("float") else np.array([0, 1, 3, 100, 255], dtype)
+    rng = np.random.default_rng(13)
+    for low, high in itertools.product(special, special):
+        x = rng.permutation(np.resize(special, 77))
+        node = node_of(registry.get("", "Clip")(), x, np.array(low), np.array(high))
+        arrays = [x, np.array(low), np.array(high)]
+        np.testing.assert_array_equal(run_kernel(kernel_of(node), node, arrays)[0], run_node(node, arrays)[0])
+
+
+@in_one_item()
+@pytest.mark.parametrize("size", [1, 7, 63, 333])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int16", "int64", "bool"])
+def test_selections_and_comparisons(dtype, size, every_isa):
+    rng = np.random.default_rng(14)
+    a, b = (random_array(rng, size, dtype) for _ in range(2))
+    b = np.where(rng.random(size) < 0.5, a, b)
+    condition = rng.random(size) < 0.5
+    equal, where = node_of(registry.get("", "Equal")(), a, b), node_of(registry.get("", "Where")(), condition, a, b)
+    np.testing.assert_array_equal(run_kernel(kernel_of(equal), equal, [a, b])[0], a == b)
+    np.testing.assert_array_equal(run_kernel(kernel_of(where), where, [condition, a, b])[0], np.where(condition, a, b))
+
+
+@in_one_item()
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.parametrize("source", ["float32", "float64", "int32"])
+def test_a_cast_to_a_half_float_rounds_once(source, half, isa):
+    x = (np.random.default_rng(15).standard_normal(333) * 1000).astype(source)
+    node = node_of(registry.get("", "Cast")(to=half), x)
+    kernel = kernel_of(node)
+    assert kernel.registers == (0 if source == "float32" else 1)
+    check(run_kernel(kernel, node, [x])[0], run_node(node, [x])[0])
+
+    def build(x):  # the rounded value is read, too
+        narrow = F.cast(x, to=half)
+        return narrow, F.cast(narrow, to=source)
+
+    node, graph = body_of([x], build)
+    for got, expected in zip(run_kernel(body_kernel(node, graph), node, [x]), evaluate(graph, [x]), strict=True):
+        check(got, expected)
 
 
 # --- memory ---------------------------------------------------------------------------------------

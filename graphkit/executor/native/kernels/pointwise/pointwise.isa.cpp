@@ -1,6 +1,7 @@
 // The block functions of the pointwise machine (see pointwise_table.h), for the instruction set of a translation unit.
 #include "kernels/pointwise/pointwise_functions.h"
 #include "kernels/pointwise/pointwise_table.h"
+#include "simd/bytes.h"
 
 namespace graphkit {
 namespace {
@@ -114,32 +115,38 @@ void binary_wide(std::byte* y, const BlockOperand* x, std::int64_t count) {
     }
 }
 
+// Integers of T's size.
+template <typename T>
+using SignedOf = std::make_signed_t<typename UnsignedBitsOf<T>::type>;
+
+// Writes 1 where all bits of an element of `holds` are set, else 0.
+template <typename T>
+inline void store_truth(std::byte* y, Vector<SignedOf<T>> holds) {
+    store_lanes(y, low_bytes<SignedOf<T>>(holds) & std::int8_t{1});
+}
+
 template <typename F, typename T>
 void compare(std::byte* y, const BlockOperand* x, std::int64_t count) {
-    using Truth = Lanes<std::int8_t, kLanes<T>>;
     const T* a = data<T>(x[0]);
     const T* b = data<T>(x[1]);
     const std::int64_t mask_a = x[0].mask;
     const std::int64_t mask_b = x[1].mask;
     for (std::int64_t i = 0; i < count; i += kLanes<T>) {
-        const auto holds = F::template apply<T>(load(a + (i & mask_a)), load(b + (i & mask_b)));
-        store_lanes(y + i, __builtin_convertvector(holds, Truth) & std::int8_t{1});
+        store_truth<T>(y + i, F::template apply<T>(load(a + (i & mask_a)), load(b + (i & mask_b))));
     }
 }
 
 // T: an unsigned integer of the elements' size.
 template <typename T>
 void select(std::byte* y, const BlockOperand* x, std::int64_t count) {
-    using Truth = Lanes<std::int8_t, kLanes<T>>;
-    using Signed = Vector<std::make_signed_t<T>>;
     const T* a = data<T>(x[1]);
     const T* b = data<T>(x[2]);
     const std::int64_t mask_c = x[0].mask;
     const std::int64_t mask_a = x[1].mask;
     const std::int64_t mask_b = x[2].mask;
     for (std::int64_t i = 0; i < count; i += kLanes<T>) {
-        const auto truth = load_lanes<Truth>(x[0].data + (i & mask_c));
-        const auto holds = __builtin_convertvector(truth, Signed) != 0;
+        const auto truth = widen_bytes<std::make_signed_t<T>>(data<std::uint8_t>(x[0]) + (i & mask_c));
+        const auto holds = truth != 0;
         store(data<T>(y) + i, holds ? load(a + (i & mask_a)) : load(b + (i & mask_b)));
     }
 }
@@ -154,6 +161,11 @@ void cast(std::byte* y, const BlockOperand* x, std::int64_t count) {
     using Target = Lanes<To, kStep>;
     const From* a = data<From>(x[0]);
     for (std::int64_t i = 0; i < count; i += kStep) {
+        if constexpr (sizeof(From) == 1 && sizeof(To) > 1) {
+            using Wide = SignedOf<To>;
+            store_lanes(data<To>(y) + i, __builtin_convertvector(widen_bytes<Wide>(a + (i & x[0].mask)), Target));
+            continue;
+        }
         const auto v = load_lanes<Source>(a + (i & x[0].mask));
         Target result;
         if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, std::uint64_t>) {
@@ -166,7 +178,12 @@ void cast(std::byte* y, const BlockOperand* x, std::int64_t count) {
         } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To> && sizeof(To) < 8) {
             using Between =
                 Lanes<std::conditional_t<std::is_same_v<To, std::uint32_t>, std::int64_t, std::int32_t>, kStep>;
-            result = __builtin_convertvector(__builtin_convertvector(v, Between), Target);
+            const auto between = __builtin_convertvector(v, Between);
+            if constexpr (std::is_same_v<From, float> && sizeof(To) == 1) {
+                result = bit_cast<Target>(low_bytes<std::int32_t>(between));
+            } else {
+                result = __builtin_convertvector(between, Target);
+            }
         } else {
             result = __builtin_convertvector(v, Target);
         }
@@ -176,11 +193,9 @@ void cast(std::byte* y, const BlockOperand* x, std::int64_t count) {
 
 template <typename From>
 void cast_to_bool(std::byte* y, const BlockOperand* x, std::int64_t count) {
-    using Truth = Lanes<std::int8_t, kLanes<From>>;
     const From* a = data<From>(x[0]);
     for (std::int64_t i = 0; i < count; i += kLanes<From>) {
-        const auto holds = load(a + (i & x[0].mask)) != From{0};
-        store_lanes(y + i, __builtin_convertvector(holds, Truth) & std::int8_t{1});
+        store_truth<From>(y + i, load(a + (i & x[0].mask)) != From{0});
     }
 }
 

@@ -1,0 +1,75 @@
+// Vectors of bytes to vectors of wider elements and back. The compiler takes the elements of general conversions one by
+// one. For *.isa.cpp only.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "simd/vector.h"
+
+namespace graphkit {
+namespace {
+
+// As many bytes as there are lanes of T, as signed integers of T's size. Byte: std::uint8_t or std::int8_t.
+template <typename T, typename Byte>
+inline Vector<T> widen_bytes(const Byte* from) {
+    static_assert(std::is_integral_v<T> && sizeof(Byte) == 1);
+    [[maybe_unused]] constexpr bool kSigned = std::is_signed_v<Byte>;
+    typename VectorOf<Byte, kLanes<T>>::type bytes;
+    __builtin_memcpy(&bytes, from, sizeof bytes);
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        const auto v = bit_cast<__m128i>(bytes);
+        return bit_cast<Vector<T>>(kSigned ? _mm512_cvtepi8_epi32(v) : _mm512_cvtepu8_epi32(v));
+    } else if constexpr (sizeof(T) == 8) {
+        const __m128i v = _mm_cvtsi64_si128(bit_cast<long long>(bytes));
+        return bit_cast<Vector<T>>(kSigned ? _mm512_cvtepi8_epi64(v) : _mm512_cvtepu8_epi64(v));
+    } else if constexpr (sizeof(T) == 2) {
+        const auto v = bit_cast<__m256i>(bytes);
+        return bit_cast<Vector<T>>(kSigned ? _mm512_cvtepi8_epi16(v) : _mm512_cvtepu8_epi16(v));
+    } else {
+        return bit_cast<Vector<T>>(bytes);
+    }
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4) {
+        const __m128i v = _mm_cvtsi64_si128(bit_cast<long long>(bytes));
+        return bit_cast<Vector<T>>(kSigned ? _mm256_cvtepi8_epi32(v) : _mm256_cvtepu8_epi32(v));
+    } else if constexpr (sizeof(T) == 8) {
+        const __m128i v = _mm_cvtsi32_si128(bit_cast<int>(bytes));
+        return bit_cast<Vector<T>>(kSigned ? _mm256_cvtepi8_epi64(v) : _mm256_cvtepu8_epi64(v));
+    } else if constexpr (sizeof(T) == 2) {
+        const auto v = bit_cast<__m128i>(bytes);
+        return bit_cast<Vector<T>>(kSigned ? _mm256_cvtepi8_epi16(v) : _mm256_cvtepu8_epi16(v));
+    } else {
+        return bit_cast<Vector<T>>(bytes);
+    }
+#else
+    return __builtin_convertvector(bytes, Vector<T>);
+#endif
+}
+
+// The low byte of each element of v, a vector of integers.
+template <typename T>
+inline auto low_bytes(Vector<T> v) {
+    using Bytes = typename VectorOf<std::int8_t, kLanes<T>>::type;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        const auto low = _mm256_and_si256(bit_cast<__m256i>(v), _mm256_set1_epi32(0xff));
+        const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+        return bit_cast<Bytes>(_mm_cvtsi128_si64(_mm_packus_epi16(words, words)));
+    } else if constexpr (sizeof(T) == 8) {
+        const auto halves = bit_cast<__m256>(v);
+        const __m128 even = _mm_shuffle_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1), 0x88);
+        const __m128i low = _mm_and_si128(bit_cast<__m128i>(even), _mm_set1_epi32(0xff));
+        const __m128i words = _mm_packus_epi32(low, low);
+        return bit_cast<Bytes>(_mm_cvtsi128_si32(_mm_packus_epi16(words, words)));
+    } else {
+        return __builtin_convertvector(v, Bytes);
+    }
+#else
+    return __builtin_convertvector(v, Bytes);
+#endif
+}
+
+}  // namespace
+}  // namespace graphkit
