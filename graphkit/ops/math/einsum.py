@@ -250,18 +250,41 @@ def _diagonal(x: _Factor) -> _Factor:
     while (repeated := next((label for label in x.labels if x.labels.count(label) > 1), None)) is not None:
         first = x.labels.index(repeated)
         second = x.labels.index(repeated, first + 1)
-        size = F.squeeze(F.shape(x.value)[first : first + 1])
-        if x.value.shape[first] != x.value.shape[second]:
-            # A run in which the sizes differ fails here: below, an axis of size 1 would broadcast.
-            sizes = F.shape(x.value)
-            square = F.concat(sizes[:second], sizes[first : first + 1], sizes[second + 1 :], axis=0)
-            x = _Factor(F.reshape(x.value, square, allowzero=True), x.labels)
-        index = F.range(np.int64(0), size, np.int64(1))
-        column, row = (F.unsqueeze(index, i64(*_others(len(x.labels), axis))) for axis in (first, second))
-        chosen = F.where(F.equal(column, row), x.value, scalar_like(0, x.value))
-        labels = (*x.labels[:second], *x.labels[second + 1 :])
-        x = _Factor(F.reduce_sum(chosen, i64(second), keepdims=False), labels)
+        size, other = x.value.shape[first], x.value.shape[second]
+        if dims.is_static(size) and size == other:
+            x = _known_diagonal(x, first, second, int(size))
+        else:
+            x = _masked_diagonal(x, first, second)
     return x
+
+
+def _known_diagonal(x: _Factor, first: int, second: int, size: int) -> _Factor:
+    """The diagonal of two axes with a known size: a slice of both as one axis."""
+    apart = [label for i, label in enumerate(x.labels) if i not in (first, second)]
+    labels = [*apart[:first], x.labels[first], *apart[first:]]
+    value = x.value
+    if second != first + 1:
+        between = [i for i in range(first + 1, len(x.labels)) if i != second]
+        value = F.transpose(value, perm=[*range(first + 1), second, *between])
+    sizes = F.shape(value)
+    value = F.reshape(value, F.concat(sizes[:first], i64(size * size), sizes[first + 2 :], axis=0), allowzero=True)
+    step = (slice(None),) * first + (slice(None, None, size + 1),)
+    return _Factor(value[step], tuple(labels))
+
+
+def _masked_diagonal(x: _Factor, first: int, second: int) -> _Factor:
+    """The diagonal of two axes whose size is known in a run: a sum in which the other elements are 0."""
+    size = F.squeeze(F.shape(x.value)[first : first + 1])
+    if x.value.shape[first] != x.value.shape[second]:
+        # A run in which the sizes differ fails here: below, an axis of size 1 would broadcast.
+        sizes = F.shape(x.value)
+        square = F.concat(sizes[:second], sizes[first : first + 1], sizes[second + 1 :], axis=0)
+        x = _Factor(F.reshape(x.value, square, allowzero=True), x.labels)
+    index = F.range(np.int64(0), size, np.int64(1))
+    column, row = (F.unsqueeze(index, i64(*_others(len(x.labels), axis))) for axis in (first, second))
+    chosen = F.where(F.equal(column, row), x.value, scalar_like(0, x.value))
+    labels = (*x.labels[:second], *x.labels[second + 1 :])
+    return _Factor(F.reduce_sum(chosen, i64(second), keepdims=False), labels)
 
 
 def _others(rank: int, axis: int) -> list[int]:

@@ -70,6 +70,34 @@ def test_sizes_that_differ_are_refused(equation, shapes):
         network(equation, shapes)
 
 
+@pytest.mark.parametrize("names", [False, True])
+@pytest.mark.parametrize(
+    ("equation", "shape"),
+    [
+        ("bii->b", (5, 3, 3)),
+        ("iij->ij", (4, 4, 2)),
+        ("iji->j", (4, 5, 4)),
+        ("iii->i", (3, 3, 3)),
+        ("ijjki->kj", (2, 3, 3, 4, 2)),
+        ("aijij->ji", (2, 3, 4, 3, 4)),
+        ("ii->i", (0, 0)),
+        ("ii->", (1, 1)),
+    ],
+)
+def test_diagonals_equal_numpy(equation, shape, names):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    if x.size > 1:
+        x.flat[1] = np.nan  # not on the diagonal
+    letters = equation.partition("->")[0]
+    sizes = [f"size_{letter}" for letter in letters] if names else shape
+    net = gk.Model({"y": gk.einsum(gk.input("x", sizes), equation=equation)})
+    np.testing.assert_allclose(net.run({"x": x})["y"], np.einsum(equation, x), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_diagonals_that_are_apart():
+    assert gk.check_gradient(network("ibici->bc", [(3, 2, 3, 2, 3)]), wrt=["x0"]).passed
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (3, 1), (2, 3)])
 def test_a_diagonal_needs_equal_sizes_at_run_time(shape):
     with pytest.raises(GraphkitError):

@@ -61,6 +61,13 @@ def test_attributes_stay() -> None:
     assert not last.meta
 
 
+def test_a_diagonal_of_known_size_is_a_slice() -> None:
+    x = gk.input("x", ["N", 3, 3])
+    found = names(expand_composites(Graph([x], [F.einsum(x, equation="bii->b")])))
+    assert found["Slice"]
+    assert not found["Where"]
+
+
 @in_one_item()
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_same_results(case: Case) -> None:
