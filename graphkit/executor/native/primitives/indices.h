@@ -1,4 +1,4 @@
-// Index operands: read at run time, counted from the back when negative, checked before anything is written.
+// Index operands: read at run time, counted from the back when negative, checked before they are used.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "primitives/elements.h"
+#include "primitives/index_signs.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -45,6 +46,27 @@ inline std::int64_t from_front(Index index, std::int64_t size) {
                       std::to_string(size) + " elements");
 }
 
+inline IndexSigns index_signs(const std::int32_t* indices, std::int64_t length, std::int64_t size) {
+    return index_table().signs32(indices, length, size);
+}
+
+inline IndexSigns index_signs(const std::int64_t* indices, std::int64_t length, std::int64_t size) {
+    return index_table().signs64(indices, length, size);
+}
+
+template <typename Index>
+std::int64_t first_outside(const Index* indices, std::int64_t begin, std::int64_t end, std::int64_t size) {
+    const auto inside = [&](Index index) { return is_inside(index, size); };
+    return std::find_if_not(indices + begin, indices + end, inside) - indices;
+}
+
+template <typename Index>
+void require_none(const FirstOf& bad, const Kernel& kernel, const Index* indices, std::size_t axis, std::int64_t size) {
+    if (bad.any()) {
+        throw_index_error(kernel, bad.first(), static_cast<std::int64_t>(indices[bad.first()]), axis, size);
+    }
+}
+
 // Throws NativeError, naming the first offender, unless all indices are in [-size, size - 1].
 template <typename Index>
 void check_indices(const Kernel& kernel, const Index* indices, std::int64_t length, std::size_t axis,
@@ -53,19 +75,12 @@ void check_indices(const Kernel& kernel, const Index* indices, std::int64_t leng
     parallel_for(
         kernel.threads(), length, 0.5,
         [&](std::int64_t begin, std::int64_t end) {
-            bool outside = false;
-            for (std::int64_t i = begin; i < end; ++i) {
-                outside |= !is_inside(indices[i], size);
-            }
-            if (outside) {
-                const auto inside = [&](Index index) { return is_inside(index, size); };
-                bad.found(std::find_if_not(indices + begin, indices + end, inside) - indices);
+            if (index_signs(indices + begin, end - begin, size).any_outside()) {
+                bad.found(first_outside(indices, begin, end, size));
             }
         },
         1024);
-    if (bad.any()) {
-        throw_index_error(kernel, bad.first(), static_cast<std::int64_t>(indices[bad.first()]), axis, size);
-    }
+    require_none(bad, kernel, indices, axis, size);
 }
 
 // What GatherElements and ScatterElements ask for: one rank, and no axis of the indices but `axis` longer than x's.

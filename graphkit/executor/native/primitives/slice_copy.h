@@ -41,9 +41,25 @@ void copy_slices(int threads, const std::byte* x, std::byte* y, std::int64_t row
             });
         });
         if (!small) {
-            each([=](std::int64_t to, std::int64_t from) {
-                copy_bytes(y + to * bytes, x + from * bytes, static_cast<std::size_t>(bytes));
-            });
+            // Slices far from each other are no pattern that the processor foresees.
+            constexpr std::int64_t kAhead = 4;
+            constexpr std::int64_t kLine = 64;
+            constexpr std::int64_t kMostLines = 8;
+            const std::int64_t fetched = std::min(bytes, kMostLines * kLine);
+            for (std::int64_t row = begin / columns; row * columns < end; ++row) {
+                const std::int64_t first = std::max<std::int64_t>(begin - row * columns, 0);
+                const std::int64_t last = std::min(columns, end - row * columns);
+                for (std::int64_t column = first; column < last; ++column) {
+                    if (column + kAhead < last) {
+                        const std::byte* const next = x + source(row, column + kAhead) * bytes;
+                        for (std::int64_t line = 0; line < fetched; line += kLine) {
+                            __builtin_prefetch(next + line);
+                        }
+                    }
+                    copy_bytes(y + (row * columns + column) * bytes, x + source(row, column) * bytes,
+                               static_cast<std::size_t>(bytes));
+                }
+            }
         }
     });
 }

@@ -13,6 +13,15 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 
+# Shapes of x and of the indices, and an axis: more indices than are checked at once, rows that go beyond them.
+LONG = [
+    ((3, 50), (3, 2500), 1),
+    ((700, 5), (700, 3), 1),
+    ((9, 700), (40, 700), 0),
+    ((6, 20, 33), (5, 31, 30), 1),
+    ((5, 3, 4, 6), (4, 3, 3, 100), 3),
+]
+
 
 @in_one_item()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -42,6 +51,27 @@ def test_gather_elements(dtype):
         same_bits(
             lambda x, i, axis=axis: F.gather_elements(x, i, axis=axis), [small_integers(shape, dtype, seed), indices]
         )
+
+
+@in_one_item()
+@pytest.mark.parametrize("index_type", [np.int32, np.int64])
+@pytest.mark.parametrize("least", [0, -1], ids=["no negative indices", "negative indices"])
+@pytest.mark.parametrize(("shape", "picked", "axis"), LONG)
+def test_gather_elements_with_many_indices(shape, picked, axis, least, index_type, isa):
+    indices = np.random.default_rng(0).integers(least * shape[axis], shape[axis], picked).astype(index_type)
+    same_bits(lambda x, i: F.gather_elements(x, i, axis=axis), [small_integers(shape, np.dtype(np.float32)), indices])
+
+
+@in_one_item()
+@pytest.mark.parametrize("index_type", [np.int32, np.int64])
+@pytest.mark.parametrize("places", [[0], [1023], [1024, 5000], [6999, 4097]])
+@pytest.mark.parametrize("index", [5, -6])
+def test_the_first_of_many_indices_outside_is_named(places, index, index_type, isa):
+    indices = np.random.default_rng(0).integers(-5, 5, (7, 1000)).astype(index_type)
+    indices.flat[places] = index
+    kernel = native.GatherElements((7, 5), (7, 1000), 1, "float32", np.dtype(index_type).name, threads=2)
+    with pytest.raises(native.Error, match=rf"index {index} .element {min(places)} of"):
+        kernel([np.zeros((7, 5), np.float32), indices], [np.zeros((7, 1000), np.float32)])
 
 
 @in_one_item()

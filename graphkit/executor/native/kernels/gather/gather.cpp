@@ -20,7 +20,8 @@ class Gather final : public Kernel {
     std::size_t axis_;
 };
 
-// y[i, j, ...] = x with `axis` at indices[i, j, ...]; other axes of the indices are at most as long as x's.
+// y[i, j, ...] = x with `axis` at indices[i, j, ...]; other axes of the indices are at most as long as x's. If an index
+// is outside, a part of y may have been written.
 class GatherElements final : public Kernel {
   public:
     GatherElements(Dims x, Dims indices, std::int64_t axis, ElementType type, ElementType index_type, int threads);
@@ -28,6 +29,10 @@ class GatherElements final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
+    class Rows;
+    template <typename T, typename Index>
+    void gather(const T* x, const Index* indices, T* y, std::int64_t begin, std::int64_t end, FirstOf& bad) const;
+
     std::size_t axis_;
     Dims strides_;  // of x
 };
@@ -81,39 +86,102 @@ GatherElements::GatherElements(Dims x, Dims indices, std::int64_t axis, ElementT
     require_fibres(*this, inputs_[0].shape, inputs_[1].shape, axis_);
 }
 
-void GatherElements::run(const void* const* inputs, void* const* outputs, std::byte*) const {
-    const Dims& shape = inputs_[1].shape;
-    const std::int64_t columns = shape.back();
-    const std::int64_t total = count(shape);
+// Rows of indices in turn, each with the place in x that its first element would have at index 0.
+class GatherElements::Rows {
+  public:
+    Rows(const GatherElements& kernel, std::int64_t row)
+        : shape_(kernel.inputs_[1].shape), steps_(kernel.strides_), position_(shape_.size()) {
+        steps_[kernel.axis_] = 0;
+        for (std::size_t i = shape_.size() - 1; i-- > 0;) {
+            position_[i] = row % shape_[i];
+            row /= shape_[i];
+            base_ += position_[i] * steps_[i];
+        }
+    }
+
+    std::int64_t base() const { return base_; }
+    void next() {
+        for (std::size_t i = shape_.size() - 1; i-- > 0;) {
+            base_ += steps_[i];
+            if (++position_[i] < shape_[i]) {
+                return;
+            }
+            base_ -= shape_[i] * steps_[i];
+            position_[i] = 0;
+        }
+    }
+
+  private:
+    const Dims& shape_;
+    Dims steps_;
+    Dims position_;
+    std::int64_t base_ = 0;
+};
+
+template <typename T, typename Index>
+void GatherElements::gather(const T* x, const Index* indices, T* y, std::int64_t begin, std::int64_t end,
+                            FirstOf& bad) const {
+    constexpr std::int64_t kChecked = 1024;  // indices that stay in the first cache
+    const std::int64_t columns = inputs_[1].shape.back();
     const std::int64_t size = inputs_[0].shape[axis_];
     const std::int64_t stride = strides_[axis_];
-    const std::int64_t along = axis_ + 1 == shape.size() ? 0 : 1;  // what a column adds to the position in x
-    if (total == 0) {
-        return;
+    const bool last = axis_ + 1 == inputs_[1].shape.size();
+    Rows rows(*this, begin / columns);
+    std::int64_t column = begin % columns;
+    std::int64_t checked = begin;
+    bool negative = false;
+    for (std::int64_t at = begin; at < end;) {
+        if (at == checked) {
+            const std::int64_t length = std::min(kChecked, end - at);
+            const IndexSigns signs = index_signs(indices + at, length, size);
+            if (signs.any_outside()) {
+                return bad.found(first_outside(indices, at, at + length, size));
+            }
+            negative = signs.any_negative();
+            checked += length;
+        }
+        const std::int64_t run = std::min(columns - column, checked - at);
+        const Index* const chosen = indices + at;
+        T* const to = y + at;
+        const T* const from = x + rows.base() + (last ? 0 : column);
+        const auto take = [=](auto place) {
+#pragma GCC unroll 8
+            for (std::int64_t j = 0; j < run; ++j) {
+                to[j] = from[place(chosen[j], j)];
+            }
+        };
+        // Fewer operations for each element, so that the processor waits for more of them at the same time.
+        if (last && !negative) {
+            take([](Index index, std::int64_t) { return static_cast<std::int64_t>(index); });
+        } else if (last) {
+            take([=](Index index, std::int64_t) { return from_front(index, size); });
+        } else if (!negative) {
+            take([=](Index index, std::int64_t j) { return static_cast<std::int64_t>(index) * stride + j; });
+        } else {
+            take([=](Index index, std::int64_t j) { return from_front(index, size) * stride + j; });
+        }
+        at += run;
+        column += run;
+        if (column == columns) {
+            column = 0;
+            rows.next();
+        }
     }
+}
+
+void GatherElements::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     with_index(inputs_[1].type, [&](auto index) {
         const auto* indices = static_cast<const decltype(index)*>(inputs[1]);
-        check_indices(*this, indices, total, axis_, size);
+        FirstOf bad;
         with_element(size_of(inputs_[0].type), [&](auto element) {
             using T = decltype(element);
             const auto* x = static_cast<const T*>(inputs[0]);
             auto* y = static_cast<T*>(outputs[0]);
-            const double cost = static_cast<double>(columns) + 5;
-            parallel_for(threads(), total / columns, cost, [&](std::int64_t begin, std::int64_t end) {
-                for (std::int64_t row = begin; row < end; ++row) {
-                    std::int64_t base = 0;
-                    std::int64_t rest = row;
-                    for (std::size_t i = shape.size() - 1; i-- > 0;) {
-                        base += i == axis_ ? 0 : rest % shape[i] * strides_[i];
-                        rest /= shape[i];
-                    }
-                    const auto* chosen = indices + row * columns;
-                    for (std::int64_t j = 0; j < columns; ++j) {
-                        y[row * columns + j] = x[base + from_front(chosen[j], size) * stride + j * along];
-                    }
-                }
-            });
+            parallel_for(
+                threads(), count(inputs_[1].shape), 1,
+                [&](std::int64_t begin, std::int64_t end) { gather(x, indices, y, begin, end, bad); }, 64);
         });
+        require_none(bad, *this, indices, axis_, inputs_[0].shape[axis_]);
     });
 }
 
