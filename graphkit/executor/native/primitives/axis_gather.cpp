@@ -89,8 +89,13 @@ AxisGather::AxisGather(const Dims& x, const Maps& maps, std::size_t element, Dim
     const bool fits = row.stride * std::max<std::int64_t>(row.size, 1) < std::numeric_limits<std::int32_t>::max() &&
                       (row.map.empty() || *std::max_element(row.map.begin(), row.map.end()) * row.stride <
                                               std::numeric_limits<std::int32_t>::max());
-    if (block == static_cast<std::int64_t>(element) && fits &&
-        row_bytes_ < kShortRun * static_cast<std::int64_t>(runs_.size())) {
+    std::int64_t in_short_runs = 0;
+    for (const Run& run : runs_) {
+        in_short_runs += run.bytes < kShortRun ? run.bytes : 0;
+    }
+    const bool single =
+        block == static_cast<std::int64_t>(element) && fits && row_bytes_ < std::numeric_limits<std::int32_t>::max();
+    if (single && 2 * in_short_runs > row_bytes_) {
         for (const std::int64_t position : row.map) {
             picks_.push_back(static_cast<std::int32_t>(position < 0 ? -1 : position * row.stride));
         }
@@ -98,24 +103,64 @@ AxisGather::AxisGather(const Dims& x, const Maps& maps, std::size_t element, Dim
         if (!filled) {
             runs_.clear();
         }
+    } else if (single) {
+        move_single_elements();
     }
 }
 
-// The offset in x of a row of y, or -1 when it is filled.
-std::int64_t AxisGather::source_of(std::int64_t row) const {
-    std::int64_t offset = 0;
-    for (std::size_t i = outer_.size(); i-- > 0;) {
-        const Axis& axis = outer_[i];
-        const std::int64_t position = row % axis.size;
-        row /= axis.size;
+void AxisGather::move_single_elements() {
+    std::vector<Run> others;
+    for (const Run& run : runs_) {
+        if (run.bytes != static_cast<std::int64_t>(element_)) {
+            others.push_back(run);
+        } else if (run.source < 0) {
+            filled_.push_back(static_cast<std::int32_t>(run.target));
+        } else {
+            single_.push_back({static_cast<std::int32_t>(run.target), static_cast<std::int32_t>(run.source)});
+        }
+    }
+    runs_ = std::move(others);
+}
+
+// Rows of y in turn, each with its offset in x, or -1 when it is filled.
+class AxisGather::Rows {
+  public:
+    Rows(const std::vector<Axis>& axes, std::int64_t row) : axes_(axes), position_(axes.size()) {
+        for (std::size_t i = axes.size(); i-- > 0;) {
+            position_[i] = row % axes[i].size;
+            row /= axes[i].size;
+            count(axes[i], position_[i], 1);
+        }
+    }
+
+    std::int64_t source() const { return filled_ > 0 ? -1 : offset_; }
+    void next() {
+        for (std::size_t i = axes_.size(); i-- > 0;) {
+            const Axis& axis = axes_[i];
+            count(axis, position_[i], -1);
+            position_[i] = position_[i] + 1 < axis.size ? position_[i] + 1 : 0;
+            count(axis, position_[i], 1);
+            if (position_[i] != 0) {
+                return;
+            }
+        }
+    }
+
+  private:
+    void count(const Axis& axis, std::int64_t position, std::int64_t sign) {
         const std::int64_t source = axis.map.empty() ? position : axis.map[static_cast<std::size_t>(position)];
         if (source < 0) {
-            return -1;
+            filled_ += sign;
+        } else {
+            offset_ += sign * source * axis.stride;
         }
-        offset += source * axis.stride;
     }
-    return offset;
-}
+
+    const std::vector<Axis>& axes_;
+    Dims position_;
+    std::int64_t offset_ = 0;
+    std::int64_t filled_ = 0;  // axes whose position stands for the fill value
+};
 
 template <typename T>
 void AxisGather::copy_row(const std::byte* x, std::byte* y, T fill) const {
@@ -126,6 +171,12 @@ void AxisGather::copy_row(const std::byte* x, std::byte* y, T fill) const {
             } else {
                 copy_bytes(y + run.target, x + run.source, static_cast<std::size_t>(run.bytes));
             }
+        }
+        for (const Pick& pick : single_) {
+            store_element(y + pick.target, load_element<T>(x + pick.source));
+        }
+        for (const std::int32_t target : filled_) {
+            store_element(y + target, fill);
         }
     } else if (runs_.empty()) {
         for (std::size_t i = 0; i < picks_.size(); ++i) {
@@ -140,15 +191,16 @@ void AxisGather::copy_row(const std::byte* x, std::byte* y, T fill) const {
 
 void AxisGather::run(int threads, const std::byte* x, std::byte* y, const std::byte* fill) const {
     const double cost = static_cast<double>(row_bytes_) / kBytesPerNanosecond + 2 * static_cast<double>(runs_.size()) +
-                        0.5 * static_cast<double>(picks_.size()) + 5;
+                        0.5 * static_cast<double>(picks_.size() + single_.size() + filled_.size()) + 5;
     with_element(element_, [&](auto element) {
         using T = decltype(element);
         const T value = load_element<T>(fill);
         parallel_for(threads, rows_, cost, [&](std::int64_t begin, std::int64_t end) {
             std::int64_t before = -2;
-            for (std::int64_t row = begin; row < end; ++row) {
+            Rows rows(outer_, begin);
+            for (std::int64_t row = begin; row < end; ++row, rows.next()) {
                 std::byte* to = y + row * row_bytes_;
-                const std::int64_t source = source_of(row);
+                const std::int64_t source = rows.source();
                 if (source < 0) {
                     fill_with(to, row_bytes_, value);
                 } else if (source == before) {  // as when an image is enlarged

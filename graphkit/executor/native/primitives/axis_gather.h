@@ -33,7 +33,14 @@ class AxisGather {
         std::int64_t source;
     };
 
-    std::int64_t source_of(std::int64_t row) const;
+    // An element of a row that lies alone. Bytes.
+    struct Pick {
+        std::int32_t target;
+        std::int32_t source;
+    };
+    class Rows;
+
+    void move_single_elements();
     template <typename T>
     void copy_row(const std::byte* x, std::byte* y, T fill) const;
 
@@ -42,7 +49,10 @@ class AxisGather {
     std::size_t element_ = 1;
     std::vector<Axis> outer_;
     std::vector<Run> runs_;
-    std::vector<std::int32_t> picks_;  // where runs are short: the byte offset of each element; -1: fill
+    std::vector<std::int32_t> picks_;  // where most runs are short: the byte offset of each element; -1: fill
+    // Where they are not, the elements that lie alone: those that are copied, and those that are filled.
+    std::vector<Pick> single_;
+    std::vector<std::int32_t> filled_;
 };
 
 }  // namespace graphkit

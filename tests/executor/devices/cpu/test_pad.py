@@ -31,6 +31,19 @@ def test_paddings(mode, dtype):
         assert y.tobytes() == expected.tobytes()
 
 
+@in_one_item()
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("pads", [(0, 1, 3, 2, 4, 3), (2, 3, 1, 0, 0, 1), (-1, 3, -2, 2, -3, 3)])
+def test_rows_with_elements_alone_at_their_ends(mode, threads, pads):
+    x = bit_patterns((40, 20, 50), np.int32)
+    node = F.pad(value_of(x), np.array(pads), mode=mode).node
+    kernel = make_kernel("cpu", node, KernelContext(threads=threads))
+    y = np.ones(node.output.tensor.static_shape, x.dtype)
+    kernel([x, np.array(pads)], [y])
+    np.testing.assert_array_equal(y, node.op.reference(np, x, np.array(pads)))
+
+
 def test_positions_outside_their_axis():
     with pytest.raises(native.Error, match="position 4 is outside axis 1"):
         native.Pad([2, 4], [None, [0, 4]], [4], None, "float32")
