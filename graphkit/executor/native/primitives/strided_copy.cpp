@@ -258,14 +258,16 @@ void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* 
 void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* target) const {
     const TransposeTable::Tile tile = table_->tile[std::countr_zero(static_cast<std::uint64_t>(element_))];
     const bool direct = stream_ && lines_stay_whole(target) && column_.target % kLine == 0;
-    const bool buffered = stream_ && !direct && row_.size * element_ >= 8 * kLine;
+    const bool alternate =
+        column_.size == 2 && row_.source == 2 * element_;  // two rows of the target in one of the source
+    const bool buffered = stream_ && !direct && !alternate && row_.size * element_ >= 8 * kLine;
     // Blocks are long where the source is contiguous, for the prefetchers, unless its rows are short and close to each
     // other. Those that go through a buffer have long rows in the target too: only whole lines can go past the caches.
     const bool long_rows = !buffered && column_.size * element_ > 1024;
     const std::int64_t strip = kLine / element_;
     const std::int64_t side = std::min<std::int64_t>(512 / element_, kBufferSide);
     const std::int64_t down = buffered ? side : long_rows ? 2048 / element_ : strip;
-    const std::int64_t along = buffered ? side : long_rows ? strip : 256 / element_;
+    const std::int64_t along = buffered ? side : alternate ? 16384 / element_ : long_rows ? strip : 256 / element_;
     const std::int64_t blocks_down = (column_.size + down - 1) / down;
     const std::int64_t blocks_along = (row_.size + along - 1) / along;
     const std::int64_t blocks = blocks_down * blocks_along;
@@ -291,7 +293,15 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
                 stream_bytes(to + row * column_.target, buffer + row * pitch, columns * element_);
             }
         };
-        for (std::int64_t at = begin; at < end;) {
+        const CopyAxis step = last_of(outer_);
+        if (blocks == 1) {
+            for_runs(outer_, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
+                for (std::int64_t i = 0; i < rows; ++i) {
+                    move_block(source + from + i * step.source, target + to + i * step.target, 0);
+                }
+            });
+        }
+        for (std::int64_t at = blocks == 1 ? end : begin; at < end;) {
             const std::int64_t first = at % blocks;
             const std::int64_t last = std::min(blocks, first + end - at);
             for_runs(outer_, at / blocks, at / blocks + 1, [&](std::int64_t from, std::int64_t to, std::int64_t) {

@@ -84,6 +84,32 @@ inline void interleave(const std::byte* from, std::byte* to, std::int64_t source
     }
 }
 
+// Every other of 2 * sizeof...(Lane) elements, the even or the odd ones.
+template <bool Odd, typename V, int... Lane>
+inline V halved(V a, V b, std::integer_sequence<int, Lane...>) {
+    return __builtin_shufflevector(a, b, (2 * Lane + (Odd ? 1 : 0))...);
+}
+
+// Two rows of the target, whose elements alternate in the source.
+template <typename T>
+inline void deinterleave(const std::byte* from, std::byte* to, std::int64_t target_stride, std::int64_t columns) {
+    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+    constexpr auto kAll = std::make_integer_sequence<int, static_cast<int>(kLanes<T>)>();
+    std::int64_t b = 0;
+    for (; b + kLanes<T> <= columns; b += kLanes<T>) {
+        Vector<T> parts[2];
+        __builtin_memcpy(parts, from + 2 * b * kSize, sizeof parts);
+        const Vector<T> even = halved<false>(parts[0], parts[1], kAll);
+        const Vector<T> odd = halved<true>(parts[0], parts[1], kAll);
+        __builtin_memcpy(to + b * kSize, &even, sizeof even);
+        __builtin_memcpy(to + target_stride + b * kSize, &odd, sizeof odd);
+    }
+    for (; b < columns; ++b) {
+        __builtin_memcpy(to + b * kSize, from + 2 * b * kSize, sizeof(T));
+        __builtin_memcpy(to + target_stride + b * kSize, from + (2 * b + 1) * kSize, sizeof(T));
+    }
+}
+
 // The target's rows are `columns` long. What does not fill a tile of N x N is done by smaller ones.
 template <typename T, int N, bool Stream>
 void transpose_block(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
@@ -122,6 +148,9 @@ constexpr int kTile = static_cast<int>(kLanes<T> < 16 ? kLanes<T> : 16);
 template <typename T>
 void transpose(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
                std::int64_t rows, std::int64_t columns, bool stream) {
+    if (rows == 2 && source_stride == 2 * static_cast<std::int64_t>(sizeof(T))) {
+        return deinterleave<T>(from, to, target_stride, columns);
+    }
     if (columns == 2) {
         return interleave<T, 2>(from, to, source_stride, target_stride, rows);
     }
