@@ -1,6 +1,8 @@
 // Sliding blocks as columns of a matrix: Im2Col copies them out of an image, Col2Im adds them up to one.
 #include <algorithm>
+#include <tuple>
 
+#include "kernels/im2col/row_sums.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
 #include "runtime/threads.h"
@@ -40,10 +42,17 @@ class Im2Col final : public Kernel {
   private:
     template <typename T>
     void run_as(const T* from, T* to) const;
+    template <typename T>
+    void add_element(const T* columns, T* image, const std::int64_t (&element)[3]) const;
+    template <typename T>
+    void copy_element(const T* image, T* columns, const std::int64_t (&element)[3]) const;
 
     bool add_;
     std::int64_t planes_;
     BlockGeometry geometry_;
+    // Of each axis and element of the block there, the positions inside the image, from the first to before the last.
+    std::vector<std::pair<std::int64_t, std::int64_t>> inside_[3];
+    const RowSumTable& row_sums_;
 };
 
 // Calls body(row of the image or -1, row of columns) for every row of positions of one element of the block.
@@ -60,14 +69,14 @@ void for_each_row(const BlockGeometry& g, std::int64_t depth, std::int64_t heigh
     }
 }
 
-// The positions along the last axis at which element `w` of the block lies inside the image: first to last - 1.
-std::pair<std::int64_t, std::int64_t> inside(const BlockGeometry& g, std::int64_t w) {
-    const std::int64_t start = w * g.dilations[2] - g.begin[2];
-    const std::int64_t stride = g.strides[2];
+// The positions along an axis at which element `number` of the block lies inside the image: first to last - 1.
+std::pair<std::int64_t, std::int64_t> inside(const BlockGeometry& g, int axis, std::int64_t number) {
+    const std::int64_t start = number * g.dilations[axis] - g.begin[axis];
+    const std::int64_t stride = g.strides[axis];
     const auto before = [&](std::int64_t limit) {  // positions that lie before `limit`
-        return limit <= start ? 0 : std::min(g.positions[2], (limit - start + stride - 1) / stride);
+        return limit <= start ? 0 : std::min(g.positions[axis], (limit - start + stride - 1) / stride);
     };
-    return {before(0), std::max(before(0), before(g.image[2]))};
+    return {before(0), std::max(before(0), before(g.image[axis]))};
 }
 
 }  // namespace
@@ -106,7 +115,13 @@ Im2Col::Im2Col(bool add, std::int64_t batch, std::int64_t channels, const Dims& 
     : Kernel(add ? "Col2Im" : "Im2Col", threads),
       add_(add),
       planes_(batch * channels),
-      geometry_(*this, image, block, positions, strides, dilations, begin) {
+      geometry_(*this, image, block, positions, strides, dilations, begin),
+      row_sums_(row_sum_table()) {
+    for (int axis = 0; axis < 3; ++axis) {
+        for (std::int64_t number = 0; number < geometry_.block[axis]; ++number) {
+            inside_[axis].push_back(inside(geometry_, axis, number));
+        }
+    }
     Dims images{batch, channels};
     images.insert(images.end(), image.begin(), image.end());
     const Dims columns{batch, channels * geometry_.block_size(), geometry_.count()};
@@ -117,11 +132,58 @@ Im2Col::Im2Col(bool add, std::int64_t batch, std::int64_t channels, const Dims& 
     }
 }
 
+// One element of the block at all of its positions, added to an image.
+template <typename T>
+void Im2Col::add_element(const T* columns, T* image, const std::int64_t (&element)[3]) const {
+    const BlockGeometry& g = geometry_;
+    std::int64_t first[3];
+    std::int64_t last[3];
+    std::int64_t offset[3];
+    for (int axis = 0; axis < 3; ++axis) {
+        std::tie(first[axis], last[axis]) = inside_[axis][static_cast<std::size_t>(element[axis])];
+        offset[axis] = element[axis] * g.dilations[axis] - g.begin[axis];
+    }
+    const std::int64_t width = g.image[2];
+    for (std::int64_t p = first[0]; p < last[0]; ++p) {
+        const std::int64_t depth = p * g.strides[0] + offset[0];
+        const std::int64_t height = first[1] * g.strides[1] + offset[1];
+        T* const to = image + (depth * g.image[1] + height) * width + first[2] * g.strides[2] + offset[2];
+        const T* const from = columns + (p * g.positions[1] + first[1]) * g.positions[2] + first[2];
+        row_sums_.of<T>()(
+            {to, g.strides[1] * width, g.strides[2], from, g.positions[2], last[1] - first[1], last[2] - first[2]});
+    }
+}
+
+// The elements of the image that one element of the block meets, 0 in the padding.
+template <typename T>
+void Im2Col::copy_element(const T* image, T* columns, const std::int64_t (&element)[3]) const {
+    const BlockGeometry& g = geometry_;
+    const auto [first, last] = inside_[2][static_cast<std::size_t>(element[2])];
+    const std::int64_t offset = element[2] * g.dilations[2] - g.begin[2];
+    const std::int64_t stride = g.strides[2];
+    for_each_row(g, element[0], element[1], [&, first = first, last = last](std::int64_t row, std::int64_t at) {
+        T* const column = columns + at;
+        if (row < 0) {
+            std::fill_n(column, g.positions[2], T{});
+            return;
+        }
+        std::fill_n(column, first, T{});
+        if (stride == 1) {
+            std::copy_n(image + row + offset + first, last - first, column + first);
+        } else {
+            for (std::int64_t i = first; i < last; ++i) {
+                column[i] = image[row + offset + i * stride];
+            }
+        }
+        std::fill(column + last, column + g.positions[2], T{});
+    });
+}
+
 template <typename T>
 void Im2Col::run_as(const T* from, T* to) const {
     const BlockGeometry& g = geometry_;
     const std::int64_t columns = g.block_size() * g.count();
-    const double cost = 0.4 * static_cast<double>(columns + g.image_size());
+    const double cost = (add_ ? 0.2 : 0.4) * static_cast<double>(columns + g.image_size());
     parallel_for(threads(), planes_, cost, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t plane = begin; plane < end; ++plane) {
             const T* x = from + plane * (add_ ? columns : g.image_size());
@@ -129,32 +191,15 @@ void Im2Col::run_as(const T* from, T* to) const {
             if (add_) {
                 std::fill_n(y, g.image_size(), T{});
             }
-            std::int64_t element = 0;
+            std::int64_t number = 0;
             for (std::int64_t d = 0; d < g.block[0]; ++d) {
                 for (std::int64_t h = 0; h < g.block[1]; ++h) {
-                    for (std::int64_t w = 0; w < g.block[2]; ++w, element += g.count()) {
-                        const auto [first, last] = inside(g, w);
-                        const std::int64_t offset = w * g.dilations[2] - g.begin[2];
-                        const std::int64_t stride = g.strides[2];
-                        for_each_row(g, d, h, [&, first = first, last = last](std::int64_t row, std::int64_t at) {
-                            if (add_) {
-                                const T* column = x + element + at;
-                                for (std::int64_t i = first; row >= 0 && i < last; ++i) {
-                                    y[row + offset + i * stride] += column[i];
-                                }
-                                return;
-                            }
-                            T* column = y + element + at;
-                            if (row < 0) {
-                                std::fill_n(column, g.positions[2], T{});
-                                return;
-                            }
-                            std::fill_n(column, first, T{});
-                            for (std::int64_t i = first; i < last; ++i) {
-                                column[i] = x[row + offset + i * stride];
-                            }
-                            std::fill(column + last, column + g.positions[2], T{});
-                        });
+                    for (std::int64_t w = 0; w < g.block[2]; ++w, number += g.count()) {
+                        if (add_) {
+                            add_element(x + number, y, {d, h, w});
+                        } else {
+                            copy_element(x, y + number, {d, h, w});
+                        }
                     }
                 }
             }
