@@ -6,6 +6,8 @@ from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.cpu._base import epilogue
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
@@ -141,3 +143,47 @@ def test_a_residual_is_refused():
     window = native.PoolWindow((3, 3), (1, 1), (1, 1), (0, 0), (0, 0))
     with pytest.raises(native.Unsupported, match="more follows"):
         native.DepthwiseConvolution((1, 4, 5, 5), (1, 4, 3, 3), window, 1, epilogue=last)
+
+
+@pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
+@in_one_item()
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "width", "kernel", "attrs"),
+    [
+        (32, 40, 31, dict(pads=(15, 15))),
+        (48, 90, 9, dict(pads=(3, 5), strides=(2,))),
+        (5, 17, 3, dict(dilations=(3,), pads=(2, 1))),
+        (16, 3, 3, dict(pads=(30, 31))),
+        (16, 1, 1, {}),
+    ],
+    ids=str,
+)
+def test_one_axis(channels, width, kernel, attrs, constant, residual):
+    """oneDNN computes a convolution along one axis as one of images of one row, never by its reference code."""
+    rng = np.random.default_rng(channels)
+    op = ChannelsLastConv(group=channels, **attrs)
+    x = rng.standard_normal((2, width, channels), dtype=np.float32)
+    w = rng.standard_normal((channels, 1, kernel), dtype=np.float32)
+    b = rng.standard_normal(channels, dtype=np.float32)
+    y = op.reference(numpy_xp, *(a.astype(np.float64) for a in (x, w, b)))
+    operands = [x, w, b]
+    if residual:
+        operands.append(rng.standard_normal(y.shape, dtype=np.float32))
+        y = y + operands[-1]
+    node = Node(op, [Value(TensorType("float32", a.shape)) for a in operands])
+    found = []
+    for threads in (1, 3):
+        made = make_kernel("cpu", node, KernelContext(threads, constant_inputs={1: w} if constant else {}))
+        # Images of one row; w has its row before the columns.
+        given = [a[..., None, :] if i == 1 else a[:, None] if a.ndim > 1 else a for i, a in enumerate(operands)]
+        if made.packed_inputs:
+            given[1] = aligned_bytes(made.packed_bytes(1))
+            made.pack(1, w, given[1])
+        found.append(np.full(y.shape, np.nan, np.float32))
+        made(given, [found[-1][:, None]])
+        if {"avx2", "fma"} <= set(native.cpu_features()) and channels % 16 == 0:
+            assert not made.implementation.startswith(("ref", "gemm")), made.implementation
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(found[0], y, rtol=0, atol=2e-6 * max(1, np.abs(y).max()) * kernel**0.5)
