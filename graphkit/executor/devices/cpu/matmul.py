@@ -17,6 +17,7 @@ from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import operand
 from graphkit.executor.devices.registry import Shapes, SizedFactory
 from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
@@ -28,6 +29,12 @@ _SHORT_PRODUCT = 1 << 27
 # Products with at most so many rows mostly read the matrix, which graphkit's kernel does faster: see
 # bench/results/2026-11-few-rows.md.
 _FEW_ROWS = 16
+
+# If a product has one column, and rows of at least so many elements, graphkit's dot products are faster than oneDNN.
+_LONG_ROW_BY_COLUMN = 64
+
+# The same for a product with one row, if the second matrix is transposed.
+_LONG_COLUMN_BY_ROW = 256
 
 # If results must not depend on the number of threads, the kernel is chosen as for this number.
 _DETERMINISTIC_THREADS = 8
@@ -52,18 +59,24 @@ class _Product:
         last: native.Epilogue | None = None,
     ):
         self._transposed, self._has_bias, self._last = transpose_b, has_bias, last or native.Epilogue()
+        self._may_use_dots = dtype == "float32" and last is None and not transpose_a
         self._vary, self._threads = context.sizes_vary, context.threads
         self._chosen_threads = _DETERMINISTIC_THREADS if context.deterministic else context.threads
         constant = 1 in context.constant_inputs
         self._packs = constant and dtype == "float32" and not transpose_a and alpha == 1 and beta == 1
-        self._options: dict[str, Any] = dict(
-            transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta, epilogue=self._last,
-            pack_b=constant, dtype=dtype, **library_options(context),
+        self._blocked: dict[str, Any] = dict(
+            transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta, dtype=dtype,
+            threads=context.threads,
         )  # fmt: skip
+        self._options: dict[str, Any] = dict(
+            self._blocked, epilogue=self._last, pack_b=constant, **library_options(context)
+        )
 
     def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
         a, b = present(inputs[0]), present(inputs[1])
         bias = inputs[2] if self._has_bias else None
+        if self._may_use_dots and self._suits_dots(a, b):
+            return native.BlockedMatMul(a, b, bias=bias, **self._blocked)
         if self._packs and self._suits_packed(a, b, bias):
             return native.PackedProduct(
                 a,
@@ -74,6 +87,13 @@ class _Product:
                 threads=self._threads,
             )
         return native.MatMul(a, b, bias=bias, **self._options)
+
+    def _suits_dots(self, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+        """Return whether graphkit's dot products are faster than oneDNN: for one column, or for one row."""
+        if len(b) == 1 or b[-2 if self._transposed else -1] == 1:
+            return a[-1] >= _LONG_ROW_BY_COLUMN
+        is_row = len(a) == 1 or a[-2] == 1
+        return is_row and self._transposed and not self._packs and a[-1] >= _LONG_COLUMN_BY_ROW
 
     def _suits_packed(self, a: tuple[int, ...], b: tuple[int, ...], bias: tuple[int, ...] | None) -> bool:
         """Return whether graphkit's kernel for constant matrices covers the product and is better than oneDNN's.
@@ -93,22 +113,62 @@ class _Product:
         return threads != 1 and native.PackedProduct.suits(a, b, transposed=self._transposed, threads=threads)
 
 
+class _BlockedProduct:
+    """Makes the kernels of `alpha * a @ b + beta * bias` of element types that oneDNN does not multiply."""
+
+    def __init__(
+        self,
+        context: KernelContext,
+        dtype: str,
+        *,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        has_bias: bool = False,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+    ):
+        self._has_bias = has_bias
+        self._options: dict[str, Any] = dict(
+            transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta, dtype=dtype,
+            threads=context.threads,
+        )  # fmt: skip
+
+    def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
+        a, b = present(inputs[0]), present(inputs[1])
+        return native.BlockedMatMul(a, b, bias=inputs[2] if self._has_bias else None, **self._options)
+
+
+_BLOCKED = frozenset({DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
+
+
+def _product(
+    node: Node, context: KernelContext, last: native.Epilogue | None = None, **options: Any
+) -> SizedFactory | None:
+    """Return the factory of a product's kernels: oneDNN's or, for other element types, graphkit's.
+
+    last: What follows the product; None: nothing. options: As for `_Product`.
+    """
+    dtype = library_dtype(node)
+    if dtype is not None:
+        return _Product(context, dtype, last=last, **options)
+    kinds = {v.dtype for v in (*node.operands, *node.outputs)}
+    if len(kinds) > 1 or not kinds <= _BLOCKED or last is not None:
+        return None
+    return _BlockedProduct(context, kinds.pop().value, **options)
+
+
 @prepared_kernel("MatMul", onednn=True)
 def _mat_mul(node: Node, context: KernelContext) -> SizedFactory | None:
-    dtype = library_dtype(node)
-    return None if dtype is None else _Product(context, dtype)
+    return _product(node, context)
 
 
 @prepared_kernel("Gemm", onednn=True)
 def _gemm(node: Node, context: KernelContext) -> SizedFactory | None:
-    dtype = library_dtype(node)
-    if dtype is None:
-        return None
     op = operator(node, Gemm)
     has_bias = operand(node, 2) is not None and op.beta != 0
-    return _Product(
+    return _product(
+        node,
         context,
-        dtype,
         transpose_a=bool(op.transA),
         transpose_b=bool(op.transB),
         has_bias=has_bias,
@@ -119,16 +179,13 @@ def _gemm(node: Node, context: KernelContext) -> SizedFactory | None:
 
 @prepared_kernel("FusedMatMul", DOMAIN, onednn=True)
 def _fused_mat_mul(node: Node, context: KernelContext) -> SizedFactory | None:
-    dtype = library_dtype(node)
-    if dtype is None:
-        return None
     op = operator(node, FusedMatMul)
-    return _Product(
+    return _product(
+        node,
         context,
-        dtype,
         transpose_a=bool(op.transA),
         transpose_b=bool(op.transB),
         has_bias=operand(node, 2) is not None,
         alpha=op.alpha,
-        last=epilogue(node, residual=3),
+        last=epilogue(node, residual=3) if op.activation or operand(node, 3) is not None else None,
     )

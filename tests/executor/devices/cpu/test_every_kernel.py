@@ -20,12 +20,14 @@ from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.cpu.pointwise import OPERATORS as POINTWISE
 from graphkit.executor.devices.kernel import Kernel, KernelContext, is_native
+from graphkit.executor.devices.operands import operand
 from graphkit.executor.devices.registry import make_kernel, rule_of
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INTEGERS, DType, dtype_of
 from graphkit.ops import Op, registry
 from graphkit.ops._base import operator
 from graphkit.ops.evaluate import run_node
+from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.math.random import RandomOp
 from graphkit.ops.nn.norm import LayerNormalization
 from graphkit.ops.nn.pool import GlobalLpPool
@@ -332,6 +334,15 @@ def _drops_otherwise(node: Node) -> bool:
     return _draws_from_its_own_seed(node) or node.operands[0].dtype not in FLOATS
 
 
+def _is_other_product(node: Node) -> bool:
+    """Whether a product is neither oneDNN's, nor of types that graphkit multiplies with nothing that follows."""
+    if not _not_of_library(node):
+        return False
+    kinds = {DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
+    follows = isinstance(node.op, FusedMatMul) and (node.op.activation or operand(node, 3) is not None)
+    return node.output.dtype not in kinds or bool(follows)
+
+
 _BOTH_LAYOUTS = ("", "ChannelsLast")
 _AND_GRADIENT = ("", "Grad")
 # Which nodes of an operator are interpreted, by its name.
@@ -347,7 +358,8 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
     "MaxUnpool": lambda node: len(node.operands) > 2,  # expanded
     **dict.fromkeys(("MatMulInteger", "QLinearMatMul"), _has_other_parameters),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _is_other_quantisation),
-    **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedConv"), _not_of_library),
+    **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul"), _is_other_product),
+    "FusedConv": _not_of_library,
     **{f"{layout}Conv{part}": _not_of_library for layout in _BOTH_LAYOUTS for part in ("", "Transpose")},
     **{f"{layout}ConvGrad{part}": _not_of_library for layout in _BOTH_LAYOUTS for part in ("Input", "Weight")},
     **dict.fromkeys(("Det", "LinearRecurrence", "Im2Col", "DFT"), _lacks(DType.FLOAT16, DType.BFLOAT16)),
@@ -371,7 +383,7 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
     "Dropout": _drops_otherwise,
 }
 # The library has kernels for bfloat16 where the processor multiplies it, and not for every shape.
-OF_LIBRARY = {name for name, missing in INTERPRETED.items() if missing is _not_of_library}
+OF_LIBRARY = {name for name, missing in INTERPRETED.items() if missing in (_not_of_library, _is_other_product)}
 
 
 @each_case(ACCELERATED, group=lambda cls: "all", name=lambda cls: f"{cls.domain}.{cls.name}")

@@ -1,0 +1,240 @@
+// Products of blocks of matrices.
+//
+// A tile of results stays in registers while a part of the depth passes by. Columns of b are copied into panels as wide
+// as a tile, so that they come from the first cache for all rows.
+#include "kernels/matmul/blocked_product.h"
+
+#include <algorithm>
+
+#include "simd/vector.h"
+
+namespace graphkit {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kTileRows = 8;
+#else
+constexpr int kTileRows = 4;
+#endif
+constexpr int kTileVectors = 3;
+// Elements of a chain of sums, whose panel fits into the first cache.
+constexpr std::int64_t kDepth = 256;
+constexpr std::int64_t kPanels = 16;
+// With fewer panels, copying columns of a takes longer than reading them where they are.
+constexpr std::int64_t kFewPanels = 2;
+
+template <typename T>
+constexpr std::int64_t kTileColumns = kTileVectors * kLanes<T>;
+
+// A tile: `a` and `b` at its first element, `b` as a panel.
+template <typename T>
+struct Tile {
+    const T* a;
+    std::int64_t a_row, a_depth;
+    const T* b;
+    std::int64_t b_depth;
+    std::int64_t depth;
+    T* y;
+    std::int64_t y_row;
+    std::int64_t columns;
+    bool adds;
+};
+
+template <typename T, int Rows, int Vectors>
+__attribute__((noinline)) void multiply_tile(const Tile<T>& tile) {
+    Vector<T> sums[Rows][Vectors] = {};
+    const T* a = tile.a;
+    const T* b = tile.b;
+    const std::int64_t a_row = tile.a_row;
+    for (std::int64_t k = 0; k < tile.depth; ++k, a += tile.a_depth, b += tile.b_depth) {
+        Vector<T> column[Vectors];
+        for (int v = 0; v < Vectors; ++v) {
+            column[v] = load<T>(b + v * kLanes<T>);
+        }
+        for (int r = 0; r < Rows; ++r) {
+            const Vector<T> factor = splat(a[r * a_row]);
+            for (int v = 0; v < Vectors; ++v) {
+                sums[r][v] += factor * column[v];
+            }
+        }
+    }
+    const std::int64_t last = tile.columns - (Vectors - 1) * kLanes<T>;
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+        T* to = tile.y + r * tile.y_row;
+        for (int v = 0; v < Vectors; ++v, to += kLanes<T>) {
+            if (v + 1 < Vectors || last == kLanes<T>) {
+                store(to, tile.adds ? load<T>(to) + sums[r][v] : sums[r][v]);
+            } else {
+                const Vector<T> sum = tile.adds ? load_part<T>(to, last, 0) + sums[r][v] : sums[r][v];
+                store_part<T>(to, sum, last);
+            }
+        }
+    }
+}
+
+template <typename T, int Rows>
+inline void multiply_rows(const Tile<T>& tile) {
+    if (tile.columns > 2 * kLanes<T>) {
+        multiply_tile<T, Rows, 3>(tile);
+    } else if (tile.columns > kLanes<T>) {
+        multiply_tile<T, Rows, 2>(tile);
+    } else {
+        multiply_tile<T, Rows, 1>(tile);
+    }
+}
+
+// Any number of rows, at most kTileRows.
+template <typename T>
+inline void multiply_some(Tile<T> tile, std::int64_t rows) {
+    const auto next = [&](std::int64_t done) {
+        tile.a += done * tile.a_row;
+        tile.y += done * tile.y_row;
+        rows -= done;
+    };
+    if (rows == kTileRows) {
+        multiply_rows<T, kTileRows>(tile);
+        return;
+    }
+    if (kTileRows > 4 && rows >= 4) {
+        multiply_rows<T, 4>(tile);
+        next(4);
+    }
+    if (rows >= 2) {
+        multiply_rows<T, 2>(tile);
+        next(2);
+    }
+    if (rows >= 1) {
+        multiply_rows<T, 1>(tile);
+    }
+}
+
+// Copies `columns` columns of b into a panel, and fills it up with zeros.
+template <typename T>
+void copy_panel(const T* b, std::int64_t b_depth, std::int64_t b_column, std::int64_t depth, std::int64_t columns,
+                T* panel) {
+    constexpr std::int64_t kWidth = kTileColumns<T>;
+    if (b_column == 1 && columns == kWidth) {
+        for (std::int64_t k = 0; k < depth; ++k, b += b_depth, panel += kWidth) {
+            for (int v = 0; v < kTileVectors; ++v) {
+                store(panel + v * kLanes<T>, load<T>(b + v * kLanes<T>));
+            }
+        }
+        return;
+    }
+    if (columns < kWidth) {
+        std::fill_n(panel, depth * kWidth, T(0));
+    }
+    for (std::int64_t c = 0; c < columns; ++c) {
+        for (std::int64_t k = 0; k < depth; ++k) {
+            panel[k * kWidth + c] = b[k * b_depth + c * b_column];
+        }
+    }
+}
+
+// Multiplies a part of the depth, from element `first` on.
+template <typename T>
+void multiply_part(const ProductBlock<T>& p, std::int64_t first, std::int64_t depth) {
+    constexpr std::int64_t kWidth = kTileColumns<T>;
+    T* const panels = p.scratch;
+    T* const copied = panels + kPanels * kDepth * kWidth;
+    const T* const b = p.b + first * p.b_depth;
+    // Panels that few rows read are not copied, except for a last one that is not whole.
+    const bool in_place = p.b_column == 1 && p.rows <= kTileRows;
+    for (std::int64_t c = in_place ? p.columns / kWidth * kWidth : 0; c < p.columns; c += kWidth) {
+        copy_panel(b + c * p.b_column, p.b_depth, p.b_column, depth, std::min(kWidth, p.columns - c),
+                   panels + c * kDepth);
+    }
+    const bool copies = p.a_depth != 1 && p.columns > kFewPanels * kWidth && p.rows >= kTileRows;
+    for (std::int64_t row = 0; row < p.rows; row += kTileRows) {
+        const std::int64_t rows = std::min<std::int64_t>(kTileRows, p.rows - row);
+        const T* a = p.a + row * p.a_row + first * p.a_depth;
+        if (copies) {
+            for (std::int64_t k = 0; k < depth; ++k) {
+                for (std::int64_t r = 0; r < rows; ++r) {
+                    copied[k * kTileRows + r] = a[r * p.a_row + k * p.a_depth];
+                }
+            }
+        }
+        Tile<T> tile{copies ? copied : a,
+                     copies ? 1 : p.a_row,
+                     copies ? kTileRows : p.a_depth,
+                     nullptr,
+                     0,
+                     depth,
+                     nullptr,
+                     p.y_row,
+                     0,
+                     first > 0};
+        for (std::int64_t c = 0; c < p.columns; c += kWidth) {
+            tile.columns = std::min(kWidth, p.columns - c);
+            const bool here = in_place && tile.columns == kWidth;
+            tile.b = here ? b + c : panels + c * kDepth;
+            tile.b_depth = here ? p.b_depth : kWidth;
+            tile.y = p.y + row * p.y_row + c;
+            multiply_some(tile, rows);
+        }
+    }
+}
+
+template <typename T>
+void multiply(const ProductBlock<T>& p) {
+    for (std::int64_t first = 0; first < p.depth; first += kDepth) {
+        multiply_part(p, first, std::min(kDepth, p.depth - first));
+    }
+}
+
+template <typename T, int Rows>
+inline void dot_rows(const ProductDots<T>& p, std::int64_t row) {
+    constexpr int kVectors = 4;
+    constexpr std::int64_t kStep = kVectors * kLanes<T>;
+    Vector<T> sums[Rows][kVectors] = {};
+    const T* a[Rows];
+    for (int r = 0; r < Rows; ++r) {
+        a[r] = p.a + (row + r) * p.a_row;
+    }
+    std::int64_t k = 0;
+    for (; k + kStep <= p.depth; k += kStep) {
+        for (int v = 0; v < kVectors; ++v) {
+            const Vector<T> x = load<T>(p.x + k + v * kLanes<T>);
+            for (int r = 0; r < Rows; ++r) {
+                sums[r][v] += load<T>(a[r] + k + v * kLanes<T>) * x;
+            }
+        }
+    }
+    for (; k < p.depth; k += kLanes<T>) {
+        const std::int64_t count = std::min(kLanes<T>, p.depth - k);
+        const Vector<T> x = load_part<T>(p.x + k, count, 0);
+        for (int r = 0; r < Rows; ++r) {
+            sums[r][0] += load_part<T>(a[r] + k, count, 0) * x;
+        }
+    }
+    for (int r = 0; r < Rows; ++r) {
+        p.y[row + r] = across<Add, T>((sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]));
+    }
+}
+
+template <typename T>
+void dots(const ProductDots<T>& p) {
+    constexpr int kRows = kTileRows / 2;
+    std::int64_t row = 0;
+    for (; row + kRows <= p.rows; row += kRows) {
+        dot_rows<T, kRows>(p, row);
+    }
+    for (; row < p.rows; ++row) {
+        dot_rows<T, 1>(p, row);
+    }
+}
+
+template <typename T>
+constexpr ProductFunctions<T> functions() {
+    return {multiply<T>, dots<T>,   kTileColumns<T>,
+            kPanels,     kTileRows, kPanels * kDepth * kTileColumns<T> + kTileRows * kDepth};
+}
+
+}  // namespace
+
+GRAPHKIT_ISA_DEFINE(ProductTable, product_table) = {functions<float>(), functions<double>(), functions<std::uint32_t>(),
+                                                    functions<std::uint64_t>()};
+
+}  // namespace graphkit
