@@ -6,7 +6,7 @@
 # seconds: keep lines short. GRAPHKIT_UNITY=OFF compiles each source alone, which also finds missing includes.
 set(unity_groups
     "kernels/attention/attention kernels/concat/concat kernels/conv/conv kernels/conv/conv_grad"
-    "kernels/conv/conv_library kernels/conv/following kernels/conv/narrow_conv kernels/cumulative/cumulative"
+    "kernels/conv/conv_library kernels/conv/depthwise_copied kernels/conv/following kernels/conv/narrow_conv kernels/cumulative/cumulative"
     "kernels/conv/tiled_conv kernels/fill/fill kernels/gather/gather kernels/guard/guard"
     "kernels/conv/transposed_conv kernels/im2col/im2col kernels/layout/layout kernels/linalg/linear_systems"
     "kernels/conv/window_products kernels/loss/loss kernels/matmul/matmul kernels/matmul/packed_product kernels/matmul/blocked_product"

@@ -142,18 +142,17 @@ class _Forward:
         ours = last and dtype == "float32"
         self._tiles = ours and not transposed
         self._transposes = ours and transposed
-        self._depthwise = self._tiles and self._may_use_depthwise_kernel(node)
+        self._may_slide = self._tiles and operand(node, 3) is None
+        self._depthwise = self._may_slide and self._prefers_depthwise_kernel(node)
         # Otherwise, padding depends on the sizes of the data, or on a given shape of the result.
         self._has_fixed_padding = not transposed and not self._op.checked_auto_pad().startswith("SAME")
         self._found: _Windows | None = None
 
-    def _may_use_depthwise_kernel(self, node: Node) -> bool:
-        """Return whether graphkit's kernel is used if there is one filter for each channel.
+    def _prefers_depthwise_kernel(self, node: Node) -> bool:
+        """Return whether graphkit's kernel is used for all sizes if there is one filter for each channel.
 
-        If the weights are packed, or other operators are fused, oneDNN's kernel is as fast. But making it takes longer.
+        If the weights are packed, or an activation is fused, oneDNN's kernel is as fast. But making it takes longer.
         """
-        if operand(node, 3) is not None:
-            return False
         activates = isinstance(node.op, Epilogue) and bool(node.op.activation)
         return self._vary or (len(node.operands) == 2 and not activates and not self._packs)
 
@@ -162,8 +161,9 @@ class _Forward:
         if self._last:
             x, y = channels_first(x), channels_first(y)
         windows = self._windows(x, w)
-        if windows.depthwise is not None:
-            return native.DepthwiseConvolution(x, y, windows.depthwise, self._threads, **self._options)
+        depthwise = windows.depthwise
+        if depthwise is not None and (self._depthwise or native.DepthwiseConvolution.slides(y, depthwise)):
+            return native.DepthwiseConvolution(x, y, depthwise, self._threads, **self._options)
         window, order = windows.window, tuple(range(len(x) - 2))
         if len(x) == 3 and x[1] == w[0] == windows.geometry.group and not self._transposed:
             x, w, y, window = _with_row_axis(x, w, y, windows.geometry)
@@ -199,7 +199,7 @@ class _Forward:
         """Return the windows for these sizes. If padding is fixed, they depend only on the weights, and are reused."""
         if self._found is None or not self._has_fixed_padding or self._found.weights != w:
             geometry = self._op.geometry(x, w)
-            is_depthwise = self._depthwise and self._op.group == x[1] == w[0]
+            is_depthwise = self._may_slide and self._op.group == x[1] == w[0]
             depthwise = depthwise_window(geometry, w[2:]) if is_depthwise else None
             self._found = _Windows(w, geometry, window_of(geometry), depthwise)
         return self._found

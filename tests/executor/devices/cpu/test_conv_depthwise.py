@@ -32,6 +32,12 @@ CASES = [
     ((2, 14, 15, 40), (3, 3), dict(pads=(1, 1, 1, 1), strides=(2, 2))),
     ((1, 20, 20, 33), (5, 5), dict(pads=(2, 2, 2, 2), strides=(2, 1))),
     ((1, 9, 9, 3), (7, 7), dict(pads=(3, 3, 3, 3))),
+    # Windows that slide over copies: several parts of lines and groups of channels, and lines that see padding only.
+    ((2, 30, 29, 77), (7, 7), dict(pads=(3, 3, 3, 3))),
+    ((1, 33, 300, 35), (5, 5), dict(pads=(2, 1, 2, 4))),
+    ((1, 25, 14, 32), (9, 5), dict(pads=(12, 0, 11, 6), dilations=(2, 1), strides=(3, 1))),
+    ((1, 6, 5, 16), (5, 7), dict(pads=(9, 8, 9, 9))),
+    ((3, 7, 23, 31), (5, 5), {}),
     *(random_case(seed) for seed in range(30)),
 ]
 
@@ -87,25 +93,29 @@ def test_against_the_references(case, every_isa):
 )
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("channels", [1, 16, 37])
-def test_what_follows(activation, apply, packs, channels, isa):
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("is_finite", [False, True])
+def test_what_follows(activation, apply, packs, channels, size, is_finite, isa):
     """Bias and activation; NaN in the data, and weights that are not finite beside padding."""
     rng = np.random.default_rng(channels)
     x = rng.standard_normal((2, 6, 5, channels), dtype=np.float32)
-    w = rng.standard_normal((channels, 1, 3, 3), dtype=np.float32)
+    w = rng.standard_normal((channels, 1, size, size), dtype=np.float32)
     bias = rng.standard_normal(channels, dtype=np.float32)
     x[1, 2, 3, 0] = np.nan
-    w[-1, 0, 0, 0] = np.inf
+    if not is_finite:
+        w[-1, 0, 0, 0] = np.inf
+    pad = size // 2
     wide = [a.astype(np.float64) for a in (x, w)]
     with np.errstate(invalid="ignore"):
         y = _by_definition(*wide) + bias
     kind, alpha, beta = activation
     node = Node(
         ChannelsLastConv(
-            group=channels, pads=(1, 1, 1, 1), activation=kind, activation_alpha=alpha, activation_beta=beta
+            group=channels, pads=(pad,) * 4, activation=kind, activation_alpha=alpha, activation_beta=beta
         ),
         [Value(TensorType("float32", a.shape)) for a in (x, w, bias)],
     )
-    window = native.PoolWindow((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
+    window = native.PoolWindow((size, size), (1, 1), (1, 1), (pad, pad), (pad, pad))
     shapes = [first(a.shape) for a in (x, y)]
     found = []
     for threads in (1, 3):
@@ -125,15 +135,16 @@ def test_what_follows(activation, apply, packs, channels, isa):
 
 
 def _by_definition(x, w):
-    """A convolution of windows of 3 x 3 with padding 1, whose padding is no term of a sum."""
+    """A convolution of square windows that keeps the size, whose padding is no term of a sum."""
     y = np.zeros(x.shape)
 
     def spans(offset, size):
         """What a tap reads and which results it is a term of, along one axis."""
         return slice(max(offset, 0), size + min(offset, 0)), slice(max(-offset, 0), size + min(-offset, 0))
 
-    for i, j in np.ndindex(3, 3):
-        (rows, down), (columns, right) = spans(i - 1, x.shape[1]), spans(j - 1, x.shape[2])
+    size = w.shape[-1]
+    for i, j in np.ndindex(size, size):
+        (rows, down), (columns, right) = spans(i - size // 2, x.shape[1]), spans(j - size // 2, x.shape[2])
         y[:, down, right] += x[:, rows, columns] * w[:, 0, i, j]
     return y
 
@@ -187,3 +198,23 @@ def test_one_axis(channels, width, kernel, attrs, constant, residual):
             assert not made.implementation.startswith(("ref", "gemm")), made.implementation
     np.testing.assert_array_equal(*found)
     np.testing.assert_allclose(found[0], y, rtol=0, atol=2e-6 * max(1, np.abs(y).max()) * kernel**0.5)
+
+
+@pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
+def test_windows_slide_in_models():
+    """Large windows of wide images slide over copies; others do not."""
+    rng = np.random.default_rng(0)
+    for size, stride, width, slides in [(5, 1, 12, True), (7, 1, 30, True), (5, 1, 11, False), (5, 2, 30, False),
+                                        (3, 1, 30, False)]:  # fmt: skip
+        op = ChannelsLastConv(group=32, pads=(size // 2,) * 4, strides=(stride, stride))
+        x = rng.standard_normal((1, width, width, 32), dtype=np.float32)
+        w = rng.standard_normal((32, 1, size, size), dtype=np.float32)
+        node = Node(op, [Value(TensorType("float32", a.shape)) for a in (x, w)])
+        kernel = make_kernel("cpu", node, KernelContext(1, constant_inputs={1: w}))
+        assert isinstance(kernel, native.DepthwiseConvolution) == slides, (size, stride, width)
+        packed = aligned_bytes(kernel.packed_bytes(1))
+        kernel.pack(1, w, packed)
+        y = np.full(node.output.tensor.static_shape, np.nan, np.float32)
+        kernel([x, packed], [y])
+        expected = op.reference(numpy_xp, *(a.astype(np.float64) for a in (x, w)))
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-4)

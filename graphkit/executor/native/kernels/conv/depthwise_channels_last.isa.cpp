@@ -1,44 +1,9 @@
 // Depthwise convolution of data with the channels last and its gradients: float32, one filter for each channel, one to
 // three spatial dimensions. Results do not depend on the number of threads.
-#include <cstdint>
-#include <limits>
-
-#include "runtime/isa.h"
-#include "simd/channels.h"
+#include "kernels/conv/depthwise_lanes.h"
+#include "kernels/conv/depthwise_table.h"
 
 namespace graphkit {
-
-// What follows a sum: the bias of its channel, then negative x times `slope`, then from `low` to `high`. NaN stays.
-struct DepthwiseFinish {
-    const float* bias = nullptr;
-    float slope = 1;
-    float low = -std::numeric_limits<float>::infinity();
-    float high = std::numeric_limits<float>::infinity();
-};
-
-// Rows of channels that `count` results side by side are made of: result i at out + i * out_step sums
-// in[i * step + offsets[t]] * w[numbers[t] * channels] over the taps.
-struct DepthwiseRun {
-    const std::int64_t* offsets;
-    const std::int64_t* numbers;
-    std::int64_t taps;
-    // Rows of the input that the next run will add, from where this one reads the first of its windows on.
-    const std::int64_t* ahead;
-    std::int64_t ahead_count;
-    std::int64_t count;
-    std::int64_t step;
-    std::int64_t out_step;
-    std::int64_t channels;
-};
-
-struct DepthwiseFunctions {
-    void (*correlate)(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
-                      float* out);
-    // w[numbers[t]] += in[i * step + offsets[t]] * out[i * out_step] over the run.
-    void (*add_products)(const DepthwiseRun& run, const float* in, const float* out, float* w);
-};
-
-GRAPHKIT_ISA_TABLE(DepthwiseFunctions, depthwise_functions);
 
 // Depthwise convolution of runs of windows.
 namespace {
@@ -54,41 +19,60 @@ inline void fetch_ahead(const DepthwiseRun& run, const float* in, std::int64_t f
     }
 }
 
-// `Width` results side by side, so that an element of the filter is loaded once for them.
-template <std::int64_t Width, typename Access>
+// `Width` results side by side of `Vectors` vectors of channels: an element of the filter is loaded once for the
+// results, and sums are as many as FMA units need.
+template <int Width, int Vectors, typename Access>
 inline void correlate_block(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
                             std::int64_t channel, float* out, Access access) {
-    Lane sums[Width] = {};
+    Lane sums[Width][Vectors] = {};
     for (std::int64_t t = 0; t < run.taps; ++t) {
-        const Lane factor = access.read(w + run.numbers[t] * run.channels);
+        const float* filter = w + run.numbers[t] * run.channels;
         const float* from = in + run.offsets[t];
-        for (std::int64_t i = 0; i < Width; ++i) {
-            sums[i] += access.read(from + i * run.step) * factor;
+        Lane factors[Vectors];
+        for (int v = 0; v < Vectors; ++v) {
+            factors[v] = access.read(filter + v * kLane);
+        }
+        for (int i = 0; i < Width; ++i) {
+            for (int v = 0; v < Vectors; ++v) {
+                sums[i][v] += access.read(from + i * run.step + v * kLane) * factors[v];
+            }
         }
     }
-    const Lane bias = finish.bias == nullptr ? Lane{} : access.read(finish.bias + channel);
-    for (std::int64_t i = 0; i < Width; ++i) {
-        Lane x = sums[i] + bias;
-        if (finish.slope != 1) {
-            x = x < Lane{} ? x * splat(finish.slope) : x;
+    for (int v = 0; v < Vectors; ++v) {
+        const Lane bias = finish.bias == nullptr ? Lane{} : access.read(finish.bias + channel + v * kLane);
+#pragma GCC unroll 8
+        for (int i = 0; i < Width; ++i) {
+            access.write(out + i * run.out_step + v * kLane, finished(sums[i][v] + bias, finish));
         }
-        access.write(out + i * run.out_step, at_most<float>(at_least<float>(x, finish.low), finish.high));
     }
 }
 
-void correlate(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish, float* out) {
-    constexpr std::int64_t kWide = 6;
-    std::int64_t i = 0;
-    for (; i + kWide <= run.count; i += kWide) {
-        fetch_ahead(run, in, i, kWide);
-        over_channels(run.channels, [&](std::int64_t c, auto access) {
-            correlate_block<kWide>(run, in + i * run.step + c, w + c, finish, c, out + i * run.out_step + c, access);
-        });
+template <int Width>
+void correlate_windows(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
+                       float* out) {
+    constexpr int kVectors = Width > 3 ? 2 : 4;
+    std::int64_t c = 0;
+    for (; c + kVectors * kLane <= run.channels; c += kVectors * kLane) {
+        correlate_block<Width, kVectors>(run, in + c, w + c, finish, c, out + c, Whole{});
     }
-    for (; i < run.count; ++i) {
-        over_channels(run.channels, [&](std::int64_t c, auto access) {
-            correlate_block<1>(run, in + i * run.step + c, w + c, finish, c, out + i * run.out_step + c, access);
-        });
+    over_channels(run.channels - c, [&](std::int64_t more, auto access) {
+        const std::int64_t at = c + more;
+        correlate_block<Width, 1>(run, in + at, w + at, finish, at, out + at, access);
+    });
+}
+
+void correlate(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish, float* out) {
+    using Windows = void (*)(const DepthwiseRun&, const float*, const float*, const DepthwiseFinish&, float*);
+    constexpr Windows kWindows[] = {correlate_windows<1>, correlate_windows<2>, correlate_windows<3>,
+                                    correlate_windows<4>, correlate_windows<5>, correlate_windows<6>};
+    constexpr std::int64_t kWide = 6;
+    const std::int64_t blocks = (run.count + kWide - 1) / kWide;
+    std::int64_t i = 0;
+    for (std::int64_t block = 0; block < blocks; ++block) {
+        const std::int64_t width = (run.count - i + blocks - block - 1) / (blocks - block);
+        fetch_ahead(run, in, i, width);
+        kWindows[width - 1](run, in + i * run.step, w, finish, out + i * run.out_step);
+        i += width;
     }
 }
 
@@ -145,6 +129,7 @@ GRAPHKIT_ISA_DEFINE(DepthwiseFunctions, depthwise_functions) = {correlate, add_p
 #ifdef GRAPHKIT_ONCE
 #include <algorithm>
 
+#include "kernels/conv/depthwise_copied.h"
 #include "kernels/conv/following.h"
 #include "kernels/pointwise/epilogue.h"
 #include "kernels/pool/pool.h"
@@ -216,7 +201,7 @@ class DepthwiseConvolution final : public Depthwise {
     DepthwiseConvolution(Dims x, Dims y, const PoolWindow& window, const Epilogue& epilogue, bool pack_weights,
                          int threads);
     std::size_t scratch_bytes() const override {
-        return (packed_ ? 0 : aligned(filter_bytes())) + following_.scratch_bytes();
+        return (packed_ ? 0 : aligned(filter_bytes())) + std::max(copied_.scratch_bytes(), following_.scratch_bytes());
     }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
     std::vector<int> packed_inputs() const override { return packed_ ? std::vector{1} : std::vector<int>{}; }
@@ -226,6 +211,7 @@ class DepthwiseConvolution final : public Depthwise {
 
   private:
     bool packed_;
+    CopiedDepthwise copied_;
     Following following_;
 };
 
@@ -390,6 +376,7 @@ DepthwiseConvolution::DepthwiseConvolution(Dims x, Dims y, const PoolWindow& win
     if (epilogue.bias) {
         inputs_.push_back({"bias", {channels_}});
     }
+    copied_ = CopiedDepthwise(pool_geometry(*this, x, y, window), x[0], channels_, this->threads());
     following_ = Following(epilogue, count(y) / std::max<std::int64_t>(channels_, 1), channels_, this->threads());
 }
 
@@ -403,8 +390,14 @@ void DepthwiseConvolution::run(const void* const* inputs, void* const* outputs, 
     }
     const void* bias = inputs_.size() > 2 ? inputs[2] : nullptr;
     const TiledEpilogue here = following_.on_the_way(bias, nullptr);
-    correlate(static_cast<const float*>(inputs[0]), filters, {here.bias, here.slope, here.low, here.high},
-              static_cast<float*>(outputs[0]));
+    const DepthwiseFinish finish{here.bias, here.slope, here.low, here.high};
+    const auto* x = static_cast<const float*>(inputs[0]);
+    auto* y = static_cast<float*>(outputs[0]);
+    if (copied_.suits(filters)) {
+        copied_.run(x, filters, finish, y, scratch);
+    } else {
+        correlate(x, filters, finish, y);
+    }
     following_.pass(outputs[0], nullptr, outputs[0], scratch);
 }
 
@@ -493,7 +486,9 @@ GRAPHKIT_BINDINGS(depthwise_channels_last, "pool", "epilogue") {
                 new (self) DepthwiseConvolution(x, y, window, last, pack_weights, threads);
             },
             "x"_a, "y"_a, "window"_a, "threads"_a = 0, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
-            "pack_weights"_a = false);
+            "pack_weights"_a = false)
+        .def_static("slides", &CopiedDepthwise::suits_window, "y"_a, "window"_a,
+                    "Whether it is faster than the library because windows slide over copies.");
     nb::class_<DepthwiseBackwardData, Kernel>(m, "DepthwiseBackwardData")
         .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
     nb::class_<DepthwiseBackwardWeights, Kernel>(m, "DepthwiseBackwardWeights")
