@@ -35,7 +35,9 @@ def test_transposes_of_random_shapes(dtype, threads, isa):
 
 
 @in_one_item()
-@pytest.mark.parametrize("shape", [(67, 129), (128, 64), (1, 300), (300, 2), (300, 3), (3, 300), (0, 5), (513, 1031), (20001, 2)])
+@pytest.mark.parametrize(
+    "shape", [(67, 129), (128, 64), (1, 300), (300, 2), (300, 3), (3, 300), (0, 5), (513, 1031), (20001, 2)]
+)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64], ids=str)
 def test_transposes_of_matrices(shape, dtype, every_isa):
     x = bit_patterns(shape, dtype)
