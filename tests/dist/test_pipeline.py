@@ -81,7 +81,7 @@ def test_a_pipeline_computes_what_one_process_does(on_ranks, network):
     "options",
     [
         {"micro": 1}, {"micro": 2}, {"count": 13}, {"count": 3}, {"micro": 16}, {"clip_norm": 0.05}, {"ema": 0.9},
-        {"deterministic": True}, {"deterministic": True, "count": 13},
+        {"deterministic": True}, {"deterministic": True, "count": 13}, {"deterministic": True, "micro": 1},
         {"on_nonfinite": "skip"}, {"on_nonfinite": "ignore"}, {"freeze": ["a_*"]},
         {"lr_mult": {"b_*": 0.5}}, {"freeze": ["b_*"]}, {"freeze": ["c_*"]}, {"freeze": ["a_*", "c_*"]},
     ],
@@ -91,9 +91,12 @@ def test_options(on_ranks, options):
     whole, losses = alone("mlp", **options)
     for trainer, seen in on_ranks(lambda store: piped(store, "mlp", **options), 3):
         np.testing.assert_allclose(seen, losses, rtol=1e-6)
-        # For a second size a program may have other kernels, unless it is deterministic.
-        uneven = options.get("count", 16) % 4 and "deterministic" not in options
-        assert_same(trainer, whole, 1e-6 if "clip_norm" in options or uneven else 0)
+        # Unless a program is deterministic, it may have other kernels for a second size, and for matrices that another
+        # program updates.
+        others = options.get("count", 16) % 4 or options.get("micro") == 1
+        assert_same(
+            trainer, whole, 1e-6 if "clip_norm" in options or (others and "deterministic" not in options) else 0
+        )
 
 
 @pytest.mark.parametrize("options", [{"freeze": ["token"]}, {"clip_norm": 0.5}, {"ema": 0.9}], ids=str)

@@ -36,9 +36,6 @@ _LONG_ROW_BY_COLUMN = 64
 # The same for a product with one row, if the second matrix is transposed.
 _LONG_COLUMN_BY_ROW = 256
 
-# If results must not depend on the number of threads, the kernel is chosen as for this number.
-_DETERMINISTIC_THREADS = 8
-
 
 class _Product:
     """Makes the kernels of `alpha * a @ b + beta * bias` for all sizes.
@@ -61,9 +58,11 @@ class _Product:
         self._transposed, self._has_bias, self._last = transpose_b, has_bias, last or native.Epilogue()
         self._may_use_dots = dtype == "float32" and last is None and not transpose_a
         self._vary, self._threads = context.sizes_vary, context.threads
-        self._chosen_threads = _DETERMINISTIC_THREADS if context.deterministic else context.threads
         constant = 1 in context.constant_inputs
-        self._packs = constant and dtype == "float32" and not transpose_a and alpha == 1 and beta == 1
+        is_plain = dtype == "float32" and not transpose_a and alpha == 1 and beta == 1
+        # Deterministic results must not depend on whether the program updates the matrix: ranks that train together
+        # have the bits of one process that accumulates gradients.
+        self._packs = constant and is_plain and not context.deterministic
         self._blocked: dict[str, Any] = dict(
             transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta, dtype=dtype,
             threads=context.threads,
@@ -109,8 +108,9 @@ class _Product:
         rows = math.prod(a[:-1])
         if rows <= _FEW_ROWS or (self._vary and rows * a[-1] * columns < _SHORT_PRODUCT):
             return True
-        threads = self._chosen_threads
-        return threads != 1 and native.PackedProduct.suits(a, b, transposed=self._transposed, threads=threads)
+        if self._threads == 1:
+            return False
+        return native.PackedProduct.suits(a, b, transposed=self._transposed, threads=self._threads)
 
 
 class _BlockedProduct:
