@@ -79,6 +79,25 @@ def test_top_k(shape, axis, largest, name, isa):
             np.testing.assert_array_equal(got.astype(values.dtype), values)
 
 
+@in_one_item()
+@pytest.mark.parametrize("k", [1, 2, 10, 32, 33])
+@pytest.mark.parametrize("shape", [(3, 2000), (2000, 3)])
+@pytest.mark.parametrize("order", ["ascending", "descending", "random", "ascending with ties"])
+@pytest.mark.parametrize("name", ["float32", "int64", "uint8"])
+def test_few_of_rows_in_order(k, shape, order, name, isa):
+    """Rows in which each element is better than those before it, or none is."""
+    axis = int(np.argmax(shape))
+    x = np.random.default_rng(0).integers(0, 256, shape)
+    if order != "random":
+        x = np.sort(x // 9 if order.endswith("ties") else x, axis=axis)
+    x = (x if order != "descending" else -x).astype(name)
+    values, indices = registry.get("", "TopK")(axis=axis).reference(numpy_xp, x, np.array([k]))
+    got, where = np.zeros(values.shape, x.dtype), np.full(values.shape, 77, np.int64)
+    native.TopK(shape, axis, k, name, True, 2)([x], [got, where])
+    np.testing.assert_array_equal(where, indices)
+    np.testing.assert_array_equal(got, values)
+
+
 def test_positions_that_do_not_exist():
     with pytest.raises(native.Error, match="k is out of range"):
         native.TopK([2, 3], 1, 4, "float32")

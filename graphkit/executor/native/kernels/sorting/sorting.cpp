@@ -59,6 +59,41 @@ class Hardmax : public Kernel {
     AxisGeometry geometry_;
 };
 
+// Ordered by key, then by position.
+template <typename K>
+struct Candidate {
+    K key;
+    std::int64_t position;
+
+    bool operator<(const Candidate& other) const {
+        return key < other.key || (key == other.key && position < other.position);
+    }
+};
+
+template <>
+struct Candidate<std::uint32_t> {
+    std::uint64_t both;
+
+    Candidate(std::uint32_t key, std::int64_t position)
+        : both(std::uint64_t{key} << 32 | static_cast<std::uint64_t>(position)) {}
+    bool operator<(const Candidate& other) const { return both < other.both; }
+};
+
+template <typename K>
+std::int64_t position_of(const Candidate<K>& candidate) {
+    return candidate.position;
+}
+inline std::int64_t position_of(const Candidate<std::uint32_t>& candidate) {
+    return static_cast<std::int64_t>(candidate.both & 0xffffffffU);
+}
+template <typename K>
+K key_of(const Candidate<K>& candidate) {
+    return candidate.key;
+}
+inline std::uint32_t key_of(const Candidate<std::uint32_t>& candidate) {
+    return static_cast<std::uint32_t>(candidate.both >> 32);
+}
+
 // The k first elements along an axis in descending (`largest`) or ascending order, and their positions; equal elements
 // in the order of positions; NaN is above all numbers.
 class TopK : public Kernel {
@@ -71,6 +106,10 @@ class TopK : public Kernel {
   private:
     template <typename T>
     void run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
+    template <typename T>
+    std::int64_t insert(const T* from, Candidate<Key<T>>* candidates) const;
+    template <typename T>
+    void collect(const T* from, Candidate<Key<T>>* candidates, std::int64_t found, std::int64_t at) const;
     std::int64_t capacity() const;
 
     ElementType type_;
@@ -80,6 +119,8 @@ class TopK : public Kernel {
 };
 
 constexpr double kElementNanoseconds = 0.2;
+// So many elements or fewer are kept in order while a row is read.
+constexpr std::int64_t kInserted = 32;
 
 // body.operator()<T>() with the type of an element; half floats as such.
 template <typename Body>
@@ -273,45 +314,6 @@ void Hardmax::run(const void* const* inputs, void* const* outputs, std::byte* sc
 
 // --- TopK -------------------------------------------------------------------------------------------
 
-namespace {
-
-// Ordered by key, then by position.
-template <typename K>
-struct Candidate {
-    K key;
-    std::int64_t position;
-
-    bool operator<(const Candidate& other) const {
-        return key < other.key || (key == other.key && position < other.position);
-    }
-};
-
-template <>
-struct Candidate<std::uint32_t> {
-    std::uint64_t both;
-
-    Candidate(std::uint32_t key, std::int64_t position)
-        : both(std::uint64_t{key} << 32 | static_cast<std::uint64_t>(position)) {}
-    bool operator<(const Candidate& other) const { return both < other.both; }
-};
-
-template <typename K>
-std::int64_t position_of(const Candidate<K>& candidate) {
-    return candidate.position;
-}
-inline std::int64_t position_of(const Candidate<std::uint32_t>& candidate) {
-    return static_cast<std::int64_t>(candidate.both & 0xffffffffU);
-}
-template <typename K>
-K key_of(const Candidate<K>& candidate) {
-    return candidate.key;
-}
-inline std::uint32_t key_of(const Candidate<std::uint32_t>& candidate) {
-    return static_cast<std::uint32_t>(candidate.both >> 32);
-}
-
-}  // namespace
-
 TopK::TopK(const Dims& x, std::int64_t axis, std::int64_t k, const std::string& type, bool largest, int threads)
     : Kernel("TopK", threads), type_(element_type(type)), geometry_(*this, x, axis), k_(k), largest_(largest) {
     Dims y = x;
@@ -336,56 +338,100 @@ std::size_t TopK::scratch_bytes() const {
            aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>));
 }
 
+// Keeps the k best elements in order while it reads a row. Returns where it stopped: at the end, or where there were so
+// many insertions that `collect` is faster.
+template <typename T>
+std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
+    using K = Key<T>;
+    const KeyFunctions<T>& functions = sorting_table().key<T>();
+    const std::int64_t inner = geometry_.inner;
+    const std::int64_t size = geometry_.size;
+    const auto put = [&](Candidate<K> candidate, std::int64_t place) {
+        for (; place > 0 && candidate < candidates[place - 1]; --place) {
+            candidates[place] = candidates[place - 1];
+        }
+        candidates[place] = candidate;
+    };
+    for (std::int64_t i = 0; i < k_; ++i) {
+        put({functions.key(from[i * inner], largest_), i}, i);
+    }
+    K keys[kKeyBlock];
+    std::int64_t at = k_;
+    for (std::int64_t inserted = 0; at < size && inserted < 8 * k_; at += kKeyBlock) {
+        const T worst = from[position_of(candidates[k_ - 1]) * inner];
+        at = functions.next_block(from, inner, at, size, largest_, worst, keys);
+        const std::int64_t part = std::min(kKeyBlock, size - at);
+        K limit = key_of(candidates[k_ - 1]);
+        for (std::int64_t i = 0; i < part; ++i) {
+            if (keys[i] < limit) {  // of equal keys, later ones come too late
+                put({keys[i], at + i}, k_ - 1);
+                limit = key_of(candidates[k_ - 1]);
+                ++inserted;
+            }
+        }
+    }
+    return at;
+}
+
+// Leaves the k best elements of a row in order, `found` candidates below position `at` being given: more are collected,
+// and now and then the best of them selected.
+template <typename T>
+void TopK::collect(const T* from, Candidate<Key<T>>* candidates, std::int64_t found, std::int64_t at) const {
+    using K = Key<T>;
+    const KeyFunctions<T>& functions = sorting_table().key<T>();
+    const std::int64_t inner = geometry_.inner;
+    const std::int64_t size = geometry_.size;
+    const std::int64_t most = capacity();
+    for (; found < most && at < size; ++found, ++at) {
+        candidates[found] = {functions.key(from[at * inner], largest_), at};
+    }
+    if (at < size) {
+        // From the k-th best of what was seen on, equal keys come too late.
+        const auto keep_best = [&] {
+            std::nth_element(candidates, candidates + k_ - 1, candidates + found);
+            found = k_;
+            return key_of(candidates[k_ - 1]);
+        };
+        K limit = keep_best();
+        K keys[kKeyBlock];
+        for (;; at += kKeyBlock) {
+            const T worst = from[position_of(candidates[k_ - 1]) * inner];
+            at = functions.next_block(from, inner, at, size, largest_, worst, keys);
+            if (at >= size) {
+                break;
+            }
+            const std::int64_t part = std::min(kKeyBlock, size - at);
+            for (std::int64_t i = 0; i < part; ++i) {
+                if (keys[i] < limit) {
+                    candidates[found++] = {keys[i], at + i};
+                    limit = found == most ? keep_best() : limit;
+                }
+            }
+        }
+    }
+    if (found > k_) {
+        std::nth_element(candidates, candidates + k_ - 1, candidates + found);
+    }
+    std::sort(candidates, candidates + k_);
+}
+
 template <typename T>
 void TopK::run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    using K = Key<T>;
     const AxisGeometry& g = geometry_;
-    const KeyFunctions<T>& functions = sorting_table().key<T>();
     const auto* x = static_cast<const T*>(inputs[0]);
     auto* values = static_cast<T*>(outputs[0]);
     auto* indices = static_cast<std::int64_t*>(outputs[1]);
-    const std::int64_t most = capacity();
-    const std::size_t bytes = aligned(static_cast<std::size_t>(most) * sizeof(Candidate<std::uint64_t>));
+    const std::size_t bytes = aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>));
     const double cost = 50 + static_cast<double>(g.size) + 20 * static_cast<double>(k_);
     parallel_for(threads(), g.outer * g.inner, cost, [&](std::int64_t begin, std::int64_t end) {
-        auto* candidates = reinterpret_cast<Candidate<K>*>(scratch + static_cast<std::size_t>(thread_number()) * bytes);
+        auto* const candidates =
+            reinterpret_cast<Candidate<Key<T>>*>(scratch + static_cast<std::size_t>(thread_number()) * bytes);
         for (std::int64_t row = begin; row < end; ++row) {
             const T* from = x + row / g.inner * g.size * g.inner + row % g.inner;
-            const auto candidate = [&](std::int64_t position) {
-                return Candidate<K>{functions.key(from[position * g.inner], largest_), position};
-            };
-            std::int64_t found = 0;
-            for (; found < most; ++found) {
-                candidates[found] = candidate(found);
+            const std::int64_t done = k_ <= kInserted ? insert(from, candidates) : 0;
+            if (done < g.size) {
+                collect(from, candidates, done == 0 ? 0 : k_, done);
             }
-            if (found < g.size) {
-                // From the k-th best of what was seen on, equal keys come too late.
-                const auto keep_best = [&] {
-                    std::nth_element(candidates, candidates + k_ - 1, candidates + found);
-                    found = k_;
-                    return key_of(candidates[k_ - 1]);
-                };
-                K limit = keep_best();
-                K keys[kKeyBlock];
-                for (std::int64_t at = most;; at += kKeyBlock) {
-                    const T worst = from[position_of(candidates[k_ - 1]) * g.inner];
-                    at = functions.next_block(from, g.inner, at, g.size, largest_, worst, keys);
-                    if (at >= g.size) {
-                        break;
-                    }
-                    const std::int64_t part = std::min(kKeyBlock, g.size - at);
-                    for (std::int64_t i = 0; i < part; ++i) {
-                        if (keys[i] < limit) {
-                            candidates[found++] = {keys[i], at + i};
-                            limit = found == most ? keep_best() : limit;
-                        }
-                    }
-                }
-            }
-            if (found > k_) {
-                std::nth_element(candidates, candidates + k_ - 1, candidates + found);
-            }
-            std::sort(candidates, candidates + k_);
             const std::int64_t first = row / g.inner * k_ * g.inner + row % g.inner;
             for (std::int64_t i = 0; i < k_; ++i) {
                 const std::int64_t position = position_of(candidates[i]);
