@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import shape
@@ -25,6 +27,17 @@ def _window(node: Node, spatial: tuple[int, ...], other: DType = DType.INT64) ->
     op = operator(node, Pooling)
     window = op.window_of(spatial)
     return native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
+
+
+def _is_whole_plane(op: Pooling, spatial: tuple[int, ...], positions: tuple[int, ...]) -> bool:
+    """Return whether a pool has one window, which covers all of the input and no padding."""
+    window = op.window_of(spatial)
+    return (
+        math.prod(positions) == 1
+        and tuple(window.kernel) == spatial
+        and all(d == 1 for d in window.dilations)
+        and not any(window.pads)
+    )
 
 
 def _channels_first(value: Value | None) -> tuple[int, ...]:
@@ -65,7 +78,11 @@ def _average_pool(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, AveragePool)
     x, y = shape(node.inputs[0]), shape(node.output)
     window = _window(node, x[2:])
-    return None if window is None else native.AveragePool(x, y, window, op.count_include_pad, context.threads)
+    if window is None:
+        return None
+    if _is_whole_plane(op, x[2:], y[2:]):
+        return native.Reduce("Mean", x, range(2, len(x)), y, "float32", context.threads)
+    return native.AveragePool(x, y, window, op.count_include_pad, context.threads)
 
 
 @kernel("LpPool")

@@ -156,6 +156,19 @@ def test_average_and_its_gradient(case, include_pad):
     np.testing.assert_allclose(dx, expected, rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
+@pytest.mark.parametrize("spatial", [(7,), (7, 5), (3, 5, 4)], ids=str)
+@pytest.mark.parametrize("include_pad", [False, True])
+def test_average_of_whole_planes(spatial, include_pad):
+    x = np.random.default_rng(9).standard_normal((3, 20, *spatial)).astype(np.float32)
+    op = AveragePool(kernel_shape=spatial, count_include_pad=include_pad)
+    kernel = make_kernel("cpu", Node(op, [value_of(x)]), KernelContext(threads=2))
+    y = np.full((3, 20, *(1 for _ in spatial)), np.nan, np.float32)
+    kernel([x], [y])
+    np.testing.assert_allclose(y, op.reference(numpy_xp, x.astype(np.float64)), rtol=1e-5, atol=1e-6)
+    assert "Reduce" in repr(kernel)
+
+
 def special(shape, seed=6):
     """Return normal numbers with some NaN, infinities and zeros of both signs."""
     rng = np.random.default_rng(seed)
@@ -180,6 +193,9 @@ ROWS = [
     ((2, 3, 19, 37), dict(kernel_shape=(1, 1), strides=(2, 2))),
     ((1, 3, 20, 20), dict(kernel_shape=(13, 13), pads=(6, 6, 6, 6))),
     ((3, 2, 7, 7), dict(kernel_shape=(7, 7))),
+    ((1, 2, 300, 1), dict(kernel_shape=(3, 1), strides=(2, 1), pads=(1, 0, 1, 0))),
+    ((1, 2, 70, 1, 1), dict(kernel_shape=(3, 1, 1), dilations=(2, 1, 1))),
+    ((1, 2, 9, 30, 1), dict(kernel_shape=(3, 2, 1), pads=(1, 1, 0, 1, 1, 1), ceil_mode=True)),
     ((2, 2, 1030), dict(kernel_shape=(4,), strides=(4,))),
     ((1, 1, 20000), dict(kernel_shape=(5,), strides=(2,), pads=(2, 2))),
     ((1, 2, 12, 30, 34), dict(kernel_shape=(3, 3, 3), pads=(1, 1, 1, 1, 1, 1))),

@@ -88,6 +88,19 @@ void keep_greater(const float* values, std::int64_t row, const Tap& tap, std::in
     }
 }
 
+// The geometry without trailing axes of one element, over which windows do nothing: rows are longer.
+PoolGeometry without_trailing_axes(const Kernel& kernel, Dims x, Dims y, PoolWindow window) {
+    while (x.size() > 3 && x.back() == 1 && y.back() == 1 && window.kernel.back() == 1 &&
+           window.pads_begin.back() == 0 && window.pads_end.back() == 0) {
+        x.pop_back();
+        y.pop_back();
+        for (Dims* list : {&window.kernel, &window.strides, &window.dilations, &window.pads_begin, &window.pads_end}) {
+            list->pop_back();
+        }
+    }
+    return pool_geometry(kernel, x, y, window);
+}
+
 // Nanoseconds that pooling takes for one plane.
 double plane_cost(const PoolGeometry& g) {
     return 0.3 * static_cast<double>(g.output_size() * g.most_inside() + g.input_size());
@@ -164,7 +177,7 @@ MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, in
     if (geometry_.input_size() > std::numeric_limits<std::int32_t>::max()) {
         throw Unsupported(describe() + ": planes of 2^31 elements and more");
     }
-    padded_ = PaddedPool::maximum(geometry_);
+    padded_ = PaddedPool::maximum(without_trailing_axes(*this, x, y, window));
 }
 
 void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
@@ -252,7 +265,7 @@ AveragePool::AveragePool(Dims x, Dims y, const PoolWindow& window, bool include_
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y}};
     geometry_ = pool_geometry(*this, x, y, window);
-    padded_ = PaddedPool::mean(geometry_, include_pad);
+    padded_ = PaddedPool::mean(without_trailing_axes(*this, x, y, window), include_pad);
 }
 
 void AveragePool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
