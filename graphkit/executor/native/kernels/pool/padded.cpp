@@ -10,11 +10,8 @@
 namespace graphkit {
 namespace {
 
-// Elements of a padded copy that fit into the first-level cache, beside what is read and written meanwhile.
-constexpr std::int64_t kCopied = 8192;
-// Longer lists of what a window reads, and longer padded rows, are left to the loops without copies.
-constexpr std::int64_t kMostTaps = 1 << 16;
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
+// Elements of padded rows that fit into the first-level cache, beside what is read and written meanwhile.
+constexpr std::int64_t kPadded = 8192;
 
 std::int64_t rounded_up(std::int64_t value, std::int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
@@ -24,27 +21,23 @@ std::int64_t floor_divided(std::int64_t value, std::int64_t by) {
     return value >= 0 ? value / by : -((by - 1 - value) / by);
 }
 
-// Widens the range from `low` to `high` - 1 to what a window reads along an axis.
-void widen(const PaddedHeights& reach, std::int64_t dilation, std::int64_t& low, std::int64_t& high) {
-    if (reach.count > 0) {
-        low = std::min(low, reach.height);
-        high = std::max(high, reach.height + (reach.count - 1) * dilation + 1);
-    }
-}
-
 }  // namespace
 
 std::shared_ptr<const PaddedPool> PaddedPool::maximum(const PoolGeometry& geometry) {
-    std::shared_ptr<const PaddedPool> made(new PaddedPool(geometry, false, false));
-    return made->parts_.empty() ? nullptr : made;
+    const std::shared_ptr<const PaddedPool> made(new PaddedPool(geometry, false));
+    return made->offsets_.empty() ? nullptr : made;
 }
 
 std::shared_ptr<const PaddedPool> PaddedPool::mean(const PoolGeometry& geometry, bool include_pad) {
-    std::shared_ptr<const PaddedPool> made(new PaddedPool(geometry, true, include_pad));
-    return made->parts_.empty() ? nullptr : made;
+    const std::shared_ptr<PaddedPool> made(new PaddedPool(geometry, true));
+    if (made->offsets_.empty()) {
+        return nullptr;
+    }
+    made->add_divisors(geometry, include_pad);
+    return made;
 }
 
-PaddedPool::PaddedPool(const PoolGeometry& geometry, bool mean, bool include_pad)
+PaddedPool::PaddedPool(const PoolGeometry& geometry, bool mean)
     : functions_(padded_pool_functions()), mean_(mean), planes_(geometry.planes), output_size_(geometry.output_size()) {
     std::copy_n(geometry.input, 3, input_);
     std::copy_n(geometry.dilation, 3, dilation_);
@@ -52,20 +45,12 @@ PaddedPool::PaddedPool(const PoolGeometry& geometry, bool mean, bool include_pad
         return;
     }
     for (int axis = 0; axis < 2; ++axis) {
+        std::int64_t most = 1;
         for (const Span& span : geometry.windows[axis]) {
             reaches_[axis].push_back({span.start + span.first * dilation_[axis], span.count()});
-            kernel_[axis] = std::max(kernel_[axis], span.count());
+            most = std::max(most, span.count());
         }
-    }
-    if (mean && kernel_[1] * layout_.taps > kMostTaps) {
-        return;
-    }
-    lay_out_offsets();
-    if (mean) {
-        add_divisors(geometry, include_pad);
-        divide_means();
-    } else {
-        divide_maxima();
+        most_rows_ *= most;
     }
 }
 
@@ -100,7 +85,7 @@ bool PaddedPool::lay_out_rows(const PoolGeometry& g) {
         const std::int64_t moved = floor_divided(tap.offset, g.stride);
         const auto phase = std::find_if(phases_.begin(), phases_.end(),
                                         [&](const PaddedPhase& p) { return p.phase == tap.offset - moved * g.stride; });
-        shifts_.push_back(phase->offset + moved);
+        offsets_.push_back(phase->offset + moved);
     }
     layout_.width = g.input[2];
     layout_.stride = g.stride;
@@ -108,18 +93,9 @@ bool PaddedPool::lay_out_rows(const PoolGeometry& g) {
     layout_.phase_count = static_cast<std::int64_t>(phases_.size());
     layout_.phases = phases_.data();
     layout_.columns = g.row();
-    layout_.taps = static_cast<std::int64_t>(shifts_.size());
-    return true;
-}
-
-// Maxima read one padded row, means all rows of the kernel.
-void PaddedPool::lay_out_offsets() {
-    for (std::int64_t row = 0; row < (mean_ ? kernel_[1] : 1); ++row) {
-        for (const std::int64_t shift : shifts_) {
-            offsets_.push_back(row * dilation_[1] * layout_.row + shift);
-        }
-    }
+    layout_.taps = static_cast<std::int64_t>(offsets_.size());
     layout_.offsets = offsets_.data();
+    return true;
 }
 
 void PaddedPool::add_divisors(const PoolGeometry& g, bool include_pad) {
@@ -141,157 +117,45 @@ void PaddedPool::add_divisors(const PoolGeometry& g, bool include_pad) {
     }
 }
 
-std::vector<bool> PaddedPool::read_positions(int axis) const {
-    std::vector<bool> read(static_cast<std::size_t>(input_[axis]));
-    for (const Reach& reach : reaches_[axis]) {
-        for (std::int64_t k = 0; k < reach.count; ++k) {
-            read[static_cast<std::size_t>(reach.height + k * dilation_[axis])] = true;
-        }
-    }
-    return read;
+void PaddedPool::run_rows(std::int64_t depth, std::int64_t first, std::int64_t last, const float* plane, float* y,
+                          float* padded) const {
+    const Reach& reach = reaches_[0][static_cast<std::size_t>(depth)];
+    const std::int64_t depth_size = input_[1] * input_[2];
+    const std::int64_t at = depth * static_cast<std::int64_t>(reaches_[1].size()) + first;
+    PaddedWindows windows{};
+    windows.x = plane + (reach.count > 0 ? reach.first * depth_size : 0);
+    windows.heights = reaches_[1].data() + first;
+    windows.count = last - first;
+    windows.row_step = dilation_[1] * input_[2];
+    windows.depths = reach.count;
+    windows.depth_step = dilation_[0] * depth_size;
+    windows.padded = padded;
+    windows.divisor_rows = mean_ ? divisor_rows_.data() + at : nullptr;
+    windows.divisors = divisors_.data();
+    (mean_ ? functions_.mean : functions_.maximum)(layout_, windows, y + at * layout_.columns);
 }
 
-PaddedPool::Part PaddedPool::part_of(std::int64_t first_depth, std::int64_t last_depth, std::int64_t first_row,
-                                     std::int64_t last_row) const {
-    const std::int64_t first[2] = {first_depth, first_row};
-    const std::int64_t last[2] = {last_depth, last_row};
-    std::int64_t low[2] = {input_[0], input_[1]};
-    std::int64_t high[2] = {0, 0};
-    for (int axis = 0; axis < 2; ++axis) {
-        for (std::int64_t i = first[axis]; i < last[axis]; ++i) {
-            widen(reaches_[axis][static_cast<std::size_t>(i)], dilation_[axis], low[axis], high[axis]);
-        }
-        high[axis] = std::max(low[axis], high[axis]);
-    }
-    return {first_depth, last_depth, first_row, last_row, low[0], high[0] - low[0], low[1], high[1] - low[1], 0, 0};
-}
-
-// The end of the longest range of windows from `first` on that a small copy serves, with `others` rows for each
-// position of the axis. Ranges have as many windows as the kernel has positions at least, so that few elements are
-// copied twice.
-std::int64_t PaddedPool::last_fitting(int axis, std::int64_t others, std::int64_t first) const {
-    const std::vector<Reach>& reaches = reaches_[axis];
-    const auto count = static_cast<std::int64_t>(reaches.size());
-    const std::int64_t least = first + (axis == 0 ? 1 : kernel_[1]);
-    std::int64_t low = input_[axis];
-    std::int64_t high = 0;
-    std::int64_t last = first;
-    for (; last < count; ++last) {
-        widen(reaches[static_cast<std::size_t>(last)], dilation_[axis], low, high);
-        if (last >= least && (high - low) * others * layout_.row > kCopied) {
-            break;
-        }
-    }
-    return last;
-}
-
-// Maxima need a padded row for each row of windows.
-void PaddedPool::divide_maxima() {
-    const auto rows = static_cast<std::int64_t>(reaches_[1].size());
-    const std::int64_t fitting = std::clamp<std::int64_t>(kCopied / layout_.row, 1, rows);
-    for (std::int64_t depth = 0; depth < static_cast<std::int64_t>(reaches_[0].size()); ++depth) {
-        for (std::int64_t row = 0; row < rows; row += fitting) {
-            Part part{};
-            part.first_depth = depth;
-            part.last_depth = depth + 1;
-            part.first_row = row;
-            part.last_row = std::min(rows, row + fitting);
-            parts_.push_back(part);
-        }
-    }
-    copied_ = fitting * layout_.row;
-}
-
-void PaddedPool::divide_means() {
+// Threads own rows of windows.
+void PaddedPool::run(int threads, const float* x, float* y) const {
     const auto depths = static_cast<std::int64_t>(reaches_[0].size());
     const auto rows = static_cast<std::int64_t>(reaches_[1].size());
-    for (std::int64_t depth = 0; depth < depths;) {
-        const std::int64_t last = last_fitting(0, part_of(depth, depth, 0, rows).input_rows, depth);
-        if (last - depth > 1) {
-            parts_.push_back(part_of(depth, last, 0, rows));
-            depth = last;
-            continue;
-        }
-        for (std::int64_t row = 0; row < rows;) {
-            const std::int64_t end = last_fitting(1, part_of(depth, depth + 1, 0, 0).input_depths, row);
-            parts_.push_back(part_of(depth, depth + 1, row, end));
-            row = end;
-        }
-        ++depth;
-    }
-    read_ = read_positions(0);
-    const std::vector<bool> read = read_positions(1);
-    for (Part& part : parts_) {
-        part.first_run = static_cast<std::int64_t>(runs_.size());
-        for (std::int64_t row = part.input_row; row < part.input_row + part.input_rows; ++row) {
-            if (!read[static_cast<std::size_t>(row)]) {
-                continue;
-            }
-            const bool goes_on = static_cast<std::int64_t>(runs_.size()) > part.first_run &&
-                                 runs_.back().row + runs_.back().count == row;
-            goes_on ? void(++runs_.back().count) : runs_.push_back({row, 1});
-        }
-        part.last_run = static_cast<std::int64_t>(runs_.size());
-        copied_ = std::max(copied_, part.input_depths * part.input_rows * layout_.row);
-    }
-}
-
-void PaddedPool::copy(const Part& part, const float* plane, float* padded) const {
-    for (std::int64_t depth = part.input_depth; depth < part.input_depth + part.input_depths; ++depth) {
-        if (!read_[static_cast<std::size_t>(depth)]) {
-            continue;
-        }
-        const float* from = plane + depth * input_[1] * input_[2];
-        float* to = padded + (depth - part.input_depth) * part.input_rows * layout_.row;
-        for (std::int64_t i = part.first_run; i < part.last_run; ++i) {
-            const Run& run = runs_[static_cast<std::size_t>(i)];
-            functions_.copy(layout_, from + run.row * input_[2], run.count,
-                            to + (run.row - part.input_row) * layout_.row);
-        }
-    }
-}
-
-void PaddedPool::run_part(const Part& part, const float* plane, float* y, float* padded) const {
-    const auto rows = static_cast<std::int64_t>(reaches_[1].size());
-    if (mean_) {
-        copy(part, plane, padded);
-    }
-    const std::int64_t depth_size = mean_ ? part.input_rows * layout_.row : input_[1] * input_[2];
-    const float* const first = mean_ ? padded - part.input_depth * depth_size : plane;
-    for (std::int64_t depth = part.first_depth; depth < part.last_depth; ++depth) {
-        const Reach& reach = reaches_[0][static_cast<std::size_t>(depth)];
-        const std::int64_t at = depth * rows + part.first_row;
-        PaddedWindows windows{};
-        windows.rows = reach.count > 0 ? first + reach.height * depth_size : padded;
-        windows.first_height = part.input_row;
-        windows.heights = reaches_[1].data() + part.first_row;
-        windows.count = part.last_row - part.first_row;
-        windows.row_step = dilation_[1] * input_[2];
-        windows.depths = reach.count;
-        windows.depth_step = dilation_[0] * depth_size;
-        windows.padded = padded;
-        windows.divisor_rows = mean_ ? divisor_rows_.data() + at : nullptr;
-        windows.divisors = divisors_.data();
-        (mean_ ? functions_.mean : functions_.maximum)(layout_, windows, y + at * layout_.columns);
-    }
-}
-
-void PaddedPool::run(int threads, const float* x, float* y) const {
-    const auto parts = static_cast<std::int64_t>(parts_.size());
+    const std::int64_t together = std::clamp<std::int64_t>(kPadded / layout_.row, 1, rows);
+    const std::int64_t parts = (rows + together - 1) / together;
     const std::int64_t size = input_[0] * input_[1] * input_[2];
-    const double work =
-        static_cast<double>(output_size_) * static_cast<double>(kernel_[0] * kernel_[1] * (mean_ ? layout_.taps : 1)) +
-        static_cast<double>(size);
-    const double cost = 20 + 0.05 * work / static_cast<double>(parts);
-    parallel_calls(threads, planes_ * parts, cost, [&](std::int64_t begin, std::int64_t end) {
-        const auto space = static_cast<std::size_t>(copied_) * sizeof(float);
-        std::vector<float> memory((space + kAlignment) / sizeof(float), mean_ ? 0.0F : kLowest);
+    const std::int64_t reads = most_rows_ * layout_.width + layout_.taps * layout_.columns;
+    const double cost = 20 + 0.05 * static_cast<double>(together * reads);
+    parallel_calls(threads, planes_ * depths * parts, cost, [&](std::int64_t begin, std::int64_t end) {
+        const auto space = static_cast<std::size_t>(together * layout_.row) * sizeof(float);
+        const float padding = mean_ ? 0.0F : -std::numeric_limits<float>::infinity();
+        std::vector<float> memory((space + kAlignment) / sizeof(float), padding);
         void* start = memory.data();
         std::size_t left = memory.size() * sizeof(float);
         auto* padded = static_cast<float*>(std::align(kAlignment, space, start, left));
         for (std::int64_t i = begin; i < end; ++i) {
-            const std::int64_t plane = i / parts;
-            run_part(parts_[static_cast<std::size_t>(i % parts)], x + plane * size, y + plane * output_size_, padded);
+            const std::int64_t plane = i / (depths * parts);
+            const std::int64_t first = i % parts * together;
+            run_rows(i / parts % depths, first, std::min(rows, first + together), x + plane * size,
+                     y + plane * output_size_, padded);
         }
     });
 }

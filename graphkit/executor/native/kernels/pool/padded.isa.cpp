@@ -1,4 +1,4 @@
-// The vector code of pooling along rows: copies of rows by phase, and windows side by side.
+// The vector code of pooling along rows: rows of the input become padded rows, which windows side by side read.
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -155,30 +155,21 @@ inline void merge_rows(const PaddedLayout& layout, std::int64_t count, SourceOf 
     }
 }
 
-// What a window reads: `count` elements at each of `depths` depths, in row-major order.
-struct TapList {
-    const std::int64_t* offsets;
-    std::int64_t count;
-    std::int64_t depths;
-    std::int64_t depth_step;
-};
-
 template <std::int64_t Wide, typename Combine>
-inline void combine_taps(const float* from, const TapList& taps, Combine combine, Floats* sums) {
-    for (std::int64_t depth = 0; depth < taps.depths; ++depth, from += taps.depth_step) {
-        for (std::int64_t t = 0; t < taps.count; ++t) {
-            const float* at = from + taps.offsets[t];
-            for (std::int64_t i = 0; i < Wide; ++i) {
-                sums[i] = combine(sums[i], load(at + i * kStep));
-            }
+inline void combine_taps(const PaddedLayout& layout, const float* from, Combine combine, Floats* sums) {
+    for (std::int64_t t = 0; t < layout.taps; ++t) {
+        const float* at = from + layout.offsets[t];
+        for (std::int64_t i = 0; i < Wide; ++i) {
+            sums[i] = combine(sums[i], load(at + i * kStep));
         }
     }
 }
 
-// `columns` windows side by side, the first of which reads at `from`. finish(sum, column) gives the result.
+// A row of windows from a padded row. finish(sum, column) gives the results.
 template <typename Combine, typename Finish>
-inline void pool_row(const float* from, const TapList& taps, std::int64_t columns, float start, float* y,
-                     Combine combine, Finish finish) {
+inline void pool_row(const PaddedLayout& layout, const float* from, float start, float* y, Combine combine,
+                     Finish finish) {
+    const std::int64_t columns = layout.columns;
     constexpr std::int64_t kWide = 4;
     std::int64_t w = 0;
     for (; w + kWide * kStep <= columns; w += kWide * kStep) {
@@ -186,61 +177,55 @@ inline void pool_row(const float* from, const TapList& taps, std::int64_t column
         for (auto& sum : sums) {
             sum = splat(start);
         }
-        combine_taps<kWide>(from + w, taps, combine, sums);
+        combine_taps<kWide>(layout, from + w, combine, sums);
         for (std::int64_t i = 0; i < kWide; ++i) {
             store(y + w + i * kStep, finish(sums[i], w + i * kStep));
         }
     }
     for (; w < columns; w += kStep) {
         Floats sum = splat(start);
-        combine_taps<1>(from + w, taps, combine, &sum);
+        combine_taps<1>(layout, from + w, combine, &sum);
         const Floats result = finish(sum, w);
         columns - w >= kStep ? store(y + w, result) : store_part(y + w, result, columns - w);
     }
 }
 
-// NaN wins over numbers, the first of equal numbers over those that follow.
-inline Floats larger(Floats a, Floats b) {
-    return b != b ? b : max_of<float>(a, b);
-}
-
-// Each row of windows becomes one padded row of maxima, then windows take the maxima along it.
-void pool_maximum(const PaddedLayout& layout, const PaddedWindows& windows, float* y) {
-    constexpr float kLowest = -std::numeric_limits<float>::infinity();
-    const auto combine = [](Floats a, Floats b) { return larger(a, b); };
+// Each row of windows becomes one padded row first, then windows combine the elements along it. finish(sum, row,
+// column) gives the results.
+template <typename Combine, typename Finish>
+inline void pool_rows(const PaddedLayout& layout, const PaddedWindows& windows, float start, float* y, Combine combine,
+                      Finish finish) {
     const auto source_of = [&](std::int64_t row) {
         const PaddedHeights& height = windows.heights[row];
-        const float* x = windows.rows + (height.count > 0 ? height.height * layout.width : 0);
+        const float* x = windows.x + (height.count > 0 ? height.first * layout.width : 0);
         return Source{x, height.count, windows.row_step, windows.depths, windows.depth_step};
     };
-    merge_rows(layout, windows.count, source_of, kLowest, combine, windows.padded);
-    const TapList taps{layout.offsets, layout.taps, 1, 0};
-    for (std::int64_t i = 0; i < windows.count; ++i, y += layout.columns) {
-        pool_row(windows.padded + i * layout.row, taps, layout.columns, kLowest, y, combine,
-                 [](Floats v, std::int64_t) { return v; });
+    merge_rows(layout, windows.count, source_of, start, combine, windows.padded);
+    for (std::int64_t row = 0; row < windows.count; ++row, y += layout.columns) {
+        pool_row(layout, windows.padded + row * layout.row, start, y, combine,
+                 [&](Floats sum, std::int64_t column) { return finish(sum, row, column); });
     }
 }
 
-void copy_rows(const PaddedLayout& layout, const float* x, std::int64_t rows, float* padded) {
-    const auto source_of = [&](std::int64_t row) { return Source{x + row * layout.width, 1, 0, 1, 0}; };
-    merge_rows(layout, rows, source_of, 0.0F, [](Floats a, Floats b) { return a + b; }, padded);
+// NaN wins over numbers.
+void pool_maximum(const PaddedLayout& layout, const PaddedWindows& windows, float* y) {
+    pool_rows(
+        layout, windows, -std::numeric_limits<float>::infinity(), y,
+        [](Floats a, Floats b) { return b != b ? b : max_of<float>(a, b); },
+        [](Floats v, std::int64_t, std::int64_t) { return v; });
 }
 
 void pool_mean(const PaddedLayout& layout, const PaddedWindows& windows, float* y) {
     const std::int64_t length = (layout.columns + kStep - 1) / kStep * kStep;
-    for (std::int64_t i = 0; i < windows.count; ++i, y += layout.columns) {
-        const PaddedHeights& height = windows.heights[i];
-        const TapList taps{layout.offsets, height.count * layout.taps, windows.depths, windows.depth_step};
-        const float* divisors = windows.divisors + windows.divisor_rows[i] * length;
-        pool_row(
-            windows.rows + (height.count > 0 ? height.height - windows.first_height : 0) * layout.row, taps,
-            layout.columns, 0.0F, y, [](Floats a, Floats b) { return a + b; },
-            [divisors](Floats sum, std::int64_t column) { return sum / load(divisors + column); });
-    }
+    pool_rows(
+        layout, windows, 0.0F, y, [](Floats a, Floats b) { return a + b; },
+        [&](Floats sum, std::int64_t row, std::int64_t column) {
+            return sum / load(windows.divisors + windows.divisor_rows[row] * length + column);
+        });
 }
 
 }  // namespace
 
-GRAPHKIT_ISA_DEFINE(PaddedPoolFunctions, padded_pool_functions) = {kStep, pool_maximum, copy_rows, pool_mean};
+GRAPHKIT_ISA_DEFINE(PaddedPoolFunctions, padded_pool_functions) = {kStep, pool_maximum, pool_mean};
 
 }  // namespace graphkit
