@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import weakref
@@ -33,18 +32,20 @@ class _Owner:
 
     __slots__ = ("__array_interface__", "__weakref__", "_memory")
 
-    def __init__(self, memory: np.ndarray):
+    def __init__(self, memory: np.ndarray, interface: dict[str, Any]):
         self._memory = memory
-        self.__array_interface__: dict[str, Any] = memory.__array_interface__
+        self.__array_interface__ = interface
 
 
 class SharedMemory:
     """C-contiguous memory of numbers that knows whether arrays in it still exist."""
 
-    __slots__ = ("_bytes", "_owner")
+    __slots__ = ("_bytes", "_interface", "_owner")
 
     def __init__(self, memory: np.ndarray):
         self._bytes = memory.reshape(-1).view(np.uint8)
+        # Kept, because numpy makes a new dict in each access.
+        self._interface: dict[str, Any] = self._bytes.__array_interface__
         self._owner: weakref.ref[_Owner] | None = None
 
     @property
@@ -61,9 +62,8 @@ class SharedMemory:
         with _lock:
             owner = None if self._owner is None else self._owner()
             if owner is None:
-                owner = _Owner(self._bytes)
+                owner = _Owner(self._bytes, self._interface)
                 self._owner = weakref.ref(owner)
-        size = math.prod(shape) * dtype.itemsize
-        made = np.asarray(owner)[:size].view(dtype).reshape(shape)
+        made: np.ndarray = np.ndarray(shape, dtype, np.asarray(owner))
         made.flags.writeable = writable
         return made
