@@ -59,6 +59,9 @@ class BlockedMatMul final : public Kernel {
     std::int64_t parts() const { return matrices_ * row_parts_ * column_parts_; }
     std::int64_t chunks() const { return std::min<std::int64_t>(parts(), std::max(threads(), 1)); }
     Part part(std::int64_t number) const;
+    // Whether results are dot products of a vector and rows of a, or columns of b, that lie side by side.
+    bool dots_of_a() const { return columns_ == 1 && a_.column_step == 1; }
+    bool dots_of_b() const { return rows_ == 1 && b_.row_step == 1; }
     template <typename Body>
     void with_type(Body&& body) const;
     template <typename T>
@@ -207,7 +210,8 @@ void BlockedMatMul::cut() {
         column_parts_ = (panels + functions.panels - 1) / functions.panels;
         const std::int64_t together = (panels + column_parts_ - 1) / std::max<std::int64_t>(column_parts_, 1);
         part_columns_ = together * functions.panel;
-        part_scratch_ = aligned(static_cast<std::size_t>(functions.scratch) * sizeof(T));
+        const std::int64_t room = dots_of_a() || dots_of_b() ? 0 : functions.scratch(part_columns_, depth_);
+        part_scratch_ = aligned(static_cast<std::size_t>(room) * sizeof(T));
         // As many parts as threads, of whole tiles, if all columns together are not enough.
         const std::int64_t others = std::max<std::int64_t>(matrices_ * column_parts_, 1);
         const std::int64_t wanted = (threads() + others - 1) / others;
@@ -218,7 +222,7 @@ void BlockedMatMul::cut() {
 }
 
 std::size_t BlockedMatMul::scratch_bytes() const {
-    return depth_ == 0 ? 0 : static_cast<std::size_t>(chunks()) * part_scratch_;
+    return static_cast<std::size_t>(chunks()) * part_scratch_;
 }
 
 BlockedMatMul::Part BlockedMatMul::part(std::int64_t number) const {
@@ -238,9 +242,9 @@ void BlockedMatMul::multiply(const ProductFunctions<T>& functions, const Part& p
         }
         return;
     }
-    if (columns_ == 1 && a_.column_step == 1) {
+    if (dots_of_a()) {
         functions.dots({a, a_.row_step, b, y, p.rows, depth_});
-    } else if (rows_ == 1 && b_.row_step == 1) {
+    } else if (dots_of_b()) {
         functions.dots({b, b_.column_step, a, y, p.columns, depth_});
     } else {
         functions.multiply({a, a_.row_step, a_.column_step, b, b_.row_step, b_.column_step, y, columns_, p.rows,

@@ -39,7 +39,8 @@ struct ProductFunctions {
     std::int64_t panel;    // columns that are computed together
     std::int64_t panels;   // the most of a block
     std::int64_t rows;     // a block of a multiple of so many rows is fastest
-    std::int64_t scratch;  // elements
+    // Elements of working memory of a block.
+    std::int64_t (*scratch)(std::int64_t columns, std::int64_t depth);
 };
 
 // Integers are computed without sign, so that they wrap around.

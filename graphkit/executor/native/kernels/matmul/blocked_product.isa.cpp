@@ -17,6 +17,8 @@ constexpr int kTileRows = 8;
 constexpr int kTileRows = 4;
 #endif
 constexpr int kTileVectors = 3;
+// Of a single row, which reads each row of b once: many elements side by side.
+constexpr int kRowVectors = 12;
 // Elements of a chain of sums, whose panel fits into the first cache.
 constexpr std::int64_t kDepth = 256;
 constexpr std::int64_t kPanels = 16;
@@ -136,14 +138,15 @@ void copy_panel(const T* b, std::int64_t b_depth, std::int64_t b_column, std::in
 template <typename T>
 void multiply_part(const ProductBlock<T>& p, std::int64_t first, std::int64_t depth) {
     constexpr std::int64_t kWidth = kTileColumns<T>;
-    T* const panels = p.scratch;
-    T* const copied = panels + kPanels * kDepth * kWidth;
+    const std::int64_t room = std::min(kDepth, p.depth);
+    T* const copied = p.scratch;
+    T* const panels = copied + kTileRows * room;
     const T* const b = p.b + first * p.b_depth;
     // Panels that few rows read are not copied, except for a last one that is not whole.
     const bool in_place = p.b_column == 1 && p.rows <= kTileRows;
     for (std::int64_t c = in_place ? p.columns / kWidth * kWidth : 0; c < p.columns; c += kWidth) {
         copy_panel(b + c * p.b_column, p.b_depth, p.b_column, depth, std::min(kWidth, p.columns - c),
-                   panels + c * kDepth);
+                   panels + c * room);
     }
     const bool copies = p.a_depth != 1 && p.columns > kFewPanels * kWidth && p.rows >= kTileRows;
     for (std::int64_t row = 0; row < p.rows; row += kTileRows) {
@@ -166,10 +169,20 @@ void multiply_part(const ProductBlock<T>& p, std::int64_t first, std::int64_t de
                      p.y_row,
                      0,
                      first > 0};
-        for (std::int64_t c = 0; c < p.columns; c += kWidth) {
+        std::int64_t c = 0;
+        if (in_place && rows == 1) {
+            tile.columns = kRowVectors * kLanes<T>;
+            tile.b_depth = p.b_depth;
+            for (; c + tile.columns <= p.columns; c += tile.columns) {
+                tile.b = b + c;
+                tile.y = p.y + row * p.y_row + c;
+                multiply_tile<T, 1, kRowVectors>(tile);
+            }
+        }
+        for (; c < p.columns; c += kWidth) {
             tile.columns = std::min(kWidth, p.columns - c);
             const bool here = in_place && tile.columns == kWidth;
-            tile.b = here ? b + c : panels + c * kDepth;
+            tile.b = here ? b + c : panels + c * room;
             tile.b_depth = here ? p.b_depth : kWidth;
             tile.y = p.y + row * p.y_row + c;
             multiply_some(tile, rows);
@@ -227,9 +240,14 @@ void dots(const ProductDots<T>& p) {
 }
 
 template <typename T>
+std::int64_t scratch(std::int64_t columns, std::int64_t depth) {
+    const std::int64_t panels = (columns + kTileColumns<T> - 1) / kTileColumns<T>;
+    return (kTileRows + panels * kTileColumns<T>)*std::min(kDepth, depth);
+}
+
+template <typename T>
 constexpr ProductFunctions<T> functions() {
-    return {multiply<T>, dots<T>,   kTileColumns<T>,
-            kPanels,     kTileRows, kPanels * kDepth * kTileColumns<T> + kTileRows * kDepth};
+    return {multiply<T>, dots<T>, kTileColumns<T>, kPanels, kTileRows, scratch<T>};
 }
 
 }  // namespace
