@@ -135,8 +135,19 @@ class _BlockedProduct:
 
     def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
         a, b = present(inputs[0]), present(inputs[1])
+        if self._options["dtype"] == "float64" and self._is_long_row(a, b):
+            return None
         return native.BlockedMatMul(a, b, bias=inputs[2] if self._has_bias else None, **self._options)
 
+    def _is_long_row(self, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+        """Return whether the product is one row times a large matrix, for which numpy is faster."""
+        if self._options["transpose_b"] or len(b) != 2 or b[1] == 1:
+            return False
+        return math.prod(a) == b[0] and math.prod(b) >= _LARGE_MATRIX
+
+
+# numpy multiplies one row of float64 by a matrix of at least so many elements faster than graphkit.
+_LARGE_MATRIX = 1 << 17
 
 _BLOCKED = frozenset({DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
 

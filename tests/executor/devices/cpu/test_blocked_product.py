@@ -173,3 +173,12 @@ def test_one_column_is_multiplied_by_dot_products(monkeypatch: Any, rows: int, c
     result = gk.Model({"y": y}).compile().run({"x": a} if constant else {"x": a, "w": w})["y"]
     close(result, a.astype(np.float64) @ w, 100)
     assert made
+
+
+@in_one_item()
+@pytest.mark.parametrize(("rows", "kernel"), [(1, "interpreted"), (2, "native")])
+def test_numpy_multiplies_one_row_by_a_large_matrix(rows: int, kernel: str) -> None:
+    a, b = numbers((rows, 512), "float64", 0), numbers((512, 256), "float64", 1)
+    executor = gk.load(gemm_model("float64", a.shape, b)).compile()
+    close(executor.run({"a": a})["y"], a @ b, 512)
+    assert kernel in str(executor.plan)
