@@ -78,15 +78,27 @@ void copy_row(const std::byte* source, std::byte* target, const CopyAxis& row) {
     }
 }
 
+constexpr std::int64_t kLine = 64;
+// Rows shorter than this are filled element by element.
+constexpr std::int64_t kShortFill = 2 * kLine;
+
 template <typename T>
-void fill_row(const std::byte* source, std::byte* target, std::int64_t size) {
+void fill_row(const std::byte* source, std::byte* target, std::int64_t size, const TransposeTable& table) {
+    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
     const T value = load_element<T>(source);
-    for (std::int64_t i = 0; i < size; ++i) {
-        store_element(target + i * static_cast<std::int64_t>(sizeof(T)), value);
+    if (size * kSize < kShortFill) {
+        for (std::int64_t i = 0; i < size; ++i) {
+            store_element(target + i * kSize, value);
+        }
+        return;
     }
+    std::byte line[kLine];
+    for (std::int64_t i = 0; i < kLine; i += kSize) {
+        store_element(line + i, value);
+    }
+    table.fill(target, line, size * kSize);
 }
 
-constexpr std::int64_t kLine = 64;
 // Elements along each side of a block that is transposed in a buffer, at most.
 constexpr std::int64_t kBufferSide = 128;
 
@@ -236,7 +248,7 @@ void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* 
     with_element(static_cast<std::size_t>(element_), [&](auto element) {
         using T = decltype(element);
         const auto copy_one = [&](const std::byte* from, std::byte* to, const CopyAxis& row) {
-            inner_ == Inner::fill ? fill_row<T>(from, to, row.size) : copy_row<T>(from, to, row);
+            inner_ == Inner::fill ? fill_row<T>(from, to, row.size, *table_) : copy_row<T>(from, to, row);
         };
         if (parts > 1) {
             parallel_for(threads, parts, 0.5, [&](std::int64_t begin, std::int64_t end) {

@@ -15,6 +15,8 @@ struct TransposeTable {
     using Tile = void (*)(const std::byte* source, std::byte* target, std::int64_t source_stride,
                           std::int64_t target_stride, std::int64_t rows, std::int64_t columns, bool stream);
     Tile tile[4];
+    // Repeats a line of 64 bytes, of which the last repetition may be a part.
+    void (*fill)(std::byte* target, const std::byte* line, std::int64_t bytes);
 };
 
 GRAPHKIT_ISA_TABLE(TransposeTable, transpose_table);

@@ -165,9 +165,20 @@ void transpose(const std::byte* from, std::byte* to, std::int64_t source_stride,
     }
 }
 
+void fill(std::byte* target, const std::byte* line, std::int64_t bytes) {
+    constexpr std::int64_t kLine = 64;
+    Vector<std::uint8_t> parts[kLine / kVectorBytes];
+    __builtin_memcpy(parts, line, sizeof parts);
+    std::int64_t at = 0;
+    for (; at + kLine <= bytes; at += kLine) {
+        __builtin_memcpy(target + at, parts, sizeof parts);
+    }
+    __builtin_memcpy(target + at, line, static_cast<std::size_t>(bytes - at));
+}
+
 }  // namespace
 
 GRAPHKIT_ISA_DEFINE(TransposeTable, transpose_table) = {
-    {transpose<std::uint8_t>, transpose<std::uint16_t>, transpose<std::uint32_t>, transpose<std::uint64_t>}};
+    {transpose<std::uint8_t>, transpose<std::uint16_t>, transpose<std::uint32_t>, transpose<std::uint64_t>}, fill};
 
 }  // namespace graphkit
