@@ -83,3 +83,69 @@ def test_types_follow_from_names(cls: type[Op]) -> None:
 
 def test_some_operators_say_so() -> None:
     assert {"Conv", "MatMul", "FusedConv", "FusedMatMul", "ChannelsLastConv"} <= {cls.name for cls in OPERATORS}
+
+
+def elements(rng: np.random.Generator, count: int, most: int = 4) -> TensorType:
+    """A vector whose elements are numbers and sizes."""
+    n, m = symbol("N"), symbol("M")
+    choices: list[Dim] = [int(rng.integers(-3, most)), n, m, n - 1, n + m, n - m, 2 * n, (n + 1) // 2]
+    return TensorType("int64", [count], [choices[rng.integers(len(choices))] for _ in range(count)])
+
+
+def scalar(rng: np.random.Generator) -> TensorType:
+    return TensorType("int64", [], elements(rng, 1).value)
+
+
+def sizes(rng: np.random.Generator, rank: int) -> TensorType:
+    n, m = symbol("N"), symbol("M")
+    choices: list[Dim] = [0, 1, 3, n, m, n + 1, n + m]
+    return TensorType("float32", [choices[rng.integers(len(choices))] for _ in range(rank)])
+
+
+def slice_operands(rng: np.random.Generator) -> Operands:
+    x = elements(rng, 3) if rng.random() < 0.3 else sizes(rng, 1)
+    steps = TensorType("int64", [1], [int(rng.choice([1, 1, 2, -1, -2]))])
+    ends = TensorType("int64", [1], [2**63 - 1]) if rng.random() < 0.2 else elements(rng, 1)
+    return [x, elements(rng, 1), ends, TensorType("int64", [1], [0]), steps]
+
+
+OF_ELEMENTS = {
+    "Slice": slice_operands,
+    "Expand": lambda rng: [sizes(rng, int(rng.integers(0, 3))), elements(rng, int(rng.integers(0, 3)))],
+    "Range": lambda rng: [scalar(rng), scalar(rng), TensorType("int64", [], [int(rng.choice([1, 2, -1, -2]))])],
+    "Max": lambda rng: [elements(rng, 2), elements(rng, 2)],
+    "Less": lambda rng: [elements(rng, 2), elements(rng, 2)],
+    "Clip": lambda rng: [elements(rng, 2), scalar(rng), scalar(rng)],
+    "CumSum": lambda rng: [elements(rng, 3), TensorType("int64", [], [0])],
+    "GatherND": lambda rng: [elements(rng, 3), TensorType("int64", [2, 1], rng.integers(-3, 3, 2).tolist())],
+    "GatherElements": lambda rng: [elements(rng, 3), TensorType("int64", [2], rng.integers(-3, 3, 2).tolist())],
+}
+
+
+@pytest.mark.parametrize("name", OF_ELEMENTS)
+def test_types_follow_from_elements(name: str) -> None:
+    """Elements of operands that are sizes, too, such as the end of a slice, give the same types as their numbers."""
+    rng = np.random.default_rng(0)
+    op = registry.get("", name)()
+    kept = 0
+    for _ in range(300):
+        operands = OF_ELEMENTS[name](rng)
+        with assumptions() as assumed:
+            types = inferred(op, operands)
+        if types is None or any(t.shape is None for t in types):
+            continue
+        dims = [d for t in types for d in (*t.known_shape, *(t.value or ())) if isinstance(d, DimExpr)]
+        if not {s for d in dims for s in d.symbols} <= {"N", "M"}:
+            continue
+        for numbers in ({"N": n, "M": m} for n in range(4) for m in range(4)):
+            given, expected = promised(operands, [], numbers), promised(types, assumed, numbers)
+            if given is None or expected is None:
+                continue
+            found = inferred(op, given)
+            assert found is not None, (operands, numbers)
+            for of_numbers, of_names in zip(found, expected, strict=True):
+                assert of_names is not None
+                assert of_numbers == of_names, (operands, numbers)
+                assert of_names.value in (None, of_numbers.value), (operands, numbers)
+            kept += 1
+    assert kept > 500

@@ -97,7 +97,6 @@ class Tile(Op):
 
     inputs = ("x", "repeats")
     types = {"x": ANY, "repeats": INT64}
-    symbolic_inference = True
     onnx = Onnx("Tile", since=13)
     samples = (
         Sample((2, 3), i64(2, 2)),

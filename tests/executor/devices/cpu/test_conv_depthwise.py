@@ -135,7 +135,7 @@ def test_what_follows(activation, apply, packs, channels, size, is_finite, isa):
 
 
 def _by_definition(x, w):
-    """A convolution of square windows that keeps the size, whose padding is no term of a sum."""
+    """A convolution of square windows that keeps the size. Padding is not multiplied, so that infinities add no NaN."""
     y = np.zeros(x.shape)
 
     def spans(offset, size):

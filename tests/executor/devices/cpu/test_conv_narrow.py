@@ -88,7 +88,7 @@ def test_threads_do_not_change_bits(isa):
 @pytest.mark.parametrize("seed", seeds(24, default=6))
 @pytest.mark.parametrize("dilation", [1, 2])
 def test_not_finite_and_huge(isa, dilation, seed):
-    """Padding times infinity is no term of a sum, and NaN is where the definition has it."""
+    """Padding times infinity is not added, and NaN appears where the definition has it."""
     rng = np.random.default_rng(seed)
     pads = tuple(int(p) for p in rng.integers(0, 3, 4))
     attributes = dict(pads=pads, dilations=(1, dilation), strides=(1 + seed % 2, 1))

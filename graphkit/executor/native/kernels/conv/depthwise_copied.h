@@ -22,7 +22,7 @@ class CopiedDepthwise {
     // Whether this is faster than the library for a result y, [N, C, ...].
     static bool suits_window(const Dims& y, const PoolWindow& window);
 
-    // Whether it computes with these filters, [kernel, C]: padding times what is not finite is no term of a sum.
+    // Whether the kernel may multiply these filters, [kernel, C], by padding: all are finite.
     bool suits(const float* filters) const;
     std::size_t scratch_bytes() const { return static_cast<std::size_t>(chunks_) * chunk_bytes(); }
     void run(const float* x, const float* filters, const DepthwiseFinish& finish, float* y, std::byte* scratch) const;

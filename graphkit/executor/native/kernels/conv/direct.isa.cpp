@@ -113,7 +113,7 @@ inline void copy_window(const TiledShape& s, const WindowPlace& window, float* t
     }
 }
 
-// One result of filters that are not all finite: padding times infinity is no term of a sum.
+// One result of filters that are not all finite: padding times infinity must not be added.
 void add_inside(const TiledPart& p, std::int64_t result, const float* filters, float* to) {
     const std::int64_t channels = p.shape.channels;
     for (int v = 0; v < kVectors; ++v) {

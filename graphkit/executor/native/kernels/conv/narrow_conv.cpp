@@ -272,7 +272,7 @@ void NarrowConvolution::place_runs(std::int64_t pitch, std::vector<std::int64_t>
     }
 }
 
-// One result of a filter that is not finite: padding times infinity is no term of a sum.
+// One result of a filter that is not finite: padding times infinity must not be added.
 float NarrowConvolution::sum_inside(const NarrowLine& line, std::int64_t filter, std::int64_t row, std::int64_t column,
                                     const float* image) const {
     const std::int64_t joined = plane_.runs() == plane_.kernel[0] ? plane_.kernel[1] : 1;  // columns of a run

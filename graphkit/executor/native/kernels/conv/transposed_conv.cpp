@@ -1,6 +1,6 @@
 // Transposed convolution by our own code, of data with the channels last: float32, one or two spatial dimensions, one
 // group. Each element of x is multiplied with all taps of some filters, and the result is added up from products that
-// lie in the second cache. There is nothing to be made for sizes, and padding is no term of a sum. Results do not
+// lie in the second cache. There is nothing to be made for sizes, and padding adds nothing to sums. Results do not
 // depend on the number of threads.
 #include <algorithm>
 #include <vector>
