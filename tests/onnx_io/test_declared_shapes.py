@@ -216,6 +216,32 @@ def test_a_name_that_stands_for_two_sizes() -> None:
         assert model.run({"x": np.ones(3, np.float32)})["y"].shape == (6,)
 
 
+def test_sizes_that_follow_from_inputs_need_no_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [helper.make_node("Concat", ["x", "x"], ["m"], axis=0), helper.make_node("Neg", ["m"], ["y"])]
+    model = gk.load(simple(nodes, ["N"], info("y", np.float32, [8]), m=(TensorProto.FLOAT, ["M"])))
+    inferred = []
+    monkeypatch.setattr("graphkit.executor.run.declared.bind", lambda graph, shapes: inferred.append(graph))
+    executor = model.compile()
+    executor.run({"x": np.ones(4, np.float32)})
+    with pytest.warns(DeclarationWarning, match=r"tensor 'y' is declared as \[8\], but is \[6\]"):
+        executor.run({"x": np.ones(3, np.float32)})
+    assert not inferred
+
+
+def test_sizes_of_unknown_names_are_inferred() -> None:
+    """A run of one output needs only some of the inputs: the names in the others have no sizes."""
+    nodes = [
+        helper.make_node("Concat", ["x", "x"], ["y"], axis=0),
+        helper.make_node("Concat", ["w", "w"], ["v"], axis=0),
+    ]
+    proto = simple(nodes, ["N"], info("y", np.float32, [8]))
+    proto.graph.input.append(info("w", np.float32, ["K"]))
+    proto.graph.output.append(info("v", np.float32, [2]))
+    executor = gk.load(proto).compile()
+    with pytest.warns(DeclarationWarning, match=r"tensor 'y' is declared as \[8\], but is \[6\]"):
+        executor.run({"x": np.ones(3, np.float32)}, outputs=["y"])
+
+
 @pytest.mark.parametrize(("declared", "fits"), [([-1], True), (["?"], True), ([""], True), ([0], False), ([1], False)])
 def test_declared_inputs_are_what_may_be_fed(declared: list[Any], fits: bool) -> None:
     model = gk.load(simple(CHAIN, declared, info("y", np.float32, None)))

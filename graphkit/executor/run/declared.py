@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from graphkit.errors import GraphkitError
 from graphkit.ir.declared import Declarations
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.sizes import SizeTable, defined_names
 from graphkit.ir.types import TensorType
 from graphkit.passes.core.bind import bind, match_shapes
 from graphkit.passes.core.sweep import open_dims
@@ -29,12 +30,29 @@ class DeclarationChecker:
 
     def __init__(self, graph: Graph, declarations: Declarations):
         self._declarations = declarations
-        names = {s for v in graph.inputs for d in open_dims(v) for s in d.symbols}
+        symbols = {s for v in graph.inputs for d in open_dims(v) for s in d.symbols}
         declared = [
-            v for v in graph.values if v.node is not None and _adds_to_type(declarations.shape(v.name), v, names)
+            v for v in graph.values if v.node is not None and _adds_to_type(declarations.shape(v.name), v, symbols)
         ]
-        # The part of the graph that declared values depend on. Its types are inferred again for new shapes.
+        known = symbols | defined_names({s for v in declared for d in open_dims(v) for s in d.symbols}, symbols).keys()
+        self._table = SizeTable(tuple(symbols))
+        # Values whose inferred sizes are expressions of the inputs' sizes, with the positions of these in the table.
+        self._computed = [
+            (v.name, self._table.add_all(v.tensor.known_shape)) for v in declared if _is_computed(v, known)
+        ]
+        # Positions of declared and inferred sizes, which are equal if the declarations are true.
+        self._equal = list(
+            {
+                (self._table.add(size), position)
+                for name, inferred in self._computed
+                for size, position in zip(declarations.shape(name) or (), inferred, strict=True)
+                if _names(size) <= known
+            }
+        )
+        # The parts of the graph that all declared values, and the others, depend on. For new shapes, the types of the
+        # second are inferred again; those of the first if some sizes in the table are unknown.
         self._graph = graph.replace(outputs=declared, updates=())
+        self._others = graph.replace(outputs=[v for v in declared if not _is_computed(v, known)], updates=())
         self._inputs = dict(zip(graph.input_names, graph.inputs, strict=True))
         self._outputs = {
             name: v.name for name, v in zip(graph.output_names, graph.outputs, strict=True) if v.name in declarations
@@ -46,16 +64,22 @@ class DeclarationChecker:
         if not self._declarations:
             return
         given = {name: shape for name, shape in shapes.items() if name in self._inputs}
+        pairs = [(name, self._inputs[name].tensor, shape) for name, shape in given.items()]
         try:
-            bound = bind(self._graph, given)
+            bindings = match_shapes([(name, kind, kind.with_shape(shape)) for name, kind, shape in pairs])
+            is_complete = all(name in bindings for name in self._table.symbols)
+            sizes = self._table.values(bindings) if is_complete else ()  # type: ignore[arg-type]
+            graph = self._others if is_complete else self._graph
+            bound = bind(graph, given) if graph.outputs else graph
         except GraphkitError:
             # The error is in a part of the graph that this run does not compute, else the run would have failed.
             return
-        pairs = [(name, self._inputs[name].tensor, shape) for name, shape in given.items()]
-        names = match_shapes([(name, kind, kind.with_shape(shape)) for name, kind, shape in pairs])
-        for old, new in zip(self._graph.outputs, bound.outputs, strict=True):
+        if is_complete and any(sizes[declared] != sizes[inferred] for declared, inferred in self._equal):
+            for name, positions in self._computed:
+                self._declarations.check(name, [sizes[p] for p in positions], bindings)
+        for old, new in zip(graph.outputs, bound.outputs, strict=True):
             if isinstance(new.type, TensorType):
-                self._declarations.check(old.name, new.type.shape, names)
+                self._declarations.check(old.name, new.type.shape, bindings)
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
         """Compare the shapes of these results, by name of the output."""
@@ -76,7 +100,14 @@ def _adds_to_type(declared: Sequence[Dim] | None, value: Value, names: set[str])
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     if declared is None or shape is None:
         return declared is not None
-    return any(
-        d != known and (not isinstance(d, DimExpr) or d.symbols <= names)
-        for d, known in zip(declared, shape, strict=True)
-    )
+    return any(d != known and _names(d) <= names for d, known in zip(declared, shape, strict=True))
+
+
+def _is_computed(value: Value, known: Container[str]) -> bool:
+    """Whether the sizes of this value are expressions of these names."""
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    return shape is not None and all(s in known for d in open_dims(value) for s in d.symbols)
+
+
+def _names(dim: Dim) -> frozenset[str]:
+    return dim.symbols if isinstance(dim, DimExpr) else frozenset()
