@@ -30,8 +30,8 @@ from graphkit.errors import UsageError
 )  # fmt: skip
 @option(
     "--wrt", "wrt", group=GRADIENT, multiple=True, metavar="NAME",
-    help="Differentiate with respect to this input, parameter or internal value. Default: all trainable parameters. "
-    "Repeatable.",
+    help="Differentiate with respect to this input, parameter or internal value. Default: all trainable parameters; "
+    "with --check, also all float inputs. Repeatable.",
 )  # fmt: skip
 @option(
     "--suffix", group=GRADIENT, default="_grad", show_default=True,

@@ -67,18 +67,22 @@ def _of_model(net: Model, spec: str) -> dict[str, Any]:
 def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:
     """Describe the data of a run in a line: number of samples for training and validation, and of each class.
 
-    divided: how one data set was split, "name" or "position". None: validation has its own data.
+    divided: how one data set was split, "name", "position" or "last". None: validation has its own data.
     """
-    from graphkit.data import ImageDataset
+    from graphkit.data import ImageDataset, TokenStream
 
     what = "images" if isinstance(train, ImageDataset) else "samples"
     line = (
         f"{train.name.removesuffix(' (train)')}: {len(train):,} {what} for training, {len(held_out):,} for validation"
     )
     if divided is not None and train.name.endswith(" (train)"):
-        line += (
-            ", split by file name" if divided == "name" and train.sample_names() is not None else ", split at random"
-        )
+        if isinstance(train, TokenStream):
+            line += ": the end of the text"
+        elif divided == "last":
+            line += ": the last rating of each user"
+        else:
+            by_name = divided == "name" and train.sample_names() is not None
+            line += ", split by file name" if by_name else ", split at random"
     if train.classes is None:
         return line
     line += f"; {len(train.classes)} classes"

@@ -219,7 +219,8 @@ def _describe(
 
 def _divided(o: Mapping[str, Any]) -> str | None:
     """Return how the data were split; None if --valid gives the validation data."""
-    chosen = source_options(o["data_options"]).get("split", o["split"])
+    given = source_options(o["data_options"])
+    chosen = "last" if given.get("held_out") == "last" else given.get("split", o["split"])
     return str(chosen) if o["valid_spec"] is None else None
 
 

@@ -85,6 +85,7 @@ def test_text(call, book, tmp_path):
     ]  # fmt: skip
     code, _, err = call(*train, "--epochs", 2)
     assert code == 0, err
+    assert "for validation: the end of the text" in err
     code, _, err = call(*train, "--epochs", 4, "--resume")
     assert code == 0, err
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
