@@ -38,6 +38,10 @@ CASES = [
     ((1, 25, 14, 32), (9, 5), dict(pads=(12, 0, 11, 6), dilations=(2, 1), strides=(3, 1))),
     ((1, 6, 5, 16), (5, 7), dict(pads=(9, 8, 9, 9))),
     ((3, 7, 23, 31), (5, 5), {}),
+    # Lines of 3 elements in runs of several blocks.
+    ((1, 5, 40, 70), (3, 3), dict(pads=(1, 1, 1, 1))),
+    ((2, 9, 41, 37), (3, 3), dict(pads=(2, 1, 0, 2), strides=(3, 2))),
+    ((1, 50, 64), (3,), dict(strides=(2,))),
     *(random_case(seed) for seed in range(30)),
 ]
 

@@ -55,6 +55,11 @@ DIRECT = [
     Example((1, 5, 2, 3), 16, pads(4, 5, 4, 5), kernel=(5, 5)),
     Example((2, 16, 40), 32, pads(2, 2), kernel=(5,)),
     Example((1, 20, 33), 45, dict(strides=(3,), dilations=(2,), pads=(4, 1)), kernel=(7,)),
+    # Windows that are read in the image line by line, beside windows that reach over its sides; lines above and below.
+    Example((1, 3, 33, 40), 48, dict(strides=(2, 2), pads=(1, 1, 1, 1))),
+    Example((2, 4, 9, 60), 20, dict(strides=(1, 3), dilations=(3, 1), pads=(7, 4, 9, 2)), kernel=(4, 5)),
+    Example((1, 2, 3, 30), 16, pads(9, 20, 9, 20), kernel=(5, 3)),
+    Example((1, 1, 2, 90), 33, dict(strides=(2, 4)), kernel=(2, 8)),
 ]
 ALL = [("winograd", e) for e in WINOGRAD] + [("direct", e) for e in DIRECT]
 
@@ -72,9 +77,23 @@ def test_results(every_isa, method, e):
 
 
 @in_one_item()
+@pytest.mark.parametrize("e", DIRECT, ids=str)
+def test_bits_do_not_depend_on_threads(isa, e):
+    product = e.product()
+    found = [
+        run(make(e, product.shape, "direct", bias=True, threads=n), last(product).shape, e.x, e.w, e.bias)
+        for n in (1, 2, 3, 7)
+    ]
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
+@in_one_item()
 @pytest.mark.parametrize("residual_last", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("method", "e"), [("winograd", WINOGRAD[1]), ("direct", DIRECT[3])], ids=str)
+@pytest.mark.parametrize(
+    ("method", "e"), [("winograd", WINOGRAD[1]), ("direct", DIRECT[3]), ("direct", DIRECT[11])], ids=str
+)
 def test_what_follows(isa, method, e, activation, residual_last):
     product = last(e.product())
     (alpha, beta), function = ACTIVATIONS[activation]

@@ -1,5 +1,7 @@
 // Depthwise convolution of data with the channels last and its gradients: float32, one filter for each channel, one to
 // three spatial dimensions. Results do not depend on the number of threads.
+#include <utility>
+
 #include "kernels/conv/depthwise_lanes.h"
 #include "kernels/conv/depthwise_table.h"
 
@@ -8,6 +10,9 @@ namespace graphkit {
 // Depthwise convolution of runs of windows.
 namespace {
 
+// Elements of a line of a window that is read line by line.
+constexpr int kLineTaps = 3;
+
 // Loads what the next run reads behind `count` windows from number `first` on, while this one computes.
 inline void fetch_ahead(const DepthwiseRun& run, const float* in, std::int64_t first, std::int64_t count) {
     constexpr std::int64_t kCacheLine = 64 / sizeof(float);
@@ -15,6 +20,21 @@ inline void fetch_ahead(const DepthwiseRun& run, const float* in, std::int64_t f
         const float* from = in + run.ahead[row] + first * run.step;
         for (std::int64_t at = 0; at < (count - 1) * run.step + run.channels; at += kCacheLine) {
             __builtin_prefetch(from + at, 0, 2);
+        }
+    }
+}
+
+// Unrolled, or the sums would leave their registers.
+template <int Width, int Vectors, typename Access>
+[[gnu::always_inline]] inline void store_sums(const Lane (&sums)[Width][Vectors], const DepthwiseRun& run,
+                                              const DepthwiseFinish& finish, std::int64_t channel, float* out,
+                                              Access access) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) {
+        const Lane bias = finish.bias == nullptr ? Lane{} : access.read(finish.bias + channel + v * kLane);
+#pragma GCC unroll 8
+        for (int i = 0; i < Width; ++i) {
+            access.write(out + i * run.out_step + v * kLane, finished(sums[i][v] + bias, finish));
         }
     }
 }
@@ -38,34 +58,65 @@ inline void correlate_block(const DepthwiseRun& run, const float* in, const floa
             }
         }
     }
-    for (int v = 0; v < Vectors; ++v) {
-        const Lane bias = finish.bias == nullptr ? Lane{} : access.read(finish.bias + channel + v * kLane);
-#pragma GCC unroll 8
-        for (int i = 0; i < Width; ++i) {
-            access.write(out + i * run.out_step + v * kLane, finished(sums[i][v] + bias, finish));
-        }
-    }
+    store_sums(sums, run, finish, channel, out, access);
 }
 
-template <int Width>
+// The same for windows in lines of 3 elements, `Step` elements from window to window.
+template <int Step, int Width, int Vectors, typename Access>
+inline void correlate_lines(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
+                            std::int64_t channel, float* out, Access access) {
+    Lane sums[Width][Vectors] = {};
+    for (std::int64_t t = 0; t < run.taps; t += kLineTaps) {
+        add_line<kLineTaps, Step>(in + run.offsets[t], w + run.numbers[t] * run.channels, run.channels, sums, access);
+    }
+    store_sums(sums, run, finish, channel, out, access);
+}
+
+// A way to compute `Width` results side by side.
+struct ByTaps {
+    template <int Width>
+    static constexpr int kVectors = Width > 3 ? 2 : 4;
+    template <int Width, int Vectors, typename... Given>
+    static void block(Given&&... given) {
+        correlate_block<Width, Vectors>(given...);
+    }
+};
+
+template <int Step>
+struct ByLines {
+#if defined(__AVX512F__)
+    template <int Width>
+    static constexpr int kVectors = 2;
+#else
+    template <int Width>
+    static constexpr int kVectors = 1;
+#endif
+    template <int Width, int Vectors, typename... Given>
+    static void block(Given&&... given) {
+        correlate_lines<Step, Width, Vectors>(given...);
+    }
+};
+
+template <typename Way, int Width>
 void correlate_windows(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
                        float* out) {
-    constexpr int kVectors = Width > 3 ? 2 : 4;
+    constexpr int kVectors = Way::template kVectors<Width>;
     std::int64_t c = 0;
     for (; c + kVectors * kLane <= run.channels; c += kVectors * kLane) {
-        correlate_block<Width, kVectors>(run, in + c, w + c, finish, c, out + c, Whole{});
+        Way::template block<Width, kVectors>(run, in + c, w + c, finish, c, out + c, Whole{});
     }
     over_channels(run.channels - c, [&](std::int64_t more, auto access) {
         const std::int64_t at = c + more;
-        correlate_block<Width, 1>(run, in + at, w + at, finish, at, out + at, access);
+        Way::template block<Width, 1>(run, in + at, w + at, finish, at, out + at, access);
     });
 }
 
-void correlate(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish, float* out) {
+template <typename Way, int... Less>
+inline void correlate_run(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
+                          float* out, std::integer_sequence<int, Less...>) {
     using Windows = void (*)(const DepthwiseRun&, const float*, const float*, const DepthwiseFinish&, float*);
-    constexpr Windows kWindows[] = {correlate_windows<1>, correlate_windows<2>, correlate_windows<3>,
-                                    correlate_windows<4>, correlate_windows<5>, correlate_windows<6>};
-    constexpr std::int64_t kWide = 6;
+    constexpr Windows kWindows[] = {correlate_windows<Way, Less + 1>...};
+    constexpr std::int64_t kWide = sizeof...(Less);
     const std::int64_t blocks = (run.count + kWide - 1) / kWide;
     std::int64_t i = 0;
     for (std::int64_t block = 0; block < blocks; ++block) {
@@ -73,6 +124,31 @@ void correlate(const DepthwiseRun& run, const float* in, const float* w, const D
         fetch_ahead(run, in, i, width);
         kWindows[width - 1](run, in + i * run.step, w, finish, out + i * run.out_step);
         i += width;
+    }
+}
+
+// Whether the taps are lines of 3 elements side by side.
+bool has_lines(const DepthwiseRun& run) {
+    for (std::int64_t t = 0; t < run.taps; ++t) {
+        const std::int64_t next = t % kLineTaps;
+        if (run.offsets[t] != run.offsets[t - next] + next * run.channels ||
+            run.numbers[t] != run.numbers[t - next] + next) {
+            return false;
+        }
+    }
+    return run.taps % kLineTaps == 0;
+}
+
+// The bits do not depend on the way.
+void correlate(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish, float* out) {
+    constexpr auto kWidths = std::make_integer_sequence<int, 6>();
+    const bool lines = has_lines(run);
+    if (lines && run.step == run.channels) {
+        correlate_run<ByLines<1>>(run, in, w, finish, out, kWidths);
+    } else if (lines && run.step == 2 * run.channels) {
+        correlate_run<ByLines<2>>(run, in, w, finish, out, kWidths);
+    } else {
+        correlate_run<ByTaps>(run, in, w, finish, out, kWidths);
     }
 }
 

@@ -16,31 +16,17 @@ constexpr int kSlideWidth = 6;
 template <int Columns, int Width, typename Access>
 inline void slide_block(const DepthwiseLine& line, const DepthwiseFinish& finish, std::int64_t first,
                         std::int64_t channel, Access access) {
-    Lane sums[Width] = {};
+    Lane sums[Width][1] = {};
     const float* in = line.in + first * line.channels + channel;
     const float* w = line.w + channel;
-    for (std::int64_t row = 0; row < line.rows; ++row, in += line.in_row) {
-        Lane factors[Columns];
-        for (int k = 0; k < Columns; ++k, w += line.channels) {
-            factors[k] = access.read(w);
-        }
-        const float* from = in;
-#pragma GCC unroll 16
-        for (int at = 0; at < Width + Columns - 1; ++at, from += line.channels) {
-            const Lane x = access.read(from);
-#pragma GCC unroll 8
-            for (int k = 0; k < Columns; ++k) {
-                if (at >= k && at - k < Width) {
-                    sums[at - k] += x * factors[k];
-                }
-            }
-        }
+    for (std::int64_t row = 0; row < line.rows; ++row, in += line.in_row, w += Columns * line.channels) {
+        add_line<Columns, 1>(in, w, line.channels, sums, access);
     }
     const Lane bias = finish.bias == nullptr ? Lane{} : access.read(finish.bias + channel);
     float* out = line.out + first * line.out_step + channel;
 #pragma GCC unroll 8
     for (int i = 0; i < Width; ++i) {
-        access.write(out + i * line.out_step, finished(sums[i] + bias, finish));
+        access.write(out + i * line.out_step, finished(sums[i][0] + bias, finish));
     }
 }
 

@@ -126,33 +126,191 @@ void add_inside(const TiledPart& p, std::int64_t result, const float* filters, f
     });
 }
 
+// Windows that lie `step` apart, each in lines of `elements`, which lie `line_step` apart.
+struct Windows {
+    const float* first;
+    std::int64_t step;
+    std::int64_t lines, elements, line_step;
+};
+
+// The results of some windows, from `position` on. `partial`: sums of earlier elements, a block for each window, or
+// null.
+template <int Rows, int Vectors>
+__attribute__((noinline)) void finish_rows(const Windows& windows, const float* filters, const float* partial,
+                                           const Finish& finish, std::int64_t position) {
+    Lanes sums[Rows][Vectors] = {};
+    for (std::int64_t i = 0; i < windows.lines; ++i) {
+        add_products<kVectors>(windows.first + i * windows.line_step, windows.step,
+                               filters + i * windows.elements * kBlock, windows.elements, sums);
+    }
+    if (partial != nullptr) {
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+            for (int v = 0; v < Vectors; ++v) {
+                sums[r][v] += load<float>(partial + r * kBlock + v * kWide);
+            }
+        }
+    }
+    finish.store_rows(sums, position);
+}
+
+using FinishRows = void (*)(const Windows&, const float*, const float*, const Finish&, std::int64_t);
+
+template <int Vectors, int... Less>
+constexpr FinishRows finish_some(std::int64_t rows, std::integer_sequence<int, Less...>) {
+    constexpr FinishRows all[] = {finish_rows<Less + 1, Vectors>...};
+    return all[rows - 1];
+}
+
+template <int Vectors>
+void finish_windows(std::int64_t count, Windows windows, const float* filters, const float* partial,
+                    const Finish& finish, std::int64_t position) {
+    const std::int64_t parts = (count + kRegisterRows - 1) / kRegisterRows;
+    for (std::int64_t part = 0; part < parts; ++part) {
+        const std::int64_t some = (count + parts - part - 1) / (parts - part);
+        const FinishRows run = finish_some<Vectors>(some, std::make_integer_sequence<int, kRegisterRows>());
+        run(windows, filters, partial, finish, position);
+        windows.first += some * windows.step;
+        partial = partial == nullptr ? nullptr : partial + some * kBlock;
+        position += some;
+        count -= some;
+    }
+}
+
+// The results of windows of one line, at positions `first` to `first + count`.
+struct Run {
+    std::int64_t first, count;
+    Windows windows;
+    std::int64_t tap;  // of the first element
+};
+
+// A block of results of windows of one line.
+void multiply_block(const TiledPart& p, const Run& run, std::int64_t block, float* products) {
+    const Finish last(p, block);
+    const std::int64_t elements = p.shape.taps() * p.shape.channels;
+    const float* filters = p.filters + (block * elements + run.tap * p.shape.channels) * kBlock;
+    const bool whole = p.shape.filters - block * kBlock > kWide;
+    Windows windows = run.windows;
+    const float* partial = nullptr;
+    if (windows.elements > kDirectChain) {
+        const std::int64_t head = (windows.elements - 1) / kDirectChain * kDirectChain;
+        if (whole) {
+            multiply(run.count, windows.first, windows.step, filters, head, kDirectChain, products);
+        } else {
+            multiply<1, kVectors>(run.count, windows.first, windows.step, filters, head, kDirectChain, products, false,
+                                  kBlock);
+        }
+        partial = products;
+        windows.first += head;
+        windows.elements -= head;
+        filters += head * kBlock;
+    }
+    (whole ? finish_windows<kVectors> : finish_windows<1>)(run.count, windows, filters, partial, last, run.first);
+}
+
+// Windows of this many lines are read in the image, if they are within its columns: their sums are one chain.
+bool reads_lines(const TiledShape& s) {
+    return s.dilations[1] == 1 && s.taps() * s.channels <= kDirectChain && s.out_width >= kRegisterRows;
+}
+
+// The runs of a part.
+class Runs {
+  public:
+    // Copies the windows that are not read in the image.
+    Runs(const TiledPart& p, float* copied)
+        : p_(p), copied_(copied), row_(row_floats(p.shape.taps() * p.shape.channels)) {
+        const TiledShape& s = p.shape;
+        if (reads_in_place(s)) {
+            const std::int64_t elements = s.channels;
+            runs_[count_++] = {p.first_tile, p.tiles, {p.x + p.first_tile * elements, elements, 1, elements, 0}, 0};
+            return;
+        }
+        // Columns from `inner` to `outer` have windows within the columns of the image.
+        std::int64_t inner = s.out_width;
+        std::int64_t outer = s.out_width;
+        if (reads_lines(s)) {
+            inner = std::clamp<std::int64_t>((s.pad_left + s.strides[1] - 1) / s.strides[1], 0, s.out_width);
+            const std::int64_t room = s.width + s.pad_left - s.kernel[1];
+            outer = std::clamp<std::int64_t>(room < 0 ? 0 : room / s.strides[1] + 1, inner, s.out_width);
+        }
+        for (std::int64_t first = p.first_tile; first < p.first_tile + p.tiles;) {
+            const std::int64_t line = first / s.out_width * s.out_width;
+            const std::int64_t end = std::min(line + s.out_width, p.first_tile + p.tiles);
+            first = add_copies(first, std::min(line + inner, end));
+            if (first < std::min(line + outer, end)) {
+                first = add_lines(first, std::min(line + outer, end));
+            }
+            first = add_copies(first, end);
+        }
+    }
+
+    const Run* begin() const { return runs_; }
+    const Run* end() const { return runs_ + count_; }
+
+  private:
+    // Adds the results from `first` to `end`, and returns the end.
+    std::int64_t add_copies(std::int64_t first, std::int64_t end) {
+        if (first >= end) {
+            return first;
+        }
+        float* to = copied_ + (first - p_.first_tile) * row_;
+        WindowPlace window = window_of(p_, first);
+        for (std::int64_t r = first; r < end; ++r, window.left += p_.shape.strides[1]) {
+            copy_window(p_.shape, window, to + (r - first) * row_);
+        }
+        if (count_ > 0 && !reads_image_) {
+            runs_[count_ - 1].count += end - first;
+        } else {
+            runs_[count_++] = {first, end - first, {to, row_, 1, p_.shape.taps() * p_.shape.channels, 0}, 0};
+        }
+        reads_image_ = false;
+        return end;
+    }
+
+    // The same for windows that are within the columns of the image: lines above and below it are left out.
+    std::int64_t add_lines(std::int64_t first, std::int64_t end) {
+        const TiledShape& s = p_.shape;
+        const WindowPlace window = window_of(p_, first);
+        const std::int64_t step = s.dilations[0];
+        const std::int64_t from = window.top >= 0 ? 0 : std::min((step - 1 - window.top) / step, s.kernel[0]);
+        const std::int64_t to = std::clamp<std::int64_t>((s.height - window.top + step - 1) / step, from, s.kernel[0]);
+        const float* line = window.image + ((window.top + from * step) * s.width + window.left) * s.channels;
+        runs_[count_++] = {
+            first,
+            end - first,
+            {line, s.strides[1] * s.channels, to - from, s.kernel[1] * s.channels, step * s.width * s.channels},
+            from * s.kernel[1]};
+        reads_image_ = true;
+        return end;
+    }
+
+    const TiledPart& p_;
+    float* copied_;
+    std::int64_t row_;
+    Run runs_[kPartTiles];
+    int count_ = 0;
+    bool reads_image_ = false;  // the last run
+};
+
 void run_direct(const TiledPart& p) {
     const TiledShape& s = p.shape;
     const std::int64_t elements = s.taps() * s.channels;
-    const bool in_place = reads_in_place(s);
-    const std::int64_t row = in_place ? s.channels : row_floats(elements);
     float* copied = p.scratch;
-    float* products = in_place ? copied : copied + p.tiles * row;
-    for (std::int64_t r = 0; r < p.tiles && !in_place; ++r) {
-        copy_window(s, window_of(p, p.first_tile + r), copied + r * row);
-    }
-    const float* windows = in_place ? p.x + p.first_tile * row : copied;
+    float* products = reads_in_place(s) ? copied : copied + p.tiles * row_floats(elements);
+    const Runs runs(p, copied);
     for (std::int64_t block = p.first_block; block < p.end_block; ++block) {
-        const float* filters = p.filters + block * elements * kBlock;
-        if (any_unsound(p, block)) {
-            for (std::int64_t r = 0; r < p.tiles; ++r) {
-                add_inside(p, p.first_tile + r, filters, products + r * kBlock);
+        if (!any_unsound(p, block)) {
+            for (const Run& run : runs) {
+                multiply_block(p, run, block, products);
             }
-        } else if (s.filters - block * kBlock > kWide) {
-            multiply(p.tiles, windows, row, filters, elements, kDirectChain, products);
-        } else {
-            multiply<1, kVectors>(p.tiles, windows, row, filters, elements, kDirectChain, products, false, kBlock);
+            continue;
         }
         const Finish finish(p, block);
         for (std::int64_t r = 0; r < p.tiles; ++r) {
+            add_inside(p, p.first_tile + r, p.filters + block * elements * kBlock, products);
             Lanes y[kVectors];
             for (int v = 0; v < kVectors; ++v) {
-                y[v] = load<float>(products + r * kBlock + v * kWide);
+                y[v] = load<float>(products + v * kWide);
             }
             finish(y, p.first_tile + r);
         }

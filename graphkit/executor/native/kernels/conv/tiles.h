@@ -30,13 +30,11 @@ constexpr std::int64_t row_floats(std::int64_t elements) {
     return (elements + 15) / 16 * 16 + 16;
 }
 
-// rows [Rows, elements], `step` apart, times the first `Vectors` of filters [elements, Given * kWide]: one chain of
-// sums for each result. They are added to `to`, with rows `to_step` apart, or take its place.
-template <int Rows, int Vectors, int Given>
-__attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t step, const float* filters,
-                                             std::int64_t elements, float* to, std::int64_t to_step, bool adds) {
+// Adds to `sums` rows [Rows, elements], `step` apart, times the first `Vectors` of filters [elements, Given * kWide].
+template <int Given, int Rows, int Vectors>
+[[gnu::always_inline]] inline void add_products(const float* rows, std::int64_t step, const float* filters,
+                                                std::int64_t elements, Lanes (&sums)[Rows][Vectors]) {
     constexpr std::int64_t kColumns = Given * kWide;
-    Lanes sums[Rows][Vectors] = {};
     for (std::int64_t e = 0; e < elements; ++e) {
         const float* filter = filters + e * kColumns;
         Lanes factors[Vectors];
@@ -51,6 +49,15 @@ __attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t ste
             }
         }
     }
+}
+
+// The products of rows [Rows, elements], in one chain of sums for each result. They are added to `to`, with rows
+// `to_step` apart, or take its place.
+template <int Rows, int Vectors, int Given>
+__attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t step, const float* filters,
+                                             std::int64_t elements, float* to, std::int64_t to_step, bool adds) {
+    Lanes sums[Rows][Vectors] = {};
+    add_products<Given>(rows, step, filters, elements, sums);
     // Unrolled, or the sums would leave their registers.
     if (adds) {
 #pragma GCC unroll 16
@@ -128,7 +135,7 @@ class Finish {
         }
     }
 
-    // Stores a result of all filters, number `position` of the batch.
+    // Stores the results of all filters at one position of the batch.
     void operator()(const Lanes (&results)[kVectors], std::int64_t position) const {
         const TiledEpilogue& e = part_.epilogue;
         for (int v = 0; v < vectors_; ++v) {
@@ -150,7 +157,61 @@ class Finish {
         }
     }
 
+    // Stores rows of results, from a position of the batch on. They are in registers if all rows are unrolled.
+    template <int Rows, int Vectors>
+    [[gnu::always_inline]] void store_rows(const Lanes (&sums)[Rows][Vectors], std::int64_t position) const {
+        const TiledEpilogue& e = part_.epilogue;
+        const bool whole = count_[Vectors - 1] == kWide;
+        if (e.slope != 1 || (e.residual != nullptr && e.residual_last)) {
+            Lanes results[Rows][kVectors] = {};
+#pragma GCC unroll 16
+            for (int r = 0; r < Rows; ++r) {
+                for (int v = 0; v < Vectors; ++v) {
+                    results[r][v] = sums[r][v];
+                }
+            }
+            for (int r = 0; r < Rows; ++r) {
+                (*this)(results[r], position + r);
+            }
+        } else if (e.residual != nullptr) {
+            whole ? store_bounded<true, true>(sums, position) : store_bounded<true, false>(sums, position);
+        } else {
+            whole ? store_bounded<false, true>(sums, position) : store_bounded<false, false>(sums, position);
+        }
+    }
+
   private:
+    // The same for an activation without a slope, and a residual that is added before it. Whole: the last vector is.
+    template <bool Residual, bool Whole, int Rows, int Vectors>
+    [[gnu::always_inline]] void store_bounded(const Lanes (&sums)[Rows][Vectors], std::int64_t position) const {
+        const std::int64_t step = part_.shape.filters;
+        const std::int64_t at = position * step + first_;
+        float* y = part_.y + at;
+        const float* residual = Residual ? part_.epilogue.residual + at : nullptr;
+        const float low = part_.epilogue.low;
+        const float high = part_.epilogue.high;
+        const std::int64_t count = count_[Vectors - 1];
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+            for (int v = 0; v < Vectors; ++v) {
+                const bool whole = Whole || v < Vectors - 1;
+                const std::int64_t place = r * step + v * kWide;
+                Lanes x = sums[r][v] + bias_[v];
+                if constexpr (Residual) {
+                    const float* added = residual + place;
+                    x +=
+                        splat(part_.epilogue.weight) * (whole ? load<float>(added) : load_part<float>(added, count, 0));
+                }
+                x = at_most<float>(at_least<float>(x, low), high);
+                if (whole) {
+                    store(y + place, x);
+                } else {
+                    store_part<float>(y + place, x, count);
+                }
+            }
+        }
+    }
+
     const TiledPart& part_;
     std::int64_t first_;
     int vectors_ = 0;  // that have filters
