@@ -72,7 +72,7 @@ inline void correlate_lines(const DepthwiseRun& run, const float* in, const floa
     store_sums(sums, run, finish, channel, out, access);
 }
 
-// A way to compute `Width` results side by side.
+// How to compute `Width` results side by side.
 struct ByTaps {
     template <int Width>
     static constexpr int kVectors = Width > 3 ? 2 : 4;
@@ -97,25 +97,25 @@ struct ByLines {
     }
 };
 
-template <typename Way, int Width>
+template <typename Method, int Width>
 void correlate_windows(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
                        float* out) {
-    constexpr int kVectors = Way::template kVectors<Width>;
+    constexpr int kVectors = Method::template kVectors<Width>;
     std::int64_t c = 0;
     for (; c + kVectors * kLane <= run.channels; c += kVectors * kLane) {
-        Way::template block<Width, kVectors>(run, in + c, w + c, finish, c, out + c, Whole{});
+        Method::template block<Width, kVectors>(run, in + c, w + c, finish, c, out + c, Whole{});
     }
     over_channels(run.channels - c, [&](std::int64_t more, auto access) {
         const std::int64_t at = c + more;
-        Way::template block<Width, 1>(run, in + at, w + at, finish, at, out + at, access);
+        Method::template block<Width, 1>(run, in + at, w + at, finish, at, out + at, access);
     });
 }
 
-template <typename Way, int... Less>
+template <typename Method, int... Less>
 inline void correlate_run(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
                           float* out, std::integer_sequence<int, Less...>) {
     using Windows = void (*)(const DepthwiseRun&, const float*, const float*, const DepthwiseFinish&, float*);
-    constexpr Windows kWindows[] = {correlate_windows<Way, Less + 1>...};
+    constexpr Windows kWindows[] = {correlate_windows<Method, Less + 1>...};
     constexpr std::int64_t kWide = sizeof...(Less);
     const std::int64_t blocks = (run.count + kWide - 1) / kWide;
     std::int64_t i = 0;
@@ -139,7 +139,7 @@ bool has_lines(const DepthwiseRun& run) {
     return run.taps % kLineTaps == 0;
 }
 
-// The bits do not depend on the way.
+// The bits do not depend on the method.
 void correlate(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish, float* out) {
     constexpr auto kWidths = std::make_integer_sequence<int, 6>();
     const bool lines = has_lines(run);
