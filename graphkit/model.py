@@ -637,9 +637,10 @@ def _with_gradients(
 
 def _resolved(graph: Graph, names: Sequence[str]) -> Graph:
     """The graph with elements of sequences read where they come from, unless values of these names go by that."""
+    from graphkit.passes.control.count_loops import count_loops
     from graphkit.passes.simplify.sequences import resolve_sequences
 
-    resolved = resolve_sequences(graph)
+    resolved = resolve_sequences(count_loops(graph))
     kept = {*resolved.output_names, *map(resolved.name_of, resolved.values)}
     return resolved if kept.issuperset(names) else graph
 

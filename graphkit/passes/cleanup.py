@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from graphkit.passes.core.declare import deferred, pipeline
 
-_NAMES = ("resolve_sequences", "simplify", "fold", "cse", "merge_control", "prune_control")
+_NAMES = ("count_loops", "resolve_sequences", "simplify", "fold", "cse", "merge_control", "prune_control")
 
 CLEANUP = pipeline(*map(deferred, _NAMES))

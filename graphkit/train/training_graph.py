@@ -11,6 +11,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.origin import titled
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
+from graphkit.passes.control.count_loops import count_loops
 from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.simplify.sequences import resolve_sequences
 from graphkit.passes.training.fake_quantise import fake_quantise
@@ -68,7 +69,7 @@ def training_graph(
     parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
     selected = selection.selected(parameters)
     frozen = [v for n, v in parameters.items() if n not in selected]
-    graph = recognise(resolve_sequences(to_training(net.graph, frozen, batch_statistics=batch_statistics)))
+    graph = recognise(resolve_sequences(count_loops(to_training(net.graph, frozen, batch_statistics=batch_statistics))))
     bound = losses.bound(graph, *criterion)
     bound.warn_of_weights()
     targets = expected_targets(graph, bound, net.output_types)

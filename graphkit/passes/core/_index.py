@@ -9,6 +9,13 @@ _Names: TypeAlias = tuple[str, ...]
 # Pass -> its module in graphkit.passes, names of operators without which it does nothing (None: any graph), and the
 # properties that it requires, ensures and breaks.
 PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
+    "count_loops": (
+        "control.count_loops",
+        ("Loop",),
+        (),
+        (),
+        (),
+    ),
     "merge_control": (
         "control.merge",
         ("If", "Loop", "Scan"),

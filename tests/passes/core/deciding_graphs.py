@@ -65,6 +65,15 @@ def loops() -> Graph:
     return Graph([m, x], [loop(2), loop(3)])
 
 
+def counting_loop() -> Graph:
+    """A Loop whose condition compares a counter with a constant."""
+    x = data(3)
+    count, going, counter, state = data(dtype="int64"), data(dtype="bool"), data(dtype="int64"), data(3)
+    after = F.add(counter, np.int64(1))
+    body = Graph([count, going, counter, state], [F.less(after, np.int64(5)), after, F.tanh(state)])
+    return Graph([x], [Node(F.loop.op(body=body), [None, None, gk.constant(np.int64(0)), x]).outputs[1]])
+
+
 def scans() -> Graph:
     """Two Scans with equal states; the last state of each is not read."""
     x, y = data(3), data(4, 3, name="y")
@@ -267,6 +276,7 @@ _OF_ONE: dict[str, Callable[[Value], Any]] = {
 _GRAPHS: dict[str, Callable[[], Graph]] = {
     "branches": branches,
     "loops": loops,
+    "counting loop": counting_loop,
     "scans": scans,
     "lstm": lambda: recurrence(F.lstm, 4),
     "gru": lambda: recurrence(F.gru, 3),

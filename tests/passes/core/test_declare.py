@@ -114,7 +114,9 @@ def test_the_passes_of_inference_find_their_places(backwards: bool):
 
 
 def test_the_pipelines():
-    assert names(CLEANUP) == ["resolve_sequences", "simplify", "fold", "cse", "merge_control", "prune_control"]
+    assert names(CLEANUP) == [
+        "count_loops", "resolve_sequences", "simplify", "fold", "cse", "merge_control", "prune_control",
+    ]  # fmt: skip
     assert names(INFERENCE) == [
         "widen_halves", "known_ranks", "expand_composites", "merge_recurrences", "integers", "dynamic_products",
         "weight_products", "simplify", "fold", "scan_axes", "eliminate_expand", "fuse_layer_norm", "fuse_gelu",
