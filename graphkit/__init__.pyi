@@ -196,6 +196,7 @@ from graphkit.ops._functions import is_nan as is_nan
 from graphkit.ops._functions import label_encoder as label_encoder
 from graphkit.ops._functions import lamb_update as lamb_update
 from graphkit.ops._functions import lars_update as lars_update
+from graphkit.ops._functions import last_equal as last_equal
 from graphkit.ops._functions import layer_norm_grad as layer_norm_grad
 from graphkit.ops._functions import layer_normalization as layer_normalization
 from graphkit.ops._functions import leaky_relu as leaky_relu

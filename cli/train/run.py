@@ -103,6 +103,11 @@ def _announce(trainer: Trainer, parts: Splits, o: Mapping[str, Any]) -> None:
     if left := frozen(trainer.net.graph):
         shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
         log(f"not trained: {shown}. To train one of them: --train NAME")
+    if trainer.dense_tables:
+        log(
+            f"{listed(trainer.dense_tables, 8)}: a step updates all rows. To update only the rows that it reads, which "
+            "is faster but changes how the optimizer treats the others: --sparse-update NAME"
+        )
     if count := batch_norms(trainer.graph):
         log(
             f"BatchNormalization ({count} node{'s' * (count != 1)}): normalises by the statistics of each batch and "

@@ -1451,6 +1451,9 @@ def lars_update(
 ) -> tuple[Value, Value]:
     """LARS: v' = momentum * v + rate * (grad + weight_decay * weight); weight' = weight - v'."""
 
+def last_equal(indices: Operand, *, bound: int, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """Return for each index the last position with the same index."""
+
 def layer_norm_grad(
     dy: Operand,
     x: Operand,

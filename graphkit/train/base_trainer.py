@@ -39,7 +39,7 @@ from graphkit.train.inputs import Inputs, by_name, with_types
 from graphkit.train.mixing import Mixing
 from graphkit.train.position import MetricStates, Position
 from graphkit.train.probabilities import are_probabilities
-from graphkit.train.programs import loss_scale
+from graphkit.train.programs import loss_scale, sparse
 from graphkit.train.programs import step as steps
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.schedules import RunRate
@@ -157,6 +157,12 @@ class BaseTrainer:
             "device": choose_device(device, graph, self.kvstore), "threads": threads, "seed": self.seed,
             "precision": numerics.precision, "deterministic": numerics.deterministic,
         }  # fmt: skip
+        if _may_update_rows(self._options, memory, parallel):
+            trained = sparse.with_equal_rows(graph, trained, self.optimizer)
+        may_be_sparse = self.optimizer.elementwise and memory.accumulate == 1
+        tables = sparse.large_tables(graph, trained) if may_be_sparse else []
+        # Tables with dense updates that could have row-sparse updates (`lazy`), which are not the same.
+        self.dense_tables = tuple(t.name for t in tables if not t.lazy)
         thread_count = quantity(config.num_threads(threads), "thread")
         self._described_options = f"device {self._options['device']}, {thread_count}, precision {numerics.precision}"
         return StepSpec(
@@ -459,6 +465,12 @@ def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -
             "(--batch-norm frozen), which computes no statistics; leave out one of them"
         )
     return regularisation.batch_norm == "train"
+
+
+def _may_update_rows(options: Mapping[str, Any], memory: Memory, parallel: Parallel) -> bool:
+    """Whether tables that the user has not named may have row-sparse updates, if these are equal to dense ones."""
+    is_plain = memory.accumulate == 1 and memory.recompute is None and options["precision"] == "f32"
+    return is_plain and parallel.kvstore is None and str(options["device"]) == "cpu"
 
 
 def _settings_excluding_groups(

@@ -85,6 +85,13 @@ class Optimizer:
         """
         raise NotImplementedError
 
+    def ignores_zeros(self, decay: float) -> bool:
+        """Return whether an update with gradient 0 changes neither the weight nor the slots.
+
+        A step can then update only those rows of a table that it reads. decay: as for `update`.
+        """
+        return False
+
     @property
     def schedule(self) -> Schedule:
         return schedule(self.lr)
@@ -130,6 +137,9 @@ class SGD(Optimizer):
     @property
     def slots(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
+
+    def ignores_zeros(self, decay: float) -> bool:
+        return not self.momentum and not self.weight_decay * decay
 
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
@@ -265,6 +275,9 @@ class Adagrad(Optimizer):
 
     def start(self, slot: str) -> float:
         return self.initial
+
+    def ignores_zeros(self, decay: float) -> bool:
+        return self.epsilon > 0 and not self.weight_decay * decay
 
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float

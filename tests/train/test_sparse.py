@@ -120,3 +120,62 @@ def test_error_names_parameters_that_cannot_be_lazy() -> None:
         gk.Trainer(model(), "mse", "lamb", lazy=["embed*"])
     with pytest.raises(UsageError, match="one batch per update"):
         gk.Trainer(model(), "mse", "sgd", lazy=["embed*"], accumulate=2)
+
+
+def table_updates(trainer: gk.Trainer, name: str) -> list[str]:
+    """Return the operators that update the whole table."""
+    return [n.op.name for n in trainer.graph.nodes if n.op.name.endswith("Update") and n.operands[0].name == name]
+
+
+def large_lookup(tied: bool = False) -> gk.Model:
+    ids = gk.input("ids", ["N"], dtype="int64")
+    table = gk.parameter("table", [5000, 4], "normal")
+    rows = gk.gather(table, ids)
+    return gk.Model({"y": gk.mat_mul(rows, gk.transpose(table)) if tied else rows}, name="large", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "is_sparse"),
+    [
+        (gk.optim.SGD(0.1), {}, True),
+        (gk.optim.Adagrad(0.1), {}, True),
+        (gk.optim.SGD(0.1, weight_decay=0.1), {"wd_mult": {"table": 0.0}}, True),
+        (gk.optim.SGD(0.1, weight_decay=0.1), {}, False),
+        (gk.optim.SGD(0.1, momentum=0.9), {}, False),
+        (gk.optim.Adagrad(0.1, epsilon=0.0), {}, False),
+        (gk.optim.Adam(0.1), {}, False),
+        (gk.optim.SGD(0.1), {"accumulate": 2}, False),
+        (gk.optim.SGD(0.1), {"recompute": "sqrt"}, False),
+    ],
+    ids=str,
+)
+def test_large_tables_have_sparse_updates_where_they_are_equal(
+    optimizer: gk.optim.Optimizer, options: dict[str, Any], is_sparse: bool
+) -> None:
+    trainer = gk.Trainer(large_lookup(), "mse", optimizer, **options)
+    if "accumulate" not in options:
+        assert bool(table_updates(trainer, "table")) != is_sparse
+    assert trainer.dense_tables == (() if is_sparse or "accumulate" in options else ("table",))
+    tied = gk.Trainer(large_lookup(tied=True), "softmax_cross_entropy", optimizer, **options)
+    assert tied.dense_tables == ()
+
+
+@pytest.mark.parametrize("optimizer", [gk.optim.SGD(0.1), gk.optim.Adagrad(0.1)], ids=["sgd", "adagrad"])
+def test_equal_sparse_updates_have_the_values_of_dense_ones(optimizer: gk.optim.Optimizer) -> None:
+    """The second Trainer is the same with a second reader of the whole table, whose gradient is zero."""
+    ids = gk.input("ids", ["N"], dtype="int64")
+    table = gk.parameter("table", [5000, 4], "normal")
+    nothing = gk.reduce_sum(table, keepdims=False) * 0.0
+    dense = gk.Model({"y": gk.gather(table, ids) + nothing}, seed=0)
+    sparse = large_lookup()
+    sparse.params["table"] = dense.params["table"]
+    trainers = [gk.Trainer(net, "mse", optimizer) for net in (sparse, dense)]
+    assert [bool(table_updates(t, "table")) for t in trainers] == [False, True]
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        ids_of_step = rng.integers(-5000, 5000, 64)
+        ids_of_step[:8] = ids_of_step[8]
+        target = rng.standard_normal((64, 4), np.float32)
+        losses = [t.step(ids_of_step, target) for t in trainers]
+        np.testing.assert_allclose(float(losses[0]), float(losses[1]), rtol=1e-6)
+    np.testing.assert_allclose(sparse.params["table"], dense.params["table"], rtol=1e-5, atol=1e-7)

@@ -2,7 +2,7 @@
 
 A table is a parameter that the model reads only by Gather along axis 0, such as the table of an embedding. The gradient
 of a step then has one row per index, and the optimizer updates only these rows of the table and its slots, in place.
-Except for one integer per row, the cost of a step does not depend on the size of the table.
+The cost of a step does not depend on the size of the table.
 
 This is a lazy update: rows that a step does not read stay unchanged, and so do their slots. A dense update would change
 them by momentum, or decay their averages or weights. If several indices refer to one row, it is updated once, by the
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,11 @@ from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F
 from graphkit.ops.tensor.gather import Gather
+from graphkit.train.optim import Optimizer
+from graphkit.train.selection import TrainedParameter
+
+# With fewer rows, a batch may read most of the table, and a dense update takes little time.
+_MANY_ROWS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,7 @@ class Lookups:
         indices = self.indices
         grads = parts[0] if len(parts) == 1 else F.concat(*parts, axis=0)
         # If several positions read the same row, the last one is its owner: it gets the sum of their gradients.
-        places = F.range(np.array(0), F.reshape(F.shape(indices), np.array([], np.int64)), np.array(1))
-        none = F.constant(value=np.full(self.table.tensor.static_shape[0], -1, np.int64))
-        owners = F.gather(F.scatter_elements(none, indices, places, axis=0, reduction="max"), indices, axis=0)
+        owners = F.last_equal(indices, bound=self.table.tensor.static_shape[0])
         return Rows(self.table, indices, owners, F.gather_grad(grads, grads, owners, axis=0))
 
 
@@ -108,8 +111,7 @@ def lookups(graph: Graph, table: Value, name: str) -> Lookups:
     """Return the nodes that read `table`. Raises UsageError unless all of them are Gather along axis 0."""
     readers = [node for node in graph.nodes if table in node.inputs]
     for node in readers:
-        op = node.op
-        if not isinstance(op, Gather) or op.axis % (table.rank or 1) != 0 or node.inputs[1] is table:
+        if not _gathers_rows(node, table):
             raise UsageError(
                 f"parameter {name!r} cannot have row-sparse updates (lazy=, --sparse-update): {node.describe()} uses "
                 "the whole table; only Gather along axis 0 may read it"
@@ -120,3 +122,27 @@ def lookups(graph: Graph, table: Value, name: str) -> Lookups:
             "reads it"
         )
     return Lookups(table, tuple(readers))
+
+
+def _gathers_rows(node: Node, table: Value) -> bool:
+    op = node.op
+    return isinstance(op, Gather) and op.axis % (table.rank or 1) == 0 and node.inputs[1] is not table
+
+
+def large_tables(graph: Graph, trained: Sequence[TrainedParameter]) -> list[TrainedParameter]:
+    """Return the parameters that could have row-sparse updates, and have many rows."""
+    possible = {t.value: t for t in trained if t.value.rank and t.value.tensor.static_shape[0] >= _MANY_ROWS}
+    read = set()
+    for node in graph.nodes:
+        for value in {v for v in node.operands if v in possible}:
+            read.add(value)
+            if not _gathers_rows(node, value):
+                del possible[value]
+    returned = set(graph.outputs)
+    return [t for v, t in possible.items() if v in read and v not in returned]
+
+
+def with_equal_rows(graph: Graph, trained: Sequence[TrainedParameter], optimizer: Optimizer) -> list[TrainedParameter]:
+    """Return the parameters with row-sparse updates for large tables whose dense updates would be equal."""
+    equal = {t for t in large_tables(graph, trained) if optimizer.ignores_zeros(t.decay_mult)}
+    return [replace(t, lazy=True) if t in equal else t for t in trained]

@@ -166,6 +166,7 @@ MODULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("ai.graphkit", "Im2Col"): ("im2col",),
     ("ai.graphkit", "LSTMRecurrence"): ("rnn",),
     ("ai.graphkit", "LSTMRecurrenceGrad"): ("rnn",),
+    ("ai.graphkit", "LastEqual"): ("last_equal",),
     ("ai.graphkit", "LayerNormGrad"): ("norm",),
     ("ai.graphkit", "MatMulIntegerToFloat"): ("quant",),
     ("ai.graphkit", "MaxPoolGrad"): ("pool",),
