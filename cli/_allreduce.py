@@ -11,6 +11,7 @@ from graphkit import config
 from graphkit.cli._meta import ARGUMENTS
 from graphkit.cli._options import json_option
 from graphkit.cli._output import print_json, print_table
+from graphkit.cli._ranges import IntRange
 from graphkit.dist.collectives import compression as compressions
 from graphkit.dist.job import mpi
 from graphkit.text import human
@@ -52,11 +53,11 @@ class _Sizes(click.ParamType):
     help="Sizes of the arrays, separated by commas, in bytes, KiB, MB, ...",
 )
 @click.option(
-    "--rounds", type=click.IntRange(1), default=9, show_default=True,
+    "--rounds", type=IntRange(1), default=9, show_default=True,
     help="Number of measurements of each implementation; the two take turns.",
 )  # fmt: skip
 @click.option(
-    "--processes", type=click.IntRange(1), default=2, show_default=True,
+    "--processes", type=IntRange(1), default=2, show_default=True,
     help="Number of MPI processes to start, unless mpiexec started this command.",
 )  # fmt: skip
 @click.option(

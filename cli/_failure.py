@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from graphkit.cli._output import print_json
-from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
+from graphkit.errors import GraphkitError, RuntimeFailure, UsageError, UserCodeError
 from graphkit.text import printable
 
 INTERRUPTED = 130
@@ -43,6 +43,8 @@ def report(error: BaseException, argv: Sequence[str], whole: bool = False) -> in
     expected = isinstance(error, (GraphkitError, click.ClickException, click.Abort))
     if whole or not (expected or isinstance(error, (MemoryError, OSError))):
         traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, UserCodeError) and not whole:
+        message += " (for the traceback: graphkit --traceback COMMAND ...)"
     if isinstance(error, click.ClickException):
         error.show()
     elif isinstance(error, click.Abort):
@@ -88,6 +90,11 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, (GraphkitError, click.ClickException)):
         return error.exit_code
     return RuntimeFailure.exit_code
+
+
+def names_node(message: str) -> bool:
+    """Return whether an error message names a node of a graph."""
+    return _NODE.search(message) is not None
 
 
 def _place(message: str) -> dict[str, Any]:

@@ -263,4 +263,5 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             raise InputError(
                 f"{path}: to give a table, leave out the name of the input and write only {path}"
             ) from None
-        raise InputError(f"{error} (its suffix is not that of an image either)") from None
+        images = ", ".join(sorted(SUFFIXES))
+        raise InputError(f"{error}. An input file must be .npy, .npz or an image ({images})") from None

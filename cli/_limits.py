@@ -22,14 +22,13 @@ from typing import Any, NoReturn
 import click
 
 from graphkit import config
+from graphkit.cli._failure import names_node
 from graphkit.cli._groups import LIMITS, option
-from graphkit.errors import InvalidModel, LimitReached, OutOfMemory, RuntimeFailure
+from graphkit.cli._ranges import FloatRange, IntRange
+from graphkit.errors import InvalidModel, LimitReached, NotFinite, OutOfMemory, RuntimeFailure
 from graphkit.executor.devices.loading import native_module
 from graphkit.ir import limits
 from graphkit.text import human
-
-# Iterations of a loop, if neither --max-iterations nor GRAPHKIT_MAX_ITERATIONS is given.
-DEFAULT_ITERATIONS = 10_000_000
 
 # Seconds after the time limit until the native thread ends the process; seconds between two alarms until then.
 _GRACE = 5.0
@@ -59,13 +58,13 @@ _OPTIONS = (
         "machine.",
     ),
     option(
-        "--timeout", group=LIMITS, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+        "--timeout", group=LIMITS, type=FloatRange(0, min_open=True), metavar="SECONDS",
         help="Time limit of the command in seconds. Default: none.",
     ),
     option(
-        "--max-iterations", group=LIMITS, type=click.IntRange(1), metavar="N",
+        "--max-iterations", group=LIMITS, type=IntRange(1), metavar="N",
         help="Limit on the iterations of a Loop or Scan. Default: GRAPHKIT_MAX_ITERATIONS, else "
-        f"{DEFAULT_ITERATIONS:,}.",
+        f"{config.COMMAND_ITERATIONS:,}.",
     ),
 )  # fmt: skip
 
@@ -92,7 +91,7 @@ def _limited(what: str, memory: int | None, seconds: float | None, iterations: i
     memory = config.MAX_MEMORY.get() if memory is None else memory
     iterations = config.MAX_ITERATIONS.get() if iterations is None else iterations
     before = limits.current()
-    limits.set_process_limits(before.narrowed(memory, seconds, iterations or DEFAULT_ITERATIONS))
+    limits.set_process_limits(before.narrowed(memory, seconds, iterations or config.COMMAND_ITERATIONS))
     try:
         with _held_to_memory(memory), _ended_in_time(what, seconds):
             yield
@@ -102,13 +101,26 @@ def _limited(what: str, memory: int | None, seconds: float | None, iterations: i
 
 @contextlib.contextmanager
 def _named(model: str | None) -> Iterator[None]:
-    """Put the name of the file in front of errors that only name a node."""
+    """Put the name of the model's file in front of errors about its graph that do not name the file.
+
+    Other errors do not change: they are about another file, a device or a process.
+    """
     try:
         yield
     except (InvalidModel, RuntimeFailure) as error:
-        if model is None or model in str(error):
+        if model is None or model in str(error) or not _is_of_the_graph(error):
             raise
         raise type(error)(f"{model}: {error}") from error
+
+
+def _is_of_the_graph(error: InvalidModel | RuntimeFailure) -> bool:
+    """Return whether an error is about the graph of a model: it names a node, a limit, or is from the native engine."""
+    native = native_module()
+    return (
+        names_node(str(error))
+        or isinstance(error, (LimitReached, NotFinite, OutOfMemory))
+        or (native is not None and isinstance(error.__cause__, native.Error))
+    )
 
 
 @contextlib.contextmanager

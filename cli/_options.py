@@ -14,6 +14,7 @@ import click
 from graphkit import config, models
 from graphkit.cli._groups import DATA, INPUTS, LIMITS, PRECISION, REPORTING, option
 from graphkit.cli._output import log
+from graphkit.cli._ranges import IntRange
 from graphkit.errors import UsageError
 from graphkit.model import Model, load
 
@@ -40,7 +41,7 @@ def trace_file(ctx: click.Context, parameter: click.Parameter, path: str | None)
 
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = option(
-        "--threads", group=PRECISION, type=click.IntRange(1), callback=_permitted,
+        "--threads", group=PRECISION, type=IntRange(1), callback=_permitted,
         help="Number of CPU threads. Default: GRAPHKIT_NUM_THREADS, else one per core that the process may use.",
     )(command)  # fmt: skip
     return option(

@@ -11,6 +11,7 @@ import click
 from graphkit import config
 from graphkit.cli._groups import PROCESSES, option
 from graphkit.cli._output import log
+from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.dist.collectives import compression as compressions
 from graphkit.dist.job import launch
 from graphkit.dist.kvstore import ALIASES, REMOTE, TYPES
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     option(
-        "--processes", group=PROCESSES, type=click.IntRange(1), default=1, show_default=True,
+        "--processes", group=PROCESSES, type=IntRange(1), default=1, show_default=True,
         help="Number of worker processes to start on this machine, through MPI. More than one needs a --kvstore other "
         "than local.",
     ),
@@ -33,7 +34,7 @@ _OPTIONS = (
         "(elastic averaging).",
     ),
     option(
-        "--servers", group=PROCESSES, type=click.IntRange(1), metavar="N",
+        "--servers", group=PROCESSES, type=IntRange(1), metavar="N",
         help="Number of parameter servers. With --processes, they are started in addition to the workers; with "
         "mpiexec, the last N processes are the servers. Default: GRAPHKIT_SERVERS, else 1.",
     ),
@@ -43,28 +44,28 @@ _OPTIONS = (
         "one. Needs at least two --servers.",
     ),
     option(
-        "--staleness", group=PROCESSES, type=click.IntRange(0), metavar="STEPS",
+        "--staleness", group=PROCESSES, type=IntRange(0), metavar="STEPS",
         help="With --kvstore dist_bounded: maximum number of steps that a process may be ahead of the slowest one. "
         "Default: 3.",
     ),
     option(
-        "--elastic-period", group=PROCESSES, type=click.IntRange(1), metavar="UPDATES",
+        "--elastic-period", group=PROCESSES, type=IntRange(1), metavar="UPDATES",
         help="With --kvstore elastic: updates of a process between two exchanges with the centre variable. "
         "Default: 10.",
     ),
     option(
-        "--elastic-strength", group=PROCESSES, type=click.FloatRange(0, 1, min_open=True), metavar="NUMBER",
+        "--elastic-strength", group=PROCESSES, type=FloatRange(0, 1, min_open=True), metavar="NUMBER",
         help="With --kvstore elastic: moving rate (beta), 0 to 1. In an exchange, a worker and the centre variable "
         "move towards each other by this rate times their difference, divided by the number of workers. Default: 0.9.",
     ),
     option(
-        "--rank-timeout", group=PROCESSES, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-        help="Stop the job if, for this number of seconds, a process sends no heartbeat, does not start MPI, or lets "
-        "others wait (for example during a callback), or if all processes wait for each other. Default: "
-        "GRAPHKIT_RANK_TIMEOUT, else 60.",
+        "--rank-timeout", group=PROCESSES, type=FloatRange(0, min_open=True), metavar="SECONDS",
+        help="Time limit in seconds. The job stops if a process sends no heartbeat for this time, does not start MPI "
+        "within it, or makes no progress while others wait for it (for example in a callback). The job also stops if "
+        "all processes wait for each other for this time. Default: GRAPHKIT_RANK_TIMEOUT, else 60.",
     ),
     option(
-        "--max-restarts", group=PROCESSES, type=click.IntRange(0), default=0, show_default=True,
+        "--max-restarts", group=PROCESSES, type=IntRange(0), default=0, show_default=True,
         help="With --processes or --servers: number of times that a failed job is restarted from its last checkpoint.",
     ),
     option(
@@ -79,7 +80,7 @@ _OPTIONS = (
         "several buckets at a time.",
     ),
     option(
-        "--bucket-mb", group=PROCESSES, type=click.FloatRange(0, min_open=True), metavar="MB",
+        "--bucket-mb", group=PROCESSES, type=FloatRange(0, min_open=True), metavar="MB",
         help="Size of a bucket of gradients for the all-reduce, in megabytes. Default: chosen by the measured latency "
         "of the network.",
     ),

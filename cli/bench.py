@@ -23,6 +23,7 @@ from graphkit.cli._options import (
     trace_file,
 )
 from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.cli._training import check_training, training_options, training_step
 from graphkit.errors import UsageError
 from graphkit.model import Model
@@ -66,11 +67,11 @@ class _Bench(GroupedCommand):
 @option(
     "--batch",
     group=INPUTS,
-    type=click.IntRange(1),
+    type=IntRange(1),
     help="Batch size: the first dimension of inputs, if it is symbolic.",
 )
 @option(
-    "--runs", group=COMPARISON, type=click.IntRange(1),
+    "--runs", group=COMPARISON, type=IntRange(1),
     help="Minimum number of timed runs of each engine. Default: as many as fit into about 3 seconds.",
 )  # fmt: skip
 @training_options
@@ -79,11 +80,11 @@ class _Bench(GroupedCommand):
     help="Also record one run as a trace for Perfetto or Chrome in this .json file, and print the time per operator.",
 )  # fmt: skip
 @option(
-    "--rtol", group=COMPARISON, type=click.FloatRange(min=0), default=None,
+    "--rtol", group=COMPARISON, type=FloatRange(min=0), default=None,
     help="Relative tolerance for the comparison of outputs. Default: by element type, 1e-4 for float32.",
 )  # fmt: skip
 @option(
-    "--atol", group=COMPARISON, type=click.FloatRange(min=0), default=None,
+    "--atol", group=COMPARISON, type=FloatRange(min=0), default=None,
     help="Absolute tolerance for the comparison of outputs. Default: by element type, 1e-5 for float32.",
 )  # fmt: skip
 @image_options

@@ -112,6 +112,8 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
         seed: Of the initial values. None: GRAPHKIT_SEED.
     """
     path, separator, attribute = name.rpartition(":")
+    if not separator and name.endswith(".py"):
+        raise UsageError(f"{name} is a Python file: also name the function that builds the model: {name}:FUNCTION")
     function = function_of(path, attribute) if separator else models.find(name)
     known = inspect.signature(function).parameters
     chosen: dict[str, Any] = {}

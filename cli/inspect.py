@@ -44,8 +44,8 @@ from graphkit.train.imported import float_constants
 def command(model: str, shapes: tuple[str, ...], form: str, external_root: str | None, as_json: bool) -> None:
     """Show the nodes, inputs, outputs and parameters of MODEL, and the opset and producer of the file.
 
-    --train and --freeze of `graphkit train` take the names of parameters that are shown here. If graphkit cannot run a
-    file, the default view shows what the file declares.
+    --train and --freeze of `graphkit train` take the names of parameters that are shown here. If graphkit does not
+    support an operator of an .onnx file, --summary shows the types that the file declares.
 
     \b
     graphkit inspect net.onnx

@@ -76,7 +76,7 @@ def _print_registry(as_json: bool) -> None:
         print_json("ops", {"model": None, "operators": rows})
     else:
         columns = ["operator", "runs", "gradient"]
-        print_table(f"{len(rows)} operators", columns, [[r[c] for c in columns] for r in rows])
+        print_table(quantity(len(rows), "operator"), columns, [[r[c] for c in columns] for r in rows])
 
 
 def _print_written(model: str, written: Outline, as_json: bool) -> None:
@@ -90,7 +90,7 @@ def _print_written(model: str, written: Outline, as_json: bool) -> None:
         print_json("ops", {"model": model, "operators": rows, "rewritten": []})
         return
     columns = ["operator", "count", "runs", "gradient"]
-    print_table(f"{len(rows)} operators", columns, [[r[c] for c in columns] for r in rows])
+    print_table(quantity(len(rows), "operator"), columns, [[r[c] for c in columns] for r in rows])
 
 
 def _rewritten(written: Outline) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from graphkit.cli._groups import INPUTS, OUTPUT, PROCESSES, REPORTING, GroupedCo
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import device_of, device_options, json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
+from graphkit.cli._ranges import IntRange
 from graphkit.cli._training import check_training, trainer_of, training_options
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.atomic import write_whole
@@ -28,13 +29,13 @@ _PLANNERS = (
 @option(
     "--batch",
     group=INPUTS,
-    type=click.IntRange(1),
+    type=IntRange(1),
     help="Batch size: the first dimension of inputs, if it is symbolic.",
 )
 @option("--shape", "shapes", group=INPUTS, multiple=True, metavar="NAME:SHAPE", help="Shape of an input. Repeatable.")
 @training_options
 @option(
-    "--processes", group=PROCESSES, type=click.IntRange(1), default=1, show_default=True,
+    "--processes", group=PROCESSES, type=IntRange(1), default=1, show_default=True,
     help="With --training: number of processes over which the optimizer states are sharded (--shard-optimizer of "
     "graphkit train).",
 )  # fmt: skip

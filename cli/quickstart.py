@@ -11,6 +11,7 @@ import numpy as np
 
 from graphkit.cli._options import json_option
 from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._ranges import IntRange
 from graphkit.text import quantity
 
 PROBABILITY_TOLERANCE = 1e-5
@@ -22,7 +23,7 @@ LEARNING_RATE, MOMENTUM, BATCH_SIZE = 0.05, 0.9, 64
     "-o", "--output", "folder", default="graphkit-quickstart", show_default=True, type=click.Path(file_okay=False),
     help="Output folder.",
 )  # fmt: skip
-@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Number of epochs to train.")
+@click.option("--epochs", type=IntRange(1), default=10, show_default=True, help="Number of epochs to train.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the data order and of random operators.")
 @json_option
 def command(folder: str, epochs: int, seed: int, as_json: bool) -> int:

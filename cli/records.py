@@ -11,6 +11,7 @@ import numpy as np
 
 from graphkit.cli._options import json_option
 from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._ranges import IntRange
 from graphkit.text import human, quantity
 
 
@@ -30,16 +31,14 @@ def command() -> None:
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Output file, .rec."
 )
-@click.option(
-    "--resize", type=click.IntRange(1), help="Resize larger images so that the shorter side has this many pixels."
-)
+@click.option("--resize", type=IntRange(1), help="Resize larger images so that the shorter side has this many pixels.")
 @click.option(
     "--encoding", type=click.Choice(["jpg", "png"]),
     help="Encode all images in this format. Default: only encode images that are resized.",
 )  # fmt: skip
-@click.option("--quality", type=click.IntRange(1, 100), default=95, show_default=True, help="JPEG quality.")
+@click.option("--quality", type=IntRange(1, 100), default=95, show_default=True, help="JPEG quality.")
 @click.option("--shuffle", is_flag=True, help="Write the records in random order, by --seed.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of --shuffle.")
+@click.option("--seed", type=IntRange(0), default=0, show_default=True, help="Seed of --shuffle.")
 @click.option(
     "--on-damaged", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
     help="If an image cannot be read: raise stops with an error, skip leaves it out and logs its name.",
@@ -70,7 +69,7 @@ def _pack(source: Path, output: Path, on_damaged: str, as_json: bool, **options:
 
 @command.command("list")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--first", type=click.IntRange(1), help="Number of records to show. Default: all.")
+@click.option("--first", type=IntRange(1), help="Number of records to show. Default: all.")
 @json_option
 def _list(file: Path, first: int | None, as_json: bool) -> int:
     """List key, label, id and size of records.

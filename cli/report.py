@@ -11,6 +11,7 @@ import click
 
 from graphkit.cli._options import check_run_folder, data_option, json_option, source_options, trust_option, trusted_root
 from graphkit.cli._output import log, print_json
+from graphkit.cli._ranges import IntRange
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 
@@ -47,14 +48,14 @@ _REFRESH = 10
 )  # fmt: skip
 @click.option(
     "--max-samples",
-    type=click.IntRange(1),
+    type=IntRange(1),
     default=10_000,
     show_default=True,
     help="Maximum number of samples to predict.",
 )
 @click.option("--title", help="Title of the page. Default: the names of the runs.")
 @click.option(
-    "--refresh", type=click.IntRange(1), metavar="SECONDS",
+    "--refresh", type=IntRange(1), metavar="SECONDS",
     help=f"Seconds after which the page reloads itself while a run is in progress. Default: {_REFRESH} with --watch, "
     "else never.",
 )  # fmt: skip

@@ -28,6 +28,7 @@ from graphkit.cli._options import (
     trace_file,
 )
 from graphkit.cli._output import log, print_json, print_table, show
+from graphkit.cli._ranges import IntRange
 from graphkit.cli._values import arrays_of, empty_of
 from graphkit.data.files.npz import member_name
 from graphkit.errors import UsageError
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 @image_options
 @option(
     "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False),
-    help="Write the outputs to this .npz file. A leading / and each .. in a name are percent-encoded.",
+    help="Write the outputs to this .npz file, each under its name. Parts of a name that are unsafe in a path are "
+    "escaped as in URLs: ../x becomes %2E%2E/x.",
 )  # fmt: skip
 @option(
     "--output-name", "names", group=OUTPUT, multiple=True, metavar="NAME",
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     help="Record a second run as a trace for Perfetto or Chrome in this .json file, and print the time per operator.",
 )  # fmt: skip
 @option(
-    "--top", group=OUTPUT, type=click.IntRange(1), metavar="K",
+    "--top", group=OUTPUT, type=IntRange(1), metavar="K",
     help="Show the K most probable classes of each sample. Default: 5 if the model has class names, else none.",
 )  # fmt: skip
 @option(

@@ -182,8 +182,13 @@ WORKER_TIMEOUT = Knob(
     300.0,
     "seconds after which a loader process is stopped if it is still at the same sample; inf: never",
 )
+# Limit of commands on the iterations of a loop, if neither --max-iterations nor GRAPHKIT_MAX_ITERATIONS is given.
+COMMAND_ITERATIONS = 10_000_000
 MAX_ITERATIONS: Knob[int | None] = Knob(
-    "GRAPHKIT_MAX_ITERATIONS", _positive, None, "limit on the iterations of a Loop or Scan; default: none"
+    "GRAPHKIT_MAX_ITERATIONS",
+    _positive,
+    None,
+    f"limit on the iterations of a Loop or Scan; default: none in Python, {COMMAND_ITERATIONS:,} in commands",
 )
 TIMEOUT: Knob[float | None] = Knob(
     "GRAPHKIT_TIMEOUT", _seconds, None, "time limit of one run in seconds; default: none"

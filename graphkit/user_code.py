@@ -60,8 +60,7 @@ def running(path: str) -> Iterator[None]:
         where = _line(path, error)
         if isinstance(error, GraphkitError):
             raise error if where is None else type(error)(f"{where}: {error}") from error
-        said = f"{where or path}: {error_text(error)}"
-        raise UserCodeError(f"{said} (graphkit --traceback COMMAND ... shows all of it)") from error
+        raise UserCodeError(f"{where or path}: {error_text(error)}") from error
     except SystemExit as error:
         raise UserCodeError(f"{path} ends the program (exit {error.code})") from error
 

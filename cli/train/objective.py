@@ -138,7 +138,7 @@ def optimizer(o: Mapping[str, Any]) -> Optimizer:
     options = _numbers(o["schedule_options"])
     kind, rate = o["lr_schedule"], found.lr
     if "rate" in options:
-        raise UsageError("--schedule-option rate: the learning rate of a schedule is given by --lr")
+        raise UsageError("--schedule-option rate: give the learning rate with --lr")
     if kind == "constant" and options:
         raise UsageError(
             f"--schedule-option {next(iter(options))}: a constant learning rate has no options; choose another "

@@ -21,6 +21,7 @@ from graphkit.cli._groups import (
     option,
 )
 from graphkit.cli._options import trace_file, trust_option
+from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.executor.run.precision import PRECISIONS
 from graphkit.train import defaults
 
@@ -40,7 +41,7 @@ _DATA = (
         "--data, and a test part of --data is not used.",
     ),
     option(
-        "--batch-size", group=DATA, type=click.IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
+        "--batch-size", group=DATA, type=IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
         help="Samples per batch in each process.",
     ),
     option(
@@ -49,7 +50,7 @@ _DATA = (
         "every batch gets the whole array. Only for .npz files. Repeatable.",
     ),
     option(
-        "--workers", group=DATA, type=click.IntRange(0),
+        "--workers", group=DATA, type=IntRange(0),
         help="Number of processes that load samples of data that are not in memory; 0: the training process loads "
         "them. Default: one per two cores.",
     ),
@@ -59,11 +60,11 @@ _DATA = (
         "the next readable sample. Default: raise.",
     ),
     option(
-        "--mixup", group=DATA, type=click.FloatRange(0, min_open=True), metavar="ALPHA",
+        "--mixup", group=DATA, type=FloatRange(0, min_open=True), metavar="ALPHA",
         help="Mixup: blend pairs of samples of a batch, and their losses, with a weight from Beta(ALPHA, ALPHA).",
     ),
     option(
-        "--cutmix", group=DATA, type=click.FloatRange(0, min_open=True), metavar="ALPHA",
+        "--cutmix", group=DATA, type=FloatRange(0, min_open=True), metavar="ALPHA",
         help="CutMix: replace a box of each image by the same box of another image of the batch. The box's share of "
         "the area is drawn from Beta(ALPHA, ALPHA). With --mixup, each batch gets one of the two, with probability "
         "1/2.",
@@ -121,7 +122,7 @@ _LOSS = (
         help="Factor on the loss of OUTPUT, if there are several. Default: 1. Repeatable.",
     ),
     option(
-        "--label-smoothing", group=LOSS, type=click.FloatRange(0, 1, max_open=True), metavar="X",
+        "--label-smoothing", group=LOSS, type=FloatRange(0, 1, max_open=True), metavar="X",
         help="Label smoothing factor, 0 to 1.",
     ),
     option(
@@ -154,11 +155,11 @@ _OPTIMIZER = (
         help="Optimizer: sgd, adam, adamw, rmsprop, adagrad, adadelta, ftrl, lars or lamb.",
     ),
     option(
-        "--lr", group=OPTIMISATION, type=click.FloatRange(0),
+        "--lr", group=OPTIMISATION, type=FloatRange(0),
         help="Learning rate. Default: 0.05 for sgd, otherwise the default of the optimizer.",
     ),
     option(
-        "--momentum", group=OPTIMISATION, type=click.FloatRange(0, 1),
+        "--momentum", group=OPTIMISATION, type=FloatRange(0, 1),
         help="Momentum of sgd, lars and rmsprop. Default: 0.9 for sgd and lars, 0 for rmsprop.",
     ),
     option(
@@ -175,7 +176,7 @@ _OPTIMIZER = (
         "update, and plateau when --monitor stops improving. Set these numbers with --schedule-option.",
     ),
     option(
-        "--warmup", group=OPTIMISATION, type=click.IntRange(1), metavar="N",
+        "--warmup", group=OPTIMISATION, type=IntRange(1), metavar="N",
         help="Warmup: over the first N updates, the learning rate rises linearly from 1/N of its full value. Then the "
         "schedule begins.",
     ),
@@ -202,20 +203,20 @@ _OPTIMIZER = (
         "reads. Repeatable.",
     ),
     option(
-        "--ema", group=OPTIMISATION, type=click.FloatRange(0, 1, max_open=True), metavar="DECAY",
+        "--ema", group=OPTIMISATION, type=FloatRange(0, 1, max_open=True), metavar="DECAY",
         help="Decay of an exponential moving average of the parameters. Validation and the saved model use the "
         "average.",
     ),
     option(
-        "--clip-norm", group=OPTIMISATION, type=click.FloatRange(0, min_open=True),
+        "--clip-norm", group=OPTIMISATION, type=FloatRange(0, min_open=True),
         help="Gradient clipping: maximum global norm of the gradients.",
     ),
     option(
-        "--accumulate", group=OPTIMISATION, type=click.IntRange(1), default=1, show_default=True,
+        "--accumulate", group=OPTIMISATION, type=IntRange(1), default=1, show_default=True,
         help="Gradient accumulation: number of batches per update.",
     ),
     option(
-        "--seed", group=OPTIMISATION, type=click.IntRange(0), default=None,
+        "--seed", group=OPTIMISATION, type=IntRange(0), default=None,
         help="Seed of the data order, dropout, mixup and CutMix. Default: GRAPHKIT_SEED, else 0.",
     ),
     option(
@@ -227,12 +228,12 @@ _OPTIMIZER = (
 
 _RUN = (
     option(
-        "--epochs", group=EPOCHS, type=click.IntRange(1),
+        "--epochs", group=EPOCHS, type=IntRange(1),
         help="Number of epochs to train. With --resume, it is the length of the whole run, including the epochs "
         f"already trained. Default: {defaults.EPOCHS}; with --resume, the length that the run had.",
     ),
     option(
-        "--early-stop", group=EPOCHS, type=click.IntRange(1), metavar="PATIENCE",
+        "--early-stop", group=EPOCHS, type=IntRange(1), metavar="PATIENCE",
         help="Stop if --monitor has not improved for this number of epochs.",
     ),
     option(
@@ -241,7 +242,7 @@ _RUN = (
         "metric; with the prefix valid_, on the validation data.",
     ),
     option(
-        "--min-delta", group=EPOCHS, type=click.FloatRange(0), default=0.0, show_default=True,
+        "--min-delta", group=EPOCHS, type=FloatRange(0), default=0.0, show_default=True,
         help="For --early-stop, --monitor has improved only if it is better by more than this.",
     ),
     option(
@@ -249,7 +250,7 @@ _RUN = (
         help="Also save the model of the epoch with the best --monitor, as best.json in the output folder.",
     ),
     option(
-        "--log-every", group=REPORTING, type=click.IntRange(0), default=defaults.LOG_EVERY, show_default=True,
+        "--log-every", group=REPORTING, type=IntRange(0), default=defaults.LOG_EVERY, show_default=True,
         metavar="N", help="Updates between two lines of log.jsonl; 0: only one line per epoch.",
     ),
     option(
@@ -258,7 +259,7 @@ _RUN = (
         "gradients are only available in Python: gk.TensorBoard(gradients=True).",
     ),
     option(
-        "--checkpoint-every", group=OUTPUT, type=click.IntRange(1), metavar="N",
+        "--checkpoint-every", group=OUTPUT, type=IntRange(1), metavar="N",
         help="Also write a checkpoint every N updates. One is always written after each epoch.",
     ),
     option(
@@ -298,11 +299,11 @@ _PARALLEL = (
     option(
         "--place", "places", group=PROCESSES, multiple=True, metavar="GROUP=RANK",
         help="Model parallelism: compute the nodes of GROUP, built under gk.attr_scope(ctx_group=GROUP), in process "
-        "RANK. If, in some order, each process needs only values of earlier ones, the processes form a pipeline. Give "
-        "it once for each group.",
+        "RANK. If the processes do not need each other's values in a cycle, they form a pipeline. Give the option once "
+        "for each group.",
     ),
     option(
-        "--micro-batches", group=PROCESSES, type=click.IntRange(1), default=1, show_default=True,
+        "--micro-batches", group=PROCESSES, type=IntRange(1), default=1, show_default=True,
         help="Number of micro-batches into which a pipeline (--place) splits each batch.",
     ),
 )  # fmt: skip

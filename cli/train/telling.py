@@ -153,6 +153,6 @@ def report_rate(curve: Any, file: Path | None, as_json: bool) -> None:
     else:
         click.echo(f"suggested learning rate: {curve.suggestion:.3g}")
     if not as_json:
-        ended = "the loss diverged at" if curve.diverged else "the largest learning rate was"
+        ended = "the loss diverged at learning rate" if curve.diverged else "the largest learning rate was"
         written = "" if file is None else f"; wrote {file}"
         log(f"{quantity(len(curve.rates), 'update')}; {ended} {curve.rates[-1]:.3g}{written}")

@@ -175,8 +175,13 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         manifest = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UsageError(f"{folder} holds no checkpoint ({MANIFEST} is missing)") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path}: {error}") from None
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(
+            f"{path} is damaged: it is not valid JSON ({error}). To train again from the beginning, use another folder "
+            "or --overwrite"
+        ) from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise InvalidModel(f"{path} is not a checkpoint of graphkit")
     if not isinstance(manifest.get("version"), int):

@@ -226,14 +226,18 @@ def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
         return spec
     if isinstance(spec, Mapping):
         found = dict(spec)
-        kind = found.pop("type", "")
+        kind = found.pop("type", None)
+        if kind is None:
+            raise UsageError(f"a dict that describes a schedule needs the key 'type': {', '.join(_KINDS)}")
         if kind not in _KINDS:
             raise UsageError(f"unknown schedule {kind!r}{did_you_mean(str(kind), _KINDS)}")
         cls = _KINDS[kind]
         known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(cls)}
         for name in found:
             if name not in known:
-                raise UsageError(f"schedule {kind} has no option {name!r}{did_you_mean(name, known)}")
+                hint = did_you_mean(name, [n for n in known if n != "rate"])
+                rate = ". The learning rate is --lr (in Python: rate=)" if "rate" in known else ""
+                raise UsageError(f"schedule {kind} has no option {name!r}{hint}{rate}")
         if missing := [name for name, needed in known.items() if needed and name not in found]:
             options = {n: f"--schedule-option {n}=N" if n != "rate" else "--lr" for n in missing}
             listed = " and ".join(f"{n}= ({option})" for n, option in options.items())

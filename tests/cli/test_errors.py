@@ -179,6 +179,48 @@ def test_parameters_that_do_not_fit_the_graph(call, net, tmp_path):
     assert name in err or weights.name in err
 
 
+def test_errors_about_something_else_do_not_name_the_model(call, net, tmp_path):
+    code, err = call("run", net, "-o", tmp_path / "none" / "out.npz")
+    assert (code, err.splitlines()[-1]) == (
+        RUNTIME, f"graphkit: {tmp_path / 'none' / 'out.npz'} cannot be written: No such file or directory",
+    )  # fmt: skip
+    np.savez(tmp_path / "data.npz", x=np.ones((8, 6), np.float32), y=np.arange(8) % 3)
+    train = ["train", net, "--data", tmp_path / "data.npz", "--epochs", 1, "-o", tmp_path / "run"]
+    assert call(*train)[0] == 0
+    (tmp_path / "run" / "checkpoint.json").write_text("{ x")
+    code, err = call(*train, "--resume")
+    assert code == INVALID
+    assert err.splitlines()[-1].startswith(
+        f"graphkit: {tmp_path / 'run' / 'checkpoint.json'} is damaged: it is not valid JSON (Expecting"
+    )
+    assert err.rstrip().endswith("use another folder or --overwrite")
+
+
+def test_errors_of_the_run_name_the_model(call, tmp_path):
+    path = tmp_path / "gather.onnx"
+    cast = helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64)
+    write_onnx(path, [cast, helper.make_node("Gather", ["x", "i"], ["y"], name="take")])
+    code, err = call("run", path, "x:2,4", "--fill", "arange")
+    assert code == RUNTIME
+    assert err.splitlines()[-1].startswith(f"graphkit: {path}: ")
+    assert "take" in err
+
+
+def test_a_file_of_functions_needs_the_name_of_one(call, tmp_path):
+    code, err = call("build", "mk.py", "-o", tmp_path / "net.json")
+    assert code == USAGE
+    assert "also name the function that builds the model: mk.py:FUNCTION" in err
+
+
+def test_an_input_file_of_another_kind(call, net, tmp_path):
+    (tmp_path / "mk.py").write_text("x = 1")
+    code, err = call("run", net, f"x={tmp_path / 'mk.py'}")
+    assert code == USAGE
+    assert (
+        "not a .npy or .npz file: it is empty or has another format. An input file must be .npy, .npz or an im" in err
+    )
+
+
 @pytest.mark.parametrize("suffix", [".json", ".onnx"])
 def test_a_full_disk_leaves_nothing_half_written(call, net, tmp_path, monkeypatch, suffix):
     target = tmp_path / f"out{suffix}"

@@ -112,10 +112,13 @@ def test_an_error_in_a_file_of_functions_is_one_line(call, tmp_path, source, mes
     assert code == 1
     assert json.loads(out)["kind"] == "UserCodeError"
     assert message.format(file) in err
+    assert "(for the traceback: graphkit --traceback COMMAND ...)" in err
+    assert "--traceback" not in json.loads(out)["message"]
     assert "Traceback" not in err
     assert not (tmp_path / "net.json").exists()
     _, _, err = call("--traceback", "build", f"{file}:make", "-o", tmp_path / "net.json")
     assert "Traceback" in err
+    assert "--traceback" not in err
 
 
 def test_an_error_of_graphkit_in_such_a_file_keeps_its_code_and_gets_the_line(call, tmp_path):

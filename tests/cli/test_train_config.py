@@ -130,7 +130,7 @@ def test_every_option_is_one_of_the_file(call, task, tmp_path):
         "profile": "some/trace.json",
     }
     of_a_call = ("resume", "overwrite", "find-lr", "print-config", "json", "help")
-    values = {"bool": True, "integer": 7, "integer range": 7, "float": 0.5, "float range": 0.5, "choice": None}
+    values = {"bool": True, "integer": 7, "float": 0.5, "number": 0.5, "choice": None}
     lines, expected = [f'network = "{task / "net.json"}"'], {}
     for parameter in command.params:
         name = next((n for n in parameter.opts if n.startswith("--")), parameter.opts[0]).removeprefix("--")

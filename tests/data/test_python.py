@@ -35,6 +35,9 @@ def nothing():
 def broken(folder="x"):
     return open("/nowhere/at/all")
 
+def needs(size, *, more):
+    return 7
+
 def refused():
     raise gk.errors.InputError("the third row")
 """
@@ -71,6 +74,12 @@ def test_a_whole_is_split_by_the_seed(spec):
         ("row", {}, UsageError, "has no function 'row'.*rows"),
         ("nothing", {}, InputError, "must return a dict of arrays by name, .* not int"),
         ("broken", {}, UserCodeError, r"mine.py:\d+, in broken: FileNotFoundError: .*nowhere"),
+        (
+            "needs",
+            {"size": 1},
+            UsageError,
+            r"mine.py:needs needs a value for more: pass more=... \(--data-option more=...\)",
+        ),
         ("refused", {}, InputError, r"mine.py:\d+, in refused: the third row"),
     ],
 )

@@ -125,9 +125,9 @@ def test_npz(tmp_path):
 def test_bad_npz(tmp_path):
     path = tmp_path / "set.npz"
     for content, message in (
-        (b"", "not a readable"),
-        (b"<html></html>", "not a readable .npy or .npz file: its content is empty or another format"),
-        (b"PK\x03\x04junk", "not a readable"),
+        (b"", "not a .npy or .npz file: it is empty or has another format"),
+        (b"<html></html>", "not a .npy or .npz file: it is empty or has another format"),
+        (b"PK\x03\x04junk", "the .npy or .npz file cannot be read: "),
     ):
         path.write_bytes(content)
         with pytest.raises(InputError, match=message) as caught:
@@ -135,14 +135,14 @@ def test_bad_npz(tmp_path):
         assert str(path) in str(caught.value)
     np.savez(path, x=np.arange(1000.0))
     path.write_bytes(path.read_bytes()[:-300])
-    with pytest.raises(InputError, match="not a readable"):
+    with pytest.raises(InputError, match="cannot be read"):
         data.load(path)
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(InputError, match="not a readable"):
+    with pytest.raises(InputError, match="not a readable .npz file: it contains one array without a name"):
         data.load(path)
     np.savez(path, x=np.array([{}], dtype=object))
-    with pytest.raises(InputError, match="not a readable"):
+    with pytest.raises(InputError, match="cannot be read"):
         data.load(path)
     np.savez(path, y=np.zeros(3))
     with pytest.raises(InputError, match=r"no input array; give an input the name x \(the file contains y\)"):

@@ -142,6 +142,8 @@ def test_schedule_without_steps_needs_data_with_length():
 def test_descriptions_read_back():
     for made in (*OURS.values(), gk.optim.Cosine(0.1), gk.optim.Warmup(gk.optim.OneCycle(0.1), 4)):
         assert gk.optim.schedule(json.loads(json.dumps(made.describe()))) == made
+    with pytest.raises(UsageError, match="a dict that describes a schedule needs the key 'type': constant, step"):
+        gk.optim.schedule({"rate": 0.1})
 
 
 @pytest.mark.parametrize(

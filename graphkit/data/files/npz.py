@@ -73,7 +73,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file:
             require_memory(os.fstat(file.fileno()).st_size, f"the arrays of {path}")
             if not file.read(len(_STARTS[0])).startswith(_STARTS):
-                raise InputError(f"{path}: not a readable .npy or .npz file: its content is empty or another format")
+                raise InputError(f"{path}: not a .npy or .npz file: it is empty or has another format")
             file.seek(0)
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
@@ -87,7 +87,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     except (MemoryError, *_DAMAGED) as error:
         if lacks_memory(error):
             raise OutOfMemory(f"the arrays of {path}: {error}") from None
-        raise InputError(f"{path}: not a readable .npy or .npz file: {error}") from None
+        raise InputError(f"{path}: the .npy or .npz file cannot be read: {error}") from None
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise InputError(f"{path}: its member {name!r} is not an array")
