@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterable
     first array has as many axes as the model's first input, and a sample if it has one axis less. A sample or batch is
     a pair (inputs, targets), or a dict by name. In a dict, every array that is not an input is a target.
 
+    Two items are the pair (inputs, targets). A list of two items is two samples if both items have the form of a
+    sample: tuples of two or dicts, with one axis less than the model's first input.
+
     Args:
         data: See above.
         ranks: The number of axes of each input of the model, by name.
@@ -46,12 +49,20 @@ def dataset_of(data: Any, ranks: Mapping[str, int | None], argument: str) -> Dat
             f"{argument} must be one data set, not Splits (train, test): train on its .train; evaluate on its .test, "
             "or pass it as valid="
         )
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return Dataset(*data, name=argument)
-    if isinstance(data, (np.ndarray, Mapping, str, bytes)) or hasattr(data, "__array__"):
-        raise InputError(f"{argument} must be one pair (inputs, targets), or a data set, not {shown(data)} alone")
+    if isinstance(data, (tuple, list)) and len(data) == 2 and not are_samples(data, ranks):
+        return _pair_of_arrays(data, argument)
+    if isinstance(data, (str, bytes)):
+        raise InputError(
+            f"{argument} must be a pair (inputs, targets) or a data set, not the text {shown(data)}; to load a data "
+            "set by its name or path, use gk.data.load, for example gk.data.load('digits').train"
+        )
+    if isinstance(data, (np.ndarray, Mapping)) or hasattr(data, "__array__"):
+        raise InputError(f"{argument} must be a pair (inputs, targets) or a data set, but only {shown(data)} is given")
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return MapDataset(data, tuple(ranks))
+        found = MapDataset(data, tuple(ranks))
+        if isinstance(data, (tuple, list)):
+            found.name = argument
+        return found
     if not hasattr(data, "__iter__") and callable(data):
         _check_takes_nothing(data, argument)
         return IterableDataset(data, ranks)
@@ -61,6 +72,41 @@ def dataset_of(data: Any, ranks: Mapping[str, int | None], argument: str) -> Dat
         f"{argument} must be a pair (inputs, targets), a Dataset, an object with __len__ and __getitem__, or an "
         f"iterable, not {shown(data)}"
     )
+
+
+def are_samples(data: Any, ranks: Mapping[str, int | None]) -> bool:
+    """Return whether the data are a list of two samples, and not a pair (inputs, targets).
+
+    The items of such a list are pairs, or dicts with an input of the model. Their first input has one axis less than
+    that of the model.
+    """
+    rank = next(iter(ranks.values()), None)
+    if not isinstance(data, list) or len(data) != 2 or rank is None:
+        return False
+    if all(isinstance(item, tuple) and len(item) == 2 for item in data):
+        inputs = data[0][0]
+    elif all(isinstance(item, Mapping) and not ranks.keys().isdisjoint(item) for item in data):
+        inputs = {name: value for name, value in data[0].items() if name in ranks}
+    else:
+        return False
+    try:
+        found = leaves(arrays(inputs))
+    except InputError:
+        return False
+    return bool(found) and np.ndim(found[0]) == rank - 1
+
+
+def _pair_of_arrays(data: Sequence[Any], argument: str) -> Dataset:
+    """Return the data set of a pair (inputs, targets)."""
+    try:
+        return Dataset(*data, name=argument)
+    except InputError as error:
+        if not isinstance(data, list):
+            raise
+        raise InputError(
+            f"{error}. {argument} is a list of 2 items, so it was read as a pair (inputs, targets); if the items are "
+            "samples, pass gk.data.MapDataset(list)"
+        ) from None
 
 
 def _check_takes_nothing(function: Callable[..., Any], argument: str) -> None:
@@ -178,4 +224,4 @@ def _pair(source: str, item: Any, inputs: tuple[str, ...]) -> tuple[Any, Any]:
         return given, {name: value for name, value in item.items() if name not in inputs} or None
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return item[0], item[1]
-    raise InputError(f"{source}: an item must be (inputs, targets) or a dict by name, not {type(item).__name__}")
+    raise InputError(f"{source}: each item must be a pair (inputs, targets) or a dict by name, not {shown(item)}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphkit import config
 from graphkit.data import Batch, Dataset, IterableDataset
-from graphkit.data.foreign import dataset_of
+from graphkit.data.foreign import are_samples, dataset_of
 from graphkit.errors import UsageError
 from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.report.plan import Plan
@@ -225,7 +225,8 @@ class BaseTrainer:
         """The training graphs: one for a whole step, or with `accumulate` one that accumulates and one that updates.
 
         In a pipeline, they are the forward and backward pass of this rank's stage, and its update. With `recompute`,
-        the first step adds nodes to recompute to the first graph; a batch that exceeds a limit in bytes changes them.
+        the first step adds nodes to the first graph that compute activations again. If `recompute` is a number of bytes
+        and a later batch needs more, these nodes are chosen again.
         """
         return tuple(self._stepper.programs)
 
@@ -280,7 +281,8 @@ class BaseTrainer:
     def learning_rate(self) -> float:
         """Learning rate of the next update.
 
-        Raises UsageError before the first `fit` if the schedule has no `steps`, because it covers all updates of a run.
+        Raises UsageError before the first `fit` if the schedule has no `steps`: such a schedule spans the whole run,
+        whose length only `fit` knows.
         """
         return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
 
@@ -419,7 +421,7 @@ class BaseTrainer:
         """Return the data set of an argument of the user; errors begin with the argument's name."""
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
-        found = dataset_of(with_types(given, kinds), ranks, argument)
+        found = dataset_of(given if are_samples(given, ranks) else with_types(given, kinds), ranks, argument)
         if self._division is not None:
             self._division.follow(found)
         return found
@@ -431,6 +433,8 @@ class BaseTrainer:
                 self._inputs.check_names(part)
                 self._inputs.check_shapes(part)
                 self._targets.check_classes(part, self.net.name)
+            if type(part) is Dataset:  # subclasses may make targets with each batch
+                self._targets.check_given(part)
 
     def _prepared(self, batch: Batch) -> Batch:
         """Return the batch with inputs by name, in the types of the program. Start to copy them to the GPU, if any."""

@@ -17,7 +17,7 @@ from graphkit.errors import InputError, UsageError
 from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
-from graphkit.text import listed
+from graphkit.text import listed, quantity
 from graphkit.train.losses import Bound, Loss, target_inputs
 
 # `dtype.kind` of numpy's real types. bfloat16 has another one, see `_is_float`.
@@ -52,10 +52,7 @@ class Targets:
     def named(self, given: Any) -> dict[str, Any]:
         """Return targets by name, from an array, a tuple in their order, or a dict by target or output."""
         if given is None and self.names:
-            raise InputError(
-                f"the data have no targets, but the loss needs {', '.join(self.names)}: pass a pair (inputs, "
-                "targets), or add an array y to the .npz file"
-            )
+            raise self._no_targets("the data have")
         if isinstance(given, Mapping):
             return {self._others.get(str(n), str(n)): array for n, array in given.items()}
         arrays = given if isinstance(given, tuple) else (given,)
@@ -63,6 +60,17 @@ class Targets:
             names = ", ".join(self._others if len(self._others) > 1 else self.names)
             raise InputError(f"expected {len(self.names)} targets ({names}), got {len(arrays)}")
         return dict(zip(self.names, arrays, strict=True))
+
+    def check_given(self, data: Dataset) -> None:
+        """Raise InputError if the loss needs targets, but a data set of arrays has none."""
+        if data.targets is None and self.names:
+            raise self._no_targets(f"{data.name} has")
+
+    def _no_targets(self, having: str) -> InputError:
+        return InputError(
+            f"{having} no targets. Pass a pair (inputs, targets), or add an array y to the .npz file. The loss needs "
+            f"{quantity(len(self.names), 'target')}: {', '.join(map(repr, self.names))}"
+        )
 
     def measured(self, given: Any, output: str) -> np.ndarray:
         """Return the target of a batch that metrics compare with an output. given: the targets of the batch."""

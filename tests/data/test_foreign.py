@@ -92,6 +92,33 @@ def test_forms_of_items():
     assert weights([({"x": x[i]}, {"target": int(y[i])}) for i in range(N)]) == straight
 
 
+def test_a_list_of_two_is_two_samples_or_a_pair():
+    x, y = (array[:2] for array in arrays())
+    straight = weights((x, y))
+    assert weights([x, y]) == weights([x.tolist(), y.tolist()]) == straight
+    assert weights([(x[0], y[0]), (x[1], y[1])]) == straight
+    assert weights([{"x": x[0], "target": y[0]}, {"x": x[1], "target": y[1]}]) == straight
+    assert weights([{"x": x}, {"target": y}]) == straight
+    with pytest.raises(InputError, match=r"train is a list of 2 items, so it was read as a pair .*MapDataset\(list\)"):
+        weights([(x[0], y[0]), (x[1],)])
+
+
+def test_two_samples_of_two_inputs():
+    a, b = gk.input("a", ["N", 2]), gk.input("b", ["N", 2])
+    net = gk.Model({"y": gk.nn.linear(a + b, 1, name="fc")}, seed=0)
+
+    def trained(data):
+        found = gk.Trainer(gk.Model.from_graph(net.graph, dict(net.params)), "mse", seed=3, threads=1)
+        found.fit(data, batch_size=2, epochs=1)
+        return found.net.params["fc_weight"].tobytes()
+
+    rows, more = np.float32([[1, 2], [3, 4]]), np.float32([[5, 6], [7, 8]])
+    targets = np.float32([[1], [2]])
+    straight = trained(({"a": rows, "b": more}, targets))
+    assert trained([{"a": rows, "b": more}, targets]) == straight
+    assert trained([((rows[0], more[0]), targets[0]), ((rows[1], more[1]), targets[1])]) == straight
+
+
 def test_dicts_of_targets():
     x = gk.input("x", ["N", 6])
     net = gk.Model({"a": gk.nn.linear(x, 1, name="a"), "b": gk.nn.linear(x, 2, name="b")}, seed=0)
@@ -118,10 +145,10 @@ def test_dicts_of_targets():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (np.zeros((4, 6), np.float32), "train must be one pair (inputs, targets), or a data set, not ndarray"),
-        ({"x": np.zeros((4, 6), np.float32)}, "train must be one pair (inputs, targets), or a data set, not a dict"),
+        (np.zeros((4, 6), np.float32), "train must be a pair (inputs, targets) or a data set, but only ndarray"),
+        ({"x": np.zeros((4, 6), np.float32)}, "train must be a pair (inputs, targets) or a data set, but only a dict"),
         (7, "train must be a pair (inputs, targets), a Dataset, an object with"),
-        ([1, 2, 3], "an item must be (inputs, targets) or a dict by name, not int"),
+        ([1, 2, 3], "train: each item must be a pair (inputs, targets) or a dict by name, not "),
         ([], "the data set has no samples"),
         ([{"z": 1}] * 3, "an item has 'z'; none of these is an input of the model"),
         ([(np.zeros(6), 0), (np.zeros(5), 0), (np.zeros(6), 0)], "samples of one batch must have one shape"),
@@ -146,7 +173,7 @@ def test_what_is_no_data_set(data, message):
         ),
         (
             np.zeros((4, 3), np.float32), InputError,
-            "must be one pair (inputs, targets), or a data set, not ndarray of float32[4, 3] alone",
+            "must be a pair (inputs, targets) or a data set, but only ndarray of float32[4, 3] is given",
         ),
         (
             lambda n: n, InputError,

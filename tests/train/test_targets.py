@@ -238,5 +238,9 @@ def test_a_table_trains_from_the_command_line(tmp_path, target, loss, options):
 
 
 def test_data_without_targets_are_refused() -> None:
-    with pytest.raises(InputError, match="the data have no targets, but the loss needs target"):
-        trainer(network(4), "mse").fit(gk.data.Dataset(X))
+    with pytest.raises(InputError, match=r"^rows has no targets\. Pass a pair .* The loss needs 1 target: 'target'"):
+        trainer(network(4), "mse").fit(gk.data.Dataset(X, name="rows"))
+    with pytest.raises(
+        InputError, match=r"^the data have no targets\. Pass a pair .* The loss needs 1 target: 'target'"
+    ):
+        trainer(network(4), "mse").fit([{"x": row} for row in X])
