@@ -21,7 +21,7 @@ from graphkit.ir.origin import signature, titled
 from graphkit.ir.stored import plain_path
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
-from graphkit.signatures import typed
+from graphkit.signatures import operands_by_name, typed
 from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ class Model:
             ) from error
 
     def separate_roles(self) -> dict[str, str]:
-        """Give each role in training its own copy of a tensor that several roles share. Changes this model.
+        """Copy tensors that are used for several purposes, so that training can change one use without the other.
+
+        This changes the model.
 
         Exporters store equal tensors only once: the scale and the running variance of a new normalisation, the
         statistics of several layers, or a weight and a bound of Clip. Training must update some of them and not others.
@@ -283,12 +285,7 @@ class Model:
 
         If the operands are arrays, compute the outputs (see `run`): one array, or a tuple if there are several outputs.
         """
-        table = dict(zip(self.inputs, operands, strict=False)) | named
-        if len(operands) > len(self.inputs) or set(table) != set(self.inputs):
-            raise UsageError(
-                f"{titled(self.graph, 'model')} takes the inputs {', '.join(self.inputs)}; got "
-                f"{', '.join(map(str, table)) or 'none'}"
-            )
+        table = operands_by_name(titled(self.graph, "model"), self.inputs, operands, named)
         arrays = [name for name, operand in table.items() if not isinstance(operand, Value)]
         if len(arrays) == len(table) and arrays:
             computed = tuple(self.run(table).values())
@@ -649,7 +646,7 @@ def _resolved(graph: Graph, names: Sequence[str]) -> Graph:
 def block_loops(model: Model, block: Block = "sqrt") -> Model:
     """Return the model with the iterations of its loops grouped in blocks, so that training takes less memory.
 
-    Training then saves only the states at the borders of blocks. The backward pass computes one block at a time again.
+    Training then saves only the states at the borders of blocks. The backward pass recomputes one block at a time.
     For T iterations, this needs memory for the values of T / block + block iterations instead of T, and one more
     forward pass. The change applies to Scan, and to Loop without scan outputs, also in imported files. Parameters are
     copied.

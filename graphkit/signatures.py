@@ -11,10 +11,11 @@ import inspect
 import numbers
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.text import quantity
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class")
@@ -120,6 +121,36 @@ def _check_complete(owner: str, signature: inspect.Signature, args: Any, options
         raise UsageError(f"{owner}: {error}; it takes {signature_text(signature)}") from None
 
 
+def operands_by_name(
+    owner: str, names: Sequence[str], operands: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the operands of a call by name.
+
+    Args:
+        owner: The called object, for errors: "model 'lenet'".
+        names: Names of all operands.
+        operands: Operands that are given by position, in the order of `names`.
+        named: Operands that are given by name.
+
+    Raises:
+        UsageError: A name is unknown, given twice or missing, or there are too many operands.
+    """
+    if len(operands) > len(names):
+        listing = f" ({', '.join(names)})" if names else ""
+        given = "1 was" if len(operands) == 1 else f"{len(operands)} were"
+        raise UsageError(f"{owner} takes {quantity(len(names), 'input')}{listing}, but {given} given")
+    table = dict(zip(names, operands, strict=False))
+    for name in named:
+        if name not in names:
+            raise UsageError(f"{owner} has no input {name!r}{did_you_mean(name, names)}")
+        if name in table:
+            raise UsageError(f"{owner}: input {name!r} is given twice, by position and by name")
+    table |= named
+    if missing := [repr(name) for name in names if name not in table]:
+        raise UsageError(f"{owner}: no value is given for input{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    return table
+
+
 def signature_text(signature: inspect.Signature) -> str:
     """Return the names of a function's arguments; those with a default are in brackets."""
     shown = [
@@ -145,26 +176,23 @@ def _check(owner: str, name: str, kinds: _Kinds, value: Any) -> None:
         hasattr(value, "__array__") or isinstance(value, (list, float))
     ):
         hint = "; gk.constant(array) makes a graph value from an array, gk.input(name, shape) creates an input"
-    raise UsageError(f"{owner}: {name} must be {wanted}, not {_odd(kinds, value)}{hint}")
+    if (odd := _odd(kinds, value)) is None:
+        raise UsageError(f"{owner}: {name} must be {wanted}, not {shown(value)}{hint}")
+    place, item = f"{name}[{odd[0]!r}]", odd[1]
+    if isinstance(item, tuple) and any(type(part).__name__ == "Value" for part in item):
+        hint = f"; choose one of its values, such as {place}[0]"
+    raise UsageError(f"{owner}: {place} is {shown(item)}, but {name} must be {wanted}{hint}")
 
 
-def _odd(kinds: tuple[_Kind, ...], value: Any) -> str:
-    """Describe an argument; for a list or dict of the right form, describe the element that does not fit."""
+def _odd(kinds: tuple[_Kind, ...], value: Any) -> tuple[Any, Any] | None:
+    """Return key (or index) and value of the first element that does not fit, in a list or dict of the right form."""
     for kind in kinds:
         if kind.name in _LISTS and kind.inner and isinstance(value, (list, tuple)):
-            odd = next((item for item in value if not _any_fits(kind.inner[0], item)), None)
-            return f"a {type(value).__name__} with {shown(odd)}"
+            return next(((i, item) for i, item in enumerate(value) if not _any_fits(kind.inner[0], item)), None)
         if kind.name in ("Mapping", "dict") and len(kind.inner) == 2 and isinstance(value, dict):
             key, content = kind.inner
-            return next(
-                (
-                    f"a dict with {k!r}: {shown(v)}"
-                    for k, v in value.items()
-                    if not (_any_fits(key, k) and _any_fits(content, v))
-                ),
-                shown(value),
-            )
-    return shown(value)
+            return next(((k, v) for k, v in value.items() if not (_any_fits(key, k) and _any_fits(content, v))), None)
+    return None
 
 
 def shown(value: Any) -> str:

@@ -204,8 +204,42 @@ def test_unknown_and_missing_arguments_are_named():
         trainer().fit((X, LABELS), epoch=3)
     with pytest.raises(UsageError, match=r"gk.nn.linear: missing a required argument: 'units'"):
         gk.nn.linear(gk.input("x", ["N", 4]))
-    with pytest.raises(UsageError, match="freeze must be a string or a list of strings, not a list with 3"):
+    with pytest.raises(UsageError, match=r"freeze\[1\] is 3, but freeze must be a string or a list of strings"):
         trainer(freeze=["a", 3])
+
+
+def test_several_values_are_not_one_output():
+    x = gk.input("x", ["N", 4])
+    with pytest.raises(
+        UsageError, match=r"outputs\['y'\] is a tuple, but .*; choose one .*, such as outputs\['y'\]\[0\]$"
+    ):
+        gk.Model({"y": gk.unique(x)})
+
+
+def test_operands_of_a_model_are_its_inputs():
+    net = network()
+    assert net(X).shape == net(x=X).shape == (8, 3)
+    for operands, named, message in [
+        ((X, X), {}, r"model '.*' takes 1 input \(x\), but 2 were given"),
+        ((), {}, "model '.*': no value is given for input 'x'"),
+        ((X,), {"x": X}, "model '.*': input 'x' is given twice, by position and by name"),
+        ((), {"z": X}, "model '.*' has no input 'z'; known: 'x'"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            net(*operands, **named)
+
+
+def test_integers_that_are_too_large_are_named():
+    assert gk.constant(2**64 - 1).dtype is gk.DType.UINT64
+    for given, message in [
+        (2**64, "a constant contains an integer of 65 bits, which does not fit into int64 or uint64"),
+        ([1, -(10**5000)], "a constant contains an integer of 16610 bits, which does not fit"),
+        (object(), "the value is of type object; an array of objects must contain only strings"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            gk.constant(given)
+    with pytest.raises(InputError, match="input 'x' contains an integer of 65 bits"):
+        network().run({"x": [[2**64, 0, 0, 0]]})
 
 
 def test_memory_is_a_number_or_a_text():
@@ -263,7 +297,9 @@ def test_splits_are_not_one_data_set():
             gk.data.Dataset(X[:, :3], LABELS, name="rows"),
             r"rows: the array for input 'x' has shape \[8, 3\], but the model needs",
         ),
-        (X, "one pair .inputs, targets., or a data set, not ndarray of float32"),
+        (X, "a pair .inputs, targets. or a data set, but only ndarray of float32"),
+        ("digits", "not the text 'digits'; to load a data set by its name or path, use gk.data.load"),
+        ((X, LABELS.astype(str)), "targets contains texts, not numbers; to number them"),
         ((None, LABELS), "an input must be an array or nested lists of numbers, not None"),
         (((i for i in X), LABELS), r"an array, not a generator; use np.array\(list"),
         (("x", "y"), "contains texts, not numbers"),

@@ -52,6 +52,13 @@ def _check_objects(what: str, given: Any, elements: list[Any], objects: bool) ->
     """Raise InputError for an array of objects that numpy made of a generator, or of anything but texts."""
     if hasattr(given, "__next__"):
         raise InputError(f"{what} must be an array, not a {type(given).__name__}; use np.array(list(...))")
+    if not isinstance(given, np.ndarray):
+        # Numpy also makes objects of Python's integers that are too large for its own types.
+        large = next((e for e in elements if isinstance(e, int) and not -(1 << 63) <= e < 1 << 64), None)
+        if large is not None:
+            raise InputError(
+                f"{what} contains an integer of {large.bit_length()} bits, which does not fit into int64 or uint64"
+            )
     if objects or _TEXTS.issuperset(map(type, elements)):
         return
     others = [item for item in elements if not isinstance(item, (str, bytes))]

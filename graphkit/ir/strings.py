@@ -31,7 +31,7 @@ def as_strings(array: np.ndarray, *, surrogates: bool = False) -> np.ndarray:
             try:
                 element.encode()
             except UnicodeEncodeError as error:
-                raise UsageError(f"element {_place(i, strings.shape)} is not Unicode text: {error.reason}") from None
+                raise UsageError(f"{_place(i, strings.shape)} is not Unicode text: {error.reason}") from None
     return strings
 
 
@@ -40,13 +40,13 @@ def _decoded(element: Any, index: int, shape: Sequence[int]) -> str:
         return str(element)
     if not isinstance(element, bytes):
         name = type(element).__name__
-        place = _place(index, shape)
-        raise UsageError(f"element {place} is of type {name}; an array of objects must contain only strings")
+        raise UsageError(f"{_place(index, shape)} is of type {name}; an array of objects must contain only strings")
     try:
         return element.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"element {_place(index, shape)} is not UTF-8 text: {error.reason}") from None
+        raise UsageError(f"{_place(index, shape)} is not UTF-8 text: {error.reason}") from None
 
 
-def _place(index: int, shape: Sequence[int]) -> list[int]:
-    return [int(i) for i in np.unravel_index(index, shape)]
+def _place(index: int, shape: Sequence[int]) -> str:
+    """Return the name of an element for errors: `element [0, 2]`, or `the value` of an array without axes."""
+    return f"element {[int(i) for i in np.unravel_index(index, shape)]}" if shape else "the value"

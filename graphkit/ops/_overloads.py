@@ -131,6 +131,8 @@ def _no_array(self: Value, dtype: Any = None, copy: Any = None) -> Any:
 def _getitem(self: Value, key: Any) -> Value:
     """Basic indexing: integers, slices with constant bounds, Ellipsis, None. Anything else is UsageError."""
     keys = key if isinstance(key, tuple) else (key,)
+    if sum(1 for k in keys if k is Ellipsis) > 1:
+        raise UsageError(f"{self}: an index can contain ... only once")
     rank = self.tensor.rank
     if rank is None:
         raise UsageError(f"{self} cannot be indexed: its rank is unknown")

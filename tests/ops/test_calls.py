@@ -116,6 +116,7 @@ def test_names_that_others_use(get, form):
     ("call", "message"),
     [
         (lambda x: x[:, 7], "index 7 is out of range for axis 1, which has size 3: x: float32[N, 3, 8]"),
+        (lambda x: x[..., ..., 0], "x: float32[N, 3, 8]: an index can contain ... only once"),
         (lambda x: x[:, -4], "index -4 is out of range for axis 1"),
         (lambda x: gk.top_k(x, 9, axis=1), "k = 9 is larger than axis 1, which has size 3"),
         (lambda x: gk.gather_nd(x, np.zeros((2, 4), np.int64)), "index tuples of length 4 are too long for x of shape"),

@@ -80,6 +80,11 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
         except UsageError:
             raise InputError(f"input {name!r} is {kind}; the array given is {array.dtype}") from None
         if actual is not kind.dtype:
+            if actual is DType.STRING and not kind.dtype.is_float:
+                raise InputError(
+                    f"input {name!r} is {kind}, but the array given contains strings: number them first, class names "
+                    "for example with np.unique(names, return_inverse=True)[1]"
+                )
             hint = "" if kind.dtype is DType.STRING else f"; convert it with .astype({kind.dtype.value!r})"
             raise InputError(f"input {name!r} is {kind}; the array given is {actual}{hint}")
         try:

@@ -40,6 +40,10 @@ IMAGE, MASK = np.ones((3, 2), np.float32), np.ones((3, 1), np.float32)
         ({"image": np.ones((3, 5), np.float32), "mask": MASK}, "axis 1 is 5, not 2"),
         ({"image": IMAGE, "mask": MASK[:2]}, "dimension N is 3 in input 'image' and 2 in input 'mask'"),
         ({"image": "text", "mask": MASK}, "a str given"),
+        (
+            {"image": IMAGE.astype(str), "mask": MASK},
+            r"the array given is string; convert it with .astype\('float32'\)",
+        ),
         ({"image": [[1, 2], [3]], "mask": MASK}, "different lengths"),
         ({"image": [[1, 2 + 1j]], "mask": [[1]]}, "a list given"),
     ],
@@ -47,6 +51,11 @@ IMAGE, MASK = np.ones((3, 2), np.float32), np.ones((3, 1), np.float32)
 def test_misfits(feeds: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         executor().run(feeds)
+
+
+def test_strings_are_numbered_first() -> None:
+    with pytest.raises(InputError, match=r"'y' is int64\[N\], but .* contains strings: number them first, .*np.unique"):
+        convert("y", TensorType("int64", ("N",)), np.array(["cat", "dog"]))
 
 
 def test_lists_and_numbers() -> None:
