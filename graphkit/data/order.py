@@ -129,12 +129,10 @@ def hold_out(
     else:
         train, test = split_by_name(names, test_fraction, seed, classes)
     if not train.size or not test.size:
-        hint = (
-            ""
-            if names is None
-            else "; names decide the split: add samples, give a validation set, or use split='position'"
-        )
         raise InputError(
-            f"{source}: test_fraction={test_fraction} leaves no sample in one part of {quantity(count, 'sample')}{hint}"
+            f"{source}: {quantity(count, 'sample')} cannot be divided into training and test data (test_fraction="
+            f"{test_fraction}), because one part would be empty. Add samples, or give validation data separately "
+            "(valid=, --valid)"
+            + ("" if names is None else "; or use split='position', since the split depends on the names of the files")
         )
     return train, test

@@ -87,10 +87,13 @@ def known_size(layer: str, name: str, x: Value, axis: int, given: int | None, op
         size = x.shape[axis]
     if size is None or isinstance(size, DimExpr):
         if given is None:
-            what = "rank" if size is None else f"size {size} of axis {axis}"
+            if size is None:
+                fault, remedy = "the rank of the operand is not known", "declare the shape of the input"
+            else:
+                fault, remedy = f"axis {axis} has the symbolic size {size}", "declare this size as an integer"
             raise UsageError(
-                f"{describe(layer, name, x)}: the {what} is not known, and the parameters' shapes depend on it; "
-                f"give the input an integer there or pass {option}="
+                f"{describe(layer, name, x)}: {fault}, but the shapes of the layer's parameters depend on the size of "
+                f"axis {axis}: {remedy}, or pass {option}="
             )
         return given
     if given is not None and given != size:

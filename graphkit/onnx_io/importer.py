@@ -252,7 +252,8 @@ class Builder:
             ]
             if any(o.rpartition(".")[0] not in _HINTS for o in missing):
                 lines.append(
-                    "To define an operator, write a class of its name and domain with @gk.op (docs/operators.md)"
+                    "To add an operator, define a Python class with @gk.op that has the operator's name and `domain`, "
+                    "and import it before you load the file (docs/operators.md)"
                 )
             count = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
             are = "is" if len(missing) == 1 else "are"

@@ -300,12 +300,13 @@ class Op:
                     fits = dtype is same_as
                 else:
                     fits = dtype in allowed
-                if not fits:
-                    wanted = (
-                        f"{same_as}, as {allowed!r}"
-                        if isinstance(allowed, str)
-                        else ("one of " if len(allowed) > 1 else "") + ", ".join(sorted(map(str, allowed)))
+                if not fits and isinstance(allowed, str):
+                    raise TypeMismatch(
+                        f"operand {name!r} is {dtype}, but operand {allowed!r} is {same_as}: both must have the same "
+                        "element type; use gk.cast"
                     )
+                if not fits:
+                    wanted = ("one of " if len(allowed) > 1 else "") + ", ".join(sorted(map(str, allowed)))
                     raise TypeMismatch(f"operand {name!r} is {dtype}; expected {wanted}")
                 seen.setdefault(name, dtype)
 

@@ -106,8 +106,11 @@ def _converted(name: str, kind: Type, array: Any) -> Any:
         given = np.shape(array)
         if not shape or len(shape) != len(given) or shape[0] in (given[0], 0) or not isinstance(shape[0], int):
             raise
+        if shape[0] == 1:
+            hint = "To allow any size, use graphkit.train.imported.free_batch(net) (--dynamic-batch)"
+        else:
+            hint = f"Every batch must have this size (batch_size={shape[0]}, --batch-size {shape[0]})"
         raise InputError(
-            f"{error}; the model takes only batches of {shape[0]}: free_batch(net) (--dynamic-batch) allows any size; "
-            f"if another axis than the first counts samples, pass axes={{{name!r}: AXIS}} to gk.data.Dataset or "
-            f"gk.data.load (--batch-axis {name}=AXIS)"
+            f"{error}. The model has the fixed batch size {shape[0]}. {hint}. If another axis of this input counts "
+            f"samples, pass axes={{{name!r}: AXIS}} to gk.data.Dataset or gk.data.load (--batch-axis {name}=AXIS)"
         ) from None

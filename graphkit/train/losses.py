@@ -137,8 +137,9 @@ def softmax_cross_entropy(
         raise UsageError(f"softmax_cross_entropy needs a fixed number of classes, not {logits}")
     if classes == 1:
         raise UsageError(
-            f"softmax_cross_entropy of one class is always 0, and {logits} has one: for a regression use loss='mse' "
-            "(--loss mse), for yes or no loss='sigmoid_binary_cross_entropy'"
+            f"the output {logits} has only one class, so softmax_cross_entropy is always 0. For a regression, use "
+            "loss='mse' (--loss mse). For two classes, use loss='sigmoid_binary_cross_entropy' (--loss "
+            "sigmoid_binary_cross_entropy), or an output with 2 columns"
         )
     if logits.rank != 2:
         logits = F.reshape(logits, np.array([-1, classes], np.int64))
@@ -446,7 +447,8 @@ def bound(
         if not targets:
             if len(chosen) != 1:
                 raise UsageError(
-                    f"loss {known.name!r} takes one output; choose it with output=: {', '.join(graph.output_names)}"
+                    f"loss {known.name!r} takes one output, but the model has {len(chosen)} "
+                    f"({', '.join(graph.output_names)}): choose one with output= (--output-name)"
                 )
             targets = {"target": known.target_type(chosen[0].tensor)}
             named = {"target": (known, output or graph.output_names[0])}

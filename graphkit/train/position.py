@@ -149,5 +149,5 @@ class Position:
         if not self.within:
             return f"after epoch {self.epoch} of {self.until}"
         if self.trained is not None:
-            return f"in the validation of epoch {self.epoch + 1} of {self.until}"
+            return f"after the last batch of epoch {self.epoch + 1} of {self.until}"
         return f"in epoch {self.epoch + 1} of {self.until}, after batch {self.batch}"

@@ -89,13 +89,9 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
     ]  # fmt: skip
     if not chosen:
         raise UsageError(
-            "nothing to train: all parameters are frozen (freeze=, --freeze), not in train= (--train), or marked "
-            "trainable=False, or the loss uses none"
-            + (
-                ""
-                if names
-                else "; weights in Constant nodes become parameters by constants_to_parameters (--constants)"
-            )
+            "nothing to train. A parameter is trained if the loss depends on it, it is not frozen (freeze=, --freeze, "
+            "trainable=False), and train= (--train), if given, selects it. No parameter meets all of these conditions"
+            + ("" if names else "; constants_to_parameters (--constants) makes parameters of the Constant nodes")
         )
     return chosen
 

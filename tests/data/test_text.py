@@ -198,7 +198,7 @@ def test_errors_name_the_file(reviews, book, tmp_path):
     (empty / "a.neg").write_text("\n")
     fails("found no sentence in a.neg, a.pos", f"sentences:{empty}")
     (empty / "a.pos").write_text("one\n")
-    fails("leaves no sample in one part of 1 sample", f"sentences:{empty}")
+    fails("1 sample cannot be divided into training and test data", f"sentences:{empty}")
     fails("no option 'lenght'; did you mean 'length'", f"text:{book}", UsageError, lenght=3)
     fails("digits has no options", "digits", UsageError, length=3)
     fails("length must be positive", f"text:{book}", UsageError, length=0)

@@ -229,7 +229,7 @@ def test_inspect_shows_groups(network, capsys):
     [
         (["--place", "a=first"], "--place a=first: expected the rank of a process, from 0"),
         (["--place", "a=0"], "groups= needs several processes"),
-        (["--micro-batches", "4"], "micro_batches= needs groups="),
+        (["--micro-batches", "4"], "micro_batches= (--micro-batches) only works with groups= (--place)"),
     ],
 )
 def test_places_that_do_not_fit(network, capsys, options, message):

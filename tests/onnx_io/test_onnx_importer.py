@@ -286,7 +286,7 @@ def test_unknown_operators_are_listed_all_at_once(tmp_path):
     assert "odd.onnx: 2 operators" in text
     assert "ai.onnx.Frobnicate: 'first', 'second'" in text
     assert "com.example.Secret: 'third'" in text
-    assert text.endswith("write a class of its name and domain with @gk.op (docs/operators.md)")
+    assert text.endswith("and import it before you load the file (docs/operators.md)")
 
 
 def test_operators_of_onnxruntime_alone_have_their_own_hint():

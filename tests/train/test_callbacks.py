@@ -145,7 +145,7 @@ def test_callback_error_stops_training_with_a_note(tmp_path, method):
     found = trainer()
     with pytest.raises(ValueError, match=r"^no\nraised by Broken\.") as caught:
         found.fit(data(), epochs=2, batch_size=8, folder=tmp_path, callbacks=[recorder, broken])
-    at = {"on_step_end": "in epoch 1 of 2, after batch 1", "on_epoch_end": "in the validation of epoch 1 of 2"}
+    at = {"on_step_end": "in epoch 1 of 2, after batch 1", "on_epoch_end": "after the last batch of epoch 1 of 2"}
     if method in at:
         assert caught.value.__notes__ == [f"raised by Broken.{method}, {at[method]}"]
     assert caught.value.__notes__[0].startswith(f"raised by Broken.{method}, ")

@@ -107,7 +107,7 @@ def test_frozen_parameters_keep_their_bits():
 def test_freezing_nothing_or_everything_is_an_error():
     with pytest.raises(UsageError, match="matches no parameter"):
         gk.Trainer(linear_model(), "mse", freeze=["conv*"])
-    with pytest.raises(UsageError, match="nothing to train: all parameters are frozen"):
+    with pytest.raises(UsageError, match=r"nothing to train\. A parameter is trained if"):
         gk.Trainer(linear_model(), "mse", freeze=["*"])
 
 

@@ -188,8 +188,8 @@ class SVMClassifier(KernelMachine):
     """Support vector classification: the class that wins most pairwise decisions, and the scores; float32.
 
     With `prob_a` and `prob_b` the scores are probabilities of the classes. Otherwise they are the values of the
-    decisions; for two classes, the single value with both signs. Without support vectors, each class has a linear
-    score.
+    decisions, one for each pair of classes. For two classes with the single decision d, they are (-d, d). Without
+    support vectors, each class has a linear score. `post_transform` then changes the scores.
     """
 
     prob_a: tuple[float, ...] = ()
@@ -339,10 +339,21 @@ class SVMClassifier(KernelMachine):
     def expand(self, x: Value) -> tuple[Value, Value]:
         classes, count = len(self.labels), self._vector_count
         first, second = self._pairs()
-        if not count or self.post_transform != "NONE" or count * len(first) > _LARGEST_MATRIX:
-            raise UnsupportedError("linear machines, transformations and very many classes need the operator itself")
+        if not count:
+            raise UnsupportedError(f"{self.name} without support vectors (a linear model) has no gradient")
+        if self.post_transform != "NONE":
+            raise UnsupportedError(
+                f"{self.name} with post_transform={self.post_transform!r} has no gradient; use post_transform='NONE'"
+            )
+        if count * len(first) > _LARGEST_MATRIX:
+            raise UnsupportedError(
+                f"{self.name} has no gradient for {count} support vectors and {len(first)} pairs of classes: their "
+                f"product must be at most {_LARGEST_MATRIX}"
+            )
         if not (np.isfinite(self.support_vectors).all() and np.isfinite(self.coefficients).all()):
-            raise UnsupportedError("what is no number spoils the pairs of its class alone")
+            raise UnsupportedError(
+                f"{self.name} has no gradient if support_vectors or coefficients contain NaN or infinity"
+            )
         similarity = self._similarity(as_rows(x), self._vectors())
         rho = np.array(self.rho[: len(first)], np.float32)
         decisions = F.mat_mul(similarity, constant(self._decision_matrix())) + constant(rho)

@@ -12,6 +12,7 @@ from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims, limits
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ops._base import F, Op
+from graphkit.text import quantity
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
@@ -62,7 +63,9 @@ class Sliding(Op):
         if given is None:
             return (default,) * rank
         if len(given) != rank or any(v < least for v in given):
-            raise TypeMismatch(f"{key}={given} does not fit {rank} spatial axes: one entry >= {least} for each")
+            raise TypeMismatch(
+                f"{key}={given}: expected {quantity(rank, 'integer')} of at least {least}, one for each spatial axis"
+            )
         return given
 
     def explicit_pads(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -70,7 +73,10 @@ class Sliding(Op):
         if self.pads is None:
             return (0,) * rank, (0,) * rank
         if len(self.pads) != 2 * rank or any(p < 0 for p in self.pads):
-            raise TypeMismatch(f"pads={self.pads} does not fit {rank} spatial axes: two entries >= 0 for each")
+            raise TypeMismatch(
+                f"pads={self.pads}: expected {2 * rank} integers of at least 0: the pads at the beginning of each "
+                "spatial axis, then those at the end of each"
+            )
         return self.pads[:rank], self.pads[rank:]
 
     def checked_auto_pad(self) -> str:

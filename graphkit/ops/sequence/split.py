@@ -89,7 +89,10 @@ class SplitToSequence(Op):
         assert x is not None
         stacked = self.drops_axis(None if split is None else split.tensor)
         if stacked is None:
-            raise MissingGradient(f"{node.describe()}: whether the parts have the axis is known only in a run")
+            raise MissingGradient(
+                f"{node.describe()}: the gradient needs a constant `split`, or keepdims=1. With keepdims=0, the parts "
+                "lack the axis only if `split` is 1, and this value is not known before the run"
+            )
         size = None if x.shape is None else x.shape[self.axis]
         if not stacked and not (isinstance(size, int) and size > 0):
             # There may be no parts to join.

@@ -41,9 +41,9 @@ class Division:
         return partition(graph, self.groups, self.store.num_workers, like)
 
     def is_pipeline(self, graph: Graph) -> bool:
-        """Whether the ranks form a pipeline: in some order of the ranks, each needs only values of earlier ones.
+        """Return whether the ranks form a pipeline: they do not need each other's values in a cycle.
 
-        Raises UsageError if they do not, but micro-batches need a pipeline.
+        Raises UsageError if they form none, but there are several micro-batches, which need a pipeline.
         """
         try:
             self.stages(graph)
@@ -111,14 +111,14 @@ def division_of(
     if not groups:
         if micro_batches != 1:
             raise UsageError(
-                "Trainer: micro_batches= needs groups=, which make a pipeline; on the command line: add --place to "
-                "--micro-batches. Without a pipeline, use accumulate= or --accumulate"
+                "micro_batches= (--micro-batches) only works with groups= (--place), which divide the model into a "
+                "pipeline. To average gradients over several batches without one, use accumulate= (--accumulate)"
             )
         return None
     if store is None or store.num_workers == 1:
         raise UsageError(
-            'Trainer: groups= needs several processes and kvstore="dist_sync"; on the command line: add --processes N '
-            "--kvstore dist_sync to --place"
+            "groups= needs several processes and a kvstore of type 'dist_sync'. On the command line, --place needs "
+            "--processes N --kvstore dist_sync"
         )
     if store.is_remote:
         raise UsageError(f"Trainer: groups= and --place need the kvstore 'dist_sync', not {store.type!r}")

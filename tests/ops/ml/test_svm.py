@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 import graphkit as gk
+from graphkit.errors import UnsupportedError
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
@@ -35,6 +37,26 @@ def test_any_rho(rho: float) -> None:
     found = net.run({"x": DATA})
     np.testing.assert_array_equal(found["label"], wanted[0])
     np.testing.assert_allclose(found["scores"], wanted[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"post_transform": "LOGISTIC"}, "with post_transform='LOGISTIC' has no gradient; use post_transform='NONE'"),
+        (
+            {"vectors_per_class": [], "support_vectors": [], "coefficients": [1.0] * 6},
+            "without support vectors (a linear model) has no gradient",
+        ),
+        (
+            {"support_vectors": [0.0, 1.0, 1.0, 0.0, -1.0, np.nan, 2.0, 2.0]},
+            "has no gradient if support_vectors or coefficients contain NaN or infinity",
+        ),
+    ],
+)
+def test_missing_gradients_say_why(changes: Any, message: str) -> None:
+    net = machine(gk.input("x", [3, 2]), **changes)
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
+        gk.grad(net, of="scores", wrt="x")
 
 
 @pytest.mark.parametrize(
