@@ -44,7 +44,7 @@ def gradient(
             its value.
         seeds: One value per output, of the type of the output. By default they are 1; only tensors have this default.
         allow_unused: Return zeros for a value of `wrt` that an output does not depend on.
-        meta: Metadata of the nodes that are created, except nodes that replace a composite operator.
+        meta: Metadata to attach to the new nodes. Nodes into which a composite operator is expanded do not get it.
 
     Raises:
         MissingGradient: Operators have no gradient rule; the message lists all of them.

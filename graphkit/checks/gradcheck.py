@@ -148,8 +148,8 @@ def check_gradient(
         atol: Absolute tolerance of a derivative.
         directions: 0 checks the derivative with respect to every element. n > 0 checks the derivatives along n random
             directions. Default: 0 for up to 64 elements in all, else 4.
-        together: Check all inputs and parameters of `wrt` with one derivative per direction, which moves all of them at
-            once. If it fails, the group is halved until the failing ones are found. Use it for networks with many
+        together: Check all inputs and parameters of `wrt` together: each random direction changes all of them at once.
+            If the check fails, the group is halved until the failing ones are found. Use it for networks with many
             parameters, where separate checks take too long.
         step: Largest step of the numeric differentiation.
         seed: Seed of generated inputs, weights and directions.

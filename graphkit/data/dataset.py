@@ -119,7 +119,7 @@ class Dataset:
 
     @property
     def given_names(self) -> tuple[str, ...]:
-        """The names of the inputs, if batches give them by name."""
+        """The names of the inputs if batches are dicts; empty if the data set was created with a single array."""
         return () if self._single else self.names
 
     @property

@@ -65,7 +65,8 @@ def create(
             does not call `create` within this time; for this, at least 10 seconds are allowed. Default:
             GRAPHKIT_RANK_TIMEOUT, 60.
         overlap: How all-reduces run while a process computes. "chained": one after another, on a thread. "concurrent":
-            several at a time, when they are ready. "funnelled": only when something waits for them.
+            several at a time, when they are ready. "funnelled": only when the process waits for their results, so they
+            do not overlap with computation.
         bucket_bytes: Bytes of gradients that are all-reduced together. By default it is chosen from the measured
             latency.
         servers: Number of server processes (default: GRAPHKIT_SERVERS, 1).

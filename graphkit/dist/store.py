@@ -93,7 +93,10 @@ class KVStore:
         return self.transport.sent_between_hosts
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
-        """Create keys, each only once. Every process gets the value of rank 0. Collective."""
+        """Create keys with initial values. All processes store the values of rank 0. Collective.
+
+        Raises UsageError if a key already exists.
+        """
         pairs = [(k, array_of(k, v)) for k, v in pairs_of(key, value, "init")]
         for k, _ in pairs:
             if k in self._values:
@@ -261,9 +264,9 @@ class KVStore:
         self._updater = updater
 
     def save_optimizer_states(self, path: str | Path) -> None:
-        """Write slots and numbers of updates to a safetensors file, completely or not at all.
+        """Write the optimizer states and the update counts of all keys to a safetensors file.
 
-        Raises UsageError without an optimizer.
+        If writing fails, an earlier file of this name stays unchanged. Raises UsageError without an optimizer.
         """
         write_arrays(path_of("save_optimizer_states", path), self._stateful().states())
 
@@ -306,7 +309,10 @@ class KVStore:
 
     @property
     def compressing(self) -> tuple[int, ...]:
-        """The ranks that compress float32 arrays and keep residuals: with several hosts, the first rank of each."""
+        """The ranks that compress float32 arrays and keep residuals.
+
+        These are all ranks, or only the first rank of each host if the ranks of a host are summed first.
+        """
         return self.transport.compressing
 
     def residuals(self) -> dict[Key, np.ndarray]:

@@ -2863,10 +2863,10 @@ def svm_regressor(
     """Support vector regression: sum of kernel(x, support vector) * coefficient, plus rho; float32."""
 
 def swap_in(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Copy x, a result of SwapOut, back to GPU memory after `token` is computed; on the CPU, return x."""
+    """Copy x, a result of SwapOut, back to GPU memory after `token` is computed. On the CPU, the result is x."""
 
 def swap_out(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Copy x from GPU memory to host memory, if only SwapIn reads the result; on the CPU, return x."""
+    """Copy x from GPU memory to host memory, in parallel to the following steps."""
 
 def swi_glu(
     a: Operand, b: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None
@@ -2895,7 +2895,7 @@ def table_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Apply pointwise operators to a table, its row-sparse gradient, and everything else that the update reads."""
+    """Update a table and its optimizer states from a row-sparse gradient. `body` contains pointwise operators."""
 
 def tan(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Tangent of x in radians."""

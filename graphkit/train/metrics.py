@@ -20,8 +20,8 @@ LOSS = "loss"
 class Metric(Protocol):
     """Base class of metrics. `update` receives one output of the model and its target, for each batch.
 
-    It is the output that the Trainer's `output` names. By default, it is the first output with a loss if `loss` is a
-    dict, and otherwise the first output of the model.
+    This output is the one that the Trainer's argument `output` names. By default, it is the first output in the dict if
+    `loss` is a dict, and otherwise the first output of the model.
 
     `state` and `restore` are for checkpoints within an epoch. `state` returns arrays by name, without "/" in the names.
     `merge` adds the state of another process. Your own metric need not define these three. Without them, after an

@@ -22,7 +22,7 @@ _COLUMNS = ("user", "item", "rating", "time")
 class Ratings(Dataset):
     """Ratings: inputs user and item, int64 [N], numbered from 0; targets float32 [N].
 
-    `users[i]` and `items[i]` are the names that number i has in the file. They are sorted.
+    User i has the name `users[i]` in the file, and item i the name `items[i]`. Both tuples of names are sorted.
     """
 
     def __init__(

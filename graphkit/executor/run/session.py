@@ -59,9 +59,9 @@ class Executor:
     """A compiled graph, which runs on a device with the arrays of `params`. `Model.compile` returns one.
 
     Inputs with the role parameter or state are read from `params` by name; you can also feed them. A run writes the new
-    values of states to `params`, into the existing arrays where possible. If your code holds a reference to an array of
-    `params`, that array keeps its value. Do not read states in `params` during a run. After a failed run, some states
-    may have new values. An input with the role rng takes its value from the property `rng`.
+    values of states to `params`. An array that you have read from `params` does not change: while your code holds it,
+    a run writes the new value to new memory. Do not read states in `params` during a run. After a failed run, some
+    states may have new values. An input with the role rng takes its value from the property `rng`.
 
     Runs of a graph without updates may run concurrently in several threads; other runs wait for each other.
 
@@ -73,8 +73,8 @@ class Executor:
             `graphkit.passes.distribution.places`).
         threads: Number of CPU threads.
         seed: Seed of the random generator.
-        rng_stride: Number of steps by which a run advances the random generator. If several ranks must draw different
-            numbers, each rank uses a different one of these steps.
+        rng_stride: Number of steps by which each run advances the random generator. If n ranks must draw different
+            numbers, set it to n on each rank, and set `rng` so that rank r begins r steps later than rank 0.
         optimize: False skips the optimisation of the graph. Results differ at most by rounding.
         inplace: Let the memory planner write results over operands. It does not change the results.
         share: Let the memory planner share memory between values. It does not change the results.
@@ -205,9 +205,10 @@ class Executor:
     ) -> dict[str, np.ndarray]:
         """Compute outputs for the fed inputs.
 
-        The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps. After a
-        run has begun to write states, it is not interrupted. Loops run before that, except loops of at most 10,000
-        steps in all iterations. Their number of iterations is checked before the run.
+        The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps. Once a
+        run writes new values of states, neither of them ends it. Long loops therefore run before the first state is
+        written. A loop of at most 10,000 steps in all iterations may run later; its number of iterations is checked
+        before the run.
 
         Args:
             feeds: Arrays by input name.

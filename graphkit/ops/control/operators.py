@@ -176,10 +176,10 @@ class Loop(Op):
     """Repeat a subgraph while a condition is true, at most m times.
 
     m: int64 [], the maximum number of iterations (no limit by default). cond: bool [], the condition before the first
-    iteration (true by default). values: the initial state, then the captures: the last `captures` operands, which are
-    values of the outer graph that the body reads. body: (iteration, cond, *state, *captures) -> (cond, *state, *scan
-    outputs), where iteration is int64 [] from 0. The returned condition decides about the next iteration, also if
-    `cond` is absent, as in ONNX Runtime.
+    iteration (true by default). values: first the initial state, then the captured values: values of the outer graph
+    that the body reads in each iteration. Their number is the attribute `captures`. body: (iteration, cond, *state,
+    *captured values) -> (cond, *state, *scan outputs), where iteration is int64 [] from 0. The returned condition
+    decides about the next iteration, also if `cond` is absent, as in ONNX Runtime.
 
     The results are the last state, then each scan output of all iterations, stacked along a new first axis. recompute:
     for the gradient, store only the state of each iteration, and compute everything else again. ONNX has no such

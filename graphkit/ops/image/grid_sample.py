@@ -170,8 +170,8 @@ def _affine_samples() -> tuple[Sample, ...]:
 class AffineGrid(Op):
     """The grid for GridSample that applies an affine transformation to images of `size`.
 
-    theta: [N, r, r + 1]; size: [N, C, *spatial], r = 2 or 3 spatial axes. The result is [N, *spatial, r]: theta times
-    the vector of each position, whose coordinates are in the order of the last axis to the first, followed by 1.
+    theta: [N, r, r + 1]; size: [N, C, *spatial], r = 2 or 3 spatial axes. The result is [N, *spatial, r]. For each
+    position, it is theta times a vector: the coordinates of the position, last axis first (x, y, z), and a 1.
     Positions are the centres of elements, in [-1, 1]. With `align_corners` the first and last centre are at -1 and 1; a
     single element is at 0.
     """

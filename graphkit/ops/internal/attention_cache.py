@@ -17,9 +17,10 @@ from graphkit.ops.tensor.concat import Concat
 class CachedAttention(AttentionOp):
     """FusedAttention over cached keys and values followed by new ones; also returns the extended cache.
 
-    q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv], past_k: [N, G, P, D], past_v: [N, G, P, Dv] -> y: the result of
-    FusedAttention for P + S keys, keys: [N, G, P + S, D], values: [N, G, P + S, Dv]. Attributes and mask are those of
-    FusedAttention for P + S keys; `layout` is "NHLD".
+    q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv], past_k: [N, G, P, D], past_v: [N, G, P, Dv]. The outputs
+    `keys` [N, G, P + S, D] and `values` [N, G, P + S, Dv] are the extended cache: past_k followed by k, and past_v
+    followed by v. The output `y` is FusedAttention of q over them. The mask has P + S columns. `layout` must be "NHLD";
+    the other attributes are those of FusedAttention.
     """
 
     inputs = ("q", "k", "v", "past_k", "past_v", "mask?")

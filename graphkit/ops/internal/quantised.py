@@ -178,8 +178,8 @@ class QLinearGlobalAveragePool(Op):
 class TableLookup(Op):
     """Replace each integer of x by an element of a table. A table can represent any function of one 8-bit number.
 
-    x: uint8 or int8 of any shape, table: [256]; element i is for the i-th integer of x's type, in ascending order. The
-    result has the table's type.
+    x: uint8 or int8 of any shape; table: [256]. For uint8, the result for integer i is table[i]; for int8, it is
+    table[i + 128]. The result has the table's type.
     """
 
     domain = DOMAIN

@@ -60,8 +60,9 @@ class AllGatherStart(Op):
     """Start an all-gather of arrays whose slices lie on different ranks; AllReduceWait waits for the results.
 
     All ranks use the same `key`. sizes: the number of elements of each array. pieces: vectors, the parts of these
-    arrays that this rank has. Piece i is the elements from begins[i] to ends[i] - 1 of array of[i]. The numpy reference
-    and an exported ONNX file give 0 where this process has no piece.
+    arrays that this rank has. Piece i contains the elements begins[i] to ends[i] - 1 of one array; the attribute `of`
+    gives the index of this array, of[i]. The numpy reference and an exported ONNX file give 0 where this process has no
+    piece.
     """
 
     key: str

@@ -17,9 +17,9 @@ from graphkit.ops.internal.ordering import Ordered
 
 @op
 class SwapOut(Op):
-    """Copy x from GPU memory to host memory, if only SwapIn reads the result; on the CPU, return x.
+    """Copy x from GPU memory to host memory, in parallel to the following steps.
 
-    The copy runs in parallel to the following steps.
+    The copy is made only on a GPU, and only if SwapIn is the only reader of the result. Otherwise the result is x.
     """
 
     domain = DOMAIN
@@ -43,8 +43,8 @@ class SwapOut(Op):
 
 @op
 class SwapIn(Ordered):
-    """Copy x, a result of SwapOut, back to GPU memory after `token` is computed; on the CPU, return x.
+    """Copy x, a result of SwapOut, back to GPU memory after `token` is computed. On the CPU, the result is x.
 
-    The value of `token` is not read. The copy runs in parallel to the steps between this one and the first that reads
+    The value of `token` is not read. The copy runs in parallel to the following steps, until the first one that reads
     the result.
     """

@@ -43,10 +43,10 @@ def _samples() -> tuple[Sample, ...]:
 class DeformConv(Op):
     """Deformable convolution: each kernel element reads x at its position plus a learned offset, interpolated.
 
-    x: [N, C, *spatial]; w: [M, C / group, *kernel]; offset: [N, offset_group * prod(kernel) * axes, *positions], along
-    each axis for each element of the kernel; bias: [M]; mask: [N, offset_group * prod(kernel), *positions], multiplied
-    with the elements that are read. Interpolation is linear. The result is [N, M, *positions]. Outside of x, elements
-    are 0.
+    x: [N, C, *spatial]; w: [M, C / group, *kernel]; bias: [M]. offset: [N, offset_group * prod(kernel) * axes,
+    *positions], for each element of the kernel one displacement per axis. mask: [N, offset_group * prod(kernel),
+    *positions], factors of the elements that are read. Interpolation is linear. The result is [N, M, *positions].
+    Outside of x, elements are 0.
     """
 
     dilations: tuple[int, ...] | None = None

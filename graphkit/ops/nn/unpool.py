@@ -24,9 +24,9 @@ class MaxUnpool(Op):
     """Put the elements of x back to the positions from which MaxPool took them; all other elements are 0.
 
     x: [N, C, *positions]; indices: int64 of the same shape, indices into a flattened tensor whose spatial sizes are
-    (positions - 1) * strides + kernel_shape - pads. The result has these sizes. With a larger `output_shape` [N, C,
-    *spatial] these elements are the first ones, followed by zeros. If several elements have one position, it is
-    undefined which of them is taken; each gets the gradient of that position.
+    (positions - 1) * strides + kernel_shape - pads. The result has these sizes. If `output_shape` [N, C, *spatial] is
+    larger, zeros are added at the end of each axis. If several elements have the same position, it is undefined which
+    of them is taken; each gets the gradient of that position.
     """
 
     kernel_shape: tuple[int, ...]

@@ -35,11 +35,12 @@ def _samples() -> tuple[Sample, ...]:
 
 @op
 class TableUpdate(Op):
-    """Apply pointwise operators to a table, its row-sparse gradient, and everything else that the update reads.
+    """Update a table and its optimizer states from a row-sparse gradient. `body` contains pointwise operators.
 
-    rows: [*indices.shape, *table.shape[1:]]. The first input of `body` is the gradient: zeros of the table's shape with
-    each slice of `rows` added at its index along axis 0. The others are `xs`: of the table's shape, or scalars. All
-    outputs have the table's shape.
+    rows: [*indices.shape, *table.shape[1:]]. The first input of `body` is the gradient: zeros of the table's shape, to
+    which each slice of `rows` is added at its index along axis 0. The other inputs of `body` are `xs`, such as the
+    table, its states and the learning rate: each has the table's shape or is a scalar. All outputs have the table's
+    shape.
     """
 
     body: Graph

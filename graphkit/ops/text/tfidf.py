@@ -142,8 +142,9 @@ class TfIdfVectorizer(TextOp):
 
     x: strings, int32 or int64, [C] or [rows, C]. The pool (`pool_strings` or `pool_int64s`) contains the 1-grams, then
     the 2-grams, and so on; the n-grams begin at ngram_counts[n - 1]. N-gram i of the pool is counted at the place
-    ngram_indexes[i] of the result, and has the weight weights[i]. Between neighbouring words of an n-gram there may be
-    0 to `max_skip_count` other words, the same number within one n-gram.
+    ngram_indexes[i] of the result, and has the weight weights[i]. N-grams with gaps are counted, too: the words of an
+    n-gram may be d + 1 positions apart in x, for each d from 0 to `max_skip_count`, with the same d between all of its
+    words.
 
     mode: "TF" gives the counts, "TFIDF" the counts times the weights, "IDF" the weight of each n-gram that occurs. If
     several n-grams have the same place, IDF gives the weight of the last one that was found.

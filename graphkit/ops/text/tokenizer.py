@@ -20,11 +20,11 @@ MARKS = ("\x02", "\x03")
 class Tokenizer(TextOp):
     """Split each string of x, [C] or [rows, C], into words along one more axis, padded with `pad_value`.
 
-    Words are separated by `separators`, regular expressions of RE2 that are applied one after the other, or are the
-    matches of `tokenexp`, another one; both take the longest match. The single separator "" makes each character a
-    word. Words of fewer than `mincharnum` characters are dropped. With `mark`, words stand between U+0002 and U+0003.
-    If no string has a word, the new axis has size 0. Results are ONNX Runtime's, except that tensors without elements
-    get the new axis, too.
+    separators: RE2 expressions. The string is split at the matches of the first expression, its parts at the matches
+    of the second, and so on. The single separator "" makes each character a word. tokenexp: an RE2 expression; the
+    words are its matches. Both use the longest match. Words of fewer than `mincharnum` characters are dropped. With
+    `mark`, the words of each string stand between U+0002 and U+0003. If no string has a word, the new axis has size 0.
+    Results are those of ONNX Runtime, except that tensors without elements get the new axis, too.
     """
 
     mark: bool
