@@ -30,7 +30,7 @@ class GridWorld:
 
     def __init__(self, rows: Sequence[str] = SMALL, *, goal: float = 1.0, cost: float = -0.02):
         if not rows or len({len(row) for row in rows}) != 1:
-            raise UsageError("a grid world is rows of text of one length")
+            raise UsageError("the rows of a grid world must be strings of equal length")
         self.cells = np.array([list(row) for row in rows])
         for mark, meaning in (("S", "start"), ("G", "goal")):
             if (count := int((self.cells == mark).sum())) != 1:

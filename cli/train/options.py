@@ -137,8 +137,8 @@ _LOSS = (
     ),
     option(
         "--metric", "metric_names", group=LOSS, multiple=True, metavar="NAME",
-        help="Metric to report: accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae. Default: what fits the loss. "
-        "Repeatable.",
+        help="Metric to report: accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae. Default: the metrics "
+        "that fit the loss. Repeatable.",
     ),
     option(
         "--on-nonfinite", group=LOSS, type=click.Choice(["raise", "skip", "ignore"]), default="raise",
@@ -243,7 +243,7 @@ _RUN = (
     ),
     option(
         "--min-delta", group=EPOCHS, type=FloatRange(0), default=0.0, show_default=True,
-        help="For --early-stop, --monitor has improved only if it is better by more than this.",
+        help="For --early-stop: an improvement of --monitor counts only if it is larger than this.",
     ),
     option(
         "--keep-best/--no-keep-best", group=EPOCHS,

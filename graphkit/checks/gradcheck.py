@@ -339,7 +339,7 @@ def _chosen(known: Mapping[str, Value], names: Sequence[str] | None) -> dict[str
         floats = {n: v for n, v in known.items() if holds_floats(v.type)}
         if not floats:
             raise UsageError(
-                f"none of {', '.join(known) or 'the inputs'} holds floats, so there is no gradient to check"
+                f"none of {', '.join(known) or 'the inputs'} contains floats, so there is no gradient to check"
             )
         return floats
     for name in names:

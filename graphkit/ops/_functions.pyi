@@ -140,7 +140,7 @@ def all_gather_start(
 def all_reduce(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Any:
-    """Sum each x over all ranks, which all use the same `key`."""
+    """Sum each x over all ranks. All ranks use the same `key`."""
 
 def all_reduce_moments(
     count: Operand,
@@ -192,7 +192,7 @@ def arg_min(
     """Index of the minimum along `axis`, int64. If elements tie, the first, or with `select_last_index` the last."""
 
 def array_feature_extractor(x: Operand, y: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The elements of x at the indices y along the last axis of x; a vector x counts as a matrix of one row."""
+    """Select the elements of x at the indices y along the last axis. A vector x is read as a matrix with one row."""
 
 def asin(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Inverse sine in [-pi/2, pi/2]; NaN outside [-1, 1]."""
@@ -380,7 +380,7 @@ def cast_map(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The values of a map as one row of another type, in the order of their keys."""
+    """Return the values of a map as one row, cast to another type."""
 
 def category_mapper(
     x: Operand,
@@ -392,7 +392,7 @@ def category_mapper(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Map strings to integers, or integers to strings, by two lists of equal length; others give a default."""
+    """Replace strings by integers, or integers by strings."""
 
 def causal_conv_with_state(
     x: Operand,
@@ -611,7 +611,7 @@ def channels_last_max_pool_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Gradient of ChannelsLastMaxPoolIndices: add each element of dy to the element of its window at its index."""
+    """Gradient of ChannelsLastMaxPoolIndices: add each element of dy to the element of x that was the maximum."""
 
 def channels_last_max_pool_indices(
     x: Operand,
@@ -888,7 +888,7 @@ def dict_vectorizer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The values of a map for the keys of a vocabulary, as one row; 0 or an empty string if a key is missing."""
+    """Return the values of a map as one row, in the order of the keys in a vocabulary."""
 
 def div(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a / b with broadcasting. Integer division rounds towards zero; an integer divisor 0 raises RuntimeFailure."""
@@ -979,7 +979,7 @@ def feature_vectorizer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Join the first `inputdimensions[i]` features of each operand side by side; missing ones are 0; float32."""
+    """Join the features of all operands side by side; float32."""
 
 def finite_guard(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Return x if the scalar `token` is finite; else stop the run with NotFinite, which shows the token's value."""
@@ -1370,7 +1370,7 @@ def imputer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Replace elements equal to `replaced_value_*` (may be NaN) by `imputed_value_*`."""
+    """Replace elements that are equal to `replaced_value_*`, which may be NaN, by `imputed_value_*`."""
 
 def instance_normalization(
     x: Operand,
@@ -1534,7 +1534,7 @@ def linear_classifier(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """The class with the largest score, and the transformed scores x coefficients^T + intercepts; float32."""
+    """The class with the largest score, and the transformed scores x @ coefficients^T + intercepts; float32."""
 
 def linear_recurrence(
     a: Operand, b: Operand, *, axis: int, reverse: bool = False, name: str = "", meta: Mapping[str, str] | None = None
@@ -1551,7 +1551,7 @@ def linear_regressor(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x coefficients^T + intercepts, one column for each target; float32."""
+    """x @ coefficients^T + intercepts, one column for each target; float32."""
 
 def log(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Natural logarithm; NaN below 0, -inf at 0."""
@@ -1995,7 +1995,7 @@ def q_linear_add(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The sum of two quantised tensors, quantised."""
+    """Add two quantised tensors; the result is quantised."""
 
 def q_linear_conv(
     x: Operand,
@@ -2029,7 +2029,7 @@ def q_linear_global_average_pool(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The mean over all spatial axes of a quantised image, quantised."""
+    """Average a quantised image over all spatial axes; the result is quantised."""
 
 def q_linear_mat_mul(
     a: Operand,
@@ -2059,7 +2059,7 @@ def q_linear_mul(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The product of two quantised tensors, quantised."""
+    """Multiply two quantised tensors; the result is quantised."""
 
 def quantize_linear(
     x: Operand,
@@ -2728,7 +2728,7 @@ def softmax_cross_entropy_with_grad(
 def softmax_grad(
     dy: Operand, y: Operand, *, axis: int = -1, log: bool = False, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Gradient of Softmax along one axis: y * (dy - sum(dy * y)), where y is its result."""
+    """Gradient of Softmax along one axis: y * (dy - sum(dy * y)), where y is the result of Softmax."""
 
 def softplus(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """log(1 + exp(x))."""
@@ -2939,7 +2939,7 @@ def tile(x: Operand, repeats: Operand, *, name: str = "", meta: Mapping[str, str
     """Repeat x `repeats[i]` times along axis i; repeats: int64 vector with one element per axis of x."""
 
 def tokenized_ngrams(x: Operand, *, body: Graph, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The n-grams of the words of texts, counted for each text: float32 [N, places]."""
+    """Split texts into words, and count the n-grams of each text: float32 [N, places]."""
 
 def tokenizer(
     x: Operand,
@@ -2993,7 +2993,7 @@ def tree_ensemble(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches."""
+    """Return, for each example and target, the sum of the weights of the leaves that the example reaches."""
 
 def tree_ensemble_classifier(
     x: Operand,
@@ -3051,7 +3051,7 @@ def tree_ensemble_regressor(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches."""
+    """Return, for each example and target, the sum of the weights of the leaves that the example reaches."""
 
 def trilu(
     x: Operand, k: Operand | None = None, *, upper: bool = True, name: str = "", meta: Mapping[str, str] | None = None
@@ -3103,7 +3103,7 @@ def weight_only_mat_mul(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """a @ transpose(w'), where w' is w dequantised in blocks along its rows: (w - zero_point) * scale."""
+    """Multiply a by quantised weights: a @ transpose((w - zero_point) * scale)."""
 
 def where(
     condition: Operand, a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
@@ -3124,4 +3124,4 @@ def zip_map(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """For each row of x, a map from the labels to the elements of the row."""
+    """Return, for each row of x, a map from the labels to the elements of the row."""

@@ -174,7 +174,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise UsageError(f"{folder} holds no checkpoint ({MANIFEST} is missing)") from None
+        raise UsageError(f"{folder} contains no checkpoint ({MANIFEST} is missing)") from None
     except OSError as error:
         raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

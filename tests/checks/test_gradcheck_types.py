@@ -78,5 +78,5 @@ def test_straight_through_gradients_are_a_named_error():
 
 def test_integers_alone_have_no_gradient():
     q = F.quantize_linear(gk.input("x", ["N", 3]), SCALE, np.uint8(128))
-    with pytest.raises(UsageError, match="none of q holds floats"):
+    with pytest.raises(UsageError, match="none of q contains floats"):
         check_gradient(gk.Model({"q": q}), ROWS)

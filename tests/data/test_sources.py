@@ -139,7 +139,7 @@ def test_bad_npz(tmp_path):
         data.load(path)
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(InputError, match="not a readable .npz file: it contains one array without a name"):
+    with pytest.raises(InputError, match=r"not a readable \.npz file: it contains one array without a name"):
         data.load(path)
     np.savez(path, x=np.array([{}], dtype=object))
     with pytest.raises(InputError, match="cannot be read"):

@@ -296,7 +296,7 @@ def test_any_optimizer(optimizer):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GridWorld(("S.", "G")), "rows of text of one length"),
+        (lambda: GridWorld(("S.", "G")), "must be strings of equal length"),
         (lambda: GridWorld(("S.", "..")), r"one goal \(G\), not 0"),
         (lambda: Settings(discount=1.5), r"discount=1.5: expected a number in \[0, 1\]"),
         (lambda: Settings(batch=0), "batch=0: expected a positive number"),

@@ -78,7 +78,7 @@ def train(folder, begins):
     try:
         player.resume(folder)
     except UsageError as error:
-        assert "holds no checkpoint" in str(error), error
+        assert "contains no checkpoint" in str(error), error
     os.write(begins, b"!")
     player.fit(images(), epochs=EPOCHS - player.epochs, batch_size=8, folder=folder)
 
@@ -154,7 +154,7 @@ def test_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     gk.Trainer(net).save(tmp_path / "other")
     with pytest.raises(InvalidModel, match="does not fit these networks and optimizers"):
         trainer().resume(tmp_path / "other")
-    with pytest.raises(UsageError, match="holds no checkpoint"):
+    with pytest.raises(UsageError, match="contains no checkpoint"):
         trainer().resume(tmp_path / "nothing")
 
 

@@ -107,7 +107,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     gk.Trainer(model(), optimizer=gk.optim.SGD(0.1)).save(tmp_path)
     with pytest.raises(InvalidModel, match="does not fit"):
         gk.Trainer(model(), optimizer=gk.optim.Adam()).resume(tmp_path)
-    with pytest.raises(UsageError, match="holds no checkpoint"):
+    with pytest.raises(UsageError, match="contains no checkpoint"):
         gk.Trainer(model()).resume(tmp_path / "nothing")
 
 

@@ -65,7 +65,9 @@ class Records:
         found = np.memmap(self.path, np.uint8, "r", shape=(self._count, self.record))[:, self.labels - 1]
         if (over := np.flatnonzero(found >= classes)).size:
             place = int(over[0])
-            raise InputError(f"{self.path}: record {place} is of class {found[place]}, but there are {classes}")
+            raise InputError(
+                f"{self.path}: record {place} has class number {found[place]}, but there are only {classes} class names"
+            )
         return found.astype(np.int64)
 
     @contextlib.contextmanager

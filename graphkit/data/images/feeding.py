@@ -128,7 +128,7 @@ def _fits_batch(paths: Sequence[Path], name: str, kind: TensorType) -> None:
     size = 1 if kind.rank == 3 else kind.known_shape[0]
     if isinstance(size, int) and size != len(paths):
         given = "one image" if len(paths) == 1 else f"{len(paths)} images, from {paths[0]} to {paths[-1]}"
-        raise InputError(f"{paths[0]}: {given}, but {name!r} is {kind}: it takes {size} at a time")
+        raise InputError(f"{paths[0]}: {given}, but {name!r} is {kind}: give {size} images")
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _wanted(path: Path, name: str, kind: TensorType, known: Preprocess | None, s
     if not fits:
         size_of = "any size" if known.size is None else f"{made[0]} x {made[1]} pixels"
         raise InputError(
-            f"{path}: by the model's metadata, images are {known.colours} of {size_of}, but {name!r} is {kind}"
+            f"{path}: the model's metadata describe {known.colours} images of {size_of}, but {name!r} is {kind}"
         )
     if dtype == "uint8" and known.dtype != "uint8":
         # The network has the arithmetic in itself.

@@ -432,7 +432,7 @@ def _require(graph: Graph, placement: Placement, fixed: Iterable[Value]) -> Plac
         raise NotNative("states are written")
     for value in graph.values:
         if not placement.is_sized(value):
-            raise NotNative(f"the size of {value} is known only in a run")
+            raise NotNative(f"the size of {value} is not known before the run")
     for node in graph.nodes:
         if node.op.subgraphs() and node.op.domain != DOMAIN:
             raise NotNative(f"{graph.node_name(node)} contains subgraphs")

@@ -28,7 +28,7 @@ def statistics_type(kind: DType) -> DType:
 
 
 class _Scored(AttentionOp):
-    """What the forward operator and the gradient share: their scores."""
+    """The scores, which the forward operator and the gradient share."""
 
     def _in_heads(self, swap: Any, *operands: Any) -> tuple[Any, ...]:
         """Operands of `layout` as [N, H, rows, columns]."""
@@ -176,9 +176,10 @@ class FusedAttentionGrad(_Scored):
     """The gradients of FusedAttention with respect to q, k and v.
 
     y, largest and total: the results of FusedAttentionWithStatistics with the same attributes and operands; dy: y's
-    shape. The weights are p = exp(score - largest) / total, NaN for a query that sees no key. With dp = dy v^T and ds =
-    p * (dp - sum(dy * y)), which is 0 where a boolean mask or `causal` replaced the score: dq = scale * ds k, dk =
-    scale * ds^T q, dv = p^T dy. The mask has no gradient. Dao 2023, arXiv:2307.08691.
+    shape. The weights are p = exp(score - largest) / total; they are NaN for a query that sees no key. The gradient of
+    the scores is ds = p * (dy @ v^T - sum(dy * y)), and 0 where a boolean mask or `causal` replaced the score. The
+    results are dq = scale * ds @ k, dk = scale * ds^T @ q and dv = p^T @ dy. The mask has no gradient. Dao 2023,
+    arXiv:2307.08691.
     """
 
     inputs = ("q", "k", "v", "mask?", "y", "largest", "total", "dy")

@@ -53,7 +53,7 @@ def _shape_last(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class ChannelsLast(Op):
-    """The first result of the operator `standard()`, between transpositions."""
+    """Base of operators that transpose their operands, apply `standard()`, and transpose its first result back."""
 
     # Operands whose channels are last here.
     moved: ClassVar[tuple[str, ...]] = ("x",)
@@ -95,7 +95,7 @@ def _only(results: Any) -> Any:
 
 
 class ChannelsLastConvolution(ChannelsLast, Convolution):
-    """A convolution of images with the channels last; with `filters_last` w is [M, *kernel, C / group] too."""
+    """Base of convolutions of images with the channels last. With `filters_last`, w is [M, *kernel, C / group]."""
 
     filters_last: bool = False
 

@@ -171,7 +171,7 @@ def _constant(value: int) -> Any:
 
 @op
 class ChannelsLastMaxPoolGrad(Pooling):
-    """Gradient of ChannelsLastMaxPoolIndices: add each element of dy to the element of its window at its index.
+    """Gradient of ChannelsLastMaxPoolIndices: add each element of dy to the element of x that was the maximum.
 
     dy, indices: [N, *positions, C]; only the shape of x, [N, *spatial, C], is used. Elements that fall on padding are
     dropped.

@@ -1,8 +1,8 @@
 """Batch normalisation of data with the channels last, in training, with the residual and the activation that follow.
 
 The pass `channels_last` puts these operators into training graphs; `fuse_batch_norm` absorbs the operators that follow
-them. The forward operator passes its statistics to the gradient, which computes again where the activation let values
-through.
+them. The forward operator passes its statistics to the gradient. The gradient recomputes which elements the activation
+cuts off.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def _wide(kind: DType) -> DType:
 
 
 class _ChannelsLastNorm(Op):
-    """y = activation((x - mean) * inv_std_dev * scale + b + residual).
+    """Base of the two operators: y = activation((x - mean) * inv_std_dev * scale + b + residual).
 
-    `activation` is "", "Relu" or "Clip", which limits to [activation_alpha, activation_beta]. All is computed in the
-    type of scale; beside a scale of float32 arrays of x's shape may be half floats, and the first result is of type
-    `made`, where that is given.
+    `activation` is "", "Relu" or "Clip", which limits to [activation_alpha, activation_beta]. Everything is computed in
+    the type of scale. If this is float32, arrays of x's shape may be float16 or bfloat16. `made`: type of the first
+    result (default: that of scale).
     """
 
     activation: str = ""

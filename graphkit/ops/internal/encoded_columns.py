@@ -17,7 +17,7 @@ from graphkit.ops.tensor.gather import Gather
 
 
 class Column(NamedTuple):
-    """A column of strings and the operator that encodes it: column `column` of the operand at `operand`."""
+    """A column of strings (column `column` of operand number `operand`) and the operator that encodes it."""
 
     encoder: OneHotEncoder | LabelEncoder
     operand: int

@@ -385,9 +385,9 @@ def _fused_samples() -> tuple[Sample, ...]:
 class Fused(Region):
     """A region of pointwise operators that run in one pass over memory.
 
-    The operands broadcast against each other. `body` has one input for each, and one or more outputs, all of the shape
-    to which the operands broadcast. It contains pointwise operators and 0-d constants. Which results may reuse an
-    operand's memory depends on the body; the kernel decides.
+    The operands broadcast against each other. `body` has one input for each operand. All of its outputs have the shape
+    to which the operands broadcast. It contains pointwise operators and 0-d constants. The kernel decides which results
+    may reuse the memory of an operand.
     """
 
     inputs = ("xs*",)

@@ -33,8 +33,8 @@ class AllReduceMoments(Op):
     """Combine the number, mean and sum of squared deviations of each rank's samples into those of all samples.
 
     Deviations are from the mean. All ranks use the same `key`. count: an int64 scalar, 0 if there are no samples; mean
-    and deviations: float64 vectors [C]. Merged as in Chan, Golub and LeVeque, 1979. The
-    numpy reference and an exported ONNX file know only this process, and return their operands unchanged.
+    and deviations: float64 vectors [C]. They are merged as in Chan, Golub and LeVeque, 1979. The numpy reference and an
+    exported ONNX file use only this process, and return their operands unchanged.
     """
 
     former_names = ("AllMoments",)
@@ -85,7 +85,7 @@ class AllReduceMoments(Op):
 
 @op
 class AllReduce(Op):
-    """Sum each x over all ranks, which all use the same `key`.
+    """Sum each x over all ranks. All ranks use the same `key`.
 
     This is AllReduceStart and AllReduceWait in one. The numpy reference and an exported ONNX file sum over this process
     only.

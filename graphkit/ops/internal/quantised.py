@@ -44,7 +44,7 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
 
 
 class _QuantisedBinary(Op):
-    """a and b, which broadcast, and the result are uint8, or all int8."""
+    """Base of QLinearAdd and QLinearMul. a, b and the result are all uint8 or all int8; a and b broadcast."""
 
     symbolic_inference = True
     pointwise: ClassVar[bool] = False
@@ -93,7 +93,7 @@ class _QuantisedBinary(Op):
 
 @op
 class QLinearAdd(_QuantisedBinary):
-    """The sum of two quantised tensors, quantised.
+    """Add two quantised tensors; the result is quantised.
 
     With p = a_scale / y_scale and q = b_scale / y_scale the result is fma(a, p, fma(b, q, y_zero_point - fma(p,
     a_zero_point, q * b_zero_point))) in float32, rounded (ties to even), clipped to the bounds of the type; fma rounds
@@ -116,10 +116,10 @@ class QLinearAdd(_QuantisedBinary):
 
 @op
 class QLinearMul(_QuantisedBinary):
-    """The product of two quantised tensors, quantised.
+    """Multiply two quantised tensors; the result is quantised.
 
-    (a - a_zero_point) * (b - b_zero_point) times a_scale * b_scale / y_scale, plus y_zero_point, in float32, rounded
-    (ties to even), clipped to the bounds of the type.
+    The result is (a - a_zero_point) * (b - b_zero_point) * (a_scale * b_scale / y_scale) + y_zero_point, computed in
+    float32, rounded (ties to even) and clipped to the bounds of the type.
     """
 
     def reference(self, xp: Any, *operands: Any) -> Any:
@@ -136,10 +136,11 @@ class QLinearMul(_QuantisedBinary):
 
 @op
 class QLinearGlobalAveragePool(Op):
-    """The mean over all spatial axes of a quantised image, quantised.
+    """Average a quantised image over all spatial axes; the result is quantised.
 
-    x: [N, C, *spatial] -> [N, C, 1, ...]. The int32 sum of x - x_zero_point times x_scale / (y_scale * pixels) in
-    float32, rounded (ties to even), plus y_zero_point, clipped to the bounds of the type.
+    x: [N, C, *spatial] -> [N, C, 1, ...]. The int32 sum of x - x_zero_point is multiplied by x_scale / (y_scale *
+    pixels) in float32 and rounded (ties to even). Then y_zero_point is added, and the result is clipped to the bounds
+    of the type.
     """
 
     domain = DOMAIN
@@ -315,9 +316,9 @@ class DynamicQuantizeMatMul(_ToFloat):
 class QGemm(Op):
     """alpha * op(a) @ op(b) + c of quantised matrices; op transposes a if transA is set, and b if transB is set.
 
-    a: [m, k], b: [k, n], c: int32 [n] of the scale alpha * a_scale * b_scale. a_scale, a_zero_point: one number,
-    b_scale, b_zero_point: one number or [n]. With y_scale and y_zero_point the result is quantised as in QLinearMatMul,
-    else it is float32.
+    op(a): [m, k]; op(b): [k, n]; c: int32 [n], quantised with the scale alpha * a_scale * b_scale. a_scale,
+    a_zero_point: one number; b_scale, b_zero_point: one number or [n]. With y_scale and y_zero_point, the result is
+    quantised as in QLinearMatMul; without them, it is float32.
     """
 
     alpha: float = 1.0

@@ -13,7 +13,7 @@ from graphkit.ops.evaluate import evaluate
 
 
 class Region(Op):
-    """The operators of `body`, on operands in place of its inputs."""
+    """Apply the operators of `body` to the operands. `body` has one input for each operand."""
 
     body: Graph
     domain = DOMAIN

@@ -58,9 +58,10 @@ class RowSparseAllReduceStart(Op):
 class RowSparseAllReduceWait(Op):
     """Wait for the all-reduce that RowSparseAllReduceStart has started with the same operands and key.
 
-    The results are the rows that any rank has, each once, by ascending index: all_indices, int64 [M], and sums, [M,
-    ...]. Rows that several ranks have are added in the order of the ranks. The operator runs after `started`, whose
-    values are not read. The numpy reference and an exported ONNX file sum over this process only.
+    Output `all_indices`, int64 [M], contains the indices of all ranks, each once, in ascending order. Output `sums`,
+    [M, ...], contains their rows. If several ranks have a row, it is summed in the order of the ranks. The operator
+    runs after `started`, whose value is not read. The numpy reference and an exported ONNX file sum over this process
+    only.
     """
 
     former_names = ("RowSumWait",)

@@ -14,7 +14,7 @@ from graphkit.ops._checks import fits
 
 @op
 class SoftmaxGrad(Op):
-    """Gradient of Softmax along one axis: y * (dy - sum(dy * y)), where y is its result.
+    """Gradient of Softmax along one axis: y * (dy - sum(dy * y)), where y is the result of Softmax.
 
     With `log`, the gradient of LogSoftmax: dy - exp(y) * sum(dy). dy and y have the result's shape, of rank >= 1.
     """

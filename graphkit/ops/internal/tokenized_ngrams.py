@@ -52,7 +52,7 @@ def _samples() -> tuple[Sample, ...]:
 
 @op
 class TokenizedNgrams(Region):
-    """The n-grams of the words of texts, counted for each text: float32 [N, places].
+    """Split texts into words, and count the n-grams of each text: float32 [N, places].
 
     x: strings; each is a text. `body`: a Reshape to a vector, a StringNormalizer without stop words, a Tokenizer, a
     Flatten and a TfIdfVectorizer; all but the Tokenizer and the TfIdfVectorizer may be missing.

@@ -1,7 +1,7 @@
 """Send and receive values between processes in the middle of a program.
 
-Each of these operators takes a token and returns one, so that those of a program form a chain: the order in which they
-run (see `graphkit.passes.distribution.distribute`). They run only where the executor has channels.
+Send and Receive take a token and return one, so that all of them in a program form a chain, which fixes their order
+(see `graphkit.passes.distribution.distribute`). They only run in an executor that has channels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphkit.ops.axes import INT64
 
 TOKEN = TensorType(DType.INT64, ())
 
-# Stands for a size that only the message tells.
+# A size that is known only from the message.
 UNKNOWN = "?"
 
 
@@ -38,9 +38,9 @@ def _sizes(
 
 @declared
 class Send(Op):
-    """Send x to rank `to`, which receives it under the same number; the returned token says that it was sent.
+    """Send x to rank `to`, where a Receive with the same `number` returns it.
 
-    key: the name of x in messages.
+    key: the name of x in error messages. The result is a token: an operator that reads it runs after x was sent.
     """
 
     key: str
@@ -63,9 +63,10 @@ class Send(Op):
 
 @declared
 class Receive(Op):
-    """Receive the value that rank `source` sends under this number.
+    """Receive the value that rank `source` sends with the same `number`.
 
-    shape: the text of each dimension. In it `symbols` are sizes of `likes` along `axes`; UNKNOWN is an unknown size.
+    shape: each dimension of the value as text. The symbol symbols[i] is the size of likes[i] along axes[i]; "?" is a
+    size that is known only from the message.
     """
 
     key: str
@@ -91,7 +92,10 @@ class Receive(Op):
 
 @declared
 class Elements(Op):
-    """A tensor of integers that follow from sizes. It replaces a value on another process, which need not be sent."""
+    """Compute a tensor of integers from sizes, so that a value of another process need not be sent.
+
+    elements: each element as text, with symbols as in Receive.
+    """
 
     dtype: DType
     shape: tuple[int, ...]

@@ -23,10 +23,10 @@ def _weights(columns: int, terms: int, low: int, high: int, dtype: str) -> Rand:
 
 @op
 class WeightOnlyMatMul(Op):
-    """a @ transpose(w'), where w' is w dequantised in blocks along its rows: (w - zero_point) * scale.
+    """Multiply a by quantised weights: a @ transpose((w - zero_point) * scale).
 
-    a: [..., terms], w: [columns, terms], scale and zero_point: [columns, blocks of `block_size` terms]. `bits` is the
-    number of bits of an element of w, stored as uint8 or int8: 4 or 8.
+    a: [..., terms]; w: [columns, terms]; scale and zero_point: [columns, blocks], one number for each block of
+    `block_size` terms. `bits` is the number of bits of an element of w, 4 or 8; w is stored as uint8 or int8.
     """
 
     block_size: int

@@ -21,7 +21,7 @@ from graphkit.text import quantity
 
 @op
 class ArrayFeatureExtractor(Op):
-    """The elements of x at the indices y along the last axis of x; a vector x counts as a matrix of one row."""
+    """Select the elements of x at the indices y along the last axis. A vector x is read as a matrix with one row."""
 
     domain = ML
     inputs = ("x", "y")
@@ -70,10 +70,11 @@ def _rows(x: TensorType) -> Dim:
 
 @op
 class FeatureVectorizer(Op):
-    """Join the first `inputdimensions[i]` features of each operand side by side; missing ones are 0; float32.
+    """Join the features of all operands side by side; float32.
 
-    A vector is one example. If an operand has more than two axes, all features of an example form one row, as in ONNX
-    Runtime (OneHotEncoder of a column gives three axes).
+    Operand i gives its first `inputdimensions[i]` features; if it has fewer, zeros are added. A vector is one example.
+    If an operand has more than two axes, all features of an example form one row, as in ONNX Runtime (OneHotEncoder of
+    a column gives three axes).
     """
 
     inputdimensions: tuple[int, ...] = ()
@@ -135,7 +136,7 @@ class FeatureVectorizer(Op):
 class OneHotEncoder(Op):
     """One-hot encoding along a new last axis: 1 at the element's position among the categories, else 0; float32.
 
-    An element that is none of the categories gives zeros, or with `zeros=0` an error.
+    If an element is none of the categories, its vector contains only zeros; with `zeros=0`, this is an error.
     """
 
     cats_int64s: tuple[int, ...] = ()

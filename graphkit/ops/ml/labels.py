@@ -162,7 +162,11 @@ def dtype_of_table(array: np.ndarray) -> DType:
 
 @op
 class CategoryMapper(Op):
-    """Map strings to integers, or integers to strings, by two lists of equal length; others give a default."""
+    """Replace strings by integers, or integers by strings.
+
+    `cats_strings` and `cats_int64s` have the same length; entry i of one belongs to entry i of the other. Elements that
+    are not in the list give `default_int64` or `default_string`.
+    """
 
     cats_int64s: tuple[int, ...] = ()
     cats_strings: tuple[str, ...] = ()

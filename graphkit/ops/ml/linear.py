@@ -34,7 +34,7 @@ from graphkit.ops.ml.scores import (
 
 @op
 class LinearRegressor(RowWise):
-    """x coefficients^T + intercepts, one column for each target; float32.
+    """x @ coefficients^T + intercepts, one column for each target; float32.
 
     As in ONNX Runtime, intercepts are ignored unless there is one for each target. For a single target, PROBIT is the
     only `post_transform` that applies.
@@ -81,7 +81,7 @@ class LinearRegressor(RowWise):
 
 @op
 class LinearClassifier(RowWise):
-    """The class with the largest score, and the transformed scores x coefficients^T + intercepts; float32.
+    """The class with the largest score, and the transformed scores x @ coefficients^T + intercepts; float32.
 
     If there is only one score, a score up to 0 means the first class, a score above 0 the second one. With two labels,
     the second output has two columns, which are computed from this score.

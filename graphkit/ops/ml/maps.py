@@ -26,7 +26,10 @@ def _map_of(x: Type) -> tuple[DType, DType]:
 
 @op
 class DictVectorizer(Op):
-    """The values of a map for the keys of a vocabulary, as one row; 0 or an empty string if a key is missing."""
+    """Return the values of a map as one row, in the order of the keys in a vocabulary.
+
+    If the map lacks a key, the element is 0 or an empty string.
+    """
 
     int64_vocabulary: tuple[int, ...] = ()
     string_vocabulary: tuple[str, ...] = ()
@@ -55,10 +58,10 @@ class DictVectorizer(Op):
 
 @op
 class CastMap(Op):
-    """The values of a map as one row of another type, in the order of their keys.
+    """Return the values of a map as one row, cast to another type.
 
-    With `map_form` SPARSE the row has `max_map` columns, and each value is in the column that its key names; the others
-    are 0 or empty.
+    With `map_form` DENSE, the values are in ascending order of their keys. With SPARSE, the row has `max_map` columns,
+    and the value of key k is in column k; larger keys are dropped, and all other columns are 0 (the string "0.f").
     """
 
     cast_to: str = "TO_FLOAT"
@@ -81,7 +84,7 @@ class CastMap(Op):
         if key is _STRING:
             raise TypeMismatch(f"the keys of a map that is cast are integers; x is {x}")
         if self.map_form == "SPARSE" and self.max_map < 1:
-            raise UsageError(f"max_map={self.max_map}")
+            raise UsageError(f"max_map={self.max_map}: expected at least 1")
         kind = {"TO_FLOAT": _FLOAT, "TO_STRING": _STRING, "TO_INT64": _INTEGER}[self.cast_to]
         return TensorType(kind, (1, self.max_map if self.map_form == "SPARSE" else dims.fresh()))
 
@@ -92,7 +95,7 @@ class CastMap(Op):
         row = np.full((1, self.max_map), "0.f" if self.cast_to == "TO_STRING" else 0, kind)
         for key in x:
             if key < 0:
-                raise RuntimeFailure(f"key {key} of the map is not a column")
+                raise RuntimeFailure(f"key {key} of the map is negative, so it is not the number of a column")
             if key < self.max_map:
                 row[0, key] = self._cast(x[key])
         return row
@@ -108,7 +111,7 @@ class CastMap(Op):
 
 @op
 class ZipMap(Op):
-    """For each row of x, a map from the labels to the elements of the row."""
+    """Return, for each row of x, a map from the labels to the elements of the row."""
 
     classlabels_int64s: tuple[int, ...] = ()
     classlabels_strings: tuple[str, ...] = ()

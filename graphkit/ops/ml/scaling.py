@@ -172,7 +172,7 @@ class Binarizer(Op):
 
 @op
 class Imputer(RowWise):
-    """Replace elements equal to `replaced_value_*` (may be NaN) by `imputed_value_*`.
+    """Replace elements that are equal to `replaced_value_*`, which may be NaN, by `imputed_value_*`.
 
     `imputed_value_*`: one number, or one number for each feature.
     """

@@ -118,7 +118,8 @@ class KernelMachine(RowWise):
 class SVMRegressor(KernelMachine):
     """Support vector regression: sum of kernel(x, support vector) * coefficient, plus rho; float32.
 
-    Without support vectors the result is x coefficients + rho. With `one_class` it is 1 above 0, else -1.
+    Without support vectors, this value is x @ coefficients + rho. With `one_class`, the result is 1 if the value is
+    above 0, else -1.
     """
 
     n_supports: int = 0

@@ -23,11 +23,12 @@ _MEMBER = 6
 
 @op
 class TreeEnsemble(RowWise):
-    """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches.
+    """Return, for each example and target, the sum of the weights of the leaves that the example reaches.
 
-    The result has the type of x. `nodes_modes` are 0 to 5 for <=, <, >=, >, ==, !=, and 6 for membership in a set. The
-    sets are in `membership_values`, in the order of the nodes with mode 6; NaN ends each set. For a single target,
-    PROBIT is the only `post_transform` that applies.
+    `aggregate_function` 0 to 3 gives the average, sum, minimum or maximum. The result has the type of x. `nodes_modes`
+    are 0 to 5 for <=, <, >=, >, ==, !=, and 6 for membership in a set. The sets are in `membership_values`, in the
+    order of the nodes with mode 6; NaN ends each set. For a single target, PROBIT is the only `post_transform` that
+    applies.
     """
 
     tree_roots: tuple[int, ...]

@@ -49,7 +49,7 @@ _TREES: dict[str, Any] = {
 
 
 class IdentifiedTrees(RowWise):
-    """Base of the two operators. A tree's root is the first node that has its identifier."""
+    """Base of the two operators. The root of a tree is the first node with the tree's identifier."""
 
     nodes_treeids: tuple[int, ...] = ()
     nodes_nodeids: tuple[int, ...] = ()
@@ -140,9 +140,10 @@ def _single(x: np.ndarray) -> np.ndarray:
 
 @op
 class TreeEnsembleRegressor(IdentifiedTrees):
-    """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches.
+    """Return, for each example and target, the sum of the weights of the leaves that the example reaches.
 
-    The result is float32. For a single target, PROBIT is the only `post_transform` that applies.
+    `aggregate_function` can also be AVERAGE, MIN or MAX. The result is float32. For a single target, PROBIT is the only
+    `post_transform` that applies.
     """
 
     n_targets: int | None = None
@@ -213,9 +214,9 @@ def no_gradient(operator: Op) -> UnsupportedError:
 class TreeEnsembleClassifier(IdentifiedTrees):
     """The class whose sum of weights is the largest, and the transformed sums of all classes; float32.
 
-    If there are two classes and only one of them has weights, the second class is chosen for a sum above 0.5 (if no
-    weight is negative) or above 0. If the standard does not say what happens (one sum for two classes, base values),
-    results are those of ONNX Runtime.
+    If there are two classes and only one of them has weights, the second class is chosen if the sum is above a limit:
+    0 if a weight is negative, else 0.5. If the standard does not define a result (one sum for two classes, base
+    values), it is that of ONNX Runtime.
     """
 
     class_treeids: tuple[int, ...] = ()

@@ -74,7 +74,7 @@ class Convolution(Sliding):
         if given is None:
             return kernel
         if not fits(given, kernel):
-            raise TypeMismatch(f"kernel_shape={given} does not fit weights of shape [{', '.join(map(str, w_shape))}]")
+            raise TypeMismatch(f"kernel_shape={given}, but the weights have shape [{', '.join(map(str, w_shape))}]")
         return given
 
     def _conv_shape(self, x: TensorType, w: TensorType) -> tuple[Dim, ...] | None:
@@ -471,7 +471,10 @@ class ConvTranspose(Convolution):
     def _wanted(self, rank: int) -> tuple[int, ...]:
         assert self.output_shape is not None
         if len(self.output_shape) not in (rank, rank + 2):
-            raise TypeMismatch(f"output_shape={self.output_shape} does not fit {rank} spatial axes")
+            raise TypeMismatch(
+                f"output_shape={self.output_shape}: expected the sizes of the {rank} spatial axes of the result, or of "
+                "all its axes"
+            )
         return self.output_shape[-rank:]
 
     def output_sizes(self, x_shape: Sequence[Dim], w_shape: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -482,7 +485,10 @@ class ConvTranspose(Convolution):
             for n, k, s, d, b, e in zip(x_shape[2:], self._kernel(w_shape), *geometry[:4], strict=True)
         )
         if any(not isinstance(n, DimExpr) and n < 0 for n in sizes):
-            raise TypeMismatch(f"padding {geometry.begin} and {geometry.end} leaves nothing of the output: {sizes}")
+            raise TypeMismatch(
+                f"the pads {geometry.begin} and {geometry.end} are too large: the spatial sizes of the result would be "
+                f"{sizes}"
+            )
         return sizes
 
     def infer(self, x: TensorType, w: TensorType, b: TensorType | None = None) -> TensorType:

@@ -76,12 +76,14 @@ class DeformConv(Op):
         if known is None:
             return TensorType(x.dtype)
         rank = len(known) - 2
-        if rank < 1 or self.group < 1 or self.offset_group < 1:
-            raise TypeMismatch(f"{self} does not fit weights {w}")
+        if self.group < 1 or self.offset_group < 1:
+            raise TypeMismatch(f"group and offset_group must be at least 1, not {self.group} and {self.offset_group}")
+        if rank < 1:
+            raise TypeMismatch(f"DeformConv needs at least one spatial axis: x is {x}, and the weights are {w}")
         batch, channels, *spatial = _shape(x, rank, "the image")
         outputs, per_group, *kernel = _shape(w, rank, "weights")
         if self.kernel_shape is not None and not fits(self.kernel_shape, kernel):
-            raise TypeMismatch(f"kernel_shape={self.kernel_shape} does not fit weights {w}")
+            raise TypeMismatch(f"kernel_shape={self.kernel_shape}, but the weights are {w}")
         if not dims.may_equal(channels, per_group * self.group):
             raise TypeMismatch(f"{x} has {channels} channels; weights {w} take {per_group * self.group}")
         size = dims.product(kernel) * self.offset_group

@@ -42,13 +42,19 @@ class ColumnBlocks(Op):
         strides, dilations = self.strides or (1,) * rank, self.dilations or (1,) * rank
         pads = self.pads or (0,) * (2 * rank)
         if (len(block), len(strides), len(dilations), len(pads)) != (rank, rank, rank, 2 * rank):
-            raise TypeMismatch(f"{self} with a block of {len(block)} axes does not fit an image of {rank}")
+            raise TypeMismatch(
+                f"an image with {rank} spatial axes needs {rank} block sizes, {rank} strides, {rank} dilations and "
+                f"{2 * rank} pads, not {len(block)}, {len(strides)}, {len(dilations)} and {len(pads)}"
+            )
         window = Window(tuple(block), strides, dilations, pads[:rank], pads[rank:])
         positions = []
         for n, begin, end, span, stride in zip(image, window.begin, window.end, window.span, strides, strict=True):
             free = n + begin + end - span
             if dims.is_static(free) and free < 0:
-                raise TypeMismatch(f"a block of {span} does not fit into an image of {n} padded by {begin} and {end}")
+                raise TypeMismatch(
+                    f"the block spans {span} elements of an axis, which has only {n + begin + end}: {n} and the pads "
+                    f"{begin} and {end}"
+                )
             positions.append(dims.floordiv(free, stride) + 1)
         return window, tuple(positions)
 
@@ -88,7 +94,7 @@ class Col2Im(ColumnBlocks):
         if image is None or block is None:
             return TensorType(x.dtype)
         if len(image) != len(block):
-            raise TypeMismatch(f"a block of {len(block)} axes does not fit an image of {len(image)}")
+            raise TypeMismatch(f"block_shape has {len(block)} sizes, but image_shape has {len(image)}")
         _, positions = self.window(image, block)
         size = dims.product(block)
         batch, rows, count = (dims.fresh(), dims.fresh(), dims.fresh()) if x.shape is None else x.shape
@@ -131,7 +137,10 @@ class Im2Col(ColumnBlocks):
         if x.shape is None or block is None:
             return TensorType(x.dtype, (dims.fresh(), dims.fresh(), dims.fresh()))
         if len(x.shape) != len(block) + 2:
-            raise TypeMismatch(f"a block of {len(block)} axes does not fit the image {x}")
+            raise TypeMismatch(
+                f"block_shape has {len(block)} sizes, one for each spatial axis, so x must have {len(block) + 2} axes, "
+                f"but is {x}"
+            )
         _, positions = self.window(x.shape[2:], block)
         return TensorType(x.dtype, (x.shape[0], x.shape[1] * dims.product(block), dims.product(positions)))
 

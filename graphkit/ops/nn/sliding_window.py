@@ -89,7 +89,7 @@ class Sliding(Op):
         """The window over an input of the given spatial sizes, auto_pad resolved. Raises TypeMismatch."""
         rank = len(spatial)
         if len(kernel) != rank:
-            raise TypeMismatch(f"a kernel of {len(kernel)} axes does not fit {rank} spatial axes")
+            raise TypeMismatch(f"the kernel has {quantity(len(kernel), 'spatial size')}, but x has {rank} spatial axes")
         strides = self.per_axis("strides", rank, 1, 1)
         dilations = self.per_axis("dilations", rank, 1, 1)
         mode = self.checked_auto_pad()

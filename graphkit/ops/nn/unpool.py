@@ -50,8 +50,8 @@ class MaxUnpool(Op):
         pads, strides = self.pads or (0,) * (2 * rank), self.strides or (1,) * rank
         if len(shape) != rank + 2 or len(pads) != 2 * rank or len(strides) != rank:
             raise TypeMismatch(
-                f"kernel_shape={self.kernel_shape}, pads={pads} and strides={strides} do not fit x: it has "
-                f"{len(shape)} axes, two of them not spatial"
+                f"x has {len(shape)} axes; for each axis after the first two, kernel_shape={self.kernel_shape} and "
+                f"strides={strides} need one entry, pads={pads} two"
             )
         spatial = (
             (n - 1) * strides[i] + self.kernel_shape[i] - pads[i] - pads[rank + i] for i, n in enumerate(shape[2:])

@@ -105,7 +105,10 @@ def test_damaged_files(ten):
     for content, message in (
         (whole[:-1], r"data_batch_2\.bin: truncated file: its 12291 bytes are not a multiple of the 3073"),
         (b"", r"data_batch_2\.bin: truncated file: its 0 bytes"),
-        (whole[:3073] + b"\x0a" + whole[3074:], r"data_batch_2\.bin: record 1 is of class 10, but there are 10"),
+        (
+            whole[:3073] + b"\x0a" + whole[3074:],
+            r"data_batch_2\.bin: record 1 has class number 10, but there are only 10 class names",
+        ),
     ):
         path.write_bytes(content)
         with pytest.raises(InputError, match=message):

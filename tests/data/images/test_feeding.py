@@ -102,10 +102,10 @@ def test_no_metadata(photo):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        (("N", 1, 8, 8), r"metadata, images are RGB of 8 x 8 pixels, but 'x' is"),
+        (("N", 1, 8, 8), r"metadata describe RGB images of 8 x 8 pixels, but 'x' is"),
         (("N", 3, 9, 8), "of 8 x 8 pixels"),
         (("N", 8, 8, 3), "in NCHW has 1, 3 or 4 channels"),
-        ((2, 3, 8, 8), "one image, but 'x' .* takes 2 at a time"),
+        ((2, 3, 8, 8), "one image, but 'x' .*: give 2 images"),
         (("N", 192), "N may be missing"),
     ],
 )
