@@ -483,6 +483,7 @@ def test_doctor(call):
     assert facts["card"]["NVRTC"]
     assert facts["card"]["cuBLASLt"]
     assert facts["card"]["cuDNN"]
+    assert "default: none in Python, 10,000,000 in commands" in facts["settings"]["GRAPHKIT_MAX_ITERATIONS"]
 
 
 def test_build_from_a_python_file(call, tmp_path):

@@ -1,4 +1,4 @@
-"""What a model's operators are and cost, and what a file that cannot be run says of itself."""
+"""Tables of commands: operators and costs, files that cannot run, and tolerances of a comparison."""
 
 import json
 
@@ -8,6 +8,8 @@ from onnx import TensorProto, helper
 
 import graphkit as gk
 from graphkit import cli
+from graphkit.checks.verify import OutputReport, Report
+from graphkit.cli.verify import print_report
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +104,30 @@ def test_ops_of_a_file_of_known_operators_that_cannot_be_run(call, tmp_path):
     path.write_bytes(helper.make_model(graph, opset_imports=imports).SerializeToString())
     code, out, err = call("ops", path)
     assert code == 3
+    assert out.startswith("1 operator\n")
     assert "com.microsoft.nchwc.Gemm" in out
     assert f"graphkit cannot run this file: {path}: " in err
     assert "ORT_ENABLE_EXTENDED" in err
+
+
+@pytest.mark.parametrize(
+    ("largest", "atol", "rtol", "text"),
+    [
+        (0.0, 0.0, 0.0, "none"),
+        (1e-6, 0.0, 0.0, "either rtol or atol"),
+        (1e-6, 0.0, 1e-4, "only rtol"),
+        (1e-6, 1e-5, 0.0, "only atol"),
+        (1e-6, 1e-5, 1e-4, "atol 1.0e-05 or rtol 1.0e-04"),
+        (1.0, 0.5, np.inf, "atol 5.0e-01"),
+        (np.inf, np.inf, np.inf, "no tolerance is enough"),
+    ],
+)
+def test_needed_tolerances(capsys, largest, atol, rtol, text):
+    output = OutputReport(
+        name="y", dtype="float32", shape=(1,), passed=True, max_abs=largest, mean_abs=0.0, max_rel=0.0, rtol=1e-4,
+        atol=1e-5, needed_atol=atol, needed_rtol=rtol, mismatches=0,
+    )  # fmt: skip
+    print_report(Report((output,), 21, ()), as_json=False)
+    header, row = capsys.readouterr().out.splitlines()[1:3]
+    assert header.endswith("needed tolerance")
+    assert row.rstrip().endswith(f"  {text}")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -294,6 +295,7 @@ def test_a_learning_rate_is_looked_for(call, task, tmp_path):
     code, out, err = call(*options(task, "--find-lr", "-o", run))
     assert code == 0, err
     suggestion = float(out.removeprefix("suggested learning rate: "))
+    assert re.search(r"\d+ updates; the (loss diverged at|largest) learning rate", err)
     assert 1e-4 < suggestion < 10
     assert sorted(p.name for p in run.iterdir()) == ["learning_rates.csv"]
     rows = np.loadtxt(run / "learning_rates.csv", delimiter=",", skiprows=1)
