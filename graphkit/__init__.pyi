@@ -153,6 +153,7 @@ from graphkit.ops._functions import finite_guard as finite_guard
 from graphkit.ops._functions import flatten as flatten
 from graphkit.ops._functions import float8_mat_mul as float8_mat_mul
 from graphkit.ops._functions import floor as floor
+from graphkit.ops._functions import folded_batch_norm as folded_batch_norm
 from graphkit.ops._functions import ftrl_update as ftrl_update
 from graphkit.ops._functions import fused as fused
 from graphkit.ops._functions import fused_attention as fused_attention

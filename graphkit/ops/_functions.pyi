@@ -1004,6 +1004,21 @@ def float8_mat_mul(
 def floor(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Largest integer not above x."""
 
+def folded_batch_norm(
+    weights: Operand,
+    scale: Operand,
+    shift: Operand,
+    mean: Operand,
+    var: Operand,
+    bias: Operand | None = None,
+    *,
+    axis: int,
+    epsilon: float = 1e-05,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value]:
+    """Return weights and a bias with which a product computes its result and a batch normalisation of it."""
+
 def ftrl_update(
     weight: Operand,
     grad: Operand,

@@ -51,6 +51,7 @@ OPERATORS: dict[tuple[str, str], tuple[str, str]] = {
     ("ai.graphkit", "AbsoluteMaxima"): ("absolute_maxima", "internal.float8"),
     ("ai.graphkit", "ScaledFloat8"): ("scaled_float8", "internal.float8"),
     ("ai.graphkit", "Float8MatMul"): ("float8_mat_mul", "internal.float8"),
+    ("ai.graphkit", "FoldedBatchNorm"): ("folded_batch_norm", "internal.folded_batch_norm"),
     ("ai.graphkit", "FusedConv"): ("fused_conv", "internal.fused"),
     ("ai.graphkit", "FusedMatMul"): ("fused_mat_mul", "internal.fused"),
     ("ai.graphkit", "FusedAttention"): ("fused_attention", "internal.fused"),

@@ -172,7 +172,7 @@ def array_passes(
         # Those of its layouts meet others.
         eliminate_transpose,
         *ordered(
-            share_heads, eliminate_reshape, fold_batch_norm, fuse_conv,
+            share_heads, eliminate_reshape, fold_batch_norm.with_options(expanded=True), fuse_conv,
             # The library has no activations: they are for the pointwise region behind.
             fuse_matmul.with_options(activations=False), with_filters_last(_LAST[precision]),
         ),

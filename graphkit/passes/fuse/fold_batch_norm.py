@@ -8,6 +8,7 @@ from typing import NamedTuple
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F, Op, operator
+from graphkit.ops.internal.folded_batch_norm import FoldedBatchNorm
 from graphkit.ops.linalg.matmul import Gemm
 from graphkit.ops.math.arithmetic import Add
 from graphkit.ops.nn.conv import Conv, ConvTranspose
@@ -32,19 +33,21 @@ _Rebuild = Callable[[Value, Value | None, Node], Value]
     ensures=[Property.BATCH_NORMS_FOLDED],
     at=["BatchNormalization", "Mul"],
 )
-def fold_batch_norm(graph: Graph) -> Graph:
+def fold_batch_norm(graph: Graph, expanded: bool = False) -> Graph:
     """Multiply the weights and shift the bias of a Conv, ConvTranspose, Gemm or matrix product with bias by what its
     only reader, a BatchNormalization or a Mul with one number per channel or for all, does to each channel.
 
     Everything but the data must be constant or a parameter: the new weights are nodes on parameters alone. Other
     BatchNormalizations of such statistics become a product and a sum, which run with their pointwise neighbours.
     Nodes that update their statistics stay. Linear.
+
+    expanded: Compute the new weights by standard operators, for devices without a kernel of FoldedBatchNorm.
     """
     fixed = FixedValues(graph)
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         if is_op(node, "BatchNormalization"):
-            return _batch_norm(node, readers, fixed)
+            return _batch_norm(node, readers, fixed, expanded)
         if is_op(node, "Mul"):
             return _factor(node, readers, fixed)
         return None
@@ -63,7 +66,7 @@ class _Product(NamedTuple):
     rebuild: _Rebuild
 
 
-def _batch_norm(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:
+def _batch_norm(node: Node, readers: Readers, fixed: FixedValues, expanded: bool) -> Sequence[Value] | None:
     op = operator(node, BatchNormalization)
     x, scale, shift, mean, var = (v for v in node.inputs if v is not None)
     vectors = (scale, shift, mean, var)
@@ -76,11 +79,13 @@ def _batch_norm(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Va
     # What comes out broadcasts where the operator refuses.
     if not all(v in fixed for v in vectors) or x.tensor.known_shape[1] != channels:
         return None
-    factor = F.div(scale, F.sqrt(F.add(var, scalar_like(op.epsilon, var))))
     product = _product(x, readers, fixed)
     if product is not None and (product.axis, product.channels) == (1, channels):
-        centred = mean if product.bias is None else F.sub(mean, product.bias)
-        return (product.rebuild(_scaled(product, factor), F.sub(shift, F.mul(centred, factor)), node),)
+        folded = FoldedBatchNorm(axis=product.weight_axis, epsilon=op.epsilon)
+        operands = (product.weights, scale, shift, mean, var, product.bias)
+        weights, bias = folded.expand(*operands) if expanded else Node(folded, operands).outputs
+        return (product.rebuild(weights, bias, node),)
+    factor = F.div(scale, F.sqrt(F.add(var, scalar_like(op.epsilon, var))))
     column = ints(channels, *(1 for _ in range(x.rank - 2)))
     scaled = F.mul(x, F.reshape(factor, column), name=node.name)
     rest = F.reshape(F.sub(shift, F.mul(mean, factor)), column)
