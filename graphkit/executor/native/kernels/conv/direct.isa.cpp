@@ -133,8 +133,7 @@ struct Windows {
     std::int64_t lines, elements, line_step;
 };
 
-// The results of some windows, from `position` on. `partial`: sums of earlier elements, a block for each window, or
-// null.
+// Computes results from `position` on. `partial`: sums over earlier elements, a block for each window, or null.
 template <int Rows, int Vectors>
 __attribute__((noinline)) void finish_rows(const Windows& windows, const float* filters, const float* partial,
                                            const Finish& finish, std::int64_t position) {
@@ -177,14 +176,14 @@ void finish_windows(std::int64_t count, Windows windows, const float* filters, c
     }
 }
 
-// The results of windows of one line, at positions `first` to `first + count`.
+// `count` results from position `first` on, whose windows lie at equal distances.
 struct Run {
     std::int64_t first, count;
     Windows windows;
-    std::int64_t tap;  // of the first element
+    std::int64_t tap;  // that the first element of a window belongs to
 };
 
-// A block of results of windows of one line.
+// One block of the results of a run. `products` has room for a block for each of them.
 void multiply_block(const TiledPart& p, const Run& run, std::int64_t block, float* products) {
     const Finish last(p, block);
     const std::int64_t elements = p.shape.taps() * p.shape.channels;
@@ -208,15 +207,15 @@ void multiply_block(const TiledPart& p, const Run& run, std::int64_t block, floa
     (whole ? finish_windows<kVectors> : finish_windows<1>)(run.count, windows, filters, partial, last, run.first);
 }
 
-// Windows of this many lines are read in the image, if they are within its columns: their sums are one chain.
+// Whether windows within the columns of the image are read there, line by line. Each sum is one chain, as that of a
+// copied window.
 bool reads_lines(const TiledShape& s) {
     return s.dilations[1] == 1 && s.taps() * s.channels <= kDirectChain && s.out_width >= kRegisterRows;
 }
 
-// The runs of a part.
+// The runs of a part. Windows that reach over the sides of the image are copied.
 class Runs {
   public:
-    // Copies the windows that are not read in the image.
     Runs(const TiledPart& p, float* copied)
         : p_(p), copied_(copied), row_(row_floats(p.shape.taps() * p.shape.channels)) {
         const TiledShape& s = p.shape;
@@ -248,7 +247,7 @@ class Runs {
     const Run* end() const { return runs_ + count_; }
 
   private:
-    // Adds the results from `first` to `end`, and returns the end.
+    // Copies the windows of the results from `first` to `end`, and returns the end.
     std::int64_t add_copies(std::int64_t first, std::int64_t end) {
         if (first >= end) {
             return first;
@@ -267,7 +266,7 @@ class Runs {
         return end;
     }
 
-    // The same for windows that are within the columns of the image: lines above and below it are left out.
+    // Adds results with windows within the columns of the image. Lines above and below the image are left out.
     std::int64_t add_lines(std::int64_t first, std::int64_t end) {
         const TiledShape& s = p_.shape;
         const WindowPlace window = window_of(p_, first);
@@ -289,7 +288,7 @@ class Runs {
     std::int64_t row_;
     Run runs_[kPartTiles];
     int count_ = 0;
-    bool reads_image_ = false;  // the last run
+    bool reads_image_ = false;  // whether the last run does
 };
 
 void run_direct(const TiledPart& p) {
