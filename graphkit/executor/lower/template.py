@@ -40,9 +40,21 @@ _KEPT = 256
 # bytes.
 _SMALL = 128
 
-# For each step, the operands that may be overwritten, and whether it needs working memory. A template has a _Structure
-# for each different value of this type.
-_Needs = tuple[tuple[tuple[tuple[int, int], ...], bool], ...]
+# The operands that a step may overwrite, those that it reads packed, and whether it needs working memory.
+_Need = tuple[tuple[tuple[int, int], ...], tuple[int, ...], bool]
+
+
+class _Made(NamedTuple):
+    """A kernel for some sizes, and what a program must know of it."""
+
+    kernel: NativeKernel
+    need: _Need
+    scratch_bytes: int
+
+    @staticmethod
+    def of(kernel: NativeKernel) -> _Made:
+        scratch = int(kernel.scratch_bytes)
+        return _Made(kernel, (tuple(kernel.inplace), tuple(kernel.packed_inputs), scratch > 0), scratch)
 
 
 class SizedCode(NamedTuple):
@@ -105,7 +117,7 @@ class _Step:
         # Positions of the sizes of operands and results.
         self.inputs = [None if v is None else shape_of(v) for v in node.inputs]
         self.outputs = [shape_of(v) for v in node.outputs]
-        self.kernels: OrderedDict[tuple[int, ...], NativeKernel | None] = OrderedDict()
+        self.kernels: OrderedDict[tuple[int, ...], _Made | None] = OrderedDict()
 
 
 class _HiddenElements:
@@ -122,15 +134,17 @@ _HIDDEN = _HiddenElements()
 
 
 class _Structure(NamedTuple):
-    """The memory plan of a template for given `_Needs`, and the native program that is resized for other sizes."""
+    """The memory plan of a template for given needs of its steps, and the native program that is resized."""
 
     plan: MemoryPlan
     native: _native.Program
-    externals: Sequence[tuple[int, int, int, VersionedArray]]  # step, position, external, array
+    unpacked: Sequence[PackedOperand]
+    packed: Sequence[tuple[int, int, int, VersionedArray]]  # step, position, external, array
     shape_values: Sequence[tuple[int, Value]]
-    # Memory requests: size, first step, last step, inplace. The size is a position in the table of sizes, which also
-    # contains the bytes of values. For the working memory of step i, it is -1 - i.
-    requests: Sequence[tuple[int, int, int, list[int]]]
+    requests: _native.MemoryRequests
+    # The size of each request: a position in the table of sizes, which also contains the bytes of values. For the
+    # working memory of step i, it is -1 - i.
+    request_sizes: Sequence[int]
 
 
 class Template:
@@ -168,7 +182,7 @@ class Template:
         for view, root in self.placement.root.items():
             if self._bytes[view] != self._bytes[root]:
                 self._equal.append((self._bytes[view], self._bytes[root]))
-        self._structures: dict[_Needs, _Structure] = {}
+        self._structures: dict[tuple[_Need, ...], _Structure] = {}
 
     def at(self, shapes: Mapping[str, Sequence[int]]) -> SizedCode:
         """Return the program for inputs of these shapes, by name.
@@ -177,25 +191,17 @@ class Template:
         """
         sizes = self._sizes(shapes)
         found = {step: self._kernel(step, sizes) for step in self._alike}
-        kernels = [kernel for step in self._nodes if (kernel := found[step]) is not None]
-        structure = self._structure(kernels, sizes)
-        ordered = [kernels[index] for index in structure.plan.order]
-        offsets, arena_bytes = native_module().lay_out(
-            [
-                (sizes[at] if at >= 0 else kernels[-1 - at].scratch_bytes, first, last, inplace)
-                for at, first, last, inplace in structure.requests
-            ]
+        made = [kernel for step in self._nodes if (kernel := found[step]) is not None]
+        structure = self._structure(made, sizes)
+        offsets, arena_bytes = structure.requests.lay_out(
+            [sizes[at] if at >= 0 else made[-1 - at].scratch_bytes for at in structure.request_sizes]
         )
-        packed = [set(kernel.packed_inputs) for kernel in kernels]
         types = tuple(self._types[r.value].at(sizes) for r in self.placement.results)
         return SizedCode(
-            structure.native.resized(ordered, offsets, arena_bytes),
+            structure.native.resized([made[index].kernel for index in structure.plan.order], offsets, arena_bytes),
             arena_bytes,
             types,
-            [
-                PackedOperand(external, array, kernels[step] if position in packed[step] else None, position)
-                for step, position, external, array in structure.externals
-            ],
+            [*structure.unpacked, *(PackedOperand(e, a, made[i].kernel, p) for i, p, e, a in structure.packed)],
             [(external, self._elements(value, sizes)) for external, value in structure.shape_values],
         )
 
@@ -259,7 +265,7 @@ class Template:
 
     # --- one node ---------------------------------------------------------------------------------------
 
-    def _kernel(self, step: _Step, sizes: Sequence[int]) -> NativeKernel | None:
+    def _kernel(self, step: _Step, sizes: Sequence[int]) -> _Made | None:
         """Return the kernel of a step for these sizes; None for a view.
 
         Raises NotNative if there is no kernel, or if inference rejects the sizes.
@@ -268,18 +274,18 @@ class Template:
         if key in step.kernels:
             step.kernels.move_to_end(key)
             return step.kernels[key]
-        kernel = None
+        made = None
         if step.make is not None:
-            made = step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
-            kernel = _native_kernel(made, step.node)
+            kernel = step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
+            made = _Made.of(_native_kernel(kernel, step.node))
         elif step.context is not None or not step.symbolic_inference:
             bound = self._bound(step, sizes)
             if step.context is not None:
-                kernel = _native_kernel(make_kernel("cpu", bound, step.context), bound)
-        step.kernels[key] = kernel
+                made = _Made.of(_native_kernel(make_kernel("cpu", bound, step.context), bound))
+        step.kernels[key] = made
         if len(step.kernels) > _KEPT:
             step.kernels.popitem(last=False)
-        return kernel
+        return made
 
     def _bound(self, step: _Step, sizes: Sequence[int]) -> Node:
         """Return the node for these sizes. Raises NotNative if inference finds other types than the template's."""
@@ -304,21 +310,21 @@ class Template:
 
     # --- memory and the native program ------------------------------------------------------------------
 
-    def _structure(self, kernels: Sequence[NativeKernel], sizes: Sequence[int]) -> _Structure:
-        needs: _Needs = tuple((tuple(kernel.inplace), kernel.scratch_bytes > 0) for kernel in kernels)
+    def _structure(self, made: Sequence[_Made], sizes: Sequence[int]) -> _Structure:
+        needs = tuple([m.need for m in made])
         found = self._structures.get(needs)
         if found is None:
-            found = self._structures[needs] = self._structured(kernels, sizes)
+            found = self._structures[needs] = self._structured(made, sizes)
         return found
 
-    def _structured(self, kernels: Sequence[NativeKernel], sizes: Sequence[int]) -> _Structure:
+    def _structured(self, made: Sequence[_Made], sizes: Sequence[int]) -> _Structure:
         plan = plan_graph(
             self.graph,
             self.placement,
             [
                 # Only the order of updates depends on `may_fail`, and templates have no updates.
-                StepMemory(int(kernel.scratch_bytes), kernel.inplace, may_fail=False)
-                for kernel in kernels
+                StepMemory(m.scratch_bytes, m.kernel.inplace, may_fail=False)
+                for m in made
             ],
             inplace=self.settings.inplace,
             share=self.settings.share,
@@ -327,19 +333,17 @@ class Template:
         writer = _Writer(self.graph, self.placement, self._known, plan)
         native = native_module().Program(self.settings.threads, 0, writer.externals)
         for index in plan.order:
-            node, kernel = self.placement.steps[index], kernels[index]
-            writer.step(native.root, index, node, kernel)
+            writer.step(native.root, index, self.placement.steps[index], made[index].kernel)
         values = {request: self._bytes[value] for value, request in plan.request_of.items()}
         steps = {request: -1 - index for index, request in plan.scratch_of.items()}
         return _Structure(
             plan,
             native,
-            writer.fixed,
+            [PackedOperand(e, a, None, p) for i, p, e, a in writer.fixed if p not in made[i].kernel.packed_inputs],
+            [fixed for fixed in writer.fixed if fixed[1] in made[fixed[0]].kernel.packed_inputs],
             list(writer.shape_values.items()),
-            [
-                (values.get(number, steps.get(number, 0)), request.first, request.last, list(request.inplace))
-                for number, request in enumerate(plan.requests)
-            ],
+            native_module().MemoryRequests([(r.first, r.last, list(r.inplace)) for r in plan.requests]),
+            [values.get(number, steps.get(number, 0)) for number in range(len(plan.requests))],
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 
 import pytest
 from combinations import full, in_one_item
@@ -25,12 +26,21 @@ def requests(rng: random.Random, count: int) -> list[Request]:
     return made
 
 
+def laid_out(requests: Iterable[tuple[int, int, int, Sequence[int]]]) -> tuple[list[int], int]:
+    """Return the offsets and the size of the arena for requests (bytes, first step, last step, inplace)."""
+    given = list(requests)
+    kept = native.MemoryRequests([(first, last, list(inplace)) for _, first, last, inplace in given])
+    # The sizes come anew for each layout.
+    kept.lay_out([0] * len(given))
+    return kept.lay_out([size for size, *_ in given])
+
+
 @in_one_item()
 @pytest.mark.parametrize("seed", range(40))
 def test_blocks_do_not_overlap(seed: int) -> None:
     rng = random.Random(seed)
     made = requests(rng, rng.randrange(1, 80))
-    offsets, arena = native.lay_out([(r.size, r.first, r.last, list(r.inplace)) for r in made])
+    offsets, arena = laid_out((r.size, r.first, r.last, r.inplace) for r in made)
     assert is_valid_layout(made, offsets)
     assert arena == max((o + aligned(r.size) for o, r in zip(offsets, made, strict=True) if r.size), default=0)
     planned = plan_memory(made)
@@ -38,13 +48,18 @@ def test_blocks_do_not_overlap(seed: int) -> None:
     assert arena <= 1.35 * planned.arena_bytes
 
 
+def test_a_size_for_each_request() -> None:
+    with pytest.raises(native.Error, match="as many sizes as requests"):
+        native.MemoryRequests([(0, 1, [])]).lay_out([1, 2])
+
+
 def test_nothing_needs_nothing() -> None:
-    assert native.lay_out([]) == ([], 0)
-    assert native.lay_out([(0, 0, 3, [])]) == ([0], 0)
+    assert laid_out([]) == ([], 0)
+    assert laid_out([(0, 0, 3, ())]) == ([0], 0)
 
 
 @pytest.mark.parametrize("count", [20_000, full(100_000)])
 def test_many_blocks(count: int) -> None:
     made = requests(random.Random(0), count)
-    offsets, _ = native.lay_out([(r.size, r.first, r.last, list(r.inplace)) for r in made])
+    offsets, _ = laid_out((r.size, r.first, r.last, r.inplace) for r in made)
     assert is_valid_layout(made, offsets)

@@ -136,6 +136,10 @@ std::int64_t sweep(const std::vector<Block>& blocks, bool backwards, std::vector
     return free.end();
 }
 
+struct MemoryRequests {
+    std::vector<MemoryRequest> requests;
+};
+
 }  // namespace
 
 ArenaLayout lay_out(const std::vector<MemoryRequest>& requests) {
@@ -155,18 +159,31 @@ ArenaLayout lay_out(const std::vector<MemoryRequest>& requests) {
 }
 
 GRAPHKIT_BINDINGS(arena_layout) {
-    m.def(
-        "lay_out",
-        [](const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::vector<std::size_t>>>& given) {
-            std::vector<MemoryRequest> requests;
-            for (const auto& [bytes, first, last, inplace] : given) {
-                requests.push_back({bytes, first, last, inplace});
-            }
-            ArenaLayout layout = lay_out(requests);
-            return std::pair(std::move(layout.offsets), layout.arena_bytes);
-        },
-        "requests"_a,
-        "Offsets and size of an arena for requests (bytes, first step, last step, requests to take over).");
+    using Lifetime = std::tuple<std::int64_t, std::int64_t, std::vector<std::size_t>>;
+    nb::class_<MemoryRequests>(m, "MemoryRequests", "Requests for memory of an arena, whose sizes come later.")
+        .def(
+            "__init__",
+            [](MemoryRequests* self, const std::vector<Lifetime>& lifetimes) {
+                new (self) MemoryRequests;
+                for (const auto& [first, last, inplace] : lifetimes) {
+                    self->requests.push_back({0, first, last, inplace});
+                }
+            },
+            "lifetimes"_a, "lifetimes: (first step, last step, requests to take over) for each.")
+        .def(
+            "lay_out",
+            [](const MemoryRequests& self, const std::vector<std::int64_t>& bytes) {
+                std::vector<MemoryRequest> requests = self.requests;
+                if (bytes.size() != requests.size()) {
+                    throw NativeError("memory requests: as many sizes as requests are needed");
+                }
+                for (std::size_t i = 0; i < requests.size(); ++i) {
+                    requests[i].bytes = bytes[i];
+                }
+                ArenaLayout layout = lay_out(requests);
+                return std::pair(std::move(layout.offsets), layout.arena_bytes);
+            },
+            "bytes"_a, "Return the offset of each request for these sizes, and the size of the arena.");
 }
 
 }  // namespace graphkit
