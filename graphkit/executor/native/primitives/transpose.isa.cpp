@@ -52,16 +52,58 @@ inline void store_past_caches(std::byte* to, V row) {
     __builtin_memcpy(to, &row, sizeof row);
 }
 
+#if defined(__AVX512F__)
+// Rows from 16 rows of 16 floats: each quarter of a register is loaded from another row, so that the 4 x 4 floats of a
+// quarter are all that has to be exchanged.
+inline void load_transposed(const std::byte* from, std::int64_t stride, Row<std::uint32_t, 16>* rows) {
+    const auto quarter = [&](std::int64_t row, int column) {
+        return _mm_loadu_ps(reinterpret_cast<const float*>(from + row * stride) + column);
+    };
+#pragma GCC unroll 4
+    for (int q = 0; q < 16; q += 4) {
+        __m512 x[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            x[i] = _mm512_castps128_ps512(quarter(i, q));
+            x[i] = _mm512_mask_broadcast_f32x4(x[i], 0x00f0, quarter(4 + i, q));
+            x[i] = _mm512_mask_broadcast_f32x4(x[i], 0x0f00, quarter(8 + i, q));
+            x[i] = _mm512_mask_broadcast_f32x4(x[i], 0xf000, quarter(12 + i, q));
+        }
+        const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1]));
+        const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1]));
+        const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]));
+        const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(x[2], x[3]));
+        rows[q] = bit_cast<Row<std::uint32_t, 16>>(_mm512_unpacklo_pd(low01, low23));
+        rows[q + 1] = bit_cast<Row<std::uint32_t, 16>>(_mm512_unpackhi_pd(low01, low23));
+        rows[q + 2] = bit_cast<Row<std::uint32_t, 16>>(_mm512_unpacklo_pd(high01, high23));
+        rows[q + 3] = bit_cast<Row<std::uint32_t, 16>>(_mm512_unpackhi_pd(high01, high23));
+    }
+}
+#endif
+
+template <typename T, int N>
+inline void load_transposed(const std::byte* from, std::int64_t stride, Row<T, N>* rows) {
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+        __builtin_memcpy(&rows[i], from + i * stride, sizeof rows[i]);
+    }
+    exchange<N / 2, T, N>(rows);
+}
+
 // A tile of N x N elements; `to` is aligned to a row when Stream.
 template <typename T, int N, bool Stream>
 inline void transpose_tile(const std::byte* from, std::byte* to, std::int64_t source_stride,
                            std::int64_t target_stride) {
     Row<T, N> rows[N];
-#pragma GCC unroll 16
-    for (int i = 0; i < N; ++i) {
-        __builtin_memcpy(&rows[i], from + i * source_stride, sizeof rows[i]);
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4 && N == 16) {
+        load_transposed(from, source_stride, rows);
+    } else {
+        load_transposed<T, N>(from, source_stride, rows);
     }
-    exchange<N / 2, T, N>(rows);
+#else
+    load_transposed<T, N>(from, source_stride, rows);
+#endif
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
         if constexpr (Stream) {
