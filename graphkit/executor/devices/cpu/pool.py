@@ -51,7 +51,12 @@ def _max_pool(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, MaxPool)
     x, y = shape(node.inputs[0]), shape(node.outputs[0])
     window = _window(node, x[2:])
-    return None if window is None else native.MaxPool(x, y, window, bool(op.storage_order), context.threads)
+    if window is None:
+        return None
+    used = [*context.used_outputs, True, True]
+    if not used[1] and _is_whole_plane(op, x[2:], y[2:]):
+        return native.Reduce("Max", x, range(2, len(x)), y, "float32", context.threads)
+    return native.MaxPool(x, y, window, bool(op.storage_order), with_indices=used[1], threads=context.threads)
 
 
 @kernel("MaxPoolGrad", DOMAIN)

@@ -177,6 +177,17 @@ inline Vector<T> min_of(Vector<T> a, Vector<T> b) {
 #endif
 }
 
+// The larger of a and b; NaN wins.
+inline Vector<float> largest_of(Vector<float> a, Vector<float> b) {
+#if defined(__AVX512F__)
+    const auto x = bit_cast<__m512>(a);
+    const auto y = bit_cast<__m512>(b);
+    return bit_cast<Vector<float>>(_mm512_mask_max_ps(y, _mm512_cmp_ps_mask(y, y, _CMP_ORD_Q), y, x));
+#else
+    return b != b ? b : max_of<float>(a, b);
+#endif
+}
+
 // The larger of x and `low`, of floats; NaN stays.
 template <typename T>
 inline Vector<T> at_least(Vector<T> x, T low) {

@@ -61,7 +61,7 @@ def test_max(case, column_major):
     x = data(shape)
     pooled, window = geometry(op, shape)
     y, indices = np.full(pooled, np.nan, np.float32), np.full(pooled, -9, np.int64)
-    native.MaxPool(shape, pooled, window, column_major, 2)([x], [y, indices])
+    native.MaxPool(shape, pooled, window, column_major, threads=2)([x], [y, indices])
     expected, where = op.reference(numpy_xp, x)
     np.testing.assert_array_equal(y, expected)
     np.testing.assert_array_equal(indices, where)
@@ -84,7 +84,7 @@ def test_where_nothing_is_more_than_minus_infinity(case):
     pooled, window = geometry(op, shape)
     for x in (np.full(shape, -np.inf, np.float32), np.where(data(shape) < 2, -np.inf, data(shape)), data(shape)):
         y, indices = np.full(pooled, np.nan, np.float32), np.full(pooled, -9, np.int64)
-        native.MaxPool(shape, pooled, window, False, 2)([x], [y, indices])
+        native.MaxPool(shape, pooled, window, threads=2)([x], [y, indices])
         expected, where = op.reference(numpy_xp, x)
         np.testing.assert_array_equal(y, expected)
         np.testing.assert_array_equal(indices, where)
@@ -201,7 +201,24 @@ ROWS = [
     ((1, 2, 12, 30, 34), dict(kernel_shape=(3, 3, 3), pads=(1, 1, 1, 1, 1, 1))),
     ((1, 2, 9, 64, 70), dict(kernel_shape=(2, 5, 3), strides=(4, 2, 2), dilations=(1, 2, 1))),
 ]
-ALL = [*CASES, *FAR, *ROWS]
+# Planes side by side: fewer than the lanes of a vector or no multiple of them, blocks of rows, axes of one position,
+# windows in the padding, rows between windows.
+MANY_PLANES = [
+    ((2, 35, 14, 14), dict(kernel_shape=(2, 2), strides=(2, 2))),
+    ((1, 16, 8, 8), dict(kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))),
+    ((3, 7, 7, 7), dict(kernel_shape=(3, 4), pads=(1, 2, 1, 1))),
+    ((5, 11, 7, 5), dict(kernel_shape=(7, 5))),
+    ((1, 33, 9, 9), dict(kernel_shape=(5, 1), dilations=(2, 1), strides=(1, 12), pads=(9, 0, 14, 0))),
+    ((1, 40, 100, 37), dict(kernel_shape=(9, 9), strides=(9, 9), ceil_mode=True)),
+    ((1, 17, 70, 36), dict(kernel_shape=(3, 10), strides=(1, 10), pads=(1, 4, 1, 5))),
+    ((2, 9, 1000), dict(kernel_shape=(16,), strides=(16,))),
+    ((1, 5, 12000), dict(kernel_shape=(3,), strides=(20,), dilations=(3,), pads=(2, 30))),
+    ((1, 65, 3), dict(kernel_shape=(2,), strides=(2,), pads=(4, 9))),
+    ((2, 16, 3, 4, 5), dict(kernel_shape=(2, 3, 3), strides=(1, 2, 1), pads=(1, 0, 1, 0, 1, 1))),
+    ((1, 36, 12, 1, 9), dict(kernel_shape=(5, 1, 9), strides=(2, 1, 9))),
+    ((1, 2, 3, 0), dict(kernel_shape=(2, 2), pads=(1, 1, 1, 1))),
+]
+ALL = [*CASES, *FAR, *ROWS, *MANY_PLANES]
 
 
 @in_one_item()
@@ -214,7 +231,7 @@ def test_max_without_indices(case, isa):
         expected, _ = op.reference(numpy_xp, x)
         for threads in (1, 2):
             y = np.full(pooled, 99, np.float32)
-            native.MaxPool(shape, pooled, window, False, threads)([x], [y, None])
+            native.MaxPool(shape, pooled, window, threads=threads)([x], [y, None])
             np.testing.assert_array_equal(y, expected)
 
 
@@ -235,6 +252,51 @@ def test_average_of_special_values(case, include_pad, isa):
             np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
             found.append(y.tobytes())
         assert found[0] == found[1]
+
+
+@in_one_item()
+@pytest.mark.parametrize("case", [*FAR, *ROWS, *MANY_PLANES], ids=str)
+def test_working_memory_is_the_planners(case):
+    """It grows with the threads, to no more than what they can use at the same time."""
+    shape, attrs = case
+    pooled, window = geometry(MaxPool(**attrs), shape)
+    for make in (native.MaxPool, native.AveragePool):
+        kernels = [make(shape, pooled, window, threads=threads) for threads in (1, 2, 1 << 20)]
+        one, two, many = (kernel.scratch_bytes for kernel in kernels)
+        if kernels[0].implementation in ("padded", "lanes"):
+            assert 0 < one <= two <= 2 * one
+        assert two <= many <= (1 + np.prod(pooled)) * max(one, 64)
+    with_indices = native.MaxPool(shape, pooled, window, with_indices=True, threads=2)
+    assert with_indices.scratch_bytes <= 2 * (64 + 8 * pooled[-1])
+    gradient = native.AveragePoolGrad(pooled, shape, window, threads=2)
+    assert gradient.scratch_bytes <= 2 * (64 + 4 * pooled[-1])
+
+
+def test_many_small_planes_are_pooled_side_by_side(isa):
+    shape, pooled = (1, 64, 14, 14), (1, 64, 7, 7)
+    window = native.PoolWindow([2, 2], [2, 2], [1, 1], [0, 0], [0, 0])
+    assert native.MaxPool(shape, pooled, window).implementation == "lanes"
+    assert native.AveragePool(shape, pooled, window).implementation == "lanes"
+    wide = native.PoolWindow([3, 3], [1, 1], [1, 1], [1, 1], [1, 1])
+    assert native.MaxPool((1, 2, 90, 90), (1, 2, 90, 90), wide).implementation == "padded"
+
+
+@in_one_item()
+@pytest.mark.parametrize("spatial", [(7,), (7, 5), (3, 5, 4)], ids=str)
+def test_max_of_whole_planes(spatial):
+    x = special((3, 20, *spatial))
+    op = MaxPool(kernel_shape=spatial)
+    node = Node(op, [value_of(x)])
+    kernel = make_kernel("cpu", node, KernelContext(threads=2, used_outputs=(True, False)))
+    y = np.full((3, 20, *(1 for _ in spatial)), 99, np.float32)
+    kernel([x], [y])
+    expected, where = op.reference(numpy_xp, x)
+    np.testing.assert_array_equal(y, expected)
+    assert "Reduce" in repr(kernel)
+    indices = np.full(y.shape, -9, np.int64)
+    make_kernel("cpu", node, KernelContext(threads=2))([x], [y, indices])
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(indices, where)
 
 
 def test_shapes_that_do_not_fit():

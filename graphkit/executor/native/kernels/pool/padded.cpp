@@ -119,7 +119,7 @@ void PaddedPool::add_divisors(const PoolGeometry& g, bool include_pad) {
 
 void PaddedPool::run_rows(std::int64_t depth, std::int64_t first, std::int64_t last, const float* plane, float* y,
                           float* padded) const {
-    const Reach& reach = reaches_[0][static_cast<std::size_t>(depth)];
+    const PoolReach& reach = reaches_[0][static_cast<std::size_t>(depth)];
     const std::int64_t depth_size = input_[1] * input_[2];
     const std::int64_t at = depth * static_cast<std::int64_t>(reaches_[1].size()) + first;
     PaddedWindows windows{};
@@ -135,29 +135,49 @@ void PaddedPool::run_rows(std::int64_t depth, std::int64_t first, std::int64_t l
     (mean_ ? functions_.mean : functions_.maximum)(layout_, windows, y + at * layout_.columns);
 }
 
+std::int64_t PaddedPool::together() const {
+    return std::clamp<std::int64_t>(kPadded / layout_.row, 1, static_cast<std::int64_t>(reaches_[1].size()));
+}
+
+std::int64_t PaddedPool::parts() const {
+    const auto rows = static_cast<std::int64_t>(reaches_[1].size());
+    return planes_ * static_cast<std::int64_t>(reaches_[0].size()) * ((rows + together() - 1) / together());
+}
+
+std::size_t PaddedPool::padded_bytes() const {
+    return aligned(static_cast<std::size_t>(together() * layout_.row) * sizeof(float));
+}
+
+std::size_t PaddedPool::scratch_bytes(int threads) const {
+    return static_cast<std::size_t>(std::clamp<std::int64_t>(parts(), 1, std::max(1, threads))) * padded_bytes();
+}
+
+double PaddedPool::nanoseconds() const {
+    const std::int64_t vector = functions_.lanes * layout_.stride;
+    const std::int64_t merged = most_rows_ * ((layout_.width + vector - 1) / vector * layout_.stride);
+    const std::int64_t read = layout_.taps * ((layout_.columns + functions_.lanes - 1) / functions_.lanes);
+    const double row = 3.5 + 0.85 * static_cast<double>(merged) + 1.55 * static_cast<double>(read);
+    return 30 * static_cast<double>(parts()) + row * static_cast<double>(planes_ * output_size_ / layout_.columns);
+}
+
 // Threads own rows of windows.
-void PaddedPool::run(int threads, const float* x, float* y) const {
+void PaddedPool::run(int threads, const float* x, float* y, std::byte* scratch) const {
     const auto depths = static_cast<std::int64_t>(reaches_[0].size());
     const auto rows = static_cast<std::int64_t>(reaches_[1].size());
-    const std::int64_t together = std::clamp<std::int64_t>(kPadded / layout_.row, 1, rows);
-    const std::int64_t parts = (rows + together - 1) / together;
+    const std::int64_t of_depth = (rows + together() - 1) / together();
     const std::int64_t size = input_[0] * input_[1] * input_[2];
-    const std::int64_t reads = most_rows_ * layout_.width + layout_.taps * layout_.columns;
-    const double cost = 20 + 0.05 * static_cast<double>(together * reads);
-    parallel_calls(threads, planes_ * depths * parts, cost, [&](std::int64_t begin, std::int64_t end) {
-        const auto space = static_cast<std::size_t>(together * layout_.row) * sizeof(float);
-        const float padding = mean_ ? 0.0F : -std::numeric_limits<float>::infinity();
-        std::vector<float> memory((space + kAlignment) / sizeof(float), padding);
-        void* start = memory.data();
-        std::size_t left = memory.size() * sizeof(float);
-        auto* padded = static_cast<float*>(std::align(kAlignment, space, start, left));
-        for (std::int64_t i = begin; i < end; ++i) {
-            const std::int64_t plane = i / (depths * parts);
-            const std::int64_t first = i % parts * together;
-            run_rows(i / parts % depths, first, std::min(rows, first + together), x + plane * size,
-                     y + plane * output_size_, padded);
-        }
-    });
+    parallel_calls(
+        threads, parts(), nanoseconds() / static_cast<double>(parts()), [&](std::int64_t begin, std::int64_t end) {
+            auto* padded =
+                reinterpret_cast<float*>(scratch + static_cast<std::size_t>(thread_number()) * padded_bytes());
+            std::fill_n(padded, together() * layout_.row, mean_ ? 0.0F : -std::numeric_limits<float>::infinity());
+            for (std::int64_t i = begin; i < end; ++i) {
+                const std::int64_t plane = i / (depths * of_depth);
+                const std::int64_t first = i % of_depth * together();
+                run_rows(i / of_depth % depths, first, std::min(rows, first + together()), x + plane * size,
+                         y + plane * output_size_, padded);
+            }
+        });
 }
 
 }  // namespace graphkit

@@ -196,7 +196,7 @@ template <typename Combine, typename Finish>
 inline void pool_rows(const PaddedLayout& layout, const PaddedWindows& windows, float start, float* y, Combine combine,
                       Finish finish) {
     const auto source_of = [&](std::int64_t row) {
-        const PaddedHeights& height = windows.heights[row];
+        const PoolReach& height = windows.heights[row];
         const float* x = windows.x + (height.count > 0 ? height.first * layout.width : 0);
         return Source{x, height.count, windows.row_step, windows.depths, windows.depth_step};
     };
@@ -211,8 +211,7 @@ inline void pool_rows(const PaddedLayout& layout, const PaddedWindows& windows, 
 void pool_maximum(const PaddedLayout& layout, const PaddedWindows& windows, float* y) {
     pool_rows(
         layout, windows, -std::numeric_limits<float>::infinity(), y,
-        [](Floats a, Floats b) { return b != b ? b : max_of<float>(a, b); },
-        [](Floats v, std::int64_t, std::int64_t) { return v; });
+        [](Floats a, Floats b) { return largest_of(a, b); }, [](Floats v, std::int64_t, std::int64_t) { return v; });
 }
 
 void pool_mean(const PaddedLayout& layout, const PaddedWindows& windows, float* y) {

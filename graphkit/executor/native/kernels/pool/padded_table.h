@@ -29,8 +29,8 @@ struct PaddedLayout {
     const std::int64_t* offsets;  // of these from the start of the row, for the first window
 };
 
-// What a window reads along one axis of the input: `count` positions from `first` on.
-struct PaddedHeights {
+// What a window reads along one axis of the input: `count` positions from `first` on, a dilation apart.
+struct PoolReach {
     std::int64_t first;
     std::int64_t count;
 };
@@ -38,7 +38,7 @@ struct PaddedHeights {
 // Rows of windows at one depth: `count` rows of y, which is written as a whole.
 struct PaddedWindows {
     const float* x;                // the first depth that they read
-    const PaddedHeights* heights;  // of each row of windows
+    const PoolReach* heights;  // of each row of windows
     std::int64_t count;            // rows of windows
     std::int64_t row_step;         // elements between the rows that a window reads
     std::int64_t depths;           // that they read

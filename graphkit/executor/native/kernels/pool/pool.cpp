@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/pool/padded.h"
+#include "kernels/pool/vector_pool.h"
 #include "runtime/bindings.h"
 #include "runtime/threads.h"
 
@@ -106,6 +106,11 @@ double plane_cost(const PoolGeometry& g) {
     return 0.3 * static_cast<double>(g.output_size() * g.most_inside() + g.input_size());
 }
 
+// Threads that pool planes at the same time, at most.
+std::size_t working_threads(const Kernel& kernel, const PoolGeometry& g) {
+    return static_cast<std::size_t>(std::clamp<std::int64_t>(g.planes, 1, std::max(1, kernel.threads())));
+}
+
 }  // namespace
 
 PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, const PoolWindow& window) {
@@ -169,7 +174,7 @@ float pool_divisor(bool include_pad, const Span& depth, const Span& height, cons
     return static_cast<float>(extent(depth) * extent(height) * extent(width));
 }
 
-MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, int threads)
+MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, bool with_indices, int threads)
     : Kernel("MaxPool", threads), column_major_(column_major) {
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y, ElementType::f32, true}, {"indices", y, ElementType::i64, true}};
@@ -177,21 +182,38 @@ MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, in
     if (geometry_.input_size() > std::numeric_limits<std::int32_t>::max()) {
         throw Unsupported(describe() + ": planes of 2^31 elements and more");
     }
-    padded_ = PaddedPool::maximum(without_trailing_axes(*this, x, y, window));
+    if (!with_indices) {
+        vectors_ = VectorPool::maximum(without_trailing_axes(*this, x, y, window));
+    }
 }
 
-void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+// Of a row of maxima and their positions.
+std::size_t MaxPool::row_bytes() const {
+    return aligned(static_cast<std::size_t>(geometry_.row()) * (sizeof(float) + sizeof(std::int32_t)));
+}
+
+std::size_t MaxPool::scratch_bytes() const {
+    const std::size_t rows = row_bytes() * working_threads(*this, geometry_);
+    return vectors_ == nullptr ? rows : std::max(rows, vectors_->scratch_bytes(threads()));
+}
+
+std::string MaxPool::implementation() const {
+    return vectors_ == nullptr ? Kernel::implementation() : vectors_->name();
+}
+
+void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const auto* x = static_cast<const float*>(inputs[0]);
     auto* y = static_cast<float*>(outputs[0]);
     auto* indices = static_cast<std::int64_t*>(outputs[1]);
-    if (indices == nullptr && padded_ != nullptr) {
-        padded_->run(threads(), x, y);
+    if (indices == nullptr && vectors_ != nullptr) {
+        vectors_->run(threads(), x, y, scratch);
         return;
     }
     const PoolGeometry& g = geometry_;
     parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
-        std::vector<float> best(static_cast<std::size_t>(g.row()));
-        std::vector<std::int32_t> where(best.size());
+        const auto row_size = static_cast<std::size_t>(g.row());
+        auto* best = reinterpret_cast<float*>(scratch + static_cast<std::size_t>(thread_number()) * row_bytes());
+        auto* where = reinterpret_cast<std::int32_t*>(best + row_size);
         for (std::int64_t plane = begin; plane < end; ++plane) {
             const float* values = x + plane * g.input_size();
             for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
@@ -199,21 +221,21 @@ void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte*) c
                 const bool some = depth.count() > 0 && height.count() > 0;
                 const std::int64_t corner =
                     (first_inside(g, 0, depth) * g.input[1] + first_inside(g, 1, height)) * g.input[2];
-                for (std::size_t w = 0; w < best.size(); ++w) {
+                for (std::size_t w = 0; w < row_size; ++w) {
                     const Span& width = g.windows[2][w];
                     best[w] = -INFINITY;
                     where[w] =
                         some && width.count() > 0 ? static_cast<std::int32_t>(corner + first_inside(g, 2, width)) : 0;
                 }
                 for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
-                    keep_greater(values, row, tap, g.stride, best.data(), where.data());
+                    keep_greater(values, row, tap, g.stride, best, where);
                 });
                 const std::int64_t to = plane * g.output_size() + at;
                 if (y != nullptr) {
-                    std::copy(best.begin(), best.end(), y + to);
+                    std::copy_n(best, row_size, y + to);
                 }
                 if (indices != nullptr) {
-                    for (std::size_t w = 0; w < best.size(); ++w) {
+                    for (std::size_t w = 0; w < row_size; ++w) {
                         const std::int64_t offset = column_major_ ? to_column_major(g, where[w]) : where[w];
                         indices[to + static_cast<std::int64_t>(w)] = plane * g.input_size() + offset;
                     }
@@ -265,14 +287,22 @@ AveragePool::AveragePool(Dims x, Dims y, const PoolWindow& window, bool include_
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y}};
     geometry_ = pool_geometry(*this, x, y, window);
-    padded_ = PaddedPool::mean(without_trailing_axes(*this, x, y, window), include_pad);
+    vectors_ = VectorPool::mean(without_trailing_axes(*this, x, y, window), include_pad);
 }
 
-void AveragePool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+std::size_t AveragePool::scratch_bytes() const {
+    return vectors_ == nullptr ? 0 : vectors_->scratch_bytes(threads());
+}
+
+std::string AveragePool::implementation() const {
+    return vectors_ == nullptr ? Kernel::implementation() : vectors_->name();
+}
+
+void AveragePool::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const auto* x = static_cast<const float*>(inputs[0]);
     auto* y = static_cast<float*>(outputs[0]);
-    if (padded_ != nullptr) {
-        padded_->run(threads(), x, y);
+    if (vectors_ != nullptr) {
+        vectors_->run(threads(), x, y, scratch);
         return;
     }
     const PoolGeometry& g = geometry_;
@@ -343,23 +373,32 @@ AveragePoolGrad::AveragePoolGrad(Dims dy, Dims dx, const PoolWindow& window, boo
     geometry_ = pool_geometry(*this, dx, dy, window);
 }
 
-void AveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+std::size_t AveragePoolGrad::row_bytes() const {
+    return aligned(static_cast<std::size_t>(geometry_.row()) * sizeof(float));
+}
+
+std::size_t AveragePoolGrad::scratch_bytes() const {
+    return row_bytes() * working_threads(*this, geometry_);
+}
+
+void AveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const auto* dy = static_cast<const float*>(inputs[0]);
     auto* dx = static_cast<float*>(outputs[0]);
     const PoolGeometry& g = geometry_;
     parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
-        std::vector<float> share(static_cast<std::size_t>(g.row()));
+        const auto row_size = static_cast<std::size_t>(g.row());
+        auto* share = reinterpret_cast<float*>(scratch + static_cast<std::size_t>(thread_number()) * row_bytes());
         for (std::int64_t plane = begin; plane < end; ++plane) {
             float* results = dx + plane * g.input_size();
             std::fill_n(results, g.input_size(), 0.0F);
             for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
                 const float* values = dy + plane * g.output_size() + at;
-                for (std::size_t w = 0; w < share.size(); ++w) {
+                for (std::size_t w = 0; w < row_size; ++w) {
                     share[w] = values[w] / pool_divisor(include_pad_, depth, height, g.windows[2][w]);
                 }
                 for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
                     for (std::int64_t w = tap.first; w < tap.last; ++w) {
-                        results[row + w * g.stride] += share[static_cast<std::size_t>(w)];
+                        results[row + w * g.stride] += share[w];
                     }
                 });
             });
@@ -372,8 +411,8 @@ GRAPHKIT_BINDINGS(pool) {
         .def(nb::init<Dims, Dims, Dims, Dims, Dims>(), "kernel"_a, "strides"_a, "dilations"_a, "pads_begin"_a,
              "pads_end"_a);
     nb::class_<MaxPool, Kernel>(m, "MaxPool")
-        .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "x"_a, "y"_a, "window"_a, "column_major"_a = false,
-             "threads"_a = 0);
+        .def(nb::init<Dims, Dims, const PoolWindow&, bool, bool, int>(), "x"_a, "y"_a, "window"_a,
+             "column_major"_a = false, "with_indices"_a = false, "threads"_a = 0);
     nb::class_<MaxPoolGrad, Kernel>(m, "MaxPoolGrad").def(nb::init<Dims, Dims, int>(), "dy"_a, "dx"_a, "threads"_a = 0);
     nb::class_<AveragePool, Kernel>(m, "AveragePool")
         .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "x"_a, "y"_a, "window"_a, "include_pad"_a = false,

@@ -56,7 +56,7 @@ struct PoolGeometry {
     }
 };
 
-class PaddedPool;
+class VectorPool;
 
 // Checks the shapes, [N, C, spatial], too.
 PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, const PoolWindow& window);
@@ -68,14 +68,19 @@ float pool_divisor(bool include_pad, const Span& depth, const Span& height, cons
 // that with the spatial dimensions counted first-fastest. The first of equal values wins; NaN wins over numbers.
 class MaxPool final : public Kernel {
   public:
-    MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, int threads);
+    // `with_indices`: every run computes indices. Otherwise, runs without them may be faster.
+    MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, bool with_indices, int threads);
 
+    std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::string implementation() const override;
 
   private:
+    std::size_t row_bytes() const;
+
     PoolGeometry geometry_;
     bool column_major_;
-    std::shared_ptr<const PaddedPool> padded_;  // computes maxima without indices, if it can
+    std::shared_ptr<const VectorPool> vectors_;  // computes maxima without indices, if it can
 };
 
 // dx[index] += dy over all windows; indices as MaxPool writes them, row-major. Throws NativeError for an index that
@@ -92,12 +97,14 @@ class AveragePool final : public Kernel {
   public:
     AveragePool(Dims x, Dims y, const PoolWindow& window, bool include_pad, int threads);
 
+    std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::string implementation() const override;
 
   private:
     PoolGeometry geometry_;
     bool include_pad_;
-    std::shared_ptr<const PaddedPool> padded_;  // computes the means, if it can
+    std::shared_ptr<const VectorPool> vectors_;  // computes the means, if it can
 };
 
 // y = (sum of |x|^p)^(1/p) over each window; the padding adds nothing.
@@ -120,9 +127,12 @@ class AveragePoolGrad final : public Kernel {
   public:
     AveragePoolGrad(Dims dy, Dims dx, const PoolWindow& window, bool include_pad, int threads);
 
+    std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
+    std::size_t row_bytes() const;
+
     PoolGeometry geometry_;
     bool include_pad_;
 };

@@ -60,7 +60,7 @@ void pool_channels(const float* x, const std::int64_t* offsets, std::int64_t tap
 void pool_maximum(const float* x, const std::int64_t* offsets, std::int64_t taps, std::int64_t channels, float* y) {
     pool_channels(
         x, offsets, taps, channels, -std::numeric_limits<float>::infinity(), y,
-        [](Vector<float> a, Vector<float> b) { return Largest::combine(a, b); }, [](Vector<float> v) { return v; });
+        [](Vector<float> a, Vector<float> b) { return largest_of(a, b); }, [](Vector<float> v) { return v; });
 }
 
 void pool_mean(const float* x, const std::int64_t* offsets, std::int64_t taps, std::int64_t channels, float factor,
@@ -77,7 +77,7 @@ GRAPHKIT_ISA_DEFINE(PoolFunctions, pool_functions) = {pool_maximum, pool_mean};
 }  // namespace graphkit
 
 #ifdef GRAPHKIT_ONCE
-#include <vector>
+#include <algorithm>
 
 #include "kernels/pool/pool.h"
 #include "runtime/bindings.h"
@@ -91,9 +91,14 @@ class ChannelsLastPool final : public Kernel {
   public:
     ChannelsLastPool(Dims x, Dims y, const PoolWindow& window, PoolMode mode, int threads);
 
+    std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
+    // Of the places of the elements of a window.
+    std::size_t offsets_bytes() const {
+        return aligned(static_cast<std::size_t>(geometry_.most_inside()) * sizeof(std::int64_t));
+    }
     void row(const float* x, float* y, std::int64_t depth, std::int64_t height, std::int64_t* offsets) const;
 
     PoolGeometry geometry_;
@@ -149,7 +154,13 @@ void ChannelsLastPool::row(const float* x, float* y, std::int64_t depth, std::in
     }
 }
 
-void ChannelsLastPool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+std::size_t ChannelsLastPool::scratch_bytes() const {
+    const auto rows = static_cast<std::int64_t>(geometry_.windows[0].size() * geometry_.windows[1].size());
+    return offsets_bytes() *
+           static_cast<std::size_t>(std::clamp<std::int64_t>(batch_ * rows, 1, std::max(1, threads())));
+}
+
+void ChannelsLastPool::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const PoolGeometry& g = geometry_;
     const auto* x = static_cast<const float*>(inputs[0]);
     auto* y = static_cast<float*>(outputs[0]);
@@ -158,13 +169,8 @@ void ChannelsLastPool::run(const void* const* inputs, void* const* outputs, std:
     const std::int64_t row_size = g.row() * channels_;
     const double cost = 0.05 * static_cast<double>(row_size * g.most_inside());
     parallel_for(threads(), batch_ * rows, cost, [&](std::int64_t begin, std::int64_t end) {
-        std::int64_t few[64];
-        std::vector<std::int64_t> many;
-        std::int64_t* offsets = few;
-        if (g.most_inside() > 64) {
-            many.resize(static_cast<std::size_t>(g.most_inside()));
-            offsets = many.data();
-        }
+        auto* offsets =
+            reinterpret_cast<std::int64_t*>(scratch + offsets_bytes() * static_cast<std::size_t>(thread_number()));
         for (std::int64_t i = begin; i < end; ++i) {
             const std::int64_t image = i / rows;
             const std::int64_t at = i % rows;

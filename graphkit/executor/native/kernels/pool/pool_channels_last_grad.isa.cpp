@@ -166,13 +166,20 @@ class ChannelsLastPoolGrad : public Kernel {
         std::int64_t window;
         std::int32_t element;
     };
+    // A row of windows that holds a line of positions: where it begins in dy, and the tap of its first element.
+    struct Row {
+        std::int64_t from;
+        std::int32_t tap;
+        std::int64_t depth, height;
+    };
 
     ChannelsLastPoolGrad(const char* name, const Dims& dy, const Dims& dx, const PoolWindow& window, int threads);
 
     // Calls body(first source, count, offset of the position in dx) for all positions. `factor(depth, height, width)`
     // is that of the sources in a window.
     template <typename Factor, typename Body>
-    void for_each_position(Factor&& factor, Body&& body) const;
+    void for_each_position(std::byte* scratch, Factor&& factor, Body&& body) const;
+    std::size_t scratch_bytes() const final;
 
     PoolGeometry geometry_;
     std::int64_t batch_;
@@ -181,7 +188,12 @@ class ChannelsLastPoolGrad : public Kernel {
 
   private:
     std::vector<std::vector<Holder>> holders_[3];
+    std::size_t sources_bytes() const { return aligned(most_ * sizeof(PoolSource)); }
+    // Of the sources of a position, and the rows of windows that hold a line.
+    std::size_t own_bytes() const { return sources_bytes() + aligned(most_rows_ * sizeof(Row)); }
+
     std::size_t most_ = 1;  // sources of a position
+    std::size_t most_rows_ = 1;  // rows of windows that hold a line
 };
 
 class ChannelsLastMaxPoolGrad final : public ChannelsLastPoolGrad {
@@ -294,42 +306,43 @@ ChannelsLastPoolGrad::ChannelsLastPoolGrad(const char* name, const Dims& dy, con
             most = std::max(most, holders.size());
         }
         most_ *= most;
+        most_rows_ *= axis < 2 ? most : 1;
     }
 }
 
+std::size_t ChannelsLastPoolGrad::scratch_bytes() const {
+    const std::int64_t lines = batch_ * geometry_.input[0] * geometry_.input[1];
+    return own_bytes() * static_cast<std::size_t>(std::clamp<std::int64_t>(lines, 1, std::max(1, threads())));
+}
+
 template <typename Factor, typename Body>
-void ChannelsLastPoolGrad::for_each_position(Factor&& factor, Body&& body) const {
+void ChannelsLastPoolGrad::for_each_position(std::byte* scratch, Factor&& factor, Body&& body) const {
     const PoolGeometry& g = geometry_;
     const auto heights = static_cast<std::int64_t>(g.windows[1].size());
     const std::int64_t lines = g.input[0] * g.input[1];
     const double cost = 0.06 * static_cast<double>(g.input[2] * channels_) * static_cast<double>(most_);
     parallel_for(threads(), batch_ * lines, cost, [&](std::int64_t begin, std::int64_t end) {
-        // Rows of windows that hold a line of positions: where they begin in dy, and the tap of their first element.
-        struct Row {
-            std::int64_t from;
-            std::int32_t tap;
-            std::int64_t depth, height;
-        };
-        std::vector<Row> rows;
-        std::vector<PoolSource> sources(most_);
+        std::byte* const own = scratch + own_bytes() * static_cast<std::size_t>(thread_number());
+        auto* const sources = reinterpret_cast<PoolSource*>(own);
+        auto* const rows = reinterpret_cast<Row*>(own + sources_bytes());
         for (std::int64_t at = begin; at < end; ++at) {
-            rows.clear();
+            std::size_t row_count = 0;
             for (const Holder& d : holders_[0][static_cast<std::size_t>(at % lines / g.input[1])]) {
                 for (const Holder& h : holders_[1][static_cast<std::size_t>(at % g.input[1])]) {
                     const std::int64_t from = at / lines * g.output_size() + (d.window * heights + h.window) * g.row();
                     const std::int64_t tap = (d.element * g.kernel[1] + h.element) * g.kernel[2];
-                    rows.push_back({from, static_cast<std::int32_t>(tap), d.window, h.window});
+                    rows[row_count++] = {from, static_cast<std::int32_t>(tap), d.window, h.window};
                 }
             }
             for (std::int64_t w = 0; w < g.input[2]; ++w) {
                 std::size_t count = 0;
-                for (const Row& row : rows) {
+                for (const Row* row = rows; row != rows + row_count; ++row) {
                     for (const Holder& v : holders_[2][static_cast<std::size_t>(w)]) {
-                        sources[count++] = {(row.from + v.window) * channels_, row.tap + v.element,
-                                            factor(row.depth, row.height, v.window)};
+                        sources[count++] = {(row->from + v.window) * channels_, row->tap + v.element,
+                                            factor(row->depth, row->height, v.window)};
                     }
                 }
-                body(sources.data(), static_cast<std::int64_t>(count), (at * g.input[2] + w) * channels_);
+                body(sources, static_cast<std::int64_t>(count), (at * g.input[2] + w) * channels_);
             }
         }
     });
@@ -341,28 +354,29 @@ ChannelsLastMaxPoolGrad::ChannelsLastMaxPoolGrad(Dims dy, Dims dx, const PoolWin
     check_taps(*this, geometry_);
 }
 
-void ChannelsLastMaxPoolGrad::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+void ChannelsLastMaxPoolGrad::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const auto* dy = static_cast<const float*>(inputs[0]);
     const auto* taps = static_cast<const std::uint8_t*>(inputs[1]);
     auto* dx = static_cast<float*>(outputs[0]);
-    for_each_position([](std::int64_t, std::int64_t, std::int64_t) { return 1.0F; },
-                      [&](const PoolSource* sources, std::int64_t count, std::int64_t to) {
-                          functions_.gather_chosen(dy, taps, sources, count, channels_, dx + to);
-                      });
+    for_each_position(
+        scratch, [](std::int64_t, std::int64_t, std::int64_t) { return 1.0F; },
+        [&](const PoolSource* sources, std::int64_t count, std::int64_t to) {
+            functions_.gather_chosen(dy, taps, sources, count, channels_, dx + to);
+        });
 }
 
 ChannelsLastAveragePoolGrad::ChannelsLastAveragePoolGrad(Dims dy, Dims dx, const PoolWindow& window, bool include_pad,
                                                          int threads)
     : ChannelsLastPoolGrad("ChannelsLastAveragePoolGrad", dy, dx, window, threads), include_pad_(include_pad) {}
 
-void ChannelsLastAveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+void ChannelsLastAveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const auto* dy = static_cast<const float*>(inputs[0]);
     auto* dx = static_cast<float*>(outputs[0]);
     const auto share = [&](std::int64_t depth, std::int64_t height, std::int64_t width) {
         return 1 / pool_divisor(include_pad_, window_at(geometry_, 0, depth), window_at(geometry_, 1, height),
                                 window_at(geometry_, 2, width));
     };
-    for_each_position(share, [&](const PoolSource* sources, std::int64_t count, std::int64_t to) {
+    for_each_position(scratch, share, [&](const PoolSource* sources, std::int64_t count, std::int64_t to) {
         functions_.gather_shares(dy, sources, count, channels_, dx + to);
     });
 }

@@ -1,0 +1,69 @@
+// Pooling of several planes side by side. Their elements are transposed, so that a vector has the same element of each
+// plane: rows may be short, and windows any number of columns apart.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "kernels/pool/lanes_table.h"
+#include "kernels/pool/vector_pool.h"
+#include "primitives/strided_copy.h"
+
+namespace graphkit {
+
+class LanesPool final : public VectorPool {
+  public:
+    // Null if there are no windows, or if what one window along the first axis reads does not fit into the caches.
+    static std::shared_ptr<const LanesPool> maximum(const PoolGeometry& geometry);
+    static std::shared_ptr<const LanesPool> mean(const PoolGeometry& geometry, bool include_pad);
+
+    // Nanoseconds for all planes, on one thread.
+    double nanoseconds() const;
+
+    std::string name() const override { return "lanes"; }
+
+    std::size_t scratch_bytes(int threads) const override;
+    void run(int threads, const float* x, float* y, std::byte* scratch) const override;
+
+  private:
+    struct Axis {
+        std::int64_t size = 1;
+        std::int64_t dilation = 1;
+        std::vector<PoolReach> windows;
+
+        std::int64_t count() const { return static_cast<std::int64_t>(windows.size()); }
+        // Whether each window is the position of its number.
+        bool is_identity() const;
+    };
+    // Windows along the first axis that are computed together, and the positions that they read.
+    struct Block {
+        std::int64_t begin, end;
+        std::int64_t first, last;
+    };
+
+    LanesPool(const PoolGeometry& geometry, bool mean);
+
+    void cut(std::int64_t stride);
+    // Whether windows along an axis are more than positions.
+    bool combines(std::size_t axis) const;
+    Block block(std::int64_t number) const;
+    std::int64_t blocks() const { return (axes_[0].count() + together_ - 1) / together_; }
+    void add_divisors(const PoolGeometry& geometry, bool include_pad);
+    std::int64_t floats() const;  // of the buffers of a thread
+    std::int64_t input_size() const { return axes_[0].size * axes_[1].size * axes_[2].size; }
+    std::int64_t output_size() const { return axes_[0].count() * axes_[1].count() * axes_[2].count(); }
+    // Elements of each lane, before the first axis is combined, after it, ...
+    std::array<std::int64_t, 4> stages(std::int64_t positions, std::int64_t windows) const;
+    void compute(const Block& block, std::int64_t planes, const float* x, float* y, float* memory) const;
+
+    const LanesPoolFunctions& functions_;
+    TransposeTable::Tile transpose_;
+    bool mean_;
+    std::int64_t planes_;
+    Axis axes_[3];
+    std::int64_t together_ = 0;    // windows of a block; 0 if there are none
+    std::int64_t buffers_[2] = {0, 0};  // elements of each lane, in the two buffers of a thread
+    std::vector<float> divisors_;  // of each result of a plane
+};
+
+}  // namespace graphkit

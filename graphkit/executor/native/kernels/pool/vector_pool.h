@@ -1,0 +1,30 @@
+// Pooling in vectors: maxima, or means, of the windows of float32 planes. NaN wins over numbers.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "kernels/pool/pool.h"
+
+namespace graphkit {
+
+// It keeps no reference to the geometry that it is made from.
+class VectorPool {
+  public:
+    VectorPool() = default;
+    VectorPool(const VectorPool&) = delete;
+    VectorPool& operator=(const VectorPool&) = delete;
+    virtual ~VectorPool() = default;
+
+    virtual std::string name() const = 0;
+    // Of working memory for so many threads.
+    virtual std::size_t scratch_bytes(int threads) const = 0;
+    virtual void run(int threads, const float* x, float* y, std::byte* scratch) const = 0;
+
+    // The faster implementation of these windows, or null if there is none.
+    static std::shared_ptr<const VectorPool> maximum(const PoolGeometry& geometry);
+    static std::shared_ptr<const VectorPool> mean(const PoolGeometry& geometry, bool include_pad);
+};
+
+}  // namespace graphkit
