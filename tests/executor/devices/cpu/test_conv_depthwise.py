@@ -42,6 +42,10 @@ CASES = [
     ((1, 5, 40, 70), (3, 3), dict(pads=(1, 1, 1, 1))),
     ((2, 9, 41, 37), (3, 3), dict(pads=(2, 1, 0, 2), strides=(3, 2))),
     ((1, 50, 64), (3,), dict(strides=(2,))),
+    # Windows with few rows in common, which are not copied.
+    ((1, 50, 13, 20), (7, 7), dict(pads=(24, 3, 24, 3), dilations=(9, 1))),
+    ((1, 60, 14, 33), (5, 5), dict(pads=(2, 2, 2, 2), strides=(11, 1))),
+    ((1, 6, 900, 4), (5, 5), dict(pads=(2, 2, 2, 2))),
     *(random_case(seed) for seed in range(30)),
 ]
 
@@ -202,6 +206,21 @@ def test_one_axis(channels, width, kernel, attrs, constant, residual):
             assert not made.implementation.startswith(("ref", "gemm")), made.implementation
     np.testing.assert_array_equal(*found)
     np.testing.assert_allclose(found[0], y, rtol=0, atol=2e-6 * max(1, np.abs(y).max()) * kernel**0.5)
+
+
+@in_one_item()
+@pytest.mark.parametrize("dilation, stride, width, copies", [(1, 1, 56, True), (4, 1, 56, True), (1, 4, 56, True),
+                                                             (9, 1, 56, False), (1, 8, 56, False),
+                                                             (1, 1, 1000, False)])  # fmt: skip
+def test_copies_are_shared_by_lines(dilation, stride, width, copies):
+    """Where lines of windows have few rows in common, copies would be larger than what is computed from them."""
+    pad = 3 * dilation
+    window = native.PoolWindow((7, 7), (stride, 1), (dilation, 1), (pad, 3), (pad, 3))
+    y = (1, 32, (56 - 1) // stride + 1, width)
+    assert native.DepthwiseConvolution.slides(y, window) == copies
+    kernel = native.DepthwiseConvolution((1, 32, 56, width), y, window, 1, pack_weights=True)
+    assert (kernel.scratch_bytes > 0) == copies
+    assert kernel.scratch_bytes <= 4 * (1 << 16) + 4 * 49 * 32
 
 
 @pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")

@@ -21,20 +21,43 @@ std::int64_t window_step(const std::vector<Span>& windows) {
     return windows.size() > 1 ? windows[1].start - windows[0].start : 1;
 }
 
+// Lines of windows along the first axis.
+struct Lines {
+    std::int64_t kernel, reach, step, count;
+
+    std::int64_t rows(std::int64_t lines) const { return (lines - 1) * step + reach; }
+    // So many of them, of `width` columns, are computed from one copy.
+    std::int64_t together(std::int64_t width) const {
+        return std::clamp<std::int64_t>((kCopyFloats / (width * kGroup) - reach) / step + 1, 1, count);
+    }
+    // Whether fewer rows are copied for a line than its windows read: wide copies hold few lines, and between the rows
+    // of windows that are far apart, or dilated, lie many.
+    bool share_rows(std::int64_t width) const { return rows(together(width)) < kernel * together(width); }
+};
+
+Lines lines_of(const PoolGeometry& g) {
+    return {g.kernel[1], (g.kernel[1] - 1) * g.dilation[1] + 1, window_step(g.windows[1]),
+            static_cast<std::int64_t>(g.windows[1].size())};
+}
+
 }  // namespace
 
 bool CopiedDepthwise::covers(const PoolGeometry& g) {
     const bool is_plane = g.kernel[0] == 1 && g.input[0] == 1 && g.windows[0].size() == 1 && g.windows[0][0].start == 0;
     const bool is_dense = g.stride == 1 && g.dilation[2] == 1 && (g.kernel[2] == 5 || g.kernel[2] == 7);
-    return is_plane && is_dense && g.kernel[1] * g.kernel[2] >= kFewTaps && g.planes * g.output_size() > 0;
+    return is_plane && is_dense && g.kernel[1] * g.kernel[2] >= kFewTaps && g.planes * g.output_size() > 0 &&
+           lines_of(g).share_rows(g.row() - 1 + g.kernel[2]);
 }
 
 bool CopiedDepthwise::suits_window(const Dims& y, const PoolWindow& window) {
     // Most windows of narrower images lie on the padding, which is computed here.
     constexpr std::int64_t kNarrow = 12;
     const std::int64_t columns = window.kernel.back();
+    const std::int64_t rows = window.kernel.front();
+    const Lines lines{rows, (rows - 1) * window.dilations.front() + 1, window.strides.front(), y[y.size() - 2]};
     return window.kernel.size() == 2 && window.strides.back() == 1 && window.dilations.back() == 1 &&
-           (columns == 5 || columns == 7) && columns * window.kernel.front() >= kFewTaps && y.back() >= kNarrow;
+           (columns == 5 || columns == 7) && columns * rows >= kFewTaps && y.back() >= kNarrow && lines.count > 0 &&
+           lines.share_rows(y.back() - 1 + columns);
 }
 
 CopiedDepthwise::CopiedDepthwise(const PoolGeometry& g, std::int64_t images, std::int64_t channels, int threads)
@@ -55,8 +78,7 @@ CopiedDepthwise::CopiedDepthwise(const PoolGeometry& g, std::int64_t images, std
     line_step_ = window_step(g.windows[1]);
     dilation_ = g.dilation[1];
     width_ = output_[1] - 1 + reach_[1];
-    const std::int64_t rows = kCopyFloats / (width_ * kGroup);
-    lines_ = std::clamp<std::int64_t>((rows - reach_[0]) / line_step_ + 1, 1, output_[0]);
+    lines_ = lines_of(g).together(width_);
     line_parts_ = (output_[0] + lines_ - 1) / lines_;
     groups_ = (channels_ + kGroup - 1) / kGroup;
     parts_ = images * groups_ * line_parts_;
