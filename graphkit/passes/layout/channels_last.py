@@ -7,7 +7,8 @@ layout, and two convolutions never have a conversion between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,7 @@ from graphkit.ops.tensor.layout import Transpose
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import array_of, first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
+from graphkit.passes.layout.few_channels import keeps_order
 from graphkit.passes.layout.quantised_last import (
     INTEGER_CONVOLUTIONS,
     QUANTISED,
@@ -63,7 +65,11 @@ def channels_first(graph: Graph, kinds: Collection[DType] = frozenset({DType.FLO
     names = {("", "Conv"), ("", "ConvTranspose"), (DOMAIN, "FusedConv")}
     convolutions = (node for node in graph.nodes if (node.op.domain, node.op.name) in names)
     ranked = (node for node in convolutions if not any(map(_unranked, node.operands)))
-    return next((node for node in ranked if _is_convolution(node, kinds)), None)
+    found = [node for node in ranked if _is_convolution(node, kinds)]
+    if not found:
+        return None
+    is_returned = _only_returned(graph, use_counts(graph))
+    return next((node for node in found if not keeps_order(node, is_returned)), None)
 
 
 @graph_pass(
@@ -79,7 +85,8 @@ def channels_last(
 
     Convolutions of `kinds`, of known rank, and gradients begin such a part; pools, batch normalisation, pointwise
     operators, concatenations, reductions, resizing and the like carry it on, as do their gradients. With `filters_last`
-    channels are last in the filters of floats too. Linear.
+    channels are last in the filters of floats too. Otherwise, convolutions with few channels whose results are nothing
+    but outputs stay as they are. Linear.
     """
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
         return _Sweep(graph, kinds, filters_last=filters_last).result()
@@ -93,6 +100,12 @@ def _is_convolution(node: Node, kinds: Collection[DType]) -> bool:
     return known and x.dtype in kinds and x.dtype in FLOATS
 
 
+def _only_returned(graph: Graph, uses: Mapping[Value, int]) -> Callable[[Value], bool]:
+    """Whether a value is an output of the graph, and nothing else reads it."""
+    returned = Counter(graph.outputs)
+    return lambda value: 0 < uses[value] == returned[value]
+
+
 class _Sweep:
     """Builds the new graph. A value of the old one is known in it in the standard order, with channels last, or both.
 
@@ -103,6 +116,7 @@ class _Sweep:
         self._graph = graph
         self._kinds, self._filters_last = kinds, filters_last
         self._uses = use_counts(graph)
+        self._is_returned = _only_returned(graph, self._uses)
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
         self._last: dict[Value, Value] = {}
         self._home: set[Value] = set()
@@ -185,6 +199,8 @@ class _Sweep:
             integers = moved_convolution(node, self._moved, self._in_order)
             return self._node(node, integers.op, integers.operands)
         if not _is_convolution(node, self._kinds):
+            return None
+        if not self._filters_last and node.inputs[0] not in self._home and keeps_order(node, self._is_returned):
             return None
         op = operator(node, Convolution)
         if isinstance(op, ConvGradInput):

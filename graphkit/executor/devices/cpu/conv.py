@@ -23,6 +23,7 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConvolution
 from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution, Geometry
+from graphkit.passes.layout.few_channels import has_few_channels
 from graphkit.passes.layout.unstride_transposed import scatters
 
 
@@ -142,6 +143,7 @@ class _Forward:
         ours = last and dtype == "float32"
         self._tiles = ours and not transposed
         self._transposes = ours and transposed
+        self._may_be_shallow = not last and not transposed and dtype == "float32"
         self._may_slide = self._tiles and operand(node, 3) is None
         self._depthwise = self._may_slide and self._prefers_depthwise_kernel(node)
         # Otherwise, padding depends on the sizes of the data, or on a given shape of the result.
@@ -177,6 +179,8 @@ class _Forward:
             if max(x[2:-1], default=1) > 1:
                 return None
             x, w, y, window = _with_columns_as_rows(x, w, y, windows.geometry, order)
+        if self._may_be_shallow and has_few_channels(w, y, windows.geometry.group):
+            return native.ShallowConvolution(x, w, y, window, threads=self._threads, **self._options)
         if self._tiles:
             if native.NarrowConvolution.suits(x, w, y, window):
                 return native.NarrowConvolution(x, w, y, window, threads=self._threads, **self._options)

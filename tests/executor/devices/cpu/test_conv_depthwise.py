@@ -209,9 +209,10 @@ def test_one_axis(channels, width, kernel, attrs, constant, residual):
 
 
 @in_one_item()
-@pytest.mark.parametrize("dilation, stride, width, copies", [(1, 1, 56, True), (4, 1, 56, True), (1, 4, 56, True),
-                                                             (9, 1, 56, False), (1, 8, 56, False),
-                                                             (1, 1, 1000, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dilation", "stride", "width", "copies"),
+    [(1, 1, 56, True), (4, 1, 56, True), (1, 4, 56, True), (9, 1, 56, False), (1, 8, 56, False), (1, 1, 1000, False)],
+)
 def test_copies_are_shared_by_lines(dilation, stride, width, copies):
     """Where lines of windows have few rows in common, copies would be larger than what is computed from them."""
     pad = 3 * dilation

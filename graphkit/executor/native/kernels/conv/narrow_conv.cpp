@@ -5,7 +5,7 @@
 
 #include "kernels/conv/following.h"
 #include "kernels/conv/narrow_table.h"
-#include "kernels/conv/window.h"
+#include "kernels/conv/plane.h"
 #include "runtime/bindings.h"
 #include "runtime/threads.h"
 
@@ -24,28 +24,15 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) {
     return (a + b - 1) / b;
 }
 
-// A convolution of two spatial dimensions; with one, the first has one element.
-struct Plane {
-    std::int64_t images, height, width, channels, out_height, out_width, filters;
-    std::int64_t kernel[2], strides[2], dilations[2], begin[2], end[2];
-
-    std::int64_t runs() const { return dilations[1] == 1 ? kernel[0] : kernel[0] * kernel[1]; }
-    std::int64_t run() const { return dilations[1] == 1 ? kernel[1] * channels : channels; }
-    // Elements along an axis that so many windows side by side lie on.
-    std::int64_t span(int axis, std::int64_t windows) const {
-        return (windows - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1;
-    }
-};
-
 // y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, spatial], arrays lie as [N, spatial, C]; w [M, C, kernel]
 // lies as it is; constant weights may come packed. The residual is the last input.
 class NarrowConvolution final : public Kernel {
   public:
-    // Throws Unsupported for what `covers` does not, and for a scaled product; NativeError for shapes that do not fit.
+    // Throws Unsupported for what ConvPlane does not cover, and for a scaled product; NativeError for shapes that do
+    // not fit.
     NarrowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const Epilogue& epilogue,
                       bool pack_weights, int threads);
 
-    static bool covers(const Dims& x, const Dims& w, const Dims& y, const Window& window);
     // Whether this is faster than filters in lanes.
     static bool suits(const Dims& x, const Dims& w, const Dims& y, const Window& window);
 
@@ -68,6 +55,13 @@ class NarrowConvolution final : public Kernel {
     // The image below a part's windows lies in itself, or is copied with zeros around it.
     bool inside(const Part& part) const;
     void copy(const Part& part, const float* image, float* to) const;
+    // Where windows begin in runs: of a line of the window, or of one element.
+    std::int64_t runs() const {
+        return plane_.dilations[1] == 1 ? plane_.kernel[0] : plane_.kernel[0] * plane_.kernel[1];
+    }
+    std::int64_t run_floats() const {
+        return plane_.dilations[1] == 1 ? plane_.kernel[1] * plane_.channels : plane_.channels;
+    }
     std::size_t weight_bytes() const;
     std::size_t copy_bytes() const;
     std::size_t workers() const { return static_cast<std::size_t>(std::min<std::int64_t>(threads(), parts())); }
@@ -81,7 +75,7 @@ class NarrowConvolution final : public Kernel {
 
     const NarrowTable& table_;
     std::string isa_;
-    Plane plane_{};
+    ConvPlane plane_{};
     bool packed_;
     Following following_;
     std::int64_t rows_ = 1;  // of a part at most
@@ -91,18 +85,8 @@ class NarrowConvolution final : public Kernel {
 
 }  // namespace
 
-bool NarrowConvolution::covers(const Dims& x, const Dims& w, const Dims& y, const Window& window) {
-    const std::size_t axes = window.strides.size();
-    const auto at_least = [&](const Dims& values, std::int64_t least) {
-        return values.size() == axes && std::all_of(values.begin(), values.end(), [&](auto v) { return v >= least; });
-    };
-    return axes >= 1 && axes <= 2 && x.size() == axes + 2 && w.size() == axes + 2 && y.size() == axes + 2 &&
-           count(w) != 0 && window.groups == 1 && at_least(window.strides, 1) && at_least(window.dilations, 1) &&
-           at_least(window.pads_begin, 0) && at_least(window.pads_end, 0);
-}
-
 bool NarrowConvolution::suits(const Dims& x, const Dims& w, const Dims& y, const Window& window) {
-    if (!covers(x, w, y, window) || w[0] > kMostFilters) {
+    if (!ConvPlane::covers(x, w, y, window) || w[0] > kMostFilters) {
         return false;
     }
     // Of windows that are far apart, most of what would be copied is not read.
@@ -123,29 +107,10 @@ NarrowConvolution::NarrowConvolution(const Dims& x, const Dims& w, const Dims& y
       packed_(pack_weights) {
     inputs_ = {{"x", x}, {"w", w}};
     outputs_ = {{"y", y}};
-    if (epilogue.alpha != 1 || !covers(x, w, y, window)) {
+    if (epilogue.alpha != 1 || !ConvPlane::covers(x, w, y, window)) {
         throw Unsupported(describe() + ": not by the method narrow");
     }
-    const std::size_t axes = window.strides.size();
-    plane_ = {x[0], 1, 1, x[1], 1, 1, w[0], {1, 1}, {1, 1}, {1, 1}, {0, 0}, {0, 0}};
-    for (std::size_t i = 0; i < axes; ++i) {
-        const std::size_t axis = 2 - axes + i;
-        (axis == 0 ? plane_.height : plane_.width) = x[2 + i];
-        (axis == 0 ? plane_.out_height : plane_.out_width) = y[2 + i];
-        plane_.kernel[axis] = w[2 + i];
-        plane_.strides[axis] = window.strides[i];
-        plane_.dilations[axis] = window.dilations[i];
-        plane_.begin[axis] = window.pads_begin[i];
-        plane_.end[axis] = window.pads_end[i];
-        const std::int64_t room =
-            x[2 + i] + window.pads_begin[i] + window.pads_end[i] - plane_.span(static_cast<int>(axis), 1);
-        if ((room < 0 ? 0 : room / window.strides[i] + 1) != y[2 + i]) {
-            throw NativeError(describe() + ": spatial dimension " + std::to_string(i) + " does not fit");
-        }
-    }
-    if (x[0] != y[0] || x[1] != w[1] || y[1] != w[0]) {
-        throw NativeError(describe() + ": batch or channels do not fit");
-    }
+    plane_ = ConvPlane::of(*this, x, w, y, window);
     const auto last = [](const Dims& dims) {
         Dims moved(dims);
         std::rotate(moved.begin() + 1, moved.begin() + 2, moved.end());
@@ -208,15 +173,14 @@ void NarrowConvolution::copy(const Part& part, const float* image, float* to) co
 
 // Whether the weights are finite, then the weights.
 std::size_t NarrowConvolution::weight_bytes() const {
-    const std::int64_t run = divide_up(plane_.run(), table_.grain) * table_.grain;
-    return kAlignment + aligned(static_cast<std::size_t>(plane_.filters * plane_.runs() * run) * sizeof(float));
+    const std::int64_t run = divide_up(run_floats(), table_.grain) * table_.grain;
+    return kAlignment + aligned(static_cast<std::size_t>(plane_.filters * runs() * run) * sizeof(float));
 }
 
 std::size_t NarrowConvolution::copy_bytes() const {
     const std::int64_t columns = divide_up(plane_.out_width, std::max<std::int64_t>(column_parts_, 1));
     const std::int64_t floats = plane_.span(0, rows_) * plane_.span(1, columns) * plane_.channels;
-    const bool pads = plane_.begin[0] + plane_.begin[1] + plane_.end[0] + plane_.end[1] > 0;
-    return pads ? aligned(static_cast<std::size_t>(floats) * sizeof(float)) : 0;
+    return plane_.pads() ? aligned(static_cast<std::size_t>(floats) * sizeof(float)) : 0;
 }
 
 // Weights, then a copy for each thread, then what follows.
@@ -255,15 +219,15 @@ void NarrowConvolution::arrange(const float* w, std::byte* to) const {
 NarrowLine NarrowConvolution::line() const {
     NarrowLine made{};
     made.step = plane_.strides[1] * plane_.channels;
-    made.runs = plane_.runs();
-    made.run = plane_.run();
+    made.runs = runs();
+    made.run = run_floats();
     made.filters = plane_.filters;
     return made;
 }
 
 // Where the runs of a window begin, in an image with so many floats in a line.
 void NarrowConvolution::place_runs(std::int64_t pitch, std::vector<std::int64_t>& offsets) const {
-    const std::int64_t columns = plane_.runs() / plane_.kernel[0];
+    const std::int64_t columns = runs() / plane_.kernel[0];
     offsets.clear();
     for (std::int64_t i = 0; i < plane_.kernel[0]; ++i) {
         for (std::int64_t j = 0; j < columns; ++j) {
@@ -275,7 +239,7 @@ void NarrowConvolution::place_runs(std::int64_t pitch, std::vector<std::int64_t>
 // One result of a filter that is not finite: padding times infinity must not be added.
 float NarrowConvolution::sum_inside(const NarrowLine& line, std::int64_t filter, std::int64_t row, std::int64_t column,
                                     const float* image) const {
-    const std::int64_t joined = plane_.runs() == plane_.kernel[0] ? plane_.kernel[1] : 1;  // columns of a run
+    const std::int64_t joined = runs() == plane_.kernel[0] ? plane_.kernel[1] : 1;  // columns of a run
     float sum = 0;
     for (std::int64_t tap = 0; tap < plane_.kernel[0] * plane_.kernel[1]; ++tap) {
         const std::int64_t i = tap / plane_.kernel[1];
@@ -348,7 +312,7 @@ void NarrowConvolution::run(const void* const* inputs, void* const* outputs, std
     whole.epilogue = following_.on_the_way(bias, residual);
     const bool sound = *reinterpret_cast<const std::uint8_t*>(weights) != 0;
     const auto* x = static_cast<const float*>(inputs[0]);
-    const std::int64_t vectors = plane_.filters * plane_.runs() * divide_up(plane_.run(), table_.grain);
+    const std::int64_t vectors = plane_.filters * runs() * divide_up(run_floats(), table_.grain);
     const std::int64_t results = plane_.images * plane_.out_height * plane_.out_width;
     const double cost = kVectorNanoseconds * static_cast<double>(vectors) * static_cast<double>(results) /
                         static_cast<double>(std::max<std::int64_t>(parts(), 1));

@@ -1,0 +1,162 @@
+// Sums over windows of images with few channels. The lanes of a vector hold windows side by side; an element of a
+// filter meets all of them.
+#include <algorithm>
+#include <utility>
+
+#include "kernels/conv/shallow_table.h"
+#include "simd/vector.h"
+
+namespace graphkit {
+namespace {
+
+using Lanes = Vector<float>;
+constexpr std::int64_t kWide = kLanes<float>;
+constexpr int kVectors = 2;
+#if defined(__AVX512F__)
+constexpr int kGroup = 14;
+#else
+constexpr int kGroup = 6;
+#endif
+// Products that are added up in one chain.
+constexpr std::int64_t kChain = 256;
+constexpr std::int64_t kLongWindow = 128;
+
+// Where a tile of results lies, and which elements are added to it.
+struct Tile {
+    std::int64_t filter, window;
+    std::int64_t begin, end;
+    const float* w;  // of the group
+};
+
+// What follows the sums, for results that lie at line.y + at.
+inline Lanes finished(const ShallowLine& line, Lanes x, std::int64_t at, std::int64_t count) {
+    const TiledEpilogue& e = line.epilogue;
+    const Lanes other = e.residual == nullptr ? Lanes{} : splat(e.weight) * load_part<float>(e.residual + at, count, 0);
+    if (e.residual != nullptr && !e.residual_last) {
+        x += other;
+    }
+    if (e.slope != 1) {
+        x = x < Lanes{} ? x * splat(e.slope) : x;
+    }
+    x = at_most<float>(at_least<float>(x, e.low), e.high);
+    return e.residual != nullptr && e.residual_last ? x + other : x;
+}
+
+template <int Rows, int Vectors>
+__attribute__((noinline)) void run_tile(const ShallowLine& line, const Tile& tile) {
+    const bool starts = tile.begin == line.begin && !line.given;
+    Lanes sums[Rows][Vectors];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+        const float* bias = starts ? line.epilogue.bias : nullptr;
+        const Lanes first = bias == nullptr ? Lanes{} : splat(bias[tile.filter + r]);
+        for (int v = 0; v < Vectors; ++v) {
+            sums[r][v] = first;
+        }
+    }
+    const float* w = tile.w + tile.begin * Rows;
+    for (std::int64_t e = tile.begin; e < tile.end; ++e, w += Rows) {
+        const float* from = line.x + line.offsets[e] + tile.window;
+        Lanes elements[Vectors];
+        for (int v = 0; v < Vectors; ++v) {
+            elements[v] = load<float>(from + v * kWide);
+        }
+        for (int r = 0; r < Rows; ++r) {
+            const Lanes factor = splat(w[r]);
+            for (int v = 0; v < Vectors; ++v) {
+                sums[r][v] += elements[v] * factor;
+            }
+        }
+    }
+    const bool ends = tile.end == line.end;
+    const TiledEpilogue& e = line.epilogue;
+    const bool plain = e.residual == nullptr && e.slope == 1;
+    const std::int64_t count = line.count - tile.window;
+    const std::int64_t begin = tile.filter * line.filter_step + tile.window;
+    // Unrolled, or the sums would leave their registers.
+    if (starts && ends && plain && count >= Vectors * kWide) {
+        const Lanes low = splat(e.low);
+        const Lanes high = splat(e.high);
+        float* to = line.y + begin;
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r, to += line.filter_step) {
+            for (int v = 0; v < Vectors; ++v) {
+                store(to + v * kWide, min_of<float>(max_of<float>(sums[r][v], low), high));
+            }
+        }
+        return;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+        for (int v = 0; v < Vectors && v * kWide < count; ++v) {
+            const std::int64_t some = std::min(count - v * kWide, kWide);
+            const std::int64_t at = begin + r * line.filter_step + v * kWide;
+            Lanes x = sums[r][v];
+            if (!starts) {
+                x += load_part<float>(line.y + at, some, 0);
+            }
+            store_part<float>(line.y + at, ends ? finished(line, x, at, some) : x, some);
+        }
+    }
+}
+
+using RunTile = void (*)(const ShallowLine&, const Tile&);
+
+template <int Vectors, int... Less>
+RunTile some_rows(std::int64_t rows, std::integer_sequence<int, Less...>) {
+    static constexpr RunTile all[] = {run_tile<Less + 1, Vectors>...};
+    return all[rows - 1];
+}
+
+// Products of some elements with a group of filters, for windows from number `window` on: one or two vectors.
+void run_some(const ShallowLine& line, std::int64_t filter, std::int64_t filters, std::int64_t window,
+              std::int64_t begin, std::int64_t end) {
+    constexpr auto kRows = std::make_integer_sequence<int, kGroup>();
+    const RunTile tile =
+        line.count - window > kWide ? some_rows<kVectors>(filters, kRows) : some_rows<1>(filters, kRows);
+    tile(line, {filter, window, begin, end, line.w + filter * line.elements});
+}
+
+void run(const ShallowLine& line) {
+    constexpr std::int64_t kStep = kVectors * kWide;
+    // Elements of short windows stay in the first cache, as do the results' lines if they are written one after the
+    // other. Of long windows, those of a tile stay there while all filters are read.
+    const bool filters_inside = line.end - line.begin >= kLongWindow;
+    std::int64_t begin = line.begin;
+    do {  // at least once, for sums that are given, and windows in the padding
+        const std::int64_t end = std::min(begin + kChain, line.end);
+        if (filters_inside) {
+            for (std::int64_t window = 0; window < line.count; window += kStep) {
+                for_each_group(kGroup, line.filters, [&](std::int64_t filter, std::int64_t filters) {
+                    run_some(line, filter, filters, window, begin, end);
+                });
+            }
+        } else {
+            for_each_group(kGroup, line.filters, [&](std::int64_t filter, std::int64_t filters) {
+                for (std::int64_t window = 0; window < line.count; window += kStep) {
+                    run_some(line, filter, filters, window, begin, end);
+                }
+            });
+        }
+        begin = end;
+    } while (begin < line.end);
+}
+
+// What is written beyond a line becomes the next one, which is written then.
+void join(const ShallowLines& lines) {
+    for (std::int64_t e = 0; e < lines.elements; ++e) {
+        const float* from = lines.x + lines.offsets[e];
+        float* to = lines.to + e * lines.to_step;
+        for (std::int64_t l = 0; l < lines.lines; ++l, from += lines.step, to += lines.count) {
+            for (std::int64_t i = 0; i < lines.count; i += kWide) {
+                store(to + i, load<float>(from + i));
+            }
+        }
+    }
+}
+
+}  // namespace
+
+GRAPHKIT_ISA_DEFINE(ShallowTable, shallow_table) = {kWide, kGroup, join, run};
+
+}  // namespace graphkit

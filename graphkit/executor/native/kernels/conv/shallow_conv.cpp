@@ -1,0 +1,411 @@
+// Convolution of images with few channels, in the standard order: float32, one or two spatial dimensions, one group.
+// Results do not depend on the number of threads.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/conv/following.h"
+#include "kernels/conv/plane.h"
+#include "kernels/conv/shallow_table.h"
+#include "primitives/strided_copy.h"
+#include "runtime/bindings.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+// A part of the results: so many of a line at most, from so many floats of the image, if it has several lines.
+constexpr std::int64_t kShallowColumns = 512;
+constexpr std::int64_t kShallowFloats = 1 << 16;
+// So many floats of joined lines at most, if there are several of them.
+constexpr std::int64_t kJoinedFloats = 3 << 13;
+constexpr double kProductNanoseconds = 0.02;
+
+// Floats of the longest vector of any instruction set.
+constexpr std::int64_t kLongestVector = 16;
+
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+// How the lines of an image are copied: as phases, the elements 0, stride, 2 * stride, ... of a line and its padding,
+// then the elements 1, stride + 1, ... Windows side by side then read neighbours.
+struct PhaseLayout {
+    std::int64_t phases;  // of a line, those that windows read
+    std::int64_t filled;  // elements of a phase
+    std::int64_t floats;  // from phase to phase
+
+    PhaseLayout(const ConvPlane& plane, std::int64_t columns) {
+        const std::int64_t stride = plane.strides[1];
+        phases = plane.dilations[1] == 1 ? std::min(stride, plane.kernel[1]) : stride;
+        filled = (plane.kernel[1] - 1) * plane.dilations[1] / stride + columns;
+        // Whole vectors are read. Not a power of two, which would put phases at one place of the cache.
+        floats = round_up(filled + kLongestVector, kLongestVector) + kLongestVector;
+    }
+    std::int64_t line() const { return phases * floats; }
+};
+
+// y = epilogue(conv(x, w) + bias); x [N, C, spatial], w [M, C, kernel], y [N, M, spatial] and the residual, the last
+// input, lie as they are given. Constant weights may come packed.
+class ShallowConvolution final : public Kernel {
+  public:
+    // Throws Unsupported for what ConvPlane does not cover, and for a scaled product; NativeError for shapes that do
+    // not fit.
+    ShallowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const Epilogue& epilogue,
+                       bool pack_weights, int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<int> packed_inputs() const override { return packed_ ? std::vector{1} : std::vector<int>{}; }
+    std::size_t packed_bytes(int input) const override;
+    std::string packed_layout(int input) const override;
+    void pack(int input, const void* plain, void* packed) const override;
+    std::string implementation() const override { return "shallow:" + isa_; }
+
+  private:
+    // Some of the lines of results of an image, or a part of one line.
+    struct Part {
+        std::int64_t image, row, rows, column, columns;
+    };
+
+    Part part(std::int64_t number) const;
+    std::int64_t parts() const { return plane_.images * row_parts_ * column_parts_; }
+    void choose_rows();
+    std::int64_t fewest_vectors(std::int64_t rows) const;
+    // From element to element of joined lines.
+    std::int64_t joined_step() const { return round_up(columns_ * rows_, kLongestVector) + kLongestVector; }
+    std::int64_t elements() const { return plane_.channels * plane_.kernel[0] * plane_.kernel[1]; }
+    void place_elements();
+    std::size_t weight_bytes() const;
+    std::size_t copy_bytes() const;
+    std::size_t workers() const { return static_cast<std::size_t>(std::clamp<std::int64_t>(parts(), 1, threads())); }
+    void arrange(const float* w, std::byte* to) const;
+    float weight(const float* arranged, std::int64_t filter, std::int64_t element) const;
+    void copy_line(const float* from, std::int64_t left, float* to) const;
+    void copy(const Part& part, const float* image, float* to) const;
+    void compute(const Part& part, ShallowLine line, bool sound, float* copied) const;
+    float sum_inside(const float* arranged, std::int64_t filter, std::int64_t row, std::int64_t column,
+                     const float* image) const;
+
+    const ShallowTable& table_;
+    TransposeTable::Tile transpose_;
+    std::string isa_;
+    ConvPlane plane_{};
+    bool packed_;
+    Following following_;
+    std::int64_t columns_ = 1;  // of a part at most
+    std::int64_t rows_ = 1;
+    bool joins_ = false;  // lines are joined that would not fill vectors
+    std::int64_t row_parts_ = 0;
+    std::int64_t column_parts_ = 0;
+    std::vector<std::int64_t> offsets_;  // of each element of a window, in a copy
+    std::vector<std::int64_t> joined_offsets_;
+};
+
+}  // namespace
+
+ShallowConvolution::ShallowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                       const Epilogue& epilogue, bool pack_weights, int threads)
+    : Kernel("ShallowConvolution", threads > 0 ? threads : default_threads()),
+      table_(shallow_table()),
+      transpose_(transpose_table().tile[2]),
+      isa_(isa_name()),
+      packed_(pack_weights) {
+    inputs_ = {{"x", x}, {"w", w}};
+    outputs_ = {{"y", y}};
+    if (epilogue.alpha != 1 || !ConvPlane::covers(x, w, y, window)) {
+        throw Unsupported(describe() + ": not by the method shallow");
+    }
+    plane_ = ConvPlane::of(*this, x, w, y, window);
+    inputs_.push_back({"bias", {plane_.filters}, ElementType::f32, !epilogue.bias});
+    if (epilogue.residual != 0) {
+        inputs_.push_back({"residual", y});
+    }
+    following_ =
+        Following(epilogue, plane_.images * plane_.out_height * plane_.out_width, plane_.filters, this->threads());
+    columns_ = std::clamp<std::int64_t>(plane_.out_width, 1, kShallowColumns);
+    column_parts_ = (plane_.out_width + columns_ - 1) / columns_;
+    choose_rows();
+    row_parts_ = (plane_.out_height + rows_ - 1) / rows_;
+    place_elements();
+}
+
+// Vectors of an image whose lines are joined, so many at a time.
+std::int64_t ShallowConvolution::fewest_vectors(std::int64_t rows) const {
+    const auto vectors = [&](std::int64_t lines) {
+        return (lines * plane_.out_width + kLongestVector - 1) / kLongestVector;
+    };
+    return plane_.out_height / rows * vectors(rows) + vectors(plane_.out_height % rows);
+}
+
+void ShallowConvolution::choose_rows() {
+    const std::int64_t line = PhaseLayout(plane_, columns_).line() * plane_.channels;
+    const std::int64_t apart = fewest_vectors(1);
+    const auto fits = [&](std::int64_t rows) {
+        return rows <= plane_.out_height && plane_.span(0, rows) * line <= kShallowFloats;
+    };
+    std::int64_t together = 1;
+    for (std::int64_t rows = 2; rows * plane_.out_width <= kShallowColumns && fits(rows) &&
+                                rows * plane_.out_width * elements() <= kJoinedFloats;
+         ++rows) {
+        together = fewest_vectors(rows) <= fewest_vectors(together) ? rows : together;
+    }
+    // Joining takes a vector as long as multiplying it by some filters.
+    joins_ = plane_.filters * (apart - fewest_vectors(together)) > 6 * apart;
+    if (joins_) {
+        rows_ = together;
+        return;
+    }
+    while (rows_ < plane_.out_height && fits(2 * rows_)) {
+        rows_ *= 2;
+    }
+}
+
+void ShallowConvolution::place_elements() {
+    const PhaseLayout layout(plane_, columns_);
+    for (std::int64_t c = 0; c < plane_.channels; ++c) {
+        for (std::int64_t i = 0; i < plane_.kernel[0]; ++i) {
+            const std::int64_t line = c * plane_.span(0, rows_) + i * plane_.dilations[0];
+            for (std::int64_t j = 0; j < plane_.kernel[1]; ++j) {
+                const std::int64_t at = j * plane_.dilations[1];
+                joined_offsets_.push_back(static_cast<std::int64_t>(joined_offsets_.size()) * joined_step());
+                offsets_.push_back(line * layout.line() + at % plane_.strides[1] * layout.floats +
+                                   at / plane_.strides[1]);
+            }
+        }
+    }
+}
+
+ShallowConvolution::Part ShallowConvolution::part(std::int64_t number) const {
+    Part p{};
+    p.column = number % column_parts_ * columns_;
+    p.columns = std::min(columns_, plane_.out_width - p.column);
+    p.row = number / column_parts_ % row_parts_ * rows_;
+    p.rows = std::min(rows_, plane_.out_height - p.row);
+    p.image = number / column_parts_ / row_parts_;
+    return p;
+}
+
+// A line of the image, from element `left` on, which may lie in the padding, to its phases.
+void ShallowConvolution::copy_line(const float* from, std::int64_t left, float* to) const {
+    constexpr std::int64_t kSize = sizeof(float);
+    const PhaseLayout layout(plane_, columns_);
+    const std::int64_t stride = plane_.strides[1];
+    // Strides that lie in the image as a whole.
+    const std::int64_t begin = std::clamp<std::int64_t>(left < 0 ? (stride - 1 - left) / stride : 0, 0, layout.filled);
+    const std::int64_t end =
+        std::clamp<std::int64_t>(left < plane_.width ? (plane_.width - left) / stride : 0, begin, layout.filled);
+    for (std::int64_t phase = 0; phase < layout.phases; ++phase) {
+        float* const place = to + phase * layout.floats;
+        const auto element = [&](std::int64_t i) {
+            const std::int64_t at = left + i * stride + phase;
+            return at >= 0 && at < plane_.width ? from[at] : 0.0F;
+        };
+        for (std::int64_t i = 0; i < begin; ++i) {
+            place[i] = element(i);
+        }
+        for (std::int64_t i = end; i < layout.filled; ++i) {
+            place[i] = element(i);
+        }
+    }
+    if (begin == end) {
+        return;
+    }
+    const float* const first = from + left + begin * stride;
+    if (stride == 1) {
+        std::copy_n(first, end - begin, to + begin);
+    } else {
+        transpose_(reinterpret_cast<const std::byte*>(first), reinterpret_cast<std::byte*>(to + begin), stride * kSize,
+                   layout.floats * kSize, layout.phases, end - begin, false);
+    }
+}
+
+void ShallowConvolution::copy(const Part& part, const float* image, float* to) const {
+    const PhaseLayout layout(plane_, columns_);
+    const std::int64_t top = part.row * plane_.strides[0] - plane_.begin[0];
+    const std::int64_t left = part.column * plane_.strides[1] - plane_.begin[1];
+    for (std::int64_t c = 0; c < plane_.channels; ++c) {
+        float* place = to + c * plane_.span(0, rows_) * layout.line();
+        for (std::int64_t h = top; h < top + plane_.span(0, part.rows); ++h, place += layout.line()) {
+            if (h < 0 || h >= plane_.height) {
+                std::fill_n(place, layout.line(), 0.0F);
+            } else {
+                copy_line(image + (c * plane_.height + h) * plane_.width, left, place);
+            }
+        }
+    }
+}
+
+// Whether the weights are finite, then the weights.
+std::size_t ShallowConvolution::weight_bytes() const {
+    return kAlignment + aligned(static_cast<std::size_t>(plane_.filters * elements()) * sizeof(float));
+}
+
+std::size_t ShallowConvolution::copy_bytes() const {
+    const PhaseLayout layout(plane_, columns_);
+    const std::int64_t lines = plane_.channels * plane_.span(0, rows_);
+    const std::int64_t joined = joins_ ? elements() * joined_step() : 0;
+    return aligned(static_cast<std::size_t>(lines * layout.line() + joined) * sizeof(float));
+}
+
+// Weights, then a copy for each thread, then what follows.
+std::size_t ShallowConvolution::scratch_bytes() const {
+    return (packed_ ? 0 : weight_bytes()) + workers() * copy_bytes() + following_.scratch_bytes();
+}
+
+std::size_t ShallowConvolution::packed_bytes(int input) const {
+    require_packed(input);
+    return weight_bytes();
+}
+
+std::string ShallowConvolution::packed_layout(int input) const {
+    require_packed(input);
+    return implementation() + (plane_.pads() ? " watched " : " ") + to_string(inputs_[1].shape);
+}
+
+void ShallowConvolution::pack(int input, const void* plain, void* packed) const {
+    require_packed(input);
+    arrange(static_cast<const float*>(plain), static_cast<std::byte*>(packed));
+}
+
+// Without padding, it does not matter whether weights are finite.
+void ShallowConvolution::arrange(const float* w, std::byte* to) const {
+    constexpr std::int64_t kSize = sizeof(float);
+    float watch = 0;
+    for (std::int64_t i = 0; i < plane_.filters * elements() && plane_.pads(); ++i) {
+        watch += w[i] * 0.0F;
+    }
+    *reinterpret_cast<std::uint8_t*>(to) = watch == 0 ? 1 : 0;
+    std::byte* place = to + kAlignment;
+    for_each_group(table_.group, plane_.filters, [&](std::int64_t filter, std::int64_t filters) {
+        transpose_(reinterpret_cast<const std::byte*>(w + filter * elements()), place, elements() * kSize,
+                   filters * kSize, elements(), filters, false);
+        place += elements() * filters * kSize;
+    });
+}
+
+float ShallowConvolution::weight(const float* arranged, std::int64_t filter, std::int64_t element) const {
+    float found = 0;
+    for_each_group(table_.group, plane_.filters, [&](std::int64_t begin, std::int64_t filters) {
+        if (filter >= begin && filter < begin + filters) {
+            found = arranged[begin * elements() + element * filters + filter - begin];
+        }
+    });
+    return found;
+}
+
+// One result of a filter that is not finite: padding times infinity must not be added.
+float ShallowConvolution::sum_inside(const float* arranged, std::int64_t filter, std::int64_t row, std::int64_t column,
+                                     const float* image) const {
+    float sum = 0;
+    for (std::int64_t e = 0; e < elements(); ++e) {
+        const std::int64_t i = e / plane_.kernel[1] % plane_.kernel[0];
+        const std::int64_t j = e % plane_.kernel[1];
+        const std::int64_t h = row * plane_.strides[0] - plane_.begin[0] + i * plane_.dilations[0];
+        const std::int64_t v = column * plane_.strides[1] - plane_.begin[1] + j * plane_.dilations[1];
+        if (h >= 0 && h < plane_.height && v >= 0 && v < plane_.width) {
+            const std::int64_t c = e / plane_.kernel[1] / plane_.kernel[0];
+            sum += image[(c * plane_.height + h) * plane_.width + v] * weight(arranged, filter, e);
+        }
+    }
+    return sum;
+}
+
+// `line` is that of the whole result, on the image of the part.
+void ShallowConvolution::compute(const Part& part, ShallowLine line, bool sound, float* copied) const {
+    const float* const image = line.x;
+    const std::int64_t plane = plane_.out_height * plane_.out_width;
+    const PhaseLayout layout(plane_, columns_);
+    float* const y = line.y;
+    const float* const residual = line.epilogue.residual;
+    if (sound) {
+        copy(part, image, copied);
+    } else {
+        line.given = true;
+        line.end = 0;
+    }
+    const std::int64_t step = plane_.strides[0] * layout.line();
+    std::int64_t lines = part.rows;
+    line.count = part.columns;
+    if (joins_ && sound) {
+        float* const joined = copied + plane_.channels * plane_.span(0, rows_) * layout.line();
+        table_.join({copied, offsets_.data(), elements(), step, lines, line.count, joined, joined_step()});
+        copied = joined;
+        line.offsets = joined_offsets_.data();
+        line.count *= lines;
+        lines = 1;
+    }
+    for (std::int64_t row = 0; row < lines; ++row) {
+        const std::int64_t at = part.image * plane_.filters * plane + (part.row + row) * plane_.out_width + part.column;
+        line.x = copied + row * step;
+        if (plane_.channels == 1 && sound && !joins_) {  // lines of the window that are in the padding are left out
+            const std::int64_t top = (part.row + row) * plane_.strides[0] - plane_.begin[0];
+            const std::int64_t apart = plane_.dilations[0];
+            const std::int64_t begin =
+                std::clamp<std::int64_t>(top < 0 ? (apart - 1 - top) / apart : 0, 0, plane_.kernel[0]);
+            const std::int64_t inside = top < plane_.height ? (plane_.height - 1 - top) / apart + 1 : 0;
+            line.begin = begin * plane_.kernel[1];
+            line.end = std::clamp(inside, begin, plane_.kernel[0]) * plane_.kernel[1];
+        }
+        line.y = y + at;
+        line.epilogue.residual = residual == nullptr ? nullptr : residual + at;
+        for (std::int64_t i = 0; i < plane_.filters * part.columns && !sound; ++i) {
+            const std::int64_t filter = i / part.columns;
+            const std::int64_t column = i % part.columns;
+            line.y[filter * plane + column] = sum_inside(line.w, filter, part.row + row, part.column + column, image) +
+                                              (line.epilogue.bias == nullptr ? 0.0F : line.epilogue.bias[filter]);
+        }
+        table_.run(line);
+    }
+}
+
+void ShallowConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    const auto* weights = static_cast<const std::byte*>(inputs[1]);
+    if (!packed_) {
+        arrange(static_cast<const float*>(inputs[1]), scratch);
+        weights = scratch;
+        scratch += weight_bytes();
+    }
+    std::byte* const rest = scratch + workers() * copy_bytes();
+    const void* bias = inputs[2];
+    const void* residual = inputs_.size() > 3 ? inputs[3] : nullptr;
+    ShallowLine whole{};
+    whole.offsets = offsets_.data();
+    whole.elements = whole.end = elements();
+    whole.w = reinterpret_cast<const float*>(weights + kAlignment);
+    whole.filters = plane_.filters;
+    whole.filter_step = plane_.out_height * plane_.out_width;
+    whole.y = following_.product(outputs[0], rest);
+    whole.epilogue = following_.on_the_way(bias, residual);
+    const bool sound = *reinterpret_cast<const std::uint8_t*>(weights) != 0;
+    const auto* x = static_cast<const float*>(inputs[0]);
+    const std::int64_t products = rows_ * columns_ * plane_.filters * elements();
+    parallel_for(threads(), parts(), kProductNanoseconds * static_cast<double>(products),
+                 [&](std::int64_t begin, std::int64_t end) {
+                     auto* copied =
+                         reinterpret_cast<float*>(scratch + static_cast<std::size_t>(thread_number()) * copy_bytes());
+                     for (std::int64_t at = begin; at < end; ++at) {
+                         const Part here = part(at);
+                         ShallowLine line = whole;
+                         line.x = x + here.image * plane_.channels * plane_.height * plane_.width;
+                         compute(here, line, sound, copied);
+                     }
+                 });
+    following_.pass(whole.y, residual, outputs[0], rest);
+}
+
+GRAPHKIT_BINDINGS(shallow_conv, "conv", "epilogue") {
+    nb::class_<ShallowConvolution, Kernel>(m, "ShallowConvolution")
+        .def(
+            "__init__",
+            [](ShallowConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
+               Epilogue last, bool pack_weights, int threads) {
+                last.bias = bias;
+                new (self) ShallowConvolution(x, w, y, window, last, pack_weights, threads);
+            },
+            "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
+            "pack_weights"_a = false, "threads"_a = 0, NoGil());
+}
+
+}  // namespace graphkit
