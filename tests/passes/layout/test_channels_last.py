@@ -18,7 +18,7 @@ from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.layout.channels_last import channels_last
+from graphkit.passes.layout.channels_last import channels_first, channels_last
 from graphkit.passes.pipeline import with_filters_last
 
 rng = np.random.default_rng(0)
@@ -122,6 +122,41 @@ def test_an_operand_of_unknown_rank_leaves_the_standard_order() -> None:
 def test_one_and_three_spatial_axes(rank: int) -> None:
     graph = converted(lambda x: conv(F.relu(conv(x, 5, 3, 2, rank)), 4, 5, 2, rank), ("N", 3, *(5,) * rank))
     assert ops(graph) == ["Transpose", "ChannelsLastConv", "Relu", "ChannelsLastConv", "Transpose"]
+
+
+@pytest.mark.parametrize(
+    ("channels", "spatial", "kept"),
+    [
+        (3, (40, 40), True),
+        (4, (9, 16), True),
+        (1, (3, 1002), True),
+        (5, (40, 40), False),
+        (3, (40, 9), False),
+        (3, (5, 12), False),
+        (3, ("H", 40), False),
+    ],
+)
+def test_few_channels_whose_result_is_an_output_stay(channels: int, spatial: tuple[Any, ...], kept: bool) -> None:
+    def alone(x: Value) -> Value:
+        return conv(x, 16, channels, pads=(1, 0, 1, 0))
+
+    shape = (1, channels, *spatial)
+    assert ops(converted(alone, shape)) == (["Conv"] if kept else ["Transpose", "ChannelsLastConv", "Transpose"])
+    assert channels_first(converted(alone, shape)) is None
+
+
+def test_few_channels_whose_result_is_read_are_last() -> None:
+    def alone(x: Value) -> Value:
+        return conv(x, 16, 3)
+
+    def returned_and_read(x: Value) -> list[Any]:
+        y = alone(x)
+        return [y, F.relu(y)]
+
+    shape = (1, 3, 40, 40)
+    names = ops(converted(lambda x: F.relu(alone(x)), shape))
+    assert names == ["Transpose", "ChannelsLastConv", "Relu", "Transpose"]
+    assert "Conv" not in ops(converted(returned_and_read, shape))
 
 
 def test_a_transpose_that_asks_for_channels_last_vanishes() -> None:

@@ -94,15 +94,13 @@ void LanesPool::cut(std::int64_t stride) {
     std::size_t buffer = 0;
     buffers_[0] = sizes[0];
     for (std::size_t i = 0; i < 3; ++i) {
-        if (combines(i)) {
+        combines_[i] = (i == 0 && blocks() > 1) || !axes_[i].is_identity();
+        if (combines_[i]) {
             buffer = 1 - buffer;
             buffers_[buffer] = std::max(buffers_[buffer], sizes[i + 1]);
         }
     }
-}
-
-bool LanesPool::combines(std::size_t axis) const {
-    return (axis == 0 && blocks() > 1) || !axes_[axis].is_identity();
+    group_nanoseconds_ = cost_of(sizes, static_cast<double>(axes_[0].count()) / static_cast<double>(together));
 }
 
 LanesPool::Block LanesPool::block(std::int64_t number) const {
@@ -129,25 +127,22 @@ void LanesPool::add_divisors(const PoolGeometry& g, bool include_pad) {
     }
 }
 
-double LanesPool::nanoseconds() const {
-    double copied = 0;
+// Of so many elements of each lane before and after each axis, for `blocks` blocks.
+double LanesPool::cost_of(const std::array<std::int64_t, 4>& sizes, double blocks) const {
     double combined = 0;
-    const auto groups = static_cast<double>((planes_ + functions_.lanes - 1) / functions_.lanes);
-    for (std::int64_t number = 0; number < blocks(); ++number) {
-        const Block some = block(number);
-        const auto sizes = stages(some.last - some.first, some.end - some.begin);
-        copied += static_cast<double>(sizes[0] + sizes[3]);
-        for (std::size_t i = 0; i < 3; ++i) {
-            const Axis& axis = axes_[i];
-            std::int64_t taps = 0;
-            for (const PoolReach& window : axis.windows) {
-                taps = std::max(taps, window.count);
-            }
-            combined += combines(i) ? static_cast<double>(sizes[i + 1] * taps) : 0;
+    for (std::size_t i = 0; i < 3; ++i) {
+        std::int64_t taps = 0;
+        for (const PoolReach& window : axes_[i].windows) {
+            taps = std::max(taps, window.count);
         }
+        combined += combines_[i] ? static_cast<double>(sizes[i + 1] * taps) : 0;
     }
     const auto lanes = static_cast<double>(functions_.lanes);
-    return groups * (60 * static_cast<double>(blocks()) + 0.105 * lanes * copied + 0.85 * combined);
+    return blocks * (60 + 0.105 * lanes * static_cast<double>(sizes[0] + sizes[3]) + 0.85 * combined);
+}
+
+double LanesPool::nanoseconds() const {
+    return static_cast<double>((planes_ + functions_.lanes - 1) / functions_.lanes) * group_nanoseconds_;
 }
 
 std::size_t LanesPool::scratch_bytes(int threads) const {
@@ -173,15 +168,15 @@ void LanesPool::compute(const Block& block, std::int64_t planes, const float* x,
         (mean_ ? functions_.sum : functions_.maximum)(axis);
         std::swap(from, to);
     };
-    if (combines(0)) {
+    if (combines_[0]) {
         pool({nullptr, nullptr, 1, positions, block.first, inner, axes_[0].windows.data() + block.begin, windows,
               axes_[0].dilation});
     }
-    if (combines(1)) {
+    if (combines_[1]) {
         pool({nullptr, nullptr, windows, axes_[1].size, 0, axes_[2].size, axes_[1].windows.data(), axes_[1].count(),
               axes_[1].dilation});
     }
-    if (combines(2)) {
+    if (combines_[2]) {
         pool({nullptr, nullptr, windows * axes_[1].count(), axes_[2].size, 0, 1, axes_[2].windows.data(),
               axes_[2].count(), axes_[2].dilation});
     }

@@ -44,8 +44,6 @@ class LanesPool final : public VectorPool {
     LanesPool(const PoolGeometry& geometry, bool mean);
 
     void cut(std::int64_t stride);
-    // Whether windows along an axis are more than positions.
-    bool combines(std::size_t axis) const;
     Block block(std::int64_t number) const;
     std::int64_t blocks() const { return (axes_[0].count() + together_ - 1) / together_; }
     void add_divisors(const PoolGeometry& geometry, bool include_pad);
@@ -54,6 +52,7 @@ class LanesPool final : public VectorPool {
     std::int64_t output_size() const { return axes_[0].count() * axes_[1].count() * axes_[2].count(); }
     // Elements of each lane, before the first axis is combined, after it, ...
     std::array<std::int64_t, 4> stages(std::int64_t positions, std::int64_t windows) const;
+    double cost_of(const std::array<std::int64_t, 4>& sizes, double blocks) const;
     void compute(const Block& block, std::int64_t planes, const float* x, float* y, float* memory) const;
 
     const LanesPoolFunctions& functions_;
@@ -61,6 +60,8 @@ class LanesPool final : public VectorPool {
     bool mean_;
     std::int64_t planes_;
     Axis axes_[3];
+    bool combines_[3] = {false, false, false};  // whether windows along an axis are more than positions
+    double group_nanoseconds_ = 0;              // of as many planes as lanes
     std::int64_t together_ = 0;    // windows of a block; 0 if there are none
     std::int64_t buffers_[2] = {0, 0};  // elements of each lane, in the two buffers of a thread
     std::vector<float> divisors_;  // of each result of a plane
