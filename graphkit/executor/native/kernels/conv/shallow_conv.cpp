@@ -18,6 +18,8 @@ namespace {
 // A part of the results: so many of a line at most, from so many floats of the image, if it has several lines.
 constexpr std::int64_t kShallowColumns = 512;
 constexpr std::int64_t kShallowFloats = 1 << 16;
+// So many at least.
+constexpr std::int64_t kLeastColumns = 64;
 // So many floats of joined lines at most, if there are several of them.
 constexpr std::int64_t kJoinedFloats = 3 << 13;
 constexpr double kProductNanoseconds = 0.02;
@@ -71,6 +73,8 @@ class ShallowConvolution final : public Kernel {
 
     Part part(std::int64_t number) const;
     std::int64_t parts() const { return plane_.images * row_parts_ * column_parts_; }
+    // Fewer would leave threads without work.
+    std::int64_t wanted_parts() const { return threads() > 1 ? kChunksPerThread * threads() : 1; }
     void choose_rows();
     std::int64_t fewest_vectors(std::int64_t rows) const;
     // From element to element of joined lines.
@@ -124,7 +128,10 @@ ShallowConvolution::ShallowConvolution(const Dims& x, const Dims& w, const Dims&
     }
     following_ =
         Following(epilogue, plane_.images * plane_.out_height * plane_.out_width, plane_.filters, this->threads());
-    columns_ = std::clamp<std::int64_t>(plane_.out_width, 1, kShallowColumns);
+    const std::int64_t lines = plane_.images * plane_.out_height;
+    const std::int64_t share =
+        round_up((lines * plane_.out_width + wanted_parts() - 1) / wanted_parts(), kLeastColumns);
+    columns_ = std::clamp<std::int64_t>(std::min(share, plane_.out_width), 1, kShallowColumns);
     column_parts_ = (plane_.out_width + columns_ - 1) / columns_;
     choose_rows();
     row_parts_ = (plane_.out_height + rows_ - 1) / rows_;
@@ -143,10 +150,11 @@ void ShallowConvolution::choose_rows() {
     const std::int64_t line = PhaseLayout(plane_, columns_).line() * plane_.channels;
     const std::int64_t apart = fewest_vectors(1);
     const auto fits = [&](std::int64_t rows) {
-        return rows <= plane_.out_height && plane_.span(0, rows) * line <= kShallowFloats;
+        const std::int64_t found = plane_.images * (plane_.out_height / rows) * column_parts_;
+        return rows <= plane_.out_height && found >= wanted_parts() && plane_.span(0, rows) * line <= kShallowFloats;
     };
     std::int64_t together = 1;
-    for (std::int64_t rows = 2; rows * plane_.out_width <= kShallowColumns && fits(rows) &&
+    for (std::int64_t rows = 2; column_parts_ == 1 && rows * plane_.out_width <= kShallowColumns && fits(rows) &&
                                 rows * plane_.out_width * elements() <= kJoinedFloats;
          ++rows) {
         together = fewest_vectors(rows) <= fewest_vectors(together) ? rows : together;
