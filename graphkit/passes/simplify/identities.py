@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import Op, operator
@@ -157,6 +159,35 @@ def _dropout(node: Node) -> Sequence[Value] | None:
 @_rule("Concat", "Sum", "Max", "Min", "Mean")
 def _single_operand(node: Node) -> Sequence[Value] | None:
     return (_first(node),) if len(node.inputs) == 1 else None
+
+
+# Constants up to this many elements are searched for anything but the identity.
+_SEARCHED = 1 << 16
+
+
+@_rule("Mul", "Div", "Add", "Sub")
+def _identity_element(node: Node) -> Sequence[Value] | None:
+    """x * 1, x / 1, x + -0.0 and x - 0, with x on either side of Mul and Add. x + 0.0 would turn -0.0 to 0.0."""
+    commutative = node.op.name in ("Mul", "Add")
+    x, other = node.operands
+    for kept, constant in ((x, other), (other, x)) if commutative else ((x, other),):
+        if _equal_shapes(kept, node.output) and _is_identity(node.op.name, constant):
+            return (kept,)
+    return None
+
+
+def _is_identity(operator_name: str, value: Value) -> bool:
+    """Whether every element of a constant, which may be expanded, leaves the other operand as it is."""
+    while value.node is not None and not value.node.op.domain and value.node.op.name == "Expand":
+        value = _first(value.node)
+    array = array_of(value)
+    if array is None or not 0 < array.size <= _SEARCHED or not (value.dtype.is_float or value.dtype.is_integer):
+        return False
+    if operator_name in ("Mul", "Div"):
+        return bool((array == 1).all())
+    if (array != 0).any():
+        return False
+    return value.dtype.is_integer or bool((np.signbit(array.astype(np.float64)) == (operator_name == "Add")).all())
 
 
 @_rule("Pad")

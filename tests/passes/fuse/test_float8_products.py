@@ -110,7 +110,7 @@ def trained() -> Graph:
     """Of two layers and a loss, as a trainer has it."""
     x, v, w = value("x", "N", "T", 32), value("v", 32, 48, role="state"), value("w", 48, 16, role="state")
     h = F.relu(F.mat_mul(x, v))
-    loss = F.reduce_sum(F.exp(F.mat_mul(h, w)))
+    loss = F.reduce_sum(F.tanh(F.mat_mul(h, w)))
     slopes = gradient([loss], [v, w], meta={context.GRADIENT: "true"})
     updates = [(p, F.sub(p, g)) for p, g in zip((v, w), slopes, strict=True)]
     return Graph([x, v, w], [loss], updates=updates)

@@ -57,6 +57,11 @@ def ops_of(build: Callable[[Value], Any], *shape: Any) -> list[str]:
         lambda x: F.tile(x, ints(1, 1)),
         lambda x: F.where(np.array([True, True, True]), x, np.float32(0)),
         lambda x: F.where(np.array(False), np.float32(0), x),
+        lambda x: F.mul(x, np.float32(1)),
+        lambda x: F.mul(F.expand(np.float32(1), F.shape(x)), x),
+        lambda x: F.div(x, np.ones((1, 3), np.float32)),
+        lambda x: F.add(np.float32(-0.0), x),
+        lambda x: F.sub(x, np.zeros(3, np.float32)),
     ],
 )
 def test_nothing_is_left(build: Callable[[Value], Any]) -> None:
@@ -79,6 +84,12 @@ def test_nothing_is_left(build: Callable[[Value], Any]) -> None:
         (lambda x: F.where(np.array([True, False, True]), x, np.float32(0)), ["Where"]),
         (lambda x: F.where(np.array([[[True]]]), x, np.float32(0)), ["Where"]),
         (lambda x: F.pad(x, ints(0, 1, 0, 0)), ["Pad"]),
+        # -0.0 + 0.0 is 0.0, 1 / x is not x, and the others have more elements, or another value.
+        (lambda x: F.add(x, np.float32(0)), ["Add"]),
+        (lambda x: F.div(np.float32(1), x), ["Div"]),
+        (lambda x: F.sub(np.zeros(3, np.float32), x), ["Sub"]),
+        (lambda x: F.mul(x, np.ones((2, 1, 1), np.float32)), ["Mul"]),
+        (lambda x: F.mul(x, np.array([1, 1, 2], np.float32)), ["Mul"]),
         (lambda x: F.reduce_to_shape_of(F.expand(x, ints(4, 1, 1)), x), ["Expand", "ReduceToShapeOf"]),
     ],
 )
@@ -112,6 +123,15 @@ def test_casts_through_another_type(source: str, through: str, back: str, left: 
     x = Value(TensorType(source, ("N",)), "x")
     graph = Graph([x], [F.cast(F.cast(x, to=through), to=back)])
     assert len(simplify(graph).nodes) == left
+
+
+def test_neutral_elements_keep_the_bits() -> None:
+    array = np.array([-0.0, 0.0, np.inf, np.nan, 1e-45], np.float32)
+    x = Value(TensorType("float32", (5,)), "x")
+    graph = Graph([x], [F.sub(F.div(F.add(F.mul(x, np.float32(1)), np.float32(-0.0)), np.float32(1)), np.float32(0))])
+    simple = simplify(graph)
+    assert simple.outputs == simple.inputs
+    assert evaluate(graph, [array])[0].tobytes() == array.tobytes()
 
 
 def test_large_integers_are_rounded_by_float32() -> None:
