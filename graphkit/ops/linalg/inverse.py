@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.ir.graph import Node
-from graphkit.ir.types import FLOATS, TensorType
+from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, constant, op
 from graphkit.ops.axes import i64
 from graphkit.ops.linalg.elimination import signed_logarithm, solved
@@ -61,27 +61,33 @@ class Det(Op):
         return xp.linalg.det(x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        (x,) = node.operands
-        n = None if x.shape is None else x.shape[-1]
-        return as_matrices(dy) * (_by_minors(x, n) if isinstance(n, int) and n <= _MINORS else F.cofactor(x))
+        return as_matrices(dy) * F.cofactor(node.operands[0])
 
 
-# Up to this many rows cofactors are determinants, which need no inverse; above, those would be too many.
+# Up to this many rows, cofactors are differentiated as determinants, which need no inverse.
 _MINORS = 8
 
 
-def _by_minors(x: Any, n: int) -> Any:
-    """The cofactors of x: [..., n, n]: determinants of what is left without a row and a column, with their signs."""
-    if n < 2:
-        return F.constant_of_shape(F.shape(x), value=np.ones(1, x.dtype.numpy))
+def _minors(x: Any, n: int) -> Any:
+    """What is left of the matrices x [..., n, n] without row i and column j: [..., i, j, n - 1, n - 1]."""
     others = np.array([[j for j in range(n) if j != i] for i in range(n)], np.int64).reshape(n, n - 1)
     # [..., n, n - 1, n, n - 1]: the row and the column that are left out, before those that are left.
     minors = F.gather(F.gather(x, constant(others), axis=-2), constant(others), axis=-1)
     axes = range(x.rank + 2)
     batch, (i, row, j, column) = axes[:-4], axes[-4:]
+    return F.transpose(minors, perm=(*batch, i, j, row, column))
+
+
+def _of_minors(slopes: Any, n: int) -> Any:
+    """The gradient with respect to the matrices from those with respect to their minors."""
+    chosen = np.stack([np.delete(np.eye(n), i, axis=0) for i in range(n)]).astype(slopes.dtype.numpy)
+    rows = constant(chosen)
+    return F.einsum(slopes, rows, rows, equation="...ijab,iar,jbc->...rc")
+
+
+def _signs(dtype: DType, n: int) -> Any:
     index = np.arange(n)
-    signs = constant(np.where((index[:, None] + index) % 2, -1, 1).astype(x.dtype.numpy))
-    return F.det(F.transpose(minors, perm=(*batch, i, j, row, column))) * signs
+    return constant(np.where((index[:, None] + index) % 2, -1, 1).astype(dtype.numpy))
 
 
 @op
@@ -89,32 +95,48 @@ class Cofactor(Op):
     """The matrix of cofactors: det(a) * a^-T if a has an inverse. a: [..., n, n].
 
     Computed from singular values: det(u) det(v) u diag(p) v^T for a = u diag(s) v^T, where p[i] is the product of all
-    elements of s except s[i]. The gradient needs invertible matrices.
+    elements of s except s[i]. Cofactors are NaN if an element is not finite. The gradient of matrices with more than 8
+    rows needs inverses.
     """
 
     domain = DOMAIN
     inputs = ("a",)
     types = {"a": FLOATS}
-    samples = (Sample(_DEFINITE, dtypes=REALS), Sample(Rand((2, 2, 2), definite=True), dtypes=REALS))
+    samples = (
+        Sample(_DEFINITE, dtypes=REALS),
+        Sample(Rand((2, 2, 2), definite=True), dtypes=REALS),
+        Sample((1, 1), dtypes=REALS),
+    )
 
     def infer(self, a: TensorType) -> TensorType:
         return TensorType(a.dtype, matrix_shape(a, square=True))
 
     def reference(self, xp: Any, a: Any) -> Any:
-        u, s, vh = xp.linalg.svd(a)
+        finite = xp.isfinite(a).all(axis=(-2, -1), keepdims=True)
+        u, s, vh = xp.linalg.svd(xp.where(finite, a, xp.asarray(0, dtype=a.dtype)))
         index = xp.arange(s.shape[-1])
         others = xp.where(index[:, None] == index, xp.asarray(1, dtype=s.dtype), s[..., None, :])
         turned = xp.asarray(xp.linalg.det(u) * xp.linalg.det(vh), dtype=a.dtype)
         scale = xp.prod(others, axis=-1) * turned[..., None]
-        return xp.matmul(u * scale[..., None, :], vh)
+        return xp.where(finite, xp.matmul(u * scale[..., None, :], vh), xp.asarray(np.nan, dtype=a.dtype))
 
     def expand(self, a: Any) -> Any:
+        n = None if a.shape is None else a.shape[-1]
+        if n == 1:
+            return F.constant_of_shape(F.shape(a), value=np.ones(1, a.dtype.numpy))
+        if isinstance(n, int) and n <= _MINORS:
+            return F.det(_minors(a, n)) * _signs(a.dtype, n)
         # NaN for matrices without an inverse.
         return as_matrices(F.det(a)) * transposed(F.inverse(a))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        y = node.output
-        inverse = transposed(F.inverse(node.operands[0]))
+        y, (a,) = node.output, node.operands
+        n = None if a.shape is None else a.shape[-1]
+        if n == 1:
+            return None
+        if isinstance(n, int) and n <= _MINORS:
+            return _of_minors(as_matrices(dy * _signs(a.dtype, n)) * F.cofactor(_minors(a, n)), n)
+        inverse = transposed(F.inverse(a))
         along = F.reduce_sum(F.mul(dy, y), i64(-2, -1))
         return inverse * along - F.mat_mul(F.mat_mul(inverse, transposed(dy)), y)
 

@@ -99,6 +99,28 @@ def test_cofactors_of_singular_matrices() -> None:
     np.testing.assert_allclose(ours, [[4.0, -2.0], [-2.0, 1.0]], atol=1e-12)
 
 
+@pytest.mark.parametrize("n", [1, 2, 8, 9])
+def test_derivatives_of_determinants(n: int) -> None:
+    """The first derivatives are cofactors, also of singular matrices; up to 8 rows, second derivatives exist there."""
+    rng = np.random.default_rng(n)
+    a = rng.standard_normal((2, n, n))
+    a[0, 0] = a[0, -1] if 1 < n <= 8 else a[0, 0]
+    x = gk.input("x", [2, n, n], dtype="float64")
+    first = gk.gradient([F.det(x)], [x])[0]
+    weights = rng.standard_normal((2, n, n))
+    second = gk.gradient([F.mul(first, weights)], [x], [F.constant(value=np.ones((2, n, n)))], allow_unused=True)[0]
+    got = gk.Model({"first": first, "second": second}).compile().run({"x": a})
+    step = 1e-4
+    for i, j in [(0, 0), (n - 1, 0), (n // 2, n - 1)]:
+        moved = np.zeros((n, n))
+        moved[i, j] = step
+        numeric = (np.linalg.det(a + moved) - np.linalg.det(a - moved)) / (2 * step)
+        np.testing.assert_allclose(got["first"][:, i, j], numeric, rtol=1e-6, atol=1e-6)
+        above, below = (run(F.cofactor, b)[0] for b in (a + moved, a - moved))
+        numeric = ((above - below) * weights).sum(axis=(1, 2)) / (2 * step)
+        np.testing.assert_allclose(got["second"][:, i, j], numeric, rtol=1e-6, atol=1e-6)
+
+
 def test_errors() -> None:
     with pytest.raises(GraphkitError, match="Potrf"):
         run(F.potrf, -np.eye(3))

@@ -10,7 +10,7 @@ import graphkit as gk
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.cpu import native
 from graphkit.ops.linalg.factorization import Potrf
-from graphkit.ops.linalg.inverse import Det, Inverse, Slogdet, Solve
+from graphkit.ops.linalg.inverse import Cofactor, Det, Inverse, Slogdet, Solve
 from graphkit.ops.linalg.triangular import Trsm
 from graphkit.ops.xp import numpy_xp
 
@@ -128,3 +128,35 @@ def test_programs_take_them_for_small_matrices_only():
         gk.Model({"y": gk.linalg.potrf(gk.input("a", [2, 2]), name="root")}).compile().run(
             {"a": -np.eye(2, dtype=np.float32)}
         )
+
+
+@in_one_item()
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("n", [*SIZES, 130])
+@pytest.mark.parametrize("lost", [0, 1, 2], ids=["regular", "one row lost", "two rows lost"])
+def test_cofactors(n, dtype, lost):
+    """Compared with singular values in float64, also of matrices without an inverse."""
+    a = matrices(n, "float64")
+    a[:, :, n - min(lost, n) :] = a[:, :, :1] * 0.5 if n > lost else 0.0
+    a = np.ascontiguousarray(a[:, np.random.default_rng(n).permutation(n)], dtype)
+    results = [np.full_like(a, np.nan) for _ in range(2)]
+    for threads, y in zip((1, 3), results, strict=True):
+        native.Cofactors(a.shape, dtype, threads)([a], [y])
+    assert results[0].tobytes() == results[1].tobytes()
+    expected = Cofactor().reference(numpy_xp, a.astype(np.float64))
+    # Rounding errors of the elements change the cofactors by so much.
+    values = np.linalg.svd(a.astype(np.float64), compute_uv=False)
+    scale = max(1.0, np.abs(expected).max(), np.prod(values[:, : max(n - lost, 0)], axis=1).max())
+    np.testing.assert_allclose(results[0] / scale, expected / scale, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+def test_cofactors_of_special_matrices():
+    a = np.zeros((3, 3, 3), np.float32)
+    a[1] = np.diag([2, 0, 3])
+    a[2] = np.eye(3)
+    a[2, 1, 2] = np.nan
+    y = np.empty_like(a)
+    native.Cofactors(a.shape, "float32", 1)([a], [y])
+    np.testing.assert_array_equal(y[0], np.zeros((3, 3)))
+    np.testing.assert_array_equal(y[1], np.diag([0, 6, 0]))
+    assert np.isnan(y[2]).any()

@@ -12,8 +12,9 @@ inline void add_scaled(T* row, T factor, const T* other, std::int64_t size) {
     for (; i + kLanes<T> <= size; i += kLanes<T>) {
         store(row + i, load(row + i) + splat(factor) * load(other + i));
     }
-    for (; i < size; ++i) {
-        row[i] += factor * other[i];
+    if (i < size) {
+        store_part(row + i, load_part(row + i, size - i, T{0}) + splat(factor) * load_part(other + i, size - i, T{0}),
+                   size - i);
     }
 }
 
@@ -96,9 +97,134 @@ bool cholesky(T* a, std::int64_t n) {
     return true;
 }
 
+// The larger one of two magnitudes; NaN wins.
+struct Larger {
+    template <typename V>
+    static inline V combine(V a, V b) {
+        return ((b > a) | (b != b)) ? b : a;
+    }
+};
+
+// row += factor * other, if other is not null. Returns the largest magnitude in row; NaN if it has one.
+template <typename T>
+T add_scaled_and_measure(T* row, T factor, const T* other, std::int64_t size) {
+    Vector<T> largest{};
+    for (std::int64_t i = 0; i < size; i += kLanes<T>) {
+        const std::int64_t count = size - i;
+        const bool whole = count >= kLanes<T>;
+        Vector<T> value = whole ? load(row + i) : load_part(row + i, count, T{0});
+        if (other != nullptr) {
+            value += splat(factor) * (whole ? load(other + i) : load_part(other + i, count, T{0}));
+            if (whole) {
+                store(row + i, value);
+            } else {
+                store_part(row + i, value, count);
+            }
+        }
+        largest = Larger::combine<Vector<T>>(largest, value < T{0} ? -value : value);
+    }
+    return across<Larger, T>(largest);
+}
+
+// p a q = l u with complete pivoting in place of a: the upper triangle is u. b, the identity at first, becomes l^-1 p.
+// columns[i] = the column of a that is column i of a q. Returns the signs of both permutations together, or 0 if a has
+// at most n - 2 independent rows, or kNotFinite.
+constexpr int kNotFinite = 2;
+
+template <typename T>
+int eliminate_completely(T* a, T* b, std::int64_t n, std::int64_t* columns) {
+    T largest[kMostRowsOfCofactors];
+    for (std::int64_t row = 0; row < n; ++row) {
+        columns[row] = row;
+        largest[row] = add_scaled_and_measure<T>(a + row * n, 0, nullptr, n);
+        if (!(largest[row] * 0 == 0)) {
+            return kNotFinite;
+        }
+    }
+    int sign = 1;
+    for (std::int64_t step = 0; step + 1 < n; ++step) {
+        std::int64_t best = step;
+        for (std::int64_t row = step + 1; row < n; ++row) {
+            if (largest[row] > largest[best] || largest[row] != largest[row]) {
+                best = row;
+            }
+        }
+        if (largest[best] == 0) {
+            return 0;
+        }
+        std::int64_t column = step;
+        for (std::int64_t i = step; i < n; ++i) {
+            const T size = magnitude(a[best * n + i]);
+            column = size == largest[best] || size != size ? i : column;
+        }
+        if (best != step) {
+            exchange(a + best * n, a + step * n, n);
+            exchange(b + best * n, b + step * n, n);
+            largest[best] = largest[step];
+            sign = -sign;
+        }
+        if (column != step) {
+            for (std::int64_t row = 0; row < n; ++row) {
+                exchange(a + row * n + column, a + row * n + step, 1);
+            }
+            exchange(columns + column, columns + step, 1);
+            sign = -sign;
+        }
+        const T* pivots = a + step * n;
+        for (std::int64_t row = step + 1; row < n; ++row) {
+            const T factor = -a[row * n + step] / pivots[step];
+            largest[row] = add_scaled_and_measure<T>(a + row * n + step + 1, factor, pivots + step + 1, n - step - 1);
+            add_scaled(b + row * n, factor, b + step * n, n);
+        }
+    }
+    return sign;
+}
+
+// With p a q = l u, u = [v w; 0 d], b = l^-1 p: adj(a) = +-q adj(u) b, and adj(u) b = det(v) [v^-1 (d b' - w b"); b"],
+// where b" is the last row of b and b' the others. Only d may be 0, and nothing is divided by it.
+template <typename T>
+void cofactors(T* a, T* b, T* y, std::int64_t n) {
+    std::int64_t columns[kMostRowsOfCofactors];
+    __builtin_memset(b, 0, static_cast<std::size_t>(n * n) * sizeof(T));
+    for (std::int64_t i = 0; i < n; ++i) {
+        b[i * n + i] = 1;
+    }
+    const int sign = eliminate_completely(a, b, n, columns);
+    if (sign == 0 || sign == kNotFinite) {
+        for (std::int64_t i = 0; i < n * n; ++i) {
+            y[i] = sign == 0 ? T{0} : static_cast<T>(__builtin_nan(""));
+        }
+        return;
+    }
+    const std::int64_t last = n - 1;
+    const T d = a[n * n - 1];
+    double product = sign;
+    for (std::int64_t row = last - 1; row >= 0; --row) {
+        T* x = b + row * n;
+        for (std::int64_t i = 0; i < n; ++i) {
+            x[i] *= d;
+        }
+        add_scaled(x, -a[row * n + last], b + last * n, n);
+        for (std::int64_t other = row + 1; other < last; ++other) {
+            add_scaled(x, -a[row * n + other], b + other * n, n);
+        }
+        const T pivot = a[row * n + row];
+        for (std::int64_t i = 0; i < n; ++i) {
+            x[i] /= pivot;
+        }
+        product *= static_cast<double>(pivot);
+    }
+    for (std::int64_t row = 0; row < n; ++row) {
+        for (std::int64_t i = 0; i < n; ++i) {
+            y[i * n + columns[row]] = static_cast<T>(product * static_cast<double>(b[row * n + i]));
+        }
+    }
+}
+
 }  // namespace
 
-GRAPHKIT_ISA_DEFINE(FactorTable, factor_table) = {{eliminate<float>, substitute<float>, cholesky<float>},
-                                                  {eliminate<double>, substitute<double>, cholesky<double>}};
+GRAPHKIT_ISA_DEFINE(FactorTable, factor_table) = {
+    {eliminate<float>, substitute<float>, cholesky<float>, cofactors<float>},
+    {eliminate<double>, substitute<double>, cholesky<double>, cofactors<double>}};
 
 }  // namespace graphkit

@@ -51,7 +51,8 @@ std::vector<std::int64_t> places(const Dims& batch, const Dims& given) {
 
 }  // namespace
 
-MatrixBatch::MatrixBatch(std::string name, const Dims& a, const Dims& b, ElementType type, int threads)
+MatrixBatch::MatrixBatch(std::string name, const Dims& a, const Dims& b, ElementType type, int threads,
+                         std::int64_t most_rows)
     : Kernel(std::move(name), threads), type_(type), table_(&factor_table()) {
     if (a.size() < 2 || b.size() < 2 || a[a.size() - 1] != a[a.size() - 2]) {
         throw NativeError(this->name() + ": expected a square matrix and a matrix, or batches of them, not " +
@@ -59,7 +60,7 @@ MatrixBatch::MatrixBatch(std::string name, const Dims& a, const Dims& b, Element
     }
     n_ = a.back();
     k_ = n_ == 0 ? 0 : b[b.size() - 1] * b[b.size() - 2] / n_;
-    if (n_ > kMostRows || n_ == 0 || (type != ElementType::f32 && type != ElementType::f64)) {
+    if (n_ > most_rows || n_ == 0 || (type != ElementType::f32 && type != ElementType::f64)) {
         throw Unsupported(this->name() + ": " + std::to_string(n_) + " rows of " + name_of(type));
     }
     batch_ = broadcast(*this, leading(a), leading(b));
@@ -174,6 +175,30 @@ void Elimination::run_as(const void* const* inputs, void* const* outputs, std::b
 
 void Elimination::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     type_ == ElementType::f32 ? run_as<float>(inputs, outputs, scratch) : run_as<double>(inputs, outputs, scratch);
+}
+
+Cofactors::Cofactors(const Dims& a, ElementType type, int threads)
+    : MatrixBatch("Cofactor", a, a, type, threads, kMostRowsOfCofactors) {
+    inputs_ = {{"a", a, type}};
+    outputs_ = {{"y", a, type}};
+}
+
+template <typename T>
+void Cofactors::run_as(const T* a, T* y, std::byte* scratch) const {
+    const std::int64_t size = n_ * n_;
+    for_each_matrix<T>(scratch, "", [&](T* memory, std::int64_t from, std::int64_t, std::int64_t to) {
+        std::copy_n(a + from * size, size, memory);
+        functions<T>().cofactors(memory, memory + size, y + to * size, n_);
+        return true;
+    });
+}
+
+void Cofactors::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (type_ == ElementType::f32) {
+        run_as(static_cast<const float*>(inputs[0]), static_cast<float*>(outputs[0]), scratch);
+    } else {
+        run_as(static_cast<const double*>(inputs[0]), static_cast<double*>(outputs[0]), scratch);
+    }
 }
 
 // --- symmetric and triangular -----------------------------------------------------------------------
@@ -310,6 +335,10 @@ GRAPHKIT_KERNEL("ai.graphkit", Slogdet) {
     return elimination_of(node, Elimination::Goal::slogdet);
 }
 
+GRAPHKIT_KERNEL("ai.graphkit", Cofactor) {
+    return std::make_unique<Cofactors>(node.input(0).tensor.shape, node.outputs[0].type, node.threads);
+}
+
 GRAPHKIT_KERNEL("ai.graphkit", Inverse) {
     return elimination_of(node, Elimination::Goal::inverse);
 }
@@ -338,6 +367,13 @@ GRAPHKIT_BINDINGS(linear_systems) {
                 new (self) Elimination(goal_of(goal), a, b.value_or(a), element_type(dtype), threads);
             },
             "goal"_a, "a"_a, "b"_a.none(), "dtype"_a, "threads"_a = 0);
+    nb::class_<Cofactors, Kernel>(m, "Cofactors")
+        .def(
+            "__init__",
+            [](Cofactors* self, const Dims& a, Text dtype, int threads) {
+                new (self) Cofactors(a, element_type(dtype), threads);
+            },
+            "a"_a, "dtype"_a, "threads"_a = 0);
     nb::class_<Cholesky, Kernel>(m, "Cholesky")
         .def(
             "__init__",

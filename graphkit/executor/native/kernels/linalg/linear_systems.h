@@ -10,6 +10,8 @@ namespace graphkit {
 
 // The largest matrices that these kernels take; libraries with blocked algorithms are faster for larger ones.
 constexpr std::int64_t kMostRows = 128;
+// The same for cofactors, which need singular values in other libraries.
+constexpr std::int64_t kMostRowsOfCofactors = 1024;
 
 // On one matrix, row-major; one table of functions for each instruction set.
 template <typename T>
@@ -21,6 +23,8 @@ struct FactorFunctions {
     bool (*substitute)(const T* a, T* b, std::int64_t n, std::int64_t k, bool lower);
     // The upper u of a = u^T u in place of a's upper triangle. Returns whether a is positive definite.
     bool (*cholesky)(T* a, std::int64_t n);
+    // The matrix of cofactors of a [n, n] in y, n <= kMostRowsOfCofactors; a and b [n, n] are overwritten.
+    void (*cofactors)(T* a, T* b, T* y, std::int64_t n);
 };
 
 struct FactorTable {
@@ -36,7 +40,8 @@ class MatrixBatch : public Kernel {
     std::size_t scratch_bytes() const override;
 
   protected:
-    MatrixBatch(std::string name, const Dims& a, const Dims& b, ElementType type, int threads);
+    MatrixBatch(std::string name, const Dims& a, const Dims& b, ElementType type, int threads,
+                std::int64_t most_rows = kMostRows);
 
     // Calls body(memory for n * (n + k) elements, matrix of a, matrix of b, number of the result's matrix) for each
     // matrix of the result. It returns whether the matrix was as it has to be; throws NativeError with `what` if not.
@@ -78,6 +83,18 @@ class Elimination final : public MatrixBatch {
     void run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
 
     Goal goal_;
+};
+
+// The matrix of cofactors: det(a) * a^-T if a has an inverse, and without dividing by what is 0 if it has none.
+class Cofactors final : public MatrixBatch {
+  public:
+    Cofactors(const Dims& a, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    template <typename T>
+    void run_as(const T* a, T* y, std::byte* scratch) const;
 };
 
 // The Cholesky factor of the symmetric part of a: l with a = l l^T, or u with a = u^T u.
