@@ -12,7 +12,7 @@ set(unity_groups
     "kernels/conv/plane kernels/conv/shallow_conv"
     "kernels/conv/window_products kernels/loss/loss kernels/matmul/matmul kernels/matmul/packed_product kernels/matmul/blocked_product"
     "kernels/norm/batch_norm_channels_last kernels/pad/pad kernels/pointwise/epilogue kernels/pointwise/pointwise"
-    "kernels/norm/norm kernels/pointwise/pointwise_layout kernels/pool/pool"
+    "kernels/norm/norm kernels/norm/group_norm_grad kernels/pointwise/pointwise_layout kernels/pool/pool"
     "kernels/norm/norm_grad kernels/pool/lanes kernels/pool/padded kernels/pool/unpool kernels/pool/vector_pool kernels/quant/depthwise_bytes kernels/quant/integer_kernels kernels/quant/integer_operands"
     "kernels/quant/integer_product kernels/quant/linear kernels/quant/pool_bytes kernels/random/random"
     "kernels/strings/character_runs kernels/strings/ngrams kernels/strings/string_table kernels/svm/coupling"

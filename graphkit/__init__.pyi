@@ -175,6 +175,7 @@ from graphkit.ops._functions import global_max_pool as global_max_pool
 from graphkit.ops._functions import greater as greater
 from graphkit.ops._functions import greater_or_equal as greater_or_equal
 from graphkit.ops._functions import grid_sample as grid_sample
+from graphkit.ops._functions import group_norm_grad as group_norm_grad
 from graphkit.ops._functions import group_normalization as group_normalization
 from graphkit.ops._functions import gru as gru
 from graphkit.ops._functions import gru_grad as gru_grad
@@ -184,6 +185,7 @@ from graphkit.ops._functions import hamming_window as hamming_window
 from graphkit.ops._functions import hann_window as hann_window
 from graphkit.ops._functions import hard_sigmoid as hard_sigmoid
 from graphkit.ops._functions import hard_swish as hard_swish
+from graphkit.ops._functions import hard_swish_grad as hard_swish_grad
 from graphkit.ops._functions import hardmax as hardmax
 from graphkit.ops._functions import identity as identity
 from graphkit.ops._functions import if_ as if_

@@ -1210,6 +1210,18 @@ def grid_sample(
 ) -> Value:
     """Sample x: [N, C, *spatial] at the coordinates of grid: [N, *out, rank]; the result is [N, C, *out]."""
 
+def group_norm_grad(
+    dy: Operand,
+    x: Operand,
+    scale: Operand,
+    *,
+    num_groups: int | None = None,
+    epsilon: float = 1e-05,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value, Value]:
+    """Gradient of GroupNormalization with respect to x, scale and bias."""
+
 def group_normalization(
     x: Operand,
     scale: Operand,
@@ -1341,6 +1353,9 @@ def hard_sigmoid(
 
 def hard_swish(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x * min(max(x / 6 + 1/2, 0), 1). Howard et al. 2019, arXiv:1905.02244."""
+
+def hard_swish_grad(dy: Operand, x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """Gradient of HardSwish: 0 where x < -3, dy where x > 3, dy * (x / 3 + 1/2) elsewhere."""
 
 def hardmax(x: Operand, *, axis: int = -1, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """1 at the first maximum along `axis`, 0 elsewhere. It is a step function, so no gradient flows."""

@@ -12,7 +12,7 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, NUMERIC, SIGNED, UNSIGNED, DType, TensorType, broadcast_shapes
-from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.pointwise import Unary, broadcast_known, scalar_like, unbroadcast
 
@@ -226,6 +226,36 @@ class HardSwish(Unary):
 
     def grad(self, node: Node, dy: Any) -> Any:
         x: Any = node.inputs[0]
+        return F.hard_swish_grad(dy, x)
+
+
+@op
+class HardSwishGrad(Op):
+    """Gradient of HardSwish: 0 where x < -3, dy where x > 3, dy * (x / 3 + 1/2) elsewhere."""
+
+    domain = DOMAIN
+    inputs = ("dy", "x")
+    types = {"dy": FLOATS, "x": "dy"}
+    pointwise = True
+    symbolic_inference = True
+    inplace = ((0, 0), (1, 0))
+    samples = (
+        *(Sample((4,), Rand((4,), *limits)) for limits in ((-2.8, 2.8), (3.2, 9.0), (-9.0, -3.2))),
+        Sample((2, 3), Rand((2, 3), -2.8, 2.8)),
+        Sample((), Rand((), -2.8, 2.8)),
+        Sample((0, 2), (0, 2)),
+    )
+
+    def infer(self, dy: TensorType, x: TensorType) -> TensorType:
+        if not fits(dy.shape, x.shape):
+            raise TypeMismatch(f"the gradient {dy} and the operand {x} must have the same shape")
+        return TensorType(x.dtype, dy.shape if x.shape is None else x.shape)
+
+    def reference(self, xp: Any, dy: Any, x: Any) -> Any:
+        inside = xp.where(x > 3, dy, dy * (x / 3 + xp.asarray(0.5, x.dtype)))
+        return xp.where(x < -3, xp.zeros_like(dy), inside)
+
+    def expand(self, dy: Any, x: Any) -> Any:
         inside = F.where(x > 3.0, dy, dy * (x * (1.0 / 3.0) + 0.5))
         return drop_where(x < -3.0, inside)
 

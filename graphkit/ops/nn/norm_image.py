@@ -9,13 +9,14 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
-from graphkit.ops._base import F, Onnx, Op, Sample, op
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
 from graphkit.ops.nn.statistics import (
+    channel_axes,
     channel_shape,
     check_vector,
     columns,
     input_gradient,
-    known_rank,
+    input_gradient_array,
     mean_over,
     per_channel,
     standardised,
@@ -23,6 +24,7 @@ from graphkit.ops.nn.statistics import (
     sum_over,
 )
 from graphkit.ops.pointwise import scalar_like
+from graphkit.ops.wide import converted, wide_type
 
 
 def _check_affine(x: TensorType, scale: TensorType, b: TensorType) -> None:
@@ -61,10 +63,7 @@ class InstanceNormalization(Op):
     def grad(self, node: Node, dy: Any) -> Any:
         operands: Any = node.inputs
         x, scale, _ = operands
-        rank = known_rank(node, x)
-        h, r = standardised(x, range(2, rank), self.epsilon)
-        dx = input_gradient(F.mul(dy, columns(scale, rank)), h, r, range(2, rank))
-        return dx, per_channel(F.mul(dy, h)), per_channel(dy)
+        return F.group_norm_grad(dy, x, scale, epsilon=self.epsilon)
 
 
 @op
@@ -105,18 +104,74 @@ class GroupNormalization(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         operands: Any = node.inputs
-        x, scale, bias = operands
-        rank = known_rank(node, x)
+        x, scale, _ = operands
+        return F.group_norm_grad(dy, x, scale, num_groups=self.num_groups, epsilon=self.epsilon)
+
+
+@op
+class GroupNormGrad(Op):
+    """Gradient of GroupNormalization with respect to x, scale and bias.
+
+    The statistics are computed from x. num_groups: None means that each channel is a group, as in
+    InstanceNormalization.
+    """
+
+    num_groups: int | None = None
+    epsilon: float = 1e-5
+    domain = DOMAIN
+    inputs = ("dy", "x", "scale")
+    outputs = ("dx", "dscale", "db")
+    types = {"dy": FLOATS, "x": "dy", "scale": "dy"}
+    composite = True
+    samples = (
+        Sample((2, 4, 2, 3), (2, 4, 2, 3), (4,), num_groups=2),
+        Sample((2, 6, 3), (2, 6, 3), (6,), num_groups=3, epsilon=0.0625),
+        Sample((2, 3, 3, 4), (2, 3, 3, 4), (3,)),
+        Sample((1, 3, 5), (1, 3, 5), (3,), num_groups=1),
+        Sample((0, 4, 2), (0, 4, 2), (4,), num_groups=2),
+    )
+
+    def infer(self, dy: TensorType, x: TensorType, scale: TensorType) -> Any:
+        _check_affine(x, scale, scale)
+        vector = TensorType(scale.dtype, scale.shape)
+        return TensorType(x.dtype, x.shape), vector, vector
+
+    def reference(self, xp: Any, dy: Any, x: Any, scale: Any) -> Any:
+        groups = x.shape[1] if self.num_groups is None else self.num_groups
+        grouped = (x.shape[0], groups, x.shape[1] // groups if groups else 1, *x.shape[2:])
+        axes = tuple(range(2, x.ndim + 1))
+        data = x.reshape(grouped)
+        mean, var = statistics(xp, data, axes)
+        r = 1.0 / xp.sqrt(var + self.epsilon)
+        h = (data - mean) * r
+        dx = input_gradient_array(xp, (dy * scale.reshape(channel_shape(x.ndim))).reshape(grouped), h, r, axes)
+        summed = channel_axes(x.ndim)
+        return dx.reshape(x.shape), xp.sum(dy * h.reshape(x.shape), axis=summed), xp.sum(dy, axis=summed)
+
+    def expand(self, dy: Any, x: Any, scale: Any) -> Any:
+        if x.rank is None:
+            raise UnsupportedError(f"GroupNormGrad in standard operators needs an operand of known rank, not {x}")
+        rank, wide = x.rank, wide_type(x.dtype)
+        g, data, factor = (converted(v, wide) for v in (dy, x, scale))
+        if self.num_groups is None:
+            h, r = standardised(data, range(2, rank), self.epsilon)
+            dx = input_gradient(F.mul(g, columns(factor, rank)), h, r, range(2, rank))
+            results = dx, per_channel(F.mul(g, h)), per_channel(g)
+        else:
+            results = self._expanded(g, data, factor, rank)
+        return tuple(converted(v, x.dtype) for v in results)
+
+    def _expanded(self, g: Any, x: Any, scale: Any, rank: int) -> Any:
         groups = np.array([self.num_groups], np.int64)
         per_group = F.div(F.shape(x, start=1, end=2), groups)
         grouped = F.concat(F.shape(x, start=0, end=1), groups, per_group, F.shape(x, start=2), axis=0)
-        g = F.reshape(dy, grouped)
+        given = F.reshape(g, grouped)
         h, r = standardised(F.reshape(x, grouped), range(2, rank + 1), self.epsilon)
         column = F.concat(groups, per_group, np.ones(rank - 2, np.int64), axis=0)
-        dx = input_gradient(F.mul(g, F.reshape(scale, column)), h, r, range(2, rank + 1))
+        dx = input_gradient(F.mul(given, F.reshape(scale, column)), h, r, range(2, rank + 1))
         axes = (0, *range(3, rank + 1))
-        d_scale, d_bias = sum_over(F.mul(g, h), axes), sum_over(g, axes)
-        return F.reshape(dx, F.shape(x)), F.reshape(d_scale, F.shape(scale)), F.reshape(d_bias, F.shape(bias))
+        d_scale, d_bias = sum_over(F.mul(given, h), axes), sum_over(given, axes)
+        return F.reshape(dx, F.shape(x)), F.reshape(d_scale, F.shape(scale)), F.reshape(d_bias, F.shape(scale))
 
 
 @op

@@ -163,6 +163,8 @@ MODULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("ai.graphkit", "FusedMatMul"): ("matmul",),
     ("ai.graphkit", "GRURecurrence"): ("rnn",),
     ("ai.graphkit", "GRURecurrenceGrad"): ("rnn",),
+    ("ai.graphkit", "GroupNormGrad"): ("norm",),
+    ("ai.graphkit", "HardSwishGrad"): ("pointwise",),
     ("ai.graphkit", "Im2Col"): ("im2col",),
     ("ai.graphkit", "LSTMRecurrence"): ("rnn",),
     ("ai.graphkit", "LSTMRecurrenceGrad"): ("rnn",),

@@ -19,7 +19,7 @@ from graphkit.ops.nn.norm import (
     RMSNormalization,
     RMSNormGrad,
 )
-from graphkit.ops.nn.norm_image import LRN, GroupNormalization, InstanceNormalization
+from graphkit.ops.nn.norm_image import LRN, GroupNormalization, GroupNormGrad, InstanceNormalization
 
 
 def _dtype(node: Node, position: int = 0) -> str:
@@ -130,6 +130,14 @@ def _rms_norm_grad(node: Node, context: KernelContext) -> Kernel | None:
 def _batch_norm_grad(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, BatchNormGrad)
     return native.BatchNormGrad(shape(node.inputs[1]), _dtype(node), _dtype(node, 2), op.epsilon, context.threads)
+
+
+@kernel("GroupNormGrad", DOMAIN, covers=lambda node: True)
+def _group_norm_grad(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, GroupNormGrad)
+    x = shape(node.inputs[1])
+    groups = x[1] if op.num_groups is None else op.num_groups
+    return native.GroupNormGrad(x, groups, _dtype(node), op.epsilon, context.threads) if groups else None
 
 
 # --- channels last --------------------------------------------------------------------------------

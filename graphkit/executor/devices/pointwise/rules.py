@@ -240,6 +240,11 @@ def _hard_swish(code: Instructions, op: Op, x: Term) -> Term:
     return code.emit("mul", x, code.emit("unit_line", x, 1.0 / 6.0, 0.5))
 
 
+@_rule("HardSwishGrad")
+def _hard_swish_grad(code: Instructions, op: Op, dy: Term, x: Term) -> Term:
+    return code.emit("hard_swish_grad", dy, x)
+
+
 @_rule("Gelu")
 def _gelu(code: Instructions, op: Gelu, x: Term) -> Term:
     return code.emit("gelu_tanh" if op.approximate == "tanh" else "gelu", x)

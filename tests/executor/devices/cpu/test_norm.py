@@ -96,6 +96,18 @@ def test_instances_and_groups(shape, name, isa, near_float64):
 
 
 @in_one_item()
+@pytest.mark.parametrize("shape", [*IMAGES, (1, 6, 8500), (20, 6, 37)], ids=str)
+@pytest.mark.parametrize("name", TOLERANCE)
+def test_gradients_of_instances_and_groups(shape, name, isa, near_float64):
+    rng = np.random.default_rng(7)
+    arrays = [draw(rng, shape, name), draw(rng, shape, name), draw(rng, shape[1:2], name)]
+    for groups in (1, 2, None):
+        near_float64("group_norm_grad", arrays, TOLERANCE[name], epsilon=0.1, num_groups=groups)
+    near_float64("group_norm_grad", arrays, TOLERANCE[name], unused=(1, 2), epsilon=0.1, num_groups=2)
+    near_float64("group_norm_grad", arrays, TOLERANCE[name], unused=(0,), epsilon=0.1, num_groups=2)
+
+
+@in_one_item()
 @pytest.mark.parametrize("shape", [*IMAGES, (300, 7), (9, 300), (6, 2000), (4,)], ids=str)
 @pytest.mark.parametrize("name", TOLERANCE)
 @pytest.mark.parametrize("vectors", ["same", "float32"])

@@ -7,6 +7,7 @@ import pytest
 from combinations import in_one_item, seeds
 from kernel_runs import run_kernel
 
+import graphkit as gk
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.cpu.pointwise import kernel_of as chain_kernel
 from graphkit.executor.devices.kernel import KernelContext
@@ -263,6 +264,32 @@ def test_selections_and_comparisons(dtype, size, every_isa):
     equal, where = node_of(registry.get("", "Equal")(), a, b), node_of(registry.get("", "Where")(), condition, a, b)
     np.testing.assert_array_equal(run_kernel(kernel_of(equal), equal, [a, b])[0], a == b)
     np.testing.assert_array_equal(run_kernel(kernel_of(where), where, [condition, a, b])[0], np.where(condition, a, b))
+
+
+@in_one_item()
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "int64", "uint16"])
+@pytest.mark.parametrize("name", ["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"])
+@pytest.mark.parametrize("shared", [False, True], ids=["selection alone", "another reader"])
+def test_selections_by_comparisons(dtype, name, shared, every_isa):
+    """A comparison is part of the selection if nothing else reads it; both have float32 or other elements."""
+    rng = np.random.default_rng(13)
+    arrays = [random_array(rng, (5, 67), dtype) for _ in range(3)]
+    if dtype in ("float32", "float64", "float16"):
+        arrays[0][0, :4], arrays[1][0, 2:6] = np.nan, np.nan
+    arrays[1][1] = arrays[0][1]
+    inputs = [Value(TensorType(dtype, a.shape), f"x{i}") for i, a in enumerate(arrays)]
+    condition = getattr(
+        F, {"LessOrEqual": "less_or_equal", "GreaterOrEqual": "greater_or_equal"}.get(name, name.lower())
+    )(*inputs[:2])
+    y = F.where(condition, F.add(inputs[0], inputs[2]), inputs[1])
+    other = F.where(condition, np.float32(1), np.float32(-2))
+    outputs = [y, F.not_(condition)] if shared else [y, other]
+    expected = evaluate(Graph(inputs, outputs), arrays)
+    model = gk.Model({f"y{i}": v for i, v in enumerate(outputs)})
+    for threads in (1, 3):
+        got = model.compile(threads=threads).run({f"x{i}": a for i, a in enumerate(arrays)})
+        for i, array in enumerate(expected):
+            check(got[f"y{i}"], array)
 
 
 @in_one_item()

@@ -233,6 +233,11 @@ GK_INLINE T gk_swish(T a, T b) {
     return a * gk_sigmoid(a * b);
 }
 template <typename T>
+GK_INLINE T gk_hard_swish_grad(T a, T b) {
+    const T inside = b > (T)3 ? a : gk_mul(a, (b + (T)1.5) * (T)(1.0 / 3));
+    return b < (T)-3 ? (T)0 : inside;
+}
+template <typename T>
 GK_INLINE T gk_unit_line(T a, T b, T c) {
     return gk_minimum(gk_maximum(gk_mul_add(a, b, c), (T)0), (T)1);
 }

@@ -182,7 +182,8 @@ class Pointwise::Walk {
     }
 
     void compute(const BlockStep& step, std::int64_t size) const {
-        const BlockOperand operands[kMaxOperands] = {places_[step.x[0]], places_[step.x[1]], places_[step.x[2]]};
+        const BlockOperand operands[kMaxOperands] = {places_[step.x[0]], places_[step.x[1]], places_[step.x[2]],
+                                                     places_[step.x[3]]};
         step.function(writable(step.y), operands, size);
     }
 

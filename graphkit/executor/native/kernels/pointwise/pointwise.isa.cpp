@@ -151,6 +151,23 @@ void select(std::byte* y, const BlockOperand* x, std::int64_t count) {
     }
 }
 
+// A comparison and the selection by it, without the booleans between them.
+template <typename F, typename T>
+void select_by(std::byte* y, const BlockOperand* x, std::int64_t count) {
+    const T* a = data<T>(x[0]);
+    const T* b = data<T>(x[1]);
+    const T* c = data<T>(x[2]);
+    const T* d = data<T>(x[3]);
+    const std::int64_t mask_a = x[0].mask;
+    const std::int64_t mask_b = x[1].mask;
+    const std::int64_t mask_c = x[2].mask;
+    const std::int64_t mask_d = x[3].mask;
+    for (std::int64_t i = 0; i < count; i += kLanes<T>) {
+        const auto holds = F::template apply<T>(load(a + (i & mask_a)), load(b + (i & mask_b)));
+        store(data<T>(y) + i, holds ? load(c + (i & mask_c)) : load(d + (i & mask_d)));
+    }
+}
+
 // --- conversions ------------------------------------------------------------------------------------------------
 
 // A float outside of the integers' range has an unspecified result, as in numpy: the low bits of a wider conversion.
@@ -352,6 +369,10 @@ struct TableBuilder {
         at<T>(Opcode::not_equal) = &compare<functions::NotEqual, U>;
         at<T>(Opcode::less) = &compare<functions::Less, T>;
         at<T>(Opcode::less_equal) = &compare<functions::LessEqual, T>;
+        at<T>(Opcode::select_equal) = &select_by<functions::Equal, U>;
+        at<T>(Opcode::select_not_equal) = &select_by<functions::NotEqual, U>;
+        at<T>(Opcode::select_less) = &select_by<functions::Less, T>;
+        at<T>(Opcode::select_less_equal) = &select_by<functions::LessEqual, T>;
         at<T>(Opcode::neg) = &unary<functions::Neg, U>;
         at<T>(Opcode::abs) = &unary<functions::Abs, T>;
         at<T>(Opcode::sign) = &unary<functions::Sign, T>;
@@ -395,6 +416,7 @@ struct TableBuilder {
         at<T>(Opcode::mish) = &unary<functions::Mish, T>;
         at<T>(Opcode::threshold) = &binary<functions::Threshold, T>;
         at<T>(Opcode::unit_line) = &ternary<functions::UnitLine, T>;
+        at<T>(Opcode::hard_swish_grad) = &binary<functions::HardSwishGrad, T>;
         at<T>(Opcode::swish) = &binary<functions::Swish, T>;
         at<T>(Opcode::cosh) = &unary<functions::Cosh, T>;
     }

@@ -112,6 +112,8 @@ GRAPHKIT_BINARY(Threshold, a > b ? a : Vector<T>{})
 GRAPHKIT_TERNARY(Clip, smaller<T>(larger<T>(a, b), c))
 GRAPHKIT_TERNARY(UnitLine, at_most<T>(at_least<T>(a* b + c, T{0}), T{1}))
 GRAPHKIT_BINARY(Swish, a* sigmoid<T>(a* b))
+GRAPHKIT_BINARY(HardSwishGrad,
+                b < T{-3} ? Vector<T>{} : (b > T{3} ? a : a * ((b + static_cast<T>(1.5)) * static_cast<T>(1.0 / 3))))
 GRAPHKIT_COMPARISON(Equal, a == b)
 GRAPHKIT_COMPARISON(NotEqual, a != b)
 GRAPHKIT_COMPARISON(Less, a < b)

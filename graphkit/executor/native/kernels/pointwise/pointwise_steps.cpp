@@ -22,6 +22,20 @@ bool is_comparison(Opcode opcode) {
            opcode == Opcode::less_equal;
 }
 
+// The selection by the result of a comparison.
+Opcode selection_by(Opcode comparison) {
+    switch (comparison) {
+        case Opcode::equal:
+            return Opcode::select_equal;
+        case Opcode::not_equal:
+            return Opcode::select_not_equal;
+        case Opcode::less:
+            return Opcode::select_less;
+        default:
+            return Opcode::select_less_equal;
+    }
+}
+
 const std::unordered_map<std::string, Opcode>& opcodes_by_name() {
     // Never destroyed: a run may make kernels while the process ends.
     static const std::unordered_map<std::string, Opcode>& known = *[] {
@@ -67,8 +81,9 @@ class Compiler {
         for (int i = 0; i < number_of_sources(); ++i) {
             store_outputs(i);
         }
+        find_conditions();
         for (const PointwiseInstruction& instruction : source_.instructions) {
-            numbers_.push_back(add(instruction));
+            numbers_.push_back(is_condition(static_cast<int>(numbers_.size())) ? kNowhere : add(instruction));
             store_outputs(static_cast<int>(numbers_.size()) - 1);
         }
         allocate();
@@ -181,7 +196,60 @@ class Compiler {
         return number < steps_.inputs ? loaded(number) : numbers_[static_cast<std::size_t>(number)];
     }
 
+    // Comparisons that only the condition of one selection reads: they become part of that selection.
+    void find_conditions() {
+        std::vector<int> readers(static_cast<std::size_t>(number_of_sources()) + source_.instructions.size());
+        std::vector<bool> selected(readers.size());
+        for (const PointwiseInstruction& instruction : source_.instructions) {
+            for (std::size_t i = 0; i < instruction.operands.size(); ++i) {
+                const auto number = static_cast<std::size_t>(instruction.operands[i]);
+                if (number < readers.size()) {
+                    ++readers[number];
+                    selected[number] = instruction.opcode == "select" && i == 0;
+                }
+            }
+        }
+        for (const PointwiseOutput& output : source_.outputs) {
+            if (output.value >= 0) {
+                ++readers[static_cast<std::size_t>(output.value)];
+            }
+        }
+        conditions_.resize(readers.size());
+        for (std::size_t i = 0; i < source_.instructions.size(); ++i) {
+            const std::size_t number = static_cast<std::size_t>(number_of_sources()) + i;
+            const auto found = opcodes_by_name().find(source_.instructions[i].opcode);
+            conditions_[number] = readers[number] == 1 && selected[number] && found != opcodes_by_name().end() &&
+                                  is_comparison(found->second) && source_.instructions[i].operands.size() == 2;
+        }
+    }
+
+    bool is_condition(int number) const { return conditions_[static_cast<std::size_t>(number)]; }
+
+    // A selection by a comparison: one step where both have the same element type, else two.
+    int add_selection(const PointwiseInstruction& instruction) {
+        const int number = instruction.operands[0];
+        const PointwiseInstruction& comparison =
+            source_.instructions[static_cast<std::size_t>(number - number_of_sources())];
+        const std::vector<int> x = {operand(comparison.operands[0]), operand(comparison.operands[1]),
+                                    operand(instruction.operands[1]), operand(instruction.operands[2])};
+        const ElementType type = value(x[2]).type;
+        const bool one_type = std::all_of(x.begin(), x.end(), [&](int i) { return value(i).type == type; });
+        const Opcode opcode = selection_by(opcodes_by_name().at(comparison.opcode));
+        const BlockFunction function = table_.functions[index_of(opcode)][index(type)];
+        if (one_type && function != nullptr) {
+            const double scale = static_cast<double>(size_of(type)) / 4;
+            return emit(function, type, x, kOpcodes[index_of(opcode)].nanoseconds * scale);
+        }
+        numbers_[static_cast<std::size_t>(number)] = add(comparison);
+        conditions_[static_cast<std::size_t>(number)] = false;
+        return add(instruction);
+    }
+
     int add(const PointwiseInstruction& instruction) {
+        if (instruction.opcode == "select" && instruction.operands.size() == 3 && instruction.operands[0] >= 0 &&
+            instruction.operands[0] < static_cast<int>(numbers_.size()) && is_condition(instruction.operands[0])) {
+            return add_selection(instruction);
+        }
         std::vector<int> x;
         for (const int number : instruction.operands) {
             x.push_back(operand(number));
@@ -389,6 +457,7 @@ class Compiler {
     std::map<int, int> loaded_;
     std::vector<Draft> drafts_;
     std::vector<int> pinned_;
+    std::vector<bool> conditions_;  // of the source's values: computed by the selection that reads it
 };
 
 }  // namespace

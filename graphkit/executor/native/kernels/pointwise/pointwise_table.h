@@ -23,6 +23,8 @@ namespace graphkit {
     X(minimum, 2, 0.03) X(maximum, 2, 0.03) /* NaN wins */                                                  \
     X(equal, 2, 0.04) X(not_equal, 2, 0.04) X(less, 2, 0.04) X(less_equal, 2, 0.04)                         \
     X(select, 3, 0.04) /* a ? b : c */                                                                      \
+    X(select_equal, 4, 0.05) X(select_not_equal, 4, 0.05) /* a == b ? c : d, a != b ? c : d */              \
+    X(select_less, 4, 0.05) X(select_less_equal, 4, 0.05) /* a < b ? c : d, a <= b ? c : d */               \
     X(bit_and, 2, 0.02) X(bit_or, 2, 0.02) X(bit_xor, 2, 0.02)                                              \
     X(shift_left, 2, 0.1) X(shift_right, 2, 0.1) /* beyond the width: only the sign is left */              \
     X(neg, 1, 0.02) X(abs, 1, 0.02) X(sign, 1, 0.03)                                                        \
@@ -31,6 +33,7 @@ namespace graphkit {
     X(tanh, 1, 0.25) X(sigmoid, 1, 0.25) X(erf, 1, 0.3) X(gelu, 1, 0.35) X(gelu_tanh, 1, 0.3)               \
     X(softplus, 1, 0.5) X(mish, 1, 0.3)                                                                     \
     X(swish, 2, 0.25)    /* a sigmoid(a b) */                                                               \
+    X(hard_swish_grad, 2, 0.06) /* 0 where b < -3, a where b > 3, else a (b / 3 + 1/2) */                   \
     X(prelu, 2, 0.04)    /* a where a >= 0, else a b */                                                     \
     X(threshold, 2, 0.03) /* a where a > b, else 0 */                                                       \
     X(clip, 3, 0.04) /* between b and c; NaN wins */                                                        \
@@ -70,7 +73,7 @@ inline bool may_divide_by_zero(Opcode opcode, bool integers) {
 
 inline constexpr std::size_t kOpcodeCount = std::size(kOpcodes);
 inline constexpr std::size_t kElementTypes = 13;
-inline constexpr int kMaxOperands = 3;
+inline constexpr int kMaxOperands = 4;
 
 // An operand of a block function. Element i lies at data[i & mask]: the mask is -1 for a block, and 0 for one value,
 // which is there as often as a vector has lanes.
