@@ -34,6 +34,8 @@ class MatMul(Op):
     onnx = Onnx("MatMul", since=13)
     samples = (
         Sample((2, 3), (3, 4)),
+        Sample((2, 3), (3, 1)),
+        Sample((5, 2, 3), (3, 1)),
         Sample((5, 2, 3), (3, 4)),
         Sample((2, 3), (5, 3, 4)),
         Sample((2, 1, 2, 3), (4, 3, 2)),
@@ -79,7 +81,7 @@ class MatMul(Op):
         if a.rank is None or b.rank is None:
             raise UnsupportedError(f"{node.describe()}: the gradient of a matrix product needs operands of known rank")
         if a.rank == b.rank == 2:
-            return F.gemm(dy, b, transB=True), F.gemm(a, dy, transA=True)
+            return F.gemm(dy, b, transB=True), _summed_over_rows(a, dy)
         if a.rank == b.rank == 1:
             return F.mul(dy, b), F.mul(dy, a)
         row, column = a, b
@@ -90,12 +92,19 @@ class MatMul(Op):
         da = F.mat_mul(dy, transposed(column))
         if column.rank == 2:
             # One product over all batches at once, instead of a batch of products to be summed.
-            db = F.gemm(F.flatten(row, axis=-1), F.flatten(dy, axis=-1), transA=True)
+            db = _summed_over_rows(F.flatten(row, axis=-1), F.flatten(dy, axis=-1))
         else:
             db = F.mat_mul(transposed(row), dy)
         if b.rank == 1:
             db = F.squeeze(db, np.array([-1]))
         return unbroadcast(da, a), unbroadcast(db, b)
+
+
+def _summed_over_rows(a: Any, dy: Any, alpha: float = 1.0) -> Any:
+    """alpha * a^T @ dy: [k, n]. a: [m, k]; dy: [m, n]. With one column, dy^T @ a reads a in the order of its memory."""
+    if dy.shape is not None and dy.shape[1] == 1:
+        return F.transpose(F.gemm(dy, a, alpha=alpha, transA=True), perm=(1, 0))
+    return F.gemm(a, dy, alpha=alpha, transA=True)
 
 
 @op
@@ -166,8 +175,10 @@ class Gemm(Op):
             da = F.gemm(dy, b, alpha=alpha, transB=not self.transB)
         if self.transB:
             db = F.gemm(dy, a, alpha=alpha, transA=True, transB=self.transA)
+        elif self.transA:
+            db = F.gemm(a, dy, alpha=alpha)
         else:
-            db = F.gemm(a, dy, alpha=alpha, transA=not self.transA)
+            db = _summed_over_rows(a, dy, alpha)
         if len(operands) < 3:
             return da, db
         dc = dy if self.beta == 1.0 else F.mul(dy, scalar_like(self.beta, dy))
