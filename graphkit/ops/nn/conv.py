@@ -19,6 +19,7 @@ from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import ranked
+from graphkit.ops.nn.patches import cuts_patches, gradient_of_patches
 from graphkit.ops.nn.sliding_window import (
     Sliding,
     Window,
@@ -267,6 +268,8 @@ class Conv(Convolution):
     samples = (
         *(Sample(x, w, **attrs) for x, w, attrs in _GEOMETRIES),
         Sample((2, 3, 5, 5), (4, 3, 3, 3), (4,), pads=(1, 1, 1, 1)),
+        Sample((2, 3, 5, 6), (4, 3, 2, 3), (4,), strides=(2, 3)),
+        Sample((0, 3, 5), (4, 3, 2), strides=(2,)),
         Sample((0, 3, 5, 5), (4, 3, 3, 3), (4,)),
     )
 
@@ -286,7 +289,11 @@ class Conv(Convolution):
         operands: Any = node.inputs
         x, w = operands[:2]
         x = ranked(x, w.rank)
-        dx = F.conv_grad_input(dy, w, x, **self.related())
+        known = x.shape is not None and w.shape is not None
+        if known and cuts_patches(w, x, self.window(x.shape[2:], self._kernel(w.shape)), self.group):
+            dx = gradient_of_patches(dy, w, x)
+        else:
+            dx = F.conv_grad_input(dy, w, x, **self.related())
         dw = F.conv_grad_weight(x, dy, w, **self.related())
         return dx, dw, *_bias_gradients(node, dy)
 
