@@ -178,21 +178,23 @@ class BaseProgram(ABC):
         Raises OutOfMemory.
         """
         made: list[Any] = []
-        recycle = self.pools.results.array
         for position, spec in enumerate(self.owned):
             buffer = buffers.get(position) if buffers else None
             if spec is None or buffer is not None:
                 made.append(buffer)
                 continue
-            shape, dtype, nbytes = spec
-            # The store keeps the new value of a state, so its memory cannot be recycled.
-            fresh = nbytes < RECYCLED_BYTES or position < len(self.donated)
-            try:
-                made.append(np.empty(shape, dtype) if fresh else recycle(position, shape, dtype, nbytes))
-            except (MemoryError, ValueError) as error:
-                raise_if_out_of_memory(self.graph, f"result {position}, {nbytes} bytes", error)
-                raise
+            made.append(self.allocated(position, *spec))
         return made
+
+    def allocated(self, position: int, shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
+        """Return recycled or new memory for the result at `position`. Raises OutOfMemory."""
+        # The store keeps the new value of a state, so its memory cannot be recycled.
+        fresh = nbytes < RECYCLED_BYTES or position < len(self.donated)
+        try:
+            return np.empty(shape, dtype) if fresh else self.pools.results.array(position, shape, dtype, nbytes)
+        except (MemoryError, ValueError) as error:
+            raise_if_out_of_memory(self.graph, f"result {position}, {nbytes} bytes", error)
+            raise
 
     @property
     @abstractmethod

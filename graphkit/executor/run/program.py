@@ -78,6 +78,12 @@ class Program(InstancedProgram):
     def instance(self) -> Instance:
         return _Instance(self)
 
+    def copied(self, position: int, array: np.ndarray) -> np.ndarray:
+        """Return a copy of a result in recycled or new memory. Raises OutOfMemory."""
+        result = self.allocated(position, array.shape, array.dtype, array.nbytes)
+        np.copyto(result, array)
+        return result
+
     @property
     def threads(self) -> int:
         return self._lowered.settings.threads
@@ -271,7 +277,7 @@ class _Instance:
                 arrays[position] = None
             program.run_native(self.native, arrays, arena, self._call if self._calls else None)
         for operand in self._buffer_finals:
-            results[operand.position] = _read(self.native, operand).copy()
+            results[operand.position] = program.copied(operand.position, _read(self.native, operand))
         for position, final in enumerate(self._finals):
             if final is not None:
                 results[position] = _copied(final)
