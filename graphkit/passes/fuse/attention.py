@@ -15,7 +15,6 @@ from graphkit.ops.nn.softmax import Softmax
 from graphkit.ops.tensor.shape import Squeeze
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import (
-    array_of,
     first,
     ints,
     is_op,
@@ -27,6 +26,7 @@ from graphkit.passes.core.match import (
     scaled,
 )
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
+from graphkit.passes.fuse.triangles import triangle_of
 
 # Scores this far below others have no weight, as if they were minus infinity. Float16 ends before.
 _NONE, _NONE_OF_FLOAT16 = -1e8, -6e4
@@ -48,7 +48,7 @@ def fuse_attention(graph: Graph, *, kinds: Collection[DType] = (DType.FLOAT32,))
 
     Operands have three or four axes, the last two those of the products. The scale may be at the scores or at either
     factor; the mask is a term, or the condition of a Where. A transposition of all three operands, or of the result,
-    becomes a layout; a constant lower-triangular mask becomes `causal`. kinds: of the scores. Linear.
+    becomes a layout; a mask that `triangle_of` proves to be causal becomes `causal`. kinds: of the scores. Linear.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -278,17 +278,19 @@ def _causal(node: Node) -> Sequence[Value] | None:
 
 
 def _hides_the_future(op: AttentionOp, q: Value, k: Value, mask: Value | None) -> bool:
-    """Whether a mask is constant, and hides exactly the keys behind a query."""
-    array = None if mask is None else array_of(mask)
-    if array is None or op.causal or array.ndim < 2 or array.size != array.shape[-1] * array.shape[-2]:
-        return False
-    rows, keys = array.shape[-2:]
+    """Whether a mask provably hides exactly the keys behind a query."""
     axis = 2 if op.layout == "NHLD" else 1
-    if (q.tensor.known_shape[axis], k.tensor.known_shape[axis]) != (rows, keys) or keys < rows:
+    rows, keys = (None if x.tensor.shape is None else x.tensor.shape[axis] for x in (q, k))
+    if mask is None or op.causal or not isinstance(rows, int) or not isinstance(keys, int) or keys < rows:
+        return False
+    found = triangle_of(mask, rows, keys)
+    if found is None:
         return False
     none = _NONE_OF_FLOAT16 if q.dtype is DType.FLOAT16 else _NONE
-    visible = np.tri(rows, keys, keys - rows, dtype=bool)
-    flat = array.reshape(rows, keys)
-    if array.dtype == bool:
-        return bool((flat == visible).all()) and op.mask_value <= none
-    return bool((flat[visible] == 0).all() and (flat[~visible] <= none).all())
+    if mask.dtype is DType.BOOL:
+        shows, hides = bool(found.low), not found.high and op.mask_value <= none
+    else:
+        shows, hides = found.low == 0, found.high <= none
+    if found.diagonal is None:
+        return rows == 1 and bool(shows)  # the only query sees all keys
+    return found.diagonal == keys - rows and bool(shows and hides)
