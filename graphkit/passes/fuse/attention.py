@@ -288,9 +288,9 @@ def _hides_the_future(op: AttentionOp, q: Value, k: Value, mask: Value | None) -
         return False
     none = _NONE_OF_FLOAT16 if q.dtype is DType.FLOAT16 else _NONE
     if mask.dtype is DType.BOOL:
-        shows, hides = bool(found.low), not found.high and op.mask_value <= none
+        shows, hides = bool(found.low), not bool(found.high) and op.mask_value <= none
     else:
-        shows, hides = found.low == 0, found.high <= none
+        shows, hides = bool(found.low == 0), bool(found.high <= none)
     if found.diagonal is None:
-        return rows == 1 and bool(shows)  # the only query sees all keys
-    return found.diagonal == keys - rows and bool(shows and hides)
+        return rows == 1 and shows  # the only query sees all keys
+    return found.diagonal == keys - rows and shows and hides

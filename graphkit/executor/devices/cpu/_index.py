@@ -159,6 +159,8 @@ MODULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("ai.graphkit", "FtrlUpdate"): ("pointwise",),
     ("ai.graphkit", "Fused"): ("pointwise",),
     ("ai.graphkit", "FusedAttention"): ("attention",),
+    ("ai.graphkit", "FusedAttentionGrad"): ("attention",),
+    ("ai.graphkit", "FusedAttentionWithStatistics"): ("attention",),
     ("ai.graphkit", "FusedConv"): ("conv",),
     ("ai.graphkit", "FusedMatMul"): ("matmul",),
     ("ai.graphkit", "GRURecurrence"): ("rnn",),

@@ -1,8 +1,10 @@
 // Scaled dot-product attention, fused: scores never leave the near caches.
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
+#include "kernels/attention/attention_layout.h"
 #include "kernels/attention/attention_table.h"
 #include "primitives/elements.h"
 #include "primitives/pieces.h"
@@ -23,29 +25,25 @@ namespace {
 // With a past of P rows, [N, G, P, D] and [N, G, P, Dv], attention is that of the past's keys and values with k and v
 // behind them, which are further results; the mask comes behind the past. Results that nobody reads may be left out,
 // these two if it was said before.
+//
+// With statistics, [N, H, L], further results are each row's largest score and its sum of exp(score - largest).
 class Attention : public Kernel {
   public:
     Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
               double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last,
-              const std::optional<std::int64_t>& past, bool keys_returned, bool values_returned, int threads);
+              const std::optional<std::int64_t>& past, bool keys_returned, bool values_returned, bool statistics,
+              int threads);
 
     std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
-    // Where the rows of a head lie.
-    struct Rows {
-        std::int64_t batch, head, row;
-        std::int64_t offset(std::int64_t n, std::int64_t h) const { return n * batch + h * head; }
-    };
-    static Rows rows_of(std::int64_t heads, std::int64_t rows, std::int64_t columns, bool heads_last);
     // Whether each block copies the keys and values that it reads.
     bool keeps_in_blocks() const {
         return sharing_ == 1 && queries_ > 0 && queries_ <= table_.few && block_.value_depth > 0;
     }
     std::size_t blocks_bytes() const;
     std::size_t joined_bytes(std::int64_t columns) const;
-    void set_mask(const Dims& mask, const Dims& scores);
     void put_sharers_together();
     void join(const float* past, const float* behind, float* whole, std::int64_t columns) const;
 
@@ -61,6 +59,8 @@ class Attention : public Kernel {
         const float* past_v;
         float* keys;
         float* values;
+        float* largest;
+        float* total;
         void (*copy)(float* to, const float* from, std::int64_t floats);
     };
     Operands given(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
@@ -69,13 +69,13 @@ class Attention : public Kernel {
     const AttentionTable& table_;
     std::int64_t batch_, heads_;
     std::int64_t sharing_;  // heads of q that have one of k and v
-    Rows q_{}, k_{}, v_{}, y_{};
-    std::int64_t mask_strides_[4] = {};
+    HeadRows q_{}, k_{}, v_{}, y_{};
+    std::array<std::int64_t, 4> mask_strides_{};
     bool masked_, boolean_mask_;
     AttentionBlock block_{};  // what all blocks share
     std::int64_t queries_;    // rows of q
     std::optional<std::int64_t> past_;
-    bool keys_returned_, values_returned_;
+    bool keys_returned_, values_returned_, statistics_;
     std::int64_t groups_ = 0;
 };
 
@@ -94,21 +94,18 @@ void stream_floats(float* to, const float* from, std::int64_t floats) {
 
 }  // namespace
 
-Attention::Rows Attention::rows_of(std::int64_t heads, std::int64_t rows, std::int64_t columns, bool heads_last) {
-    const std::int64_t batch = heads * rows * columns;
-    return heads_last ? Rows{batch, columns, heads * columns} : Rows{batch, rows * columns, columns};
-}
-
 Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
                      double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last,
-                     const std::optional<std::int64_t>& past, bool keys_returned, bool values_returned, int threads)
+                     const std::optional<std::int64_t>& past, bool keys_returned, bool values_returned, bool statistics,
+                     int threads)
     : Kernel("Attention", threads),
       table_(attention_table()),
       masked_(mask.has_value()),
       boolean_mask_(boolean_mask),
       past_(past),
       keys_returned_(keys_returned),
-      values_returned_(values_returned) {
+      values_returned_(values_returned),
+      statistics_(statistics) {
     inputs_ = {{"q", q}, {"k", k}, {"v", v}};
     const auto with_rows = [](Dims whole, std::int64_t rows) {
         if (whole.size() == 4) {
@@ -144,17 +141,24 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     }
     sharing_ = groups == heads_ ? 1 : heads_ / groups;
     const Dims y = output_heads_last ? Dims{batch_, queries_, heads_, v[3]} : Dims{batch_, heads_, queries_, v[3]};
-    outputs_ = {{"y", y, ElementType::f32, past.has_value()}};
+    outputs_ = {{"y", y, ElementType::f32, past.has_value() || statistics}};
     if (past) {
         outputs_.push_back({"keys", with_rows(k, keys), ElementType::f32, !keys_returned});
         outputs_.push_back({"values", with_rows(v, keys), ElementType::f32, !values_returned});
     }
-    q_ = rows_of(heads_, queries_, q[3], heads_last);
-    k_ = rows_of(groups, keys, k[3], heads_last);
-    v_ = rows_of(groups, keys, v[3], heads_last);
-    y_ = rows_of(heads_, queries_, v[3], output_heads_last);
+    if (statistics) {
+        if (past || sharing_ > 1) {
+            fail("statistics are returned if each head has its own keys, and without past keys");
+        }
+        outputs_.push_back({"largest", {batch_, heads_, queries_}, ElementType::f32, true});
+        outputs_.push_back({"total", {batch_, heads_, queries_}, ElementType::f32, true});
+    }
+    q_ = head_rows(heads_, queries_, q[3], heads_last);
+    k_ = head_rows(groups, keys, k[3], heads_last);
+    v_ = head_rows(groups, keys, v[3], heads_last);
+    y_ = head_rows(heads_, queries_, v[3], output_heads_last);
     if (mask) {
-        set_mask(*mask, {batch_, heads_, queries_, keys});
+        mask_strides_ = mask_strides(*mask, {batch_, heads_, queries_, keys}, describe());
     }
     block_.causal_offset = causal ? keys - queries_ : keys;
     if (queries_ == 1 && sharing_ > 1) {
@@ -174,20 +178,9 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     block_.mask_key = mask_strides_[3];
 }
 
-void Attention::set_mask(const Dims& mask, const Dims& scores) {
-    const Dims strides = row_major(mask);
-    const std::size_t missing = 4 - std::min<std::size_t>(mask.size(), 4);
-    for (std::size_t i = 0; i < mask.size(); ++i) {
-        if (mask.size() > 4 || (mask[i] != 1 && mask[i] != scores[missing + i])) {
-            throw NativeError(describe() + ": the mask does not broadcast to " + to_string(scores));
-        }
-        mask_strides_[missing + i] = mask[i] == 1 ? 0 : strides[i];
-    }
-}
-
 // The heads that share keys are the rows of a block, which reads them once.
 void Attention::put_sharers_together() {
-    for (Rows* rows : {&q_, &y_}) {
+    for (HeadRows* rows : {&q_, &y_}) {
         *rows = {rows->batch, sharing_ * rows->head, rows->head};
     }
     mask_strides_[2] = mask_strides_[1];
@@ -235,6 +228,10 @@ Attention::Operands Attention::given(const void* const* inputs, void* const* out
     found.v = floats(2);
     found.mask = masked_ ? inputs[past_ ? 5 : 3] : nullptr;
     found.y = static_cast<float*>(outputs[0]);
+    if (statistics_) {
+        found.largest = static_cast<float*>(outputs[1]);
+        found.total = static_cast<float*>(outputs[2]);
+    }
     if (!past_) {
         return found;
     }
@@ -281,15 +278,18 @@ AttentionBlock Attention::block_at(const Operands& given, std::int64_t n, std::i
         block.kept_v = given.values == nullptr ? nullptr : given.values + head * block.keys * block.value_depth;
         block.copy = given.copy;
     }
-    block.y = given.y + y_.offset(n, h) + row * y_.row;
+    block.y = given.y == nullptr ? nullptr : given.y + y_.offset(n, h) + row * y_.row;
     block.rows = std::min(table_.queries, queries_ - row);
+    const std::int64_t at = (n * heads_ + h) * queries_ + row;
+    block.largest = given.largest == nullptr ? nullptr : given.largest + at;
+    block.total = given.total == nullptr ? nullptr : given.total + at;
     block.causal_offset += block_.causal_offset < block_.keys ? row : 0;
     if (masked_) {
-        const std::int64_t at = n * mask_strides_[0] + h * mask_strides_[1] + row * mask_strides_[2];
+        const std::int64_t first = n * mask_strides_[0] + h * mask_strides_[1] + row * mask_strides_[2];
         if (boolean_mask_) {
-            block.visible = static_cast<const std::uint8_t*>(given.mask) + at;
+            block.visible = static_cast<const std::uint8_t*>(given.mask) + first;
         } else {
-            block.added = static_cast<const float*>(given.mask) + at;
+            block.added = static_cast<const float*>(given.mask) + first;
         }
     }
     return block;
@@ -297,7 +297,7 @@ AttentionBlock Attention::block_at(const Operands& given, std::int64_t n, std::i
 
 void Attention::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const Operands operands = given(inputs, outputs, scratch);
-    if (operands.y == nullptr || block_.value_depth == 0) {
+    if (!statistics_ && (operands.y == nullptr || block_.value_depth == 0)) {
         return;
     }
     const std::int64_t blocks = (queries_ + table_.queries - 1) / table_.queries;
@@ -310,9 +310,9 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
             reinterpret_cast<float*>(scratch) + thread_number() * table_.memory(block_.depth, block_.value_depth);
         for (std::int64_t item = begin; item < end; ++item) {
             const std::int64_t head = item / blocks;
-            const AttentionBlock block =
-                block_at(operands, head / heads_, head % heads_, item % blocks * table_.queries);
-            table_.run(block, memory);
+            // The last rows first: causal ones have the most keys, and threads that end together waste the least.
+            const std::int64_t row = (blocks - 1 - item % blocks) * table_.queries;
+            table_.run(block_at(operands, head / heads_, head % heads_, row), memory);
         }
         if (operands.copy == stream_floats) {
             end_stream();
@@ -323,10 +323,11 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
 GRAPHKIT_BINDINGS(attention) {
     nb::class_<Attention, Kernel>(m, "Attention")
         .def(nb::init<const Dims&, const Dims&, const Dims&, const std::optional<Dims>&, bool, double, double, bool,
-                      bool, bool, const std::optional<std::int64_t>&, bool, bool, int>(),
+                      bool, bool, const std::optional<std::int64_t>&, bool, bool, bool, int>(),
              "q"_a, "k"_a, "v"_a, "mask"_a.none() = nb::none(), "boolean_mask"_a = false, "scale"_a = 1.0,
              "hidden_score"_a = 0.0, "causal"_a = false, "heads_last"_a = false, "output_heads_last"_a = false,
-             "past"_a = nb::none(), "keys_returned"_a = true, "values_returned"_a = true, "threads"_a = 0);
+             "past"_a = nb::none(), "keys_returned"_a = true, "values_returned"_a = true, "statistics"_a = false,
+             "threads"_a = 0);
 }
 
 }  // namespace graphkit

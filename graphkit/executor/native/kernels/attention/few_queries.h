@@ -224,6 +224,12 @@ struct FewQueries {
         for (int r = 0; r < Rows; ++r) {
             float* y = block.y + r * block.y_stride;
             const float factor = block.keys == 0 ? 0.0F : 1.0F / sum[r];
+            if (block.largest != nullptr) {
+                block.largest[r] = largest[r];
+            }
+            if (block.total != nullptr) {
+                block.total[r] = sum[r];
+            }
             for (std::int64_t i = 0; i < block.value_depth; ++i) {
                 // What saw nothing of the keys that there are is 0 / 0.
                 y[i] = (keys == 0 ? 0.0F : y[i]) * factor;
