@@ -12,6 +12,7 @@ from graphkit.passes.core.declare import Pass, Property, deferred, held_after, o
 from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import effect, is_constant
 
+cse = deferred("cse")
 merge_recurrences = deferred("merge_recurrences")
 scan_axes = deferred("scan_axes")
 fuse_activation = deferred("fuse_activation")
@@ -60,9 +61,11 @@ _PRODUCTS_AND_LAYOUTS = (
     integers,
     dynamic_products,
     weight_products,
-    # What composites consist of simplifies, and their masks become constants.
+    # What composites consist of simplifies, and their masks become constants. Gradients of composites have parts of the
+    # forward pass, which become equal to the expansion of the forward pass.
     simplify,
     fold,
+    cse,
     *ordered(
         scan_axes,
         eliminate_expand,
@@ -73,6 +76,7 @@ _PRODUCTS_AND_LAYOUTS = (
         eliminate_transpose,
         repeat_heads,
         fuse_attention,
+        fuse_attention_gradient.with_options(kinds=(DType.FLOAT32,)),
         share_heads,
         fuse_attention_cache,
         eliminate_reshape,
@@ -164,15 +168,10 @@ def array_passes(
         rounding = (float8_products, *rounding)
     products = (
         *ordered(
-            known_ranks, expand_composites.with_options(whole=whole), merge_recurrences, simplify, fold, scan_axes,
+            known_ranks, expand_composites.with_options(whole=whole), merge_recurrences, simplify, fold, cse, scan_axes,
             eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax, fuse_softmax_grad,
-            eliminate_transpose, repeat_heads, _ATTENTION_OF_ANY_TYPE,
-        ),
-        fuse_attention_gradient,
-        # Those of its layouts meet others.
-        eliminate_transpose,
-        *ordered(
-            share_heads, eliminate_reshape, fold_batch_norm.with_options(expanded=True), fuse_conv,
+            eliminate_transpose, repeat_heads, _ATTENTION_OF_ANY_TYPE, fuse_attention_gradient, share_heads,
+            eliminate_reshape, fold_batch_norm.with_options(expanded=True), fuse_conv,
             # The library has no activations: they are for the pointwise region behind.
             fuse_matmul.with_options(activations=False), with_filters_last(_LAST[precision]),
         ),

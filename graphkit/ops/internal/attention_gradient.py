@@ -1,7 +1,7 @@
 """Attention in training: the forward operator saves statistics of the scores, and the gradient recomputes the scores.
 
-Dao 2023, arXiv:2307.08691. The pass `fuse_attention_gradient` makes these operators for devices that have a kernel for
-them.
+Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. The kernels keep a few numbers for each query, and no
+scores or weights, so their memory is linear in the positions. The pass `fuse_attention_gradient` makes these operators.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ class FusedAttentionGrad(_Scored):
     y, largest and total: the results of FusedAttentionWithStatistics with the same attributes and operands; dy: y's
     shape. The weights are p = exp(score - largest) / total; they are NaN for a query that sees no key. The gradient of
     the scores is ds = p * (dy @ v^T - sum(dy * y)), and 0 where a boolean mask or `causal` replaced the score. The
-    results are dq = scale * ds @ k, dk = scale * ds^T @ q and dv = p^T @ dy. The mask has no gradient. Dao 2023,
+    results are dq = scale * ds @ k, dk = scale * ds^T @ q and dv = p^T @ dy. The mask has no gradient. Dao et al.
+    2022, arXiv:2205.14135; Dao 2023,
     arXiv:2307.08691.
     """
 

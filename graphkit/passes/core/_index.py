@@ -67,10 +67,10 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     ),
     "fuse_attention_gradient": (
         "fuse.attention_gradient",
-        ("SoftmaxGrad",),
-        ("SOFTMAXES_FUSED", "SOFTMAX_GRADIENTS_FUSED", "TRANSPOSES_MERGED", "ATTENTION_FUSED"),
+        ("Softmax",),
+        ("SOFTMAXES_FUSED", "TRANSPOSES_MERGED", "ATTENTION_FUSED"),
         (),
-        ("TRANSPOSES_MERGED",),
+        (),
     ),
     "fuse_batch_norm": (
         "fuse.batch_norm",

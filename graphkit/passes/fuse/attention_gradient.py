@@ -14,26 +14,20 @@ from graphkit.ops.internal.attention_gradient import FusedAttentionGrad, FusedAt
 from graphkit.ops.internal.softmax_grad import SoftmaxGrad
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer, scalar, scaled
-from graphkit.passes.core.sweep import is_control, map_bodies, readers_of, rewrite
+from graphkit.passes.core.sweep import Readers, is_control, map_bodies, readers_of, rewrite, use_counts
 from graphkit.passes.fuse.attention import Attended, attended, peeled, swapped
+from graphkit.passes.fuse.softmax import SoftmaxGradient, softmax_gradient
+from graphkit.passes.simplify.transpose import eliminate_transpose
 
 
-@graph_pass(
-    requires=[
-        Property.SOFTMAXES_FUSED,
-        Property.SOFTMAX_GRADIENTS_FUSED,
-        Property.TRANSPOSES_MERGED,
-        Property.ATTENTION_FUSED,
-    ],
-    breaks=[Property.TRANSPOSES_MERGED],
-    at=["SoftmaxGrad"],
-)
+@graph_pass(requires=[Property.SOFTMAXES_FUSED, Property.TRANSPOSES_MERGED, Property.ATTENTION_FUSED], at=["Softmax"])
 def fuse_attention_gradient(graph: Graph, *, kinds: Collection[DType] = FLOATS, nested: bool = False) -> Graph:
     """Make FusedAttentionWithStatistics and FusedAttentionGrad of attention, as `fuse_attention` knows it, and of the
     gradients in q, k and v, when nothing else reads the weights, nor a gradient before these three.
 
     So it leaves attention alone whose mask has a gradient, which drops some weights, or of which a gradient is not
-    wanted or does not depend on the result. kinds: of the scores. nested: the graph is a body of another. Linear.
+    wanted or does not depend on the result. The gradient of the softmax is SoftmaxGrad, or its formula. kinds: of the
+    scores. nested: the graph is a body of another. Linear.
     """
     found = _training(graph, kinds, nested)
     inside = partial(fuse_attention_gradient, kinds=kinds, nested=True)
@@ -44,7 +38,9 @@ def fuse_attention_gradient(graph: Graph, *, kinds: Collection[DType] = FLOATS, 
         part = found.get(node)
         return None if part is None else part.replaced(node, operands)
 
-    return rewrite(graph, rule)
+    # Transposes of the operators' layouts meet others.
+    fused = rewrite(graph, rule)
+    return eliminate_transpose(fused) if found else fused
 
 
 class _Training:
@@ -120,14 +116,13 @@ def _as_product(x: Value, layout: str, like: Value) -> Value:
 def _training(graph: Graph, kinds: Collection[DType], nested: bool) -> dict[Node, _Training]:
     """Attention with gradients, by each of its nodes."""
     found: dict[Node, _Training] = {}
-    if "SoftmaxGrad" not in graph.operators:
+    if graph.operators.isdisjoint(("SoftmaxGrad", "ReduceSum")):
         return found
     places = {node: place for place, node in enumerate(graph.nodes)}
     search = _Search(graph, nested)
     for node in graph.nodes:
-        if not is_op(node, "SoftmaxGrad", domain=DOMAIN) or node.output.dtype not in kinds:
-            continue
-        part = search.around(node)
+        gradient = search.gradient(node) if node.op.name in ("SoftmaxGrad", "Sub") else None
+        part = search.around(gradient) if gradient is not None and gradient.dy.dtype in kinds else None
         if part is not None and places[part.forward] < min(places[n] for n in part.nodes[1:]):
             found.update(dict.fromkeys(part.nodes, part))
     return found
@@ -138,6 +133,7 @@ class _Search:
 
     def __init__(self, graph: Graph, nested: bool):
         self._readers = readers_of(graph, nested=nested)
+        self._counts = Readers(use_counts(graph))
         self._kept = {*graph.outputs, *(new for _, new in graph.updates)}
 
     def _of(self, value: Value) -> list[Node]:
@@ -147,14 +143,22 @@ class _Search:
     def _sole(self, value: Value) -> bool:
         return len(self._of(value)) == 1
 
-    def around(self, gradient: Node) -> _Training | None:
+    def gradient(self, node: Node) -> SoftmaxGradient | None:
+        """The gradient of a softmax that ends with a node."""
+        if not is_op(node, "SoftmaxGrad", domain=DOMAIN):
+            return softmax_gradient(node, self._counts) if is_op(node, "Sub") else None
+        op = operator(node, SoftmaxGrad)
+        dy, y = node.operands
+        return None if op.log else SoftmaxGradient(dy, y, op.axis, (node,))
+
+    def around(self, gradient: SoftmaxGradient) -> _Training | None:
         """Attention whose softmax has this gradient."""
-        dp, weights = gradient.operands
+        dp, weights = gradient.dy, gradient.y
         softmax, spread = producer(weights, "Softmax"), producer(dp, "MatMul")
-        op = operator(gradient, SoftmaxGrad)
-        if softmax is None or spread is None or op.log or not self._sole(dp) or op.axis not in (-1, (dp.rank or 0) - 1):
+        last = gradient.axis in (-1, (dp.rank or 0) - 1)
+        if softmax is None or spread is None or not last or not self._sole(dp):
             return None
-        products = self._of_weights(weights, gradient)
+        products = self._of_weights(weights, gradient.nodes)
         found = None if products is None else attended(products[0], self._sole, peel_scales=False)
         if products is None or found is None or not is_op(found.scores.product, "MatMul"):
             return None
@@ -164,12 +168,12 @@ class _Search:
             return None
         if not _same(v, forward.operands[1], exchanged=True):
             return None
-        scores = self._scores_gradient(gradient.output, softmax, found)
+        scores = self._scores_gradient(gradient.nodes[-1].output, softmax, found)
         return None if scores is None else self._products(scores, found, forward, spread, dv)
 
-    def _of_weights(self, weights: Value, gradient: Node) -> tuple[Node, Node] | None:
+    def _of_weights(self, weights: Value, gradient: Collection[Node]) -> tuple[Node, Node] | None:
         """The products that read the weights beside the gradient: the result, and the gradient in v."""
-        readers = [node for node in self._of(weights) if node is not gradient]
+        readers = [node for node in self._of(weights) if node not in gradient]
         forward = next((n for n in readers if is_op(n, "MatMul") and n.inputs[0] is weights), None)
         transpose = next((n for n in readers if is_op(n, "Transpose") and _exchanges(n)), None)
         if len(readers) != 2 or forward is None or transpose is None or not self._sole(transpose.output):

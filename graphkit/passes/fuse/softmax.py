@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import operator
@@ -22,10 +23,21 @@ _QUOTIENT = Op(
 )
 # dy * y - y * sum(dy * y), and dy - exp(y) * sum(dy).
 _WEIGHTED = Op("Mul", Some("dy"), Some("y"), name="weighted")
-_GRADIENT = Op("Sub", _WEIGHTED, Op("Mul", Some("y"), Op("ReduceSum", Some("weighted"), name="sum", rest=True)))
+_GRADIENT = Op(
+    "Sub", _WEIGHTED, Op("Mul", Some("y"), Op("ReduceSum", Some("weighted"), name="sum", rest=True), name="product")
+)
 _OF_LOGARITHM = Op(
     "Sub", Some("dy"), Op("Mul", Op("Exp", Some("y")), Op("ReduceSum", Some("dy"), name="sum", rest=True))
 )
+
+
+class SoftmaxGradient(NamedTuple):
+    """The gradient of Softmax along one axis, as nodes: y * (dy - sum(dy * y)). The last node has the result."""
+
+    dy: Value
+    y: Value
+    axis: int
+    nodes: tuple[Node, ...]
 
 
 @graph_pass(
@@ -62,15 +74,27 @@ def fuse_softmax_grad(graph: Graph) -> Graph:
     """Replace the gradients of Softmax and LogSoftmax along one axis by SoftmaxGrad. Linear."""
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-        for pattern, log in ((_GRADIENT, False), (_OF_LOGARITHM, True)):
-            for found in match(pattern, node, readers):
-                dy, y = found.values["dy"], found.values["y"]
-                axis = _axis(node, y, found.node("sum")) if same_type(dy, y) else None
-                if axis is not None:
-                    return (fused_node(SoftmaxGrad(axis=axis, log=log), (dy, y), (found.node("sum"), node)),)
+        if (gradient := softmax_gradient(node, readers)) is not None:
+            parts = (gradient.nodes[1], node)
+            return (fused_node(SoftmaxGrad(axis=gradient.axis), (gradient.dy, gradient.y), parts),)
+        for found in match(_OF_LOGARITHM, node, readers):
+            dy, y = found.values["dy"], found.values["y"]
+            axis = _axis(node, y, found.node("sum")) if same_type(dy, y) else None
+            if axis is not None:
+                return (fused_node(SoftmaxGrad(axis=axis, log=True), (dy, y), (found.node("sum"), node)),)
         return None
 
     return fuse(graph, rule, needs=("ReduceSum",), at=("Sub",))
+
+
+def softmax_gradient(node: Node, readers: Readers) -> SoftmaxGradient | None:
+    """Return the gradient of Softmax whose last node is `node`; None for any other node."""
+    for found in match(_GRADIENT, node, readers):
+        dy, y = found.values["dy"], found.values["y"]
+        axis = _axis(node, y, found.node("sum")) if same_type(dy, y) else None
+        if axis is not None:
+            return SoftmaxGradient(dy, y, axis, (*map(found.node, ("weighted", "sum", "product")), node))
+    return None
 
 
 def _axis(node: Node, x: Value, *reductions: Node) -> int | None:

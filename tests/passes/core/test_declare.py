@@ -119,10 +119,11 @@ def test_the_pipelines():
     ]  # fmt: skip
     assert names(INFERENCE) == [
         "widen_halves", "known_ranks", "expand_composites", "merge_recurrences", "integers", "dynamic_products",
-        "weight_products", "simplify", "fold", "scan_axes", "eliminate_expand", "fuse_layer_norm", "fuse_gelu",
-        "fuse_activation", "fuse_softmax", "eliminate_transpose", "repeat_heads", "fuse_attention", "share_heads",
-        "fuse_attention_cache", "eliminate_reshape", "unstride_transposed", "drop_outer_taps", "fold_batch_norm",
-        "fuse_matmul", "fuse_conv", "channels_last", "eliminate_reshape", *names(CLEANUP), "fuse_batch_norm",
+        "weight_products", "simplify", "fold", "cse", "scan_axes", "eliminate_expand", "fuse_layer_norm", "fuse_gelu",
+        "fuse_activation", "fuse_softmax", "eliminate_transpose", "repeat_heads", "fuse_attention",
+        "fuse_attention_gradient", "share_heads", "fuse_attention_cache", "eliminate_reshape", "unstride_transposed",
+        "drop_outer_taps", "fold_batch_norm", "fuse_matmul", "fuse_conv", "channels_last", "eliminate_reshape",
+        *names(CLEANUP), "fuse_batch_norm",
         "fuse_loss_grad", "fuse_table_update", "fuse_string_encoders", "fuse_tokenized_ngrams",
         "fuse_pointwise",
     ]  # fmt: skip

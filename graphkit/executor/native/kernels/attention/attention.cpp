@@ -44,6 +44,7 @@ class Attention : public Kernel {
     }
     std::size_t blocks_bytes() const;
     std::size_t joined_bytes(std::int64_t columns) const;
+    void set_results(const Dims& k, const Dims& v, std::int64_t keys, bool output_heads_last);
     void put_sharers_together();
     void join(const float* past, const float* behind, float* whole, std::int64_t columns) const;
 
@@ -92,6 +93,13 @@ void stream_floats(float* to, const float* from, std::int64_t floats) {
                  floats * static_cast<std::int64_t>(sizeof(float)));
 }
 
+Dims with_rows(Dims whole, std::int64_t rows) {
+    if (whole.size() == 4) {
+        whole[2] = rows;
+    }
+    return whole;
+}
+
 }  // namespace
 
 Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
@@ -107,12 +115,6 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
       values_returned_(values_returned),
       statistics_(statistics) {
     inputs_ = {{"q", q}, {"k", k}, {"v", v}};
-    const auto with_rows = [](Dims whole, std::int64_t rows) {
-        if (whole.size() == 4) {
-            whole[2] = rows;
-        }
-        return whole;
-    };
     if (past) {
         inputs_.push_back({"past_k", with_rows(k, *past)});
         inputs_.push_back({"past_v", with_rows(v, *past)});
@@ -140,19 +142,7 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
         fail("the shapes of query, key and value do not fit together");
     }
     sharing_ = groups == heads_ ? 1 : heads_ / groups;
-    const Dims y = output_heads_last ? Dims{batch_, queries_, heads_, v[3]} : Dims{batch_, heads_, queries_, v[3]};
-    outputs_ = {{"y", y, ElementType::f32, past.has_value() || statistics}};
-    if (past) {
-        outputs_.push_back({"keys", with_rows(k, keys), ElementType::f32, !keys_returned});
-        outputs_.push_back({"values", with_rows(v, keys), ElementType::f32, !values_returned});
-    }
-    if (statistics) {
-        if (past || sharing_ > 1) {
-            fail("statistics are returned if each head has its own keys, and without past keys");
-        }
-        outputs_.push_back({"largest", {batch_, heads_, queries_}, ElementType::f32, true});
-        outputs_.push_back({"total", {batch_, heads_, queries_}, ElementType::f32, true});
-    }
+    set_results(k, v, keys, output_heads_last);
     q_ = head_rows(heads_, queries_, q[3], heads_last);
     k_ = head_rows(groups, keys, k[3], heads_last);
     v_ = head_rows(groups, keys, v[3], heads_last);
@@ -176,6 +166,24 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     block_.hidden_score = static_cast<float>(hidden_score);
     block_.mask_row = mask_strides_[2];
     block_.mask_key = mask_strides_[3];
+}
+
+// `keys`: the number of all keys.
+void Attention::set_results(const Dims& k, const Dims& v, std::int64_t keys, bool output_heads_last) {
+    const Dims y = output_heads_last ? Dims{batch_, queries_, heads_, v[3]} : Dims{batch_, heads_, queries_, v[3]};
+    outputs_ = {{"y", y, ElementType::f32, past_.has_value() || statistics_}};
+    if (past_) {
+        outputs_.push_back({"keys", with_rows(k, keys), ElementType::f32, !keys_returned_});
+        outputs_.push_back({"values", with_rows(v, keys), ElementType::f32, !values_returned_});
+    }
+    if (statistics_) {
+        if (past_ || sharing_ > 1) {
+            throw NativeError(describe() +
+                              ": statistics are returned if each head has its own keys, and without past keys");
+        }
+        outputs_.push_back({"largest", {batch_, heads_, queries_}, ElementType::f32, true});
+        outputs_.push_back({"total", {batch_, heads_, queries_}, ElementType::f32, true});
+    }
 }
 
 // The heads that share keys are the rows of a block, which reads them once.
