@@ -11,7 +11,7 @@ import numpy as np
 from graphkit.errors import RuntimeFailure, TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.types import BOOLS, FLOATS, NUMERIC, DType, TensorType
+from graphkit.ir.types import BOOLS, FLOATS, HALVES, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, i64
@@ -342,14 +342,8 @@ class Attention(Op):
         if past_key is not None:
             k, v = F.concat(past_key, k, axis=2), F.concat(past_value, v, axis=2)
         grouped = q.tensor.shape is None or k.tensor.shape is None or q.tensor.shape[1] != k.tensor.shape[1]
-        if self.scale is not None:
-            root = scalar_like(math.sqrt(self.scale), q)
-        elif dims.is_static(q.tensor.known_shape[3]):
-            root = scalar_like(max(q.tensor.known_shape[3], 1) ** -0.25, q)
-        else:
-            root = F.pow(F.cast(F.shape(q)[3:], to=q.dtype), scalar_like(-0.25, q))
         product = shared_product if grouped else F.mat_mul
-        raw = product(q * root, F.transpose(k * root, perm=(0, 1, 3, 2)))
+        raw = self._expanded_scores(q, k, product)
         capped = F.tanh(raw / self.softcap) * self.softcap if self.softcap > 0 else raw
         added, visible = self._masks(q, k, attn_mask, past_key, nonpad)
         biased = capped if added is None else capped + added
@@ -369,6 +363,19 @@ class Attention(Op):
             y = merge_heads(F.transpose(y, perm=(0, 2, 1, 3)))
         shown = (raw, capped, biased, weights)[self.qk_matmul_output_mode]
         return (y, *(F.identity(x) for x in (k, v, shown)))
+
+    def _expanded_scores(self, q: Any, k: Any, product: Any) -> Any:
+        """scale * q k^T; of half floats and of heads of unknown size, each factor gets the root of the scale first."""
+        size, scale, turned = q.tensor.known_shape[3], self.scale, (0, 1, 3, 2)
+        if scale is None and dims.is_static(size):
+            scale = max(size, 1) ** -0.5
+        if scale is not None and q.dtype not in HALVES:
+            return F.mul(product(q, F.transpose(k, perm=turned)), scalar_like(scale, q))
+        if scale is None:
+            root = F.pow(F.cast(F.shape(q)[3:], to=q.dtype), scalar_like(-0.25, q))
+        else:
+            root = scalar_like(math.sqrt(scale), q)
+        return product(q * root, F.transpose(k * root, perm=turned))
 
     def _masks(self, q: Any, k: Any, mask: Any, past_key: Any, nonpad: Any) -> tuple[Any, Any]:
         """What is added to the scores, and where a query may attend to a key; None: nothing, everywhere."""

@@ -63,7 +63,7 @@ class AttentionGradient : public Kernel {
 // Nanoseconds of a multiplication and addition.
 constexpr double kProductNanoseconds = 0.02;
 // Parts of all heads together, if each has this number of keys at least.
-constexpr std::int64_t kParts = 32;
+constexpr std::int64_t kParts = 16;
 constexpr std::int64_t kPartKeys = 512;
 
 float* moved(float* start, std::int64_t floats) {
