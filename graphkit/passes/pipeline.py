@@ -126,7 +126,7 @@ def inference_passes(
 
 
 # Of attention on devices with arrays of their own; half floats are computed as they are there.
-_ATTENTION_OF_ANY_TYPE = fuse_attention.with_options(kinds=FLOATS)
+_ATTENTION_OF_ANY_TYPE = fuse_attention.with_options(kinds=FLOATS, guards=False)
 # Nothing is done there for what the passes that are missing make.
 _GIVEN_TO_ARRAYS = (
     _HELD

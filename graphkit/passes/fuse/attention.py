@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, F, operator
+from graphkit.ops.internal.attention_gradient import FusedAttentionWithStatistics
 from graphkit.ops.internal.fused import AttentionOp, FusedAttention, FusedMatMul
 from graphkit.ops.nn.softmax import Softmax
 from graphkit.ops.tensor.shape import Squeeze
@@ -26,6 +27,7 @@ from graphkit.passes.core.match import (
     scaled,
 )
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
+from graphkit.passes.fuse.attention_guards import Guard, guard_behind, guard_of, guarded, has_weights
 from graphkit.passes.fuse.triangles import triangle_of
 
 # Scores this far below others have no weight, as if they were minus infinity. Float16 ends before.
@@ -43,17 +45,22 @@ _PEELED = 6
     ensures=[Property.ATTENTION_FUSED],
     at=["Softmax", *_OPERATORS],
 )
-def fuse_attention(graph: Graph, *, kinds: Collection[DType] = (DType.FLOAT32,)) -> Graph:
+def fuse_attention(graph: Graph, *, kinds: Collection[DType] = (DType.FLOAT32,), guards: bool = True) -> Graph:
     """Make FusedAttention of the two products and what is between them, when nothing else reads it.
 
     Operands have three or four axes, the last two those of the products. The scale may be at the scores or at either
     factor; the mask is a term, or the condition of a Where. A transposition of all three operands, or of the result,
-    becomes a layout; a mask that `triangle_of` proves to be causal becomes `causal`. kinds: of the scores. Linear.
+    becomes a layout; a mask that `triangle_of` proves to be causal becomes `causal`. Linear.
+
+    Args:
+        kinds: Types of the scores.
+        guards: Fuse attention whose weights are set to 0 for queries that see no key, or whose weights are NaN. The
+            result is set to 0 instead of the weights, so NaN or infinite values do not make these rows NaN.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return (
-            _attention(node, readers)
+            _attention(node, readers, guards)
             if is_op(node, "MatMul") and node.output.dtype in kinds
             else _around(node, readers)
         )
@@ -78,6 +85,17 @@ class Scores(NamedTuple):
     mask: Value | None
 
 
+class Masked(NamedTuple):
+    """Operand of the softmax: scores, and a mask of floats that are added, or of booleans with the value where they are
+    false. seen: a condition besides an added mask; where it is false, the score is minus infinity.
+    """
+
+    scores: Scores
+    mask: Value | None
+    value: float
+    seen: Value | None
+
+
 class Factor(NamedTuple):
     """A factor without scale and transposition: `source` transposed by `perm` is the factor divided by `scale`."""
 
@@ -98,9 +116,13 @@ class Attended(NamedTuple):
 
 
 Sole: TypeAlias = Callable[[Value], bool]
+Attention = TypeVar("Attention", bound=AttentionOp)
 
 
-def _attention(node: Node, readers: Readers) -> Sequence[Value] | None:
+def _attention(node: Node, readers: Readers, guards: bool) -> Sequence[Value] | None:
+    guard = guard_of(node.operands[0], readers) if guards else None
+    if guard is not None:
+        return _guarded(node, guard, readers)
     found = attended(node, readers.sole) if readers.sole(node.operands[0]) else None
     if found is None:
         return None
@@ -108,20 +130,40 @@ def _attention(node: Node, readers: Readers) -> Sequence[Value] | None:
     return (result if node.output.rank == 4 else _without_batch(result, node),)
 
 
-def attended(node: Node, sole: Sole, *, peel_scales: bool = True) -> Attended | None:
+def _guarded(node: Node, guard: Guard, readers: Readers) -> Sequence[Value] | None:
+    """Attention whose weights are 0 for some queries: so is its result."""
+    found = attended(node, readers.sole, guard=guard)
+    if found is None or node.output.rank != 4:
+        return None
+    if guard.sees is not None:
+        result = fused_node(found.op, found.operands, (found.scores.product, node))
+        return (guarded(result, guard.sees),)
+    shapes = [None if v is None else v.tensor.shape for v in found.operands[:2]]
+    axis = 1 if found.op.layout == "NHLD" else 2
+    if any(shape is None for shape in shapes) or len({shape[axis] for shape in shapes if shape is not None}) > 1:
+        return None
+    op = FusedAttentionWithStatistics(**found.op.attributes())
+    made = Node(op, found.operands, found.scores.product.name, node.meta)
+    return (guarded(made.outputs[0], has_weights(made.outputs[2])),)
+
+
+def attended(node: Node, sole: Sole, *, peel_scales: bool = True, guard: Guard | None = None) -> Attended | None:
     """Attention whose last product is `node`, a MatMul; None where it is not.
 
     sole: whether a value before the softmax has one reader. peel_scales: factors of q and k are taken into the scale.
+    guard: what made the weights, if it was not the softmax alone.
     """
     weights, v = node.operands
+    weights = weights if guard is None else guard.weights
     softmax = producer(weights, "Softmax")
     rank = node.output.rank
     if softmax is None or rank not in (3, 4) or weights.rank != rank or v.rank != rank:
         return None
-    masked = _masked(first(softmax), sole) if operator(softmax, Softmax).axis in (-1, rank - 1) else None
+    scores = first(softmax) if guard is None else guard.scores
+    masked = _masked(scores, sole) if operator(softmax, Softmax).axis in (-1, rank - 1) else None
     if masked is None:
         return None
-    found, mask, mask_value = masked
+    found, mask = masked.scores, masked.mask
     q, k = (peeled(x, scales=peel_scales) for x in found.product.operands[:2])
     if len(q.perm) != rank or len(k.perm) != rank:
         return None
@@ -136,11 +178,14 @@ def attended(node: Node, sole: Sole, *, peel_scales: bool = True) -> Attended | 
         return None
     if mask is not None and rank == 3 and mask.rank == 3:
         mask = F.unsqueeze(mask, ints(0))
-    op = FusedAttention(scale=q.scale * k.scale * found.scale, mask_value=mask_value, layout=layout)
-    causal = _hides_the_future(op, operands[0], operands[1], mask)
-    if causal:
-        return Attended(op.replace(causal=True, mask_value=-np.inf), tuple(operands), found)
-    return Attended(op, (*operands, mask), found)
+    op = FusedAttention(scale=q.scale * k.scale * found.scale, mask_value=masked.value, layout=layout)
+    if masked.seen is None:
+        op, mask = _causal_part(op, operands[0], operands[1], mask)
+    elif _hides_the_future(op, operands[0], operands[1], masked.seen):
+        op = op.replace(causal=True)
+    else:
+        return None
+    return Attended(op, tuple(operands) if mask is None else (*operands, mask), found)
 
 
 def _without_batch(result: Value, node: Node) -> Value:
@@ -177,12 +222,12 @@ def _go_together(operands: Sequence[Value], layout: str) -> bool:
     return all(s is not None for s in shapes) and len({(s[0], s[heads]) for s in shapes if s is not None}) == 1
 
 
-def _masked(value: Value, sole: Sole) -> tuple[Scores, Value | None, float] | None:
-    """What a softmax is taken of: scores, a mask, and what a boolean one puts in place of a score."""
+def _masked(value: Value, sole: Sole) -> Masked | None:
+    """What a softmax is taken of."""
     node = value.node
     if node is None or not sole(value):
         return None
-    plain, mask, mask_value = value, None, -np.inf
+    plain, mask, hidden = value, None, -np.inf
     if is_op(node, "Add"):
         for a, b in orders(node):
             if _scores(a, sole) is not None and b.dtype is a.dtype:
@@ -190,16 +235,19 @@ def _masked(value: Value, sole: Sole) -> tuple[Scores, Value | None, float] | No
                 break
     elif is_op(node, "Where"):
         condition, a, b = node.operands
-        kept, hidden = scalar(b), scalar(a)
+        kept, other = scalar(b), scalar(a)
         if kept is not None:
-            plain, mask, mask_value = a, condition, kept
-        elif hidden is not None:
-            plain, mask, mask_value = b, F.not_(condition), hidden
+            plain, mask, hidden = a, condition, kept
+        elif other is not None:
+            plain, mask, hidden = b, F.not_(condition), other
+        if mask is not None and hidden == -np.inf and producer(plain, "Add") is not None and same_type(plain, value):
+            inner = _masked(plain, sole)
+            return None if inner is None else inner._replace(seen=mask)
     found = _scores(plain, sole)
     # A mask that is larger than the scores would broadcast them.
     if found is None or not same_type(plain, value) or (mask is not None and found.mask is not None):
         return None
-    return found, found.mask if mask is None else mask, mask_value
+    return Masked(found, found.mask if mask is None else mask, hidden, None)
 
 
 def _scores(value: Value, sole: Sole) -> Scores | None:
@@ -245,6 +293,8 @@ def peeled(value: Value, *, scales: bool = True) -> Factor:
 def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
     """A transposition of the result."""
     value, perm = first(node), permutation(node)
+    if perm == _SWAP and (behind := guard_behind(value, readers)) is not None:
+        return _guard_layout(*behind, node, readers)
     squeeze = producer(value, "Squeeze") if perm == (1, 0, 2) else None
     if squeeze is not None:
         attention = producer(first(squeeze), "FusedAttention", domain=DOMAIN) if readers.sole(value) else None
@@ -261,20 +311,44 @@ def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
     return (_without_batch(moved, node),)
 
 
+def _guard_layout(sees: Value, y: Value, node: Node, readers: Readers) -> Sequence[Value] | None:
+    """A transposition of the result of attention that is 0 for some queries."""
+    attention = y.node
+    assert attention is not None
+    op = operator(attention, AttentionOp)
+    if op.output_layout != "NHLD" or not readers.sole(y):
+        return None
+    moved = Node(op.replace(output_layout="NLHD"), attention.inputs, attention.name, attention.meta)
+    if is_op(attention, "FusedAttentionWithStatistics", domain=DOMAIN):
+        sees = has_weights(moved.outputs[2])
+    return (guarded(moved.outputs[0], F.transpose(sees, perm=_SWAP)),)
+
+
 def _causal(node: Node) -> Sequence[Value] | None:
-    """A mask that has become constant."""
+    """A mask, or a part of it, that has become constant."""
     op = operator(node, AttentionOp)
     operands = [*node.inputs, *[None] * (_MASK + 1 - len(node.inputs))]
     q, k, mask = operands[0], operands[1], operands[_MASK]
     assert q is not None
     assert k is not None
-    if not _hides_the_future(op, q, k, mask):
+    causal, operands[_MASK] = _causal_part(op, q, k, mask)
+    if causal is op:
         return None
-    operands[_MASK] = None
     while operands[-1] is None:
         operands.pop()
-    names = [v.name for v in node.outputs]
-    return Node(op.replace(causal=True, mask_value=-np.inf), operands, node.name, node.meta, output_names=names).outputs
+    return Node(causal, operands, node.name, node.meta, output_names=[v.name for v in node.outputs]).outputs
+
+
+def _causal_part(op: Attention, q: Value, k: Value, mask: Value | None) -> tuple[Attention, Value | None]:
+    """The operator and the rest of the mask, if a part of the mask is causal; else both as they are."""
+    if _hides_the_future(op, q, k, mask):
+        return op.replace(causal=True, mask_value=-np.inf), None
+    both = producer(mask, "And")
+    if both is not None and op.mask_value == -np.inf:
+        for part, rest in orders(both):
+            if _hides_the_future(op, q, k, part):
+                return op.replace(causal=True), rest
+    return op, mask
 
 
 def _hides_the_future(op: AttentionOp, q: Value, k: Value, mask: Value | None) -> bool:
