@@ -2,6 +2,8 @@
 // side by side. For *.isa.cpp only.
 #pragma once
 
+#include <utility>
+
 #include "kernels/attention/attention_table.h"
 #include "simd/vector.h"
 
@@ -21,6 +23,8 @@ constexpr float kInfinite = std::numeric_limits<float>::infinity();
 using Lanes = Vector<float>;
 
 using Quad = VectorOf<float, 16>::type;
+// A byte for each lane.
+using LaneBytes = VectorOf<std::uint8_t, kLanes<float>>::type;
 
 inline void transpose(Quad (&r)[4]) {
     const Quad low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
@@ -31,6 +35,24 @@ inline void transpose(Quad (&r)[4]) {
     r[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
     r[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
     r[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+}
+
+// Transposes as many rows of bytes as a row has, in rounds that interleave the first half of the rows with the second
+// one.
+template <int... I>
+inline void transpose(LaneBytes (&rows)[sizeof...(I)], std::integer_sequence<int, I...>) {
+    constexpr int kRows = sizeof...(I);
+    for (int round = 1; round < kRows; round *= 2) {
+        LaneBytes mixed[kRows];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows / 2; ++r) {
+            const LaneBytes a = rows[r];
+            const LaneBytes b = rows[r + kRows / 2];
+            mixed[2 * r] = __builtin_shufflevector(a, b, (I / 2 + I % 2 * kRows)...);
+            mixed[2 * r + 1] = __builtin_shufflevector(a, b, (kRows / 2 + I / 2 + I % 2 * kRows)...);
+        }
+        __builtin_memcpy(rows, mixed, sizeof mixed);
+    }
 }
 
 // Calls whole(i, j) for tiles of 4 x 4 elements and single(i, j) for the others of [0, rows) x [0, columns).
@@ -164,10 +186,32 @@ void hide_invisible(const ScoreMask& mask, std::int64_t rows, std::int64_t first
         });
         return;
     }
-    for (std::int64_t row = 0; row < rows; ++row, visible += mask.mask_row) {
-        for (std::int64_t key = 0; key < keys; ++key) {
+    const std::int64_t whole_rows = mask.mask_key == 1 ? rows / kLanes<float> * kLanes<float> : 0;
+    const LaneBytes ones = LaneBytes{} + std::uint8_t{1};
+    const std::int64_t whole_keys = keys / kLanes<float> * kLanes<float>;
+    for (std::int64_t row = 0; row < whole_rows; row += kLanes<float>) {
+        for (std::int64_t key = 0; key < whole_keys; key += kLanes<float>) {
+            LaneBytes tile[kLanes<float>];
+            LaneBytes every{};
+            for (int r = 0; r < kLanes<float>; ++r) {
+                __builtin_memcpy(&tile[r], visible + (row + r) * mask.mask_row + key, sizeof(LaneBytes));
+                every = r == 0 ? tile[r] : every & tile[r];
+            }
+            if (__builtin_memcmp(&every, &ones, sizeof ones) == 0) {
+                continue;
+            }
+            transpose(tile, std::make_integer_sequence<int, kLanes<float>>());
+            for (int k = 0; k < kLanes<float>; ++k) {
+                float* at = scores + (key + k) * width + row;
+                const auto seen = __builtin_convertvector(tile[k], Vector<std::int32_t>);
+                store(at, seen != 0 ? load(at) : splat(value));
+            }
+        }
+    }
+    for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t key = row < whole_rows ? whole_keys : 0; key < keys; ++key) {
             float& s = scores[key * width + row];
-            s = visible[key * mask.mask_key] != 0 ? s : value;
+            s = visible[row * mask.mask_row + key * mask.mask_key] != 0 ? s : value;
         }
     }
 }
