@@ -7,8 +7,8 @@
 set(unity_groups
     "kernels/attention/attention kernels/concat/concat kernels/conv/conv kernels/conv/conv_grad"
     "kernels/conv/conv_library kernels/conv/depthwise_copied kernels/conv/following kernels/conv/narrow_conv kernels/cumulative/cumulative"
-    "kernels/conv/tiled_conv kernels/fill/fill kernels/gather/gather kernels/guard/guard"
-    "kernels/conv/transposed_conv kernels/im2col/im2col kernels/layout/layout kernels/linalg/linear_systems"
+    "kernels/conv/tiled_conv kernels/fill/fill kernels/folded_batch_norm/folded_batch_norm kernels/gather/gather kernels/guard/guard"
+    "kernels/conv/transposed_conv kernels/im2col/im2col kernels/last_equal/last_equal kernels/layout/layout kernels/linalg/linear_systems"
     "kernels/conv/plane kernels/conv/shallow_conv"
     "kernels/conv/window_products kernels/loss/loss kernels/matmul/matmul kernels/matmul/packed_product kernels/matmul/blocked_product"
     "kernels/norm/batch_norm_channels_last kernels/pad/pad kernels/pointwise/epilogue kernels/pointwise/pointwise"

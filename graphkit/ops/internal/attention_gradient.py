@@ -179,8 +179,7 @@ class FusedAttentionGrad(_Scored):
     shape. The weights are p = exp(score - largest) / total; they are NaN for a query that sees no key. The gradient of
     the scores is ds = p * (dy @ v^T - sum(dy * y)), and 0 where a boolean mask or `causal` replaced the score. The
     results are dq = scale * ds @ k, dk = scale * ds^T @ q and dv = p^T @ dy. The mask has no gradient. Dao et al.
-    2022, arXiv:2205.14135; Dao 2023,
-    arXiv:2307.08691.
+    2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691.
     """
 
     inputs = ("q", "k", "v", "mask?", "y", "largest", "total", "dy")
