@@ -1,8 +1,8 @@
 """Adversarial training of two networks (Goodfellow et al. 2014): both updates run in one program per step.
 
 The discriminator learns to distinguish real samples from generated ones. Then the generator learns to make samples that
-the updated discriminator takes for real. Parameters, optimizer slots and running statistics of both are states of the
-graph, and are updated together at its end.
+the updated discriminator classifies as real. Parameters, optimizer slots and running statistics of both networks are
+states of the graph. All of them are written at the end of a step.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class AdversarialTrainer:
     ) -> list[Losses]:
         """Train on the inputs of a data set for `epochs` epochs. Targets are ignored.
 
-        `epochs` counts only the epochs of this call, also after `resume`.
+        Each call trains `epochs` more epochs. Epochs before `resume` do not count.
 
         A last, smaller batch is left out, because its batch statistics would differ. With a folder, a checkpoint is
         written after each epoch; `resume` continues from it bit for bit. If the folder contains another run, `fit`
@@ -268,7 +268,7 @@ class AdversarialTrainer:
         return history
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint. Once complete, it replaces the checkpoint in the folder, even that of another run.
+        """Write a checkpoint. When it is complete, it replaces any checkpoint in the folder, also one of another run.
 
         After `resume`, an interrupted epoch begins again. Raises RuntimeFailure if the checkpoint cannot be written.
         """
@@ -287,9 +287,7 @@ class AdversarialTrainer:
         saved, store = checkpoints.load(folder), self._store
         odd = sorted(set(saved.arrays) ^ set(store))
         if saved.loss != _LOSS or odd:
-            what = (
-                f"it lacks or additionally contains {listed(odd, len(odd), 5)}" if odd else f"its loss is {saved.loss}"
-            )
+            what = f"missing or unexpected arrays {listed(odd, len(odd), 5)}" if odd else f"its loss is {saved.loss}"
             raise InvalidModel(
                 f"the checkpoint in {folder} does not fit these networks and optimizers: {what}. {_OWN_FOLDER}"
             )

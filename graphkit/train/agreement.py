@@ -1,7 +1,7 @@
-"""Check that ranks that train together agree: once on the arguments of their Trainers, and in each step on its state.
+"""Check that all ranks of a training agree: on the Trainer's arguments at the start, and on its state in each step.
 
-The state of a step is its learning rate, the counts of updates, the resumed run, and the parameters that the user has
-assigned since the Trainer was created. A fingerprint of this state is sent with the all-reduce of the loss, so no
+This state is the learning rate, the counts of updates, the resumed run, and the parameters that the user has assigned
+since the Trainer was created. A fingerprint of this state is sent with the all-reduce of the loss, so no
 additional message is needed. If fingerprints differ, no rank writes anything, and all raise the same error.
 """
 
@@ -87,11 +87,14 @@ class NoAgreement:
         return nullcontext()
 
 
-def agreement_of(store: KVStore | None, params: ParamStore, placed: bool) -> NoAgreement:
-    """Return the object that compares the steps of ranks. placed: each rank has its own parameters."""
+def agreement_of(store: KVStore | None, params: ParamStore, divided: bool) -> NoAgreement:
+    """Return the object that compares the steps of ranks.
+
+    divided: whether the model is divided among ranks. Then assigned parameters are not compared.
+    """
     if store is None or store.num_workers == 1 or store.is_remote:
         return NoAgreement()
-    return StepAgreement(store, ParamStore({}) if placed else params)
+    return StepAgreement(store, ParamStore({}) if divided else params)
 
 
 class StepAgreement(NoAgreement):
@@ -99,8 +102,8 @@ class StepAgreement(NoAgreement):
 
     def __init__(self, store: KVStore, params: ParamStore):
         self._store, self._params = store, params
-        # Numbers of assignments when the trainer was created, of each parameter and of all. They may differ between
-        # ranks: only later assignments are compared.
+        # How often parameters were assigned before the trainer was created: each one, and all together. These numbers
+        # may differ between ranks, because only later assignments are compared.
         self._before = dict(params.assigned)
         self._count = params.assignments
         # Checksums of the parameters that were assigned later.

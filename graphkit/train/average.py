@@ -23,8 +23,8 @@ AVERAGE = "average"
 class EMA:
     """Exponential moving average of parameters: average = d * average + (1 - d) * weight after every update.
 
-    The average starts at the initial weight. The average of Polyak and Juditsky (1992) is another one: the mean of the
-    weights after all updates.
+    The average starts at the initial weight. This is not the average of Polyak and Juditsky (1992), which is the
+    mean of the weights after all updates.
 
     Args:
         decay: d, from 0 to below 1.
@@ -126,7 +126,7 @@ class Averages:
             self.are_swapped = not self.are_swapped
 
     def check_not_swapped(self, action: str) -> None:
-        """Raise UsageError if the model contains the averages. action: what is not possible then."""
+        """Raise UsageError if the model contains the averages. action: what the user tried, for the message."""
         if self.are_swapped:
             raise UsageError(f"the model holds the moving averages: call swap() before {action}")
 

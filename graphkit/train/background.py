@@ -45,7 +45,8 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
-        # Whether a metric runs. An unnecessary wait would hand the GIL to the thread that loads.
+        # Whether a worker may still compute metrics. Only then `wait_for_metrics` waits: waiting would hand the GIL to
+        # the thread that loads batches.
         self._pending = False
 
     def __enter__(self) -> BackgroundWork:

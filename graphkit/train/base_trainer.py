@@ -116,9 +116,9 @@ class BaseTrainer:
         mixes = regularisation.mixes
         self._mixing = Mixing(mixes.get("mixup"), mixes.get("cutmix")) if mixes else None
         self._inputs = Inputs(net.input_types)
-        refused = _settings_excluding_groups(selection, carry, numerics, memory, parallel, mixes)
+        conflicting = _settings_conflicting_with_groups(selection, carry, numerics, memory, parallel, mixes)
         self._division = division_of(
-            parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, refused
+            parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, conflicting
         )
         # Which part of each batch this process takes: (index, number of parts). Ranks that divide the model take the
         # whole batch.
@@ -161,7 +161,7 @@ class BaseTrainer:
             trained = sparse.with_equal_rows(graph, trained, self.optimizer)
         may_be_sparse = self.optimizer.elementwise and memory.accumulate == 1
         tables = sparse.large_tables(graph, trained) if may_be_sparse else []
-        # Tables with dense updates that could have row-sparse updates (`lazy`), which are not the same.
+        # Large tables with dense updates. With `lazy`, they would have row-sparse updates, whose results may differ.
         self.dense_tables = tuple(t.name for t in tables if not t.lazy)
         thread_count = quantity(config.num_threads(threads), "thread")
         self._described_options = f"device {self._options['device']}, {thread_count}, precision {numerics.precision}"
@@ -191,7 +191,7 @@ class BaseTrainer:
                 net.params[name] = array
             self._averages.start()
         self._exchange.publish()
-        self._agreement = agreement_of(kvstore, net.params, placed=self._division is not None)
+        self._agreement = agreement_of(kvstore, net.params, divided=self._division is not None)
 
     @functools.cached_property
     def _inference(self) -> Inference:
@@ -225,8 +225,8 @@ class BaseTrainer:
         """The training graphs: one for a whole step, or with `accumulate` one that accumulates and one that updates.
 
         In a pipeline, they are the forward and backward pass of this rank's stage, and its update. With `recompute`,
-        the first step adds nodes to the first graph that compute activations again. If `recompute` is a number of bytes
-        and a later batch needs more, these nodes are chosen again.
+        the first step adds nodes that recompute activations to the first graph. If `recompute` is a number of bytes and
+        a later batch needs more, these nodes are chosen again.
         """
         return tuple(self._stepper.programs)
 
@@ -407,7 +407,7 @@ class BaseTrainer:
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
     def _running(self, code: str) -> contextlib.AbstractContextManager[None]:
-        """Context of code of the user, for which other processes wait only for a limited time. code: its name."""
+        """Context in which code of the user runs. Other processes wait only for a limited time. code: its name."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.running(code)
 
     # --- data ---
@@ -418,7 +418,7 @@ class BaseTrainer:
         return metrics.get_all(specs, probabilities=are_probabilities(output))
 
     def _data(self, given: Any, argument: str = "data") -> Dataset | IterableDataset:
-        """Return the data set of an argument of the user; errors begin with the argument's name."""
+        """Convert data that the user has passed to a data set. argument: its name, with which error messages begin."""
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
         found = dataset_of(given if are_samples(given, ranks) else with_types(given, kinds), ranks, argument)
@@ -472,16 +472,16 @@ def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -
 
 
 def _may_update_rows(options: Mapping[str, Any], memory: Memory, parallel: Parallel) -> bool:
-    """Whether tables that the user has not named may have row-sparse updates, if these are equal to dense ones."""
+    """Whether tables may have row-sparse updates without `lazy`, where these give the same results as dense updates."""
     is_plain = memory.accumulate == 1 and memory.recompute is None and options["precision"] == "f32"
     return is_plain and parallel.kvstore is None and str(options["device"]) == "cpu"
 
 
-def _settings_excluding_groups(
+def _settings_conflicting_with_groups(
     selection: ParameterSelection, carry: Mapping[str, str], numerics: Numerics, memory: Memory, parallel: Parallel,
     mixes: Mapping[str, float],
 ) -> dict[str, bool]:  # fmt: skip
-    """Return the settings that exclude `groups`, by their names in messages: whether the user has set each."""
+    """Return for each setting that cannot be combined with `groups` whether it is set. Keys: names for messages."""
     return {
         "accumulate= (--accumulate)": memory.accumulate > 1,
         "carry= (--recurrent-state)": bool(carry),

@@ -200,7 +200,7 @@ def _expected(types: Mapping[str, tuple[DType, tuple[int, ...]]]) -> dict[str, t
 def _from_version_1(manifest: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
     """Convert a checkpoint of format version 1.
 
-    That version has no length of the run and no states of metrics, and stores recurrent states among the other arrays.
+    That version stores neither the length of the run nor states of metrics. Recurrent states are among its arrays.
     """
     carried = {name: arrays.pop(name) for name in [n for n in arrays if n.endswith("/carried")]}
     epoch, batch = int(manifest["epoch"]), int(manifest["batch"])

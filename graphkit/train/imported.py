@@ -92,7 +92,7 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
     """Return a Reshape whose constant target sizes no longer fix the batch size at 1.
 
-    The batch axis of the target is an axis of size 1. The product of the sizes before it equals the product of the
+    The batch axis of the target is the first axis of size 1 for which the sizes before it have the same product as the
     sizes before the batch axis of the input. Returns None if there is no such axis, if the target is not constant, or
     if its sizes cannot express a symbolic batch size.
     """

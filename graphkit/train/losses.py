@@ -234,7 +234,7 @@ def sigmoid_binary_cross_entropy(
     if class_weights is not None:
         if len(class_weights) != 2:
             raise UsageError(
-                f"sigmoid_binary_cross_entropy needs two class weights, for no and yes, not {class_weights}"
+                f"sigmoid_binary_cross_entropy needs two class weights, (negative, positive), not {class_weights}"
             )
         no, yes = (scalar_like(weight, logits) for weight in class_weights)
         against = F.mul(F.mul(no, F.sub(scalar_like(1.0, logits), target)), F.softplus(logits))
@@ -407,7 +407,7 @@ class Bound:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """The divisors of the losses (symbolic dimensions, or class weights), each with one output that has it."""
+        """The different divisors of the losses (symbolic dimensions, or class weights), each with its first output."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             shape = self.targets[target].shape or ()
@@ -533,9 +533,10 @@ def _scalar(value: Any) -> Value:
 
 
 def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) -> None:
-    """Raise UsageError if none of the outputs is floating-point, because a loss of them then has no gradient.
+    """Raise UsageError if none of the outputs is floating-point. A loss of such outputs has no gradient.
 
-    The message names the last floating-point value before the first of them. every: raise also if only some are not.
+    every: raise also if at least one output is not floating-point. The message names the last floating-point value
+    before that output.
     """
     odd = [value for value in chosen if not (isinstance(value.type, TensorType) and value.dtype.is_float)]
     if not odd or (len(odd) < len(chosen) and not every):

@@ -97,7 +97,7 @@ class Optimizer:
         return schedule(self.lr)
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of update `step`, from 0."""
+        """Return the learning rate of an update. step: 0 for the first update."""
         return self.lr(step) if isinstance(self.lr, Schedule) else self.lr
 
     def updater(self) -> OptimizerUpdater:
@@ -199,7 +199,7 @@ class AdamW(Adam):
         beta1: Decay of the mean of the gradients.
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root of the mean square.
-        weight_decay: The factor above. The gradient stays unchanged.
+        weight_decay: Factor of the decay in this formula. The decay is not added to the gradient.
     """
 
     weight_decay: float = 0.01

@@ -29,8 +29,8 @@ class Position:
 
     Attributes:
         epoch: Number of complete epochs, including validation and record.
-        batch: Number of batches of the current epoch that are trained, counted from `offset`.
-        offset: Index of a sample in the epoch: 0, unless the batch size changed within the epoch.
+        batch: Number of batches that were trained on in the current epoch, since the batch size last changed.
+        offset: Number of samples that were trained on in the current epoch before the batch size changed.
         width: Number of samples in a batch, over all processes.
         length: Number of samples in the data set; None if it has no length.
         start: First epoch of the run, from 0.
@@ -39,9 +39,9 @@ class Position:
         loss_weight: Sum of the weights.
         seen: Number of samples of the current epoch so far, without those of skipped steps.
         skipped: Number of skipped steps of the current epoch.
-        trained: The record of the current epoch without validation, when its last batch is trained; None before.
+        trained: The record of the current epoch without validation. None until the last batch was trained on.
         seconds: Duration of the run so far.
-        stopped: Why the run ends before `until`, after the epoch in which it was stopped; None if it does not.
+        stopped: The reason given to `Trainer.stop`, or None. The run ends after the epoch in which it was stopped.
         first_update: Number of updates before the run.
         metrics: States of the metrics of the current epoch.
     """

@@ -15,7 +15,7 @@ from graphkit.passes.core.match import RESHAPES, first, is_op, scalar
 
 # Operators that only move, repeat or select elements of their first operand.
 _MOVES = frozenset({*RESHAPES, "Identity", "Transpose", "Slice", "Gather", "Expand"})
-# The largest distance from 0 or 1 of a bound that only keeps logarithms finite. Such a bound is ignored.
+# A Clip, Max or Min whose bound is at most this far from 0 or 1 only keeps logarithms finite. It is ignored.
 _MARGIN = 1e-2
 
 
@@ -32,7 +32,7 @@ def are_probabilities(output: Value) -> bool:
 
 
 def logits_of(output: Value, name: str) -> Value:
-    """Return the logits of an output that comes from the operator `name` ("Softmax" or "Sigmoid"), in its shape.
+    """Return the logits of an output that comes from a Softmax or Sigmoid (`name`), in the shape of the output.
 
     If the output does not come from this operator, return the output itself. The same happens, with a warning, if a
     Softmax is not over the last axis of the output.

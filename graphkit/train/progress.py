@@ -90,7 +90,7 @@ class JsonLog:
         self._start = time.monotonic()
 
     def begin(self, epoch: int, updates: int, seconds: float) -> None:
-        """Continue the log of a run at this position. Lines from after it are removed, and so are incomplete ones.
+        """Continue the log of a run at this position. Later lines and incomplete lines are removed.
 
         Args:
             epoch: Number of complete epochs.

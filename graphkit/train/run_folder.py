@@ -65,7 +65,7 @@ def check_links(folder: str | Path) -> None:
 class RunFolder:
     """A folder that training writes to. Its `with` block holds a lock on the folder.
 
-    The block can be entered again within itself. Folders that it created, and that are empty at its end, are removed.
+    The block is reentrant. At its end, it removes the folders that it has created if they are empty.
     If the file system has no locks, there is a warning.
 
     Args:
@@ -161,8 +161,8 @@ class RunFolder:
         if not overwrite:
             self.check(run)
         if self._files_of_another_run(run) or self._is_incomplete_first_save():
-            # FIRST_SAVE is removed after the model that it marks. If this process is killed before it has removed the
-            # model, the next run does.
+            # FIRST_SAVE is removed after the model that it marks. If this process is killed in between, the next run
+            # still finds FIRST_SAVE, and removes the rest.
             for path in self._files_of_runs():
                 path.unlink(missing_ok=True)
         (self.path / FIRST_SAVE).unlink(missing_ok=True)

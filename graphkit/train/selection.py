@@ -36,7 +36,7 @@ class TrainedParameter:
 class ParameterSelection:
     """Selects the parameters to train, and their settings, by names or glob patterns.
 
-    The exact name of a parameter selects only that parameter, even if it contains brackets, which patterns interpret.
+    The exact name of a parameter selects only that parameter, even if it contains brackets (special in patterns).
 
     Attributes:
         freeze: Parameters that are excluded from `train`.

@@ -91,7 +91,10 @@ def filled(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
 
 
 def start(optimizer: Optimizer, name: str) -> float:
-    """Return the initial value of every element of a state. The first update sets a master weight."""
+    """Return the initial value of every element of a state.
+
+    A master weight starts at 0. The first update starts from the parameter instead (see `update`).
+    """
     return 0.0 if name == MASTER else optimizer.start(name)
 
 

@@ -31,7 +31,7 @@ class Targets:
         types: The types of the targets by name, as the graph declares them.
         compared: For targets of named losses: the loss, and the type of the output that it compares with the target.
             Targets of a loss function only need the declared type.
-        outputs: Target to the name of the output that is compared with it. Users may give the target by this name, too.
+        outputs: Target to the name of the output that is compared with it. Users may also name a target by its output.
         inputs: Target to the name of the program's input, if it is another name.
     """
 

@@ -51,8 +51,8 @@ class Trainer(BaseTrainer):
 
     `groups` divides a model that is too large for one process: each process stores only the parameters of its own
     groups. Every process gets the whole batch. The batch is divided into `micro_batches` parts, which pass through the
-    processes as a pipeline (see docs/processes.md). The processes form a pipeline if they do not need each other's
-    values in a cycle. If they do, or if the nodes of a branch or loop belong to several ranks, the ranks exchange
+    processes as a pipeline (see docs/processes.md). The processes form a pipeline if the dependencies between them
+    have no cycle. If they have one, or if the nodes of a branch or loop belong to several ranks, the ranks exchange
     values during a step, and `micro_batches` must be 1.
 
     Args:

@@ -130,7 +130,7 @@ def test_number_of_class_weights_must_match():
     net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2))
     for name, weights, message in [
         ("softmax_cross_entropy", [1.0] * 3, r"3 class weights .* for 2 classes"),
-        ("sigmoid_binary_cross_entropy", [1.0] * 3, "for no and yes"),
+        ("sigmoid_binary_cross_entropy", [1.0] * 3, r"\(negative, positive\)"),
     ]:
         with pytest.raises(UsageError, match=message):
             gk.Trainer(net, gk.losses.get(name, class_weights=weights))

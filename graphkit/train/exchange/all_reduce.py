@@ -36,8 +36,8 @@ class AllReduce(NoExchange):
         if shard:
             _check_sharded(spec, kvstore.transport.compresses)
         ordered, device = spec.options["deterministic"], spec.options["device"]
-        # Over more than two ranks, the bits of a sum may depend on the other gradients in its bucket. So the size of
-        # buckets is fixed in deterministic runs.
+        # With more than two ranks, the bits of a sum may depend on the other gradients in its bucket. So deterministic
+        # runs use buckets of a fixed size.
         limit = kvstore.transport.bucket_bytes(fixed=ordered)
         dense = {i: t.value for i, t in enumerate(spec.trained) if not t.lazy}
         place = (kvstore.rank, kvstore.num_workers) if shard else None

@@ -1,4 +1,4 @@
-"""Model parallelism: the base of Exchanges whose ranks each store the parameters and slots of their groups."""
+"""Model parallelism: each rank stores only the parameters and slots of its own groups of nodes."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ class DividedModel:
         return self.owners.get(name.rpartition("/")[0], None if name == steps.STEP else 0)
 
     def _owner_clause(self, name: str) -> str:
+        """Return who stores a released array, for the error that reading it raises."""
         rank = self._rank_of(name)
         assert rank is not None, "only arrays of other ranks are released"
         return f"rank {rank}, which computes with it"

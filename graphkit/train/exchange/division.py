@@ -41,9 +41,9 @@ class Division:
         return partition(graph, self.groups, self.store.num_workers, like)
 
     def is_pipeline(self, graph: Graph) -> bool:
-        """Return whether the ranks form a pipeline: they do not need each other's values in a cycle.
+        """Return whether the ranks form a pipeline: the dependencies between them have no cycle.
 
-        Raises UsageError if they form none, but there are several micro-batches, which need a pipeline.
+        Raises UsageError if they do not, although there are several micro-batches.
         """
         try:
             self.stages(graph)
@@ -97,16 +97,16 @@ def division_of(
     axes: Mapping[str, int | None] | None,
     store: KVStore | None,
     inputs: Sequence[str],
-    refused: Mapping[str, bool],
+    conflicting: Mapping[str, bool],
 ) -> Division | None:
     """Return the Division of these settings of a Trainer, or None without groups.
 
     Raises UsageError if micro-batches are set without groups, if the store is not a `dist_sync` of several ranks, or if
-    other settings exclude groups.
+    a conflicting setting is set.
 
     Args:
         groups, micro_batches, axes, store, inputs: See `Division`.
-        refused: For each setting that excludes groups: whether the user has set it.
+        conflicting: For each setting that cannot be combined with groups: whether the user has set it.
     """
     if not groups:
         if micro_batches != 1:
@@ -122,6 +122,6 @@ def division_of(
         )
     if store.is_remote:
         raise UsageError(f"Trainer: groups= and --place need the kvstore 'dist_sync', not {store.type!r}")
-    if given := [name for name, is_set in refused.items() if is_set]:
+    if given := [name for name, is_set in conflicting.items() if is_set]:
         raise UsageError(f"Trainer: groups= and --place cannot be combined with {', '.join(given)}")
     return Division(groups, micro_batches, axes or {}, store, inputs)

@@ -72,8 +72,8 @@ class Inference(Protocol):
 class Exchange(Protocol):
     """Builds the programs of a training step, and runs them together with the other ranks.
 
-    Here, a program is a graph whose Executor compiles it for the shapes of each batch. "Collective" means that every
-    rank must make the call.
+    A program here is a graph. Its Executor compiles the graph for the shapes of each batch. "Collective" means that
+    every rank must make the call.
     """
 
     # Names of the trained parameters.
@@ -137,10 +137,10 @@ class Exchange(Protocol):
     # --- many steps ------------------------------------------------------------------------------
 
     def synchronise(self) -> None:
-        """Continue all ranks from the same parameters, at the end of an epoch. Collective."""
+        """At the end of an epoch, give all ranks the same parameters. Collective."""
 
     def publish(self) -> None:
-        """Send parameters and states that were set from outside to all other copies of them. Collective."""
+        """Send parameters and restored optimizer states to the parameter servers, if there are any. Collective."""
 
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
         """Return the values of metrics by name. Collective if the model is divided among ranks."""

@@ -49,7 +49,7 @@ def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
 
 
 def reported_name(metric: Metric, rank: int) -> str:
-    """Return the name of a metric's value with several ranks: with the rank, if the metric cannot be merged."""
+    """Return the name of a metric in the results of several ranks. If it cannot be merged, the name contains `rank`."""
     return metric.name if _is_mergeable(metric) else f"{metric.name} of rank {rank}"
 
 

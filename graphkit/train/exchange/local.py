@@ -46,14 +46,14 @@ class NoExchange:
         self._unread: tuple[str, ...] = ()
         # The setting `recompute`. "sqrt" becomes None after the first batch; a limit in bytes applies to all batches.
         self._recompute = spec.recompute
-        # Shapes of inputs for which the first program meets this setting. It does so for smaller ones, too.
+        # Shapes of inputs for which the first program meets the limit. Then it also meets the limit for smaller shapes.
         self._checked_shapes: Mapping[str, Sequence[int]] = {}
         self.programs = self._create_programs()
         first = self.programs[0]
         self._further_inputs = {first.name_of(v) for v in first.inputs} & {BATCH_WEIGHT, steps.LEARNING_RATE}
         if spec.swap_memory:
             self.programs[0] = mark_forward(self.programs[0])
-        # `_original_program` does not contain the recomputation that the setting asks for.
+        # `_original_program` already recomputes nodes built in `gk.attr_scope(recompute=True)`, but no others.
         self.programs[0] = self._original_program = recomputation.marked(self.programs[0], spec.options["device"])
         types = self._slot_types()
         self.slots = initial_slots(spec, types, types)

@@ -29,7 +29,7 @@ def gather_residuals(
         names: Names of the parameters.
         mine: The residuals of this rank.
         gather: Function that returns the arrays of all ranks, by rank.
-        keep: Whether this rank needs the result. If not, it returns nothing.
+        keep: Whether this rank needs the result. If not, the result is empty.
     """
     found: list[dict[str, np.ndarray]] = []
     for name in names:

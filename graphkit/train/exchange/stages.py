@@ -70,7 +70,10 @@ class Stages(DividedModel):
     # --- one batch -------------------------------------------------------------------------------
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
-        """Return the plan of the stage's forward program. Its shapes are known after the first batch."""
+        """Return the plan of the stage's forward program for the last batch. `shapes` is not used.
+
+        Shapes of received values are unknown before the first batch. Raises UsageError if they are unknown.
+        """
         return self.executors[0].plan
 
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def mean_of_pair(loss_sum: Value, dtype: DType) -> tuple[Value, Value]:
 
 
 def zero_after(total: Value) -> Value:
-    """Return a 0 that depends on the all-reduced `total`. As a guard, it prevents updates if the all-reduce fails."""
+    """Return a 0 that is computed after the all-reduced `total`. As a guard, it prevents updates if that fails."""
     return after(F.constant(value=np.zeros((), np.float32)), [total])
 
 
@@ -99,7 +99,7 @@ def mean_gradients(
 ) -> tuple[list[Value | Rows], list[Value]]:
     """All-reduce gradients, and divide them by the weight of all ranks.
 
-    Tables with row-sparse gradients are in no bucket. For each, the result contains every row that any rank has, once.
+    Row-sparse gradients are not in buckets. Their sum contains each row that at least one rank has read, once.
 
     Args:
         gradients: The weighted gradients of this rank.

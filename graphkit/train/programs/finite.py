@@ -24,9 +24,7 @@ _ELSEWHERE = "from another process"
 def check_choice(on_nonfinite: str) -> None:
     """Raise UsageError if the setting is not one of CHOICES."""
     if on_nonfinite not in CHOICES:
-        raise UsageError(
-            f"Trainer: there is no on_nonfinite={on_nonfinite!r}{did_you_mean(str(on_nonfinite), CHOICES)}"
-        )
+        raise UsageError(f"Trainer: unknown on_nonfinite={on_nonfinite!r}{did_you_mean(str(on_nonfinite), CHOICES)}")
 
 
 def zero_if_finite(values: Sequence[Value]) -> Value:
@@ -38,16 +36,16 @@ def zero_if_finite(values: Sequence[Value]) -> Value:
 
 
 def joined(loss: Value | None, zero: Value) -> Value:
-    """Return a guard that is finite if the loss is finite and the result `zero` of `zero_if_finite` is 0."""
+    """Return a guard that is finite if the loss and `zero` are. zero: the result of `zero_if_finite`."""
     result: Value = zero if loss is None else F.add(cast_like(loss, zero), zero)
     return result
 
 
 def guarded(value: Value, guard: Value | None) -> Value:
-    """Return `value`. In a run in which `guard` (a float scalar) is not finite, NotFinite is raised instead.
+    """Return `value`. The run raises NotFinite if `guard`, a float scalar, is not finite.
 
-    A run that fails writes no states, so a guard on the updates of a step keeps all of them from being written. None:
-    no guard.
+    A run that fails writes no states. So a guard on one update of a step prevents all updates of that step. If `guard`
+    is None, there is no check.
     """
     result: Value = value if guard is None else F.finite_guard(value, guard)
     return result

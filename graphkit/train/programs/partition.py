@@ -31,7 +31,7 @@ class Partition:
         ranks: The rank of each stage.
         stage_of: The stage of each node with operands. Every stage that reads a node without operands computes it.
         owner_of: The stage that stores each parameter and state.
-        copies: The parameters and states that several stages read, each with its reading stages except the owner.
+        copies: The parameters and states that several stages read, each with the stages that read it but do not own it.
         crossings: The values that later stages read, in the order of the graph, each with the stages that read it.
     """
 

@@ -31,7 +31,7 @@ def check(recompute: Recompute | None) -> None:
 
 
 def marked(program: Graph, device: AnyDevice = "cpu") -> Graph:
-    """Return the training program with recomputation of the nodes built in `gk.attr_scope(recompute=True)`."""
+    """Return the program in which the backward pass recomputes nodes built in `gk.attr_scope(recompute=True)`."""
     if all(MARK not in node.meta for node in program.nodes):
         return program
     return recompute_marked(prepared(program, device))
@@ -47,7 +47,7 @@ def limit_memory(
     """Return the training program with the recomputation that the setting asks for.
 
     "sqrt" recomputes every segment (see `recompute_sqrt`). A number of bytes is a limit on the arena: as few segments
-    as possible are recomputed, first those that save most memory for their arithmetic.
+    as possible are recomputed, beginning with those that save the most bytes per arithmetic operation.
 
     Args:
         program: The training program without recomputation.

@@ -29,7 +29,10 @@ _IS_SHARDED = "only sharded buckets have a place"
 
 
 class ParameterSlice(NamedTuple):
-    """Elements [begin, end) of the flattened parameter at a position, and their mean gradient. Both are vectors."""
+    """Elements [begin, end) of a flattened parameter, and their mean gradient, as vectors.
+
+    `position` is the index of the parameter among the trained parameters.
+    """
 
     position: int
     begin: int
@@ -122,8 +125,8 @@ def all_gather(
         own: The slices of this rank.
         new: Their new values.
         guard: See `finite.guarded`.
-        before: Values that are available when earlier collectives are complete. A rank must not fail before: the others
-            would wait for it.
+        before: Values that are available when earlier collectives are complete. A rank must not fail until then: the
+            other ranks would wait for it.
         buckets: The buckets, sharded.
     """
     by_index = {piece.position: (piece, result) for piece, result in zip(own, new, strict=True)}
@@ -193,7 +196,7 @@ def whole_slots(
         trained: The types of the whole slots of each parameter.
         mine: The slices of slots that this rank stores.
         gather: Function that returns the arrays of all ranks, by rank.
-        keep: Whether this rank needs the result. If not, it returns nothing.
+        keep: Whether this rank needs the result. If not, the result is empty.
     """
     found: dict[str, np.ndarray] = {}
     for name, slots in trained.items():

@@ -49,7 +49,7 @@ class Lookups:
         return found
 
     def rows(self, gradients: Sequence[Value]) -> Rows:
-        """Return the rows that the step reads with their gradients. gradients: those of `outputs`."""
+        """Return the row-sparse gradient of the table. gradients: the gradients of `outputs`."""
         tail = self.table.tensor.static_shape[1:]
         wide = np.array([-1, *tail])
         parts = [F.reshape(g, wide) if math.prod(tail) else g for g in gradients]
@@ -143,6 +143,6 @@ def large_tables(graph: Graph, trained: Sequence[TrainedParameter]) -> list[Trai
 
 
 def with_equal_rows(graph: Graph, trained: Sequence[TrainedParameter], optimizer: Optimizer) -> list[TrainedParameter]:
-    """Return the parameters with row-sparse updates for large tables whose dense updates would be equal."""
+    """Return `trained` with `lazy=True` for large tables where row-sparse and dense updates give the same result."""
     equal = {t for t in large_tables(graph, trained) if optimizer.ignores_zeros(t.decay_mult)}
     return [replace(t, lazy=True) if t in equal else t for t in trained]

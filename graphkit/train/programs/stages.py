@@ -177,7 +177,7 @@ def gradient_stages(part: Partition, parameter: TrainedParameter, differentiated
 
 
 def _gradient_ports(ports: Sequence[Port], differentiated: frozenset[Value], graph: Graph) -> tuple[Port, ...]:
-    """Return the ports for the gradients of the values of other ports."""
+    """Return a port for each of `ports`, with the gradients of its values. Values without a gradient are left out."""
     made = []
     for port in ports:
         if values := [v for v in port.values if v in differentiated]:
@@ -223,8 +223,8 @@ class _JointGraph:
         """Return `forward`, `backward`, `saved` and `kept` of the Stage."""
         part = self.forward
         outputs = part.forward_outputs()
-        # The outputs of the joint graph are those of the forward pass. Gradients are the new values of placeholder
-        # states, so that they can be found among the updates after the passes.
+        # The outputs of the joint graph are those of the forward pass. Each gradient is the update of a placeholder
+        # state. So it can be found by this state after graph passes have rewritten the graph.
         places = [Value(g.type, f"{n}/place", role="state") for n, g in zip(self.names, self.gradients, strict=True)]
         joint = Graph(
             [*part.inputs(), *self.seeds.values(), self.weight, *self.sums, *places],
@@ -243,7 +243,7 @@ class _JointGraph:
             return Graph(forward_inputs, program.outputs, statistics, joint.name, output_names=outputs), None, {}, ()
         sums = [(new[s], updates[new[s]]) for s in self.sums]
         gradients = [updates[new[p]] for p in places]
-        # The backward program computes these again: nodes that are marked for recomputation, and views.
+        # Without nodes that the backward program computes again: views, and nodes marked for recomputation.
         before = topological([*program.outputs, *(v for _, v in statistics)])
         forward_nodes = {n for n in before if n.operands and not is_marked(n) and not getattr(n.op, "views", ())}
         saved = _saved_values(forward_nodes, [*(v for _, v in sums), *gradients], {state for state, _ in statistics})

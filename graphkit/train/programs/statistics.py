@@ -35,7 +35,7 @@ def over_processes(graph: Graph, kvstore: KVStore | None) -> Graph:
 class IdleStatistics:
     """The collectives of BatchNormalization in a rank that has no samples in a step.
 
-    It takes part in each of them with zeros, and updates its running statistics from those of the other ranks.
+    The rank contributes zeros to each collective. It updates its running statistics from those of the other ranks.
 
     Attributes:
         inputs: Graph inputs that must be fed with zeros.
@@ -55,13 +55,16 @@ class IdleStatistics:
         """Return the value, which becomes available after all AllReduceMoments."""
         return after(value, () if self.last is None else [self.last])
 
-    def after_sums(self, values: Sequence[Value], first: Value) -> list[Value]:
-        """Return the values, which become available after every AllReduce of the step. All AllReduces await `first`."""
+    def after_sums(self, values: Sequence[Value], before: Value) -> list[Value]:
+        """Return the values, which become available after the last AllReduce of the step.
+
+        The AllReduces run one after another. The first one starts when `before` is available.
+        """
         if not self.sums:
             return list(values)
         for op, (head, *others) in self.sums:
-            first = Node(op, [F.control_dependency(head, first), *others]).outputs[0]
-        return [F.control_dependency(v, first) for v in values]
+            before = Node(op, [F.control_dependency(head, before), *others]).outputs[0]
+        return [F.control_dependency(v, before) for v in values]
 
 
 def idle_statistics(graph: Graph, step: Graph) -> IdleStatistics:

@@ -456,8 +456,8 @@ def _shared_updates(
 def _guard_after(guard: Value | None, loss: Value | None, total: Value, done: Sequence[Value]) -> Value | None:
     """Return the guard of one of several ranks, which is available when the values `done` are.
 
-    A rank must not fail while another one waits for it in an all-reduce. If the step has a loss, but the rule checks
-    nothing, the guard only prevents updates if the all-reduce of the loss, which computes `total`, fails.
+    A rank must not fail while another one waits for it in an all-reduce. If the rule checks nothing (`guard` is None),
+    a step with a loss still gets a guard. It prevents updates if the all-reduce that computes `total` fails.
     """
     if guard is None and loss is not None:
         guard = all_reduce.zero_after(total)
@@ -509,7 +509,7 @@ def _refuse_lazy(trained: Sequence[TrainedParameter]) -> None:
 def adapt_gradient_sums(
     arrays: dict[str, np.ndarray], trained: Sequence[str], states: Mapping[str, np.ndarray], accumulated: int, rank: int
 ) -> None:
-    """Change the accumulated gradients of a checkpoint to those that a rank restores.
+    """Replace the accumulated gradients of a checkpoint by the ones that this rank must restore.
 
     The checkpoint may come from another number of processes, or another `accumulate`. Ranks add their accumulated
     gradients up, so only rank 0 restores those of the checkpoint, and the others start at 0.
