@@ -77,7 +77,7 @@ def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, L
                 target = train.targets[output] if isinstance(train.targets, dict) else train.targets
                 value = class_weights(value, made[output], net.output_types.get(output), target)
             options[output][option] = value
-    found = {output: each.having(**options[output]) for output, each in made.items()}
+    found = {output: each.with_options(**options[output]) for output, each in made.items()}
     return next(iter(found.values())) if isinstance(names, str) else found
 
 
@@ -86,7 +86,7 @@ def class_weights(text: str, loss: Loss, output: Any, targets: Any) -> tuple[flo
     from graphkit.train import losses
 
     if text == "balanced":
-        largest = loss.largest(output)
+        largest = loss.largest_target(output)
         if largest is None:
             raise UsageError(
                 f"--class-weights balanced: the loss {loss.name!r} has no classes for an output of type {output}; "

@@ -83,27 +83,27 @@ def adversarial_step(
     if not 0 <= smoothing < 1:
         raise UsageError(f"smoothing={smoothing}: expected a number in [0, 1)")
     _check_networks(generator, discriminator)
-    generates, discriminates = _Network(generator), _Network(discriminator)
-    real = Value(discriminates.data.type, REAL)
-    noise = Value(generates.data.type, NOISE) if feed_noise else _random_noise(generates.data, real)
+    g, d = _Network(generator), _Network(discriminator)
+    real = Value(d.data.type, REAL)
+    noise = Value(g.data.type, NOISE) if feed_noise else _random_noise(g.data, real)
     rates = [Value(TensorType(DType.FLOAT32, ()), name) for name in RATES]
     count = Value(TensorType(DType.INT64, ()), STEP, role="state")
     step = F.add(count, np.int64(1))
 
-    fake = generates(noise)
-    real_loss = _cross_entropy(discriminates(real), 1 - smoothing)
-    fake_loss = _cross_entropy(discriminates(F.stop_gradient(fake)), 0.0)
+    fake = g(noise)
+    real_loss = _cross_entropy(d(real), 1 - smoothing)
+    fake_loss = _cross_entropy(d(F.stop_gradient(fake)), 0.0)
     loss = F.add(real_loss, fake_loss, name="discriminator")
-    discriminates.learn(loss, optimizers[1], rates[1], step)
+    d.learn(loss, optimizers[1], rates[1], step)
     # The discriminator's update depends on the generator's samples. No gradient may flow back through it.
-    discriminates.stop_gradients()
-    generator_loss = _cross_entropy(discriminates(fake), 1.0)
-    generates.learn(generator_loss, optimizers[0], rates[0], step)
+    d.stop_gradients()
+    generator_loss = _cross_entropy(d(fake), 1.0)
+    g.learn(generator_loss, optimizers[0], rates[0], step)
 
     guard = F.add(loss, generator_loss)
-    updates = [(count, step), *generates.updates(), *discriminates.updates()]
+    updates = [(count, step), *g.updates(), *d.updates()]
     return Graph(
-        [real, *([noise] if feed_noise else []), *rates, count, *generates.states(), *discriminates.states()],
+        [real, *([noise] if feed_noise else []), *rates, count, *g.states(), *d.states()],
         [generator_loss, loss],
         guarded_updates(updates, guard),
         "adversarial_step",

@@ -158,7 +158,7 @@ class BaseTrainer:
             "precision": numerics.precision, "deterministic": numerics.deterministic,
         }  # fmt: skip
         if _may_update_rows(self._options, memory, parallel):
-            trained = sparse.with_equal_rows(graph, trained, self.optimizer)
+            trained = sparse.with_exact_row_updates(graph, trained, self.optimizer)
         may_be_sparse = self.optimizer.elementwise and memory.accumulate == 1
         tables = sparse.large_tables(graph, trained) if may_be_sparse else []
         # Large tables with dense updates. With `lazy`, they would have row-sparse updates, whose results may differ.
@@ -373,15 +373,15 @@ class BaseTrainer:
             return self._take(inputs, targets, size, rate)
 
     def _take(self, inputs: Any, targets: Any, size: int | None, rate: float) -> tuple[np.ndarray, dict[str, Any]]:
-        compared = self._targets.fitted(targets)
+        fitted = self._targets.fitted(targets)
         feeds = by_name(inputs, self._inputs.names, "input")
         if self._mixing is None:
-            feeds |= compared
+            feeds |= fitted
         else:
             rank, ranks = self._place
             batch = self._stepper.accumulated * ranks + rank  # its number among the batches of the update
             key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
-            feeds = self._mixing.mixed(feeds, compared, size, key)
+            feeds = self._mixing.mixed(feeds, fitted, size, key)
         return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
 
     def _set_rng(self, rng: tuple[int, int]) -> None:

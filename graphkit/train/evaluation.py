@@ -84,7 +84,7 @@ class Evaluation:
                     total += float(results[program.outputs[0]]) * share
                     weight += share
                 if trainer._output in results:
-                    target = trainer._targets.measured(batch.targets, trainer._output)
+                    target = trainer._targets.metric_target(batch.targets, trainer._output)
                     background.measure(measured, results[trainer._output], target)
                 bar.advance()
         values = trainer._exchange.values(measured)

@@ -23,7 +23,7 @@ from graphkit.train.callback_runner import CallbackRunner
 from graphkit.train.callbacks import Callback
 from graphkit.train.epoch_stats import ReplacedSamples, Throughput
 from graphkit.train.evaluation import Evaluation
-from graphkit.train.exchange.gather import gather, reduced, reported_name
+from graphkit.train.exchange.gather import gather, merged_values, reported_name
 from graphkit.train.metrics import LOSS, Metric, as_list
 from graphkit.train.position import MetricStates
 from graphkit.train.programs.weights import weight_in
@@ -272,8 +272,11 @@ class Fit:
             position.loss_weight += weight
             position.seen += batch.global_size
             if batch.size and measured:
-                target = trainer._targets.of(trainer._output), trainer._targets.measured(batch.targets, trainer._output)
-                for pair in trainer._exchange.compared(results, target):
+                target = (
+                    trainer._targets.name_for(trainer._output),
+                    trainer._targets.metric_target(batch.targets, trainer._output),
+                )
+                for pair in trainer._exchange.metric_pairs(results, target):
                     self._background.measure(measured, *pair)
         assert self._throughput is not None, _IN_EPOCH
         self._throughput.add(batch.global_size)
@@ -325,7 +328,7 @@ class Fit:
         if trainer.kvstore is None or self._ranks == 1:
             values = trainer._exchange.values(measured)
         else:
-            values = reduced(trainer.kvstore, measured)
+            values = merged_values(trainer.kvstore, measured)
         self._logged_throughput = self._throughput_of_ranks()
         # If the weight is 0, every step was skipped.
         loss = position.loss_sum / position.loss_weight if position.loss_weight else math.nan

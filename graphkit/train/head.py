@@ -58,12 +58,12 @@ class Head:
 def find_head(graph: Graph, output: Value) -> Head:
     """Return the last Gemm, MatMul or Conv before an output. Raises UsageError if none can be replaced."""
     value = output
-    stored = _Stored()
+    weights = _WeightValues()
     offsets: dict[Value, int] = {}
     tail: list[tuple[Node, Value]] = []
     while (node := value.node) is not None and not node.op.domain:
         if isinstance(node.op, (Gemm, MatMul, Conv)):
-            axes = _layer_axes(node, stored)
+            axes = _layer_axes(node, weights)
             if axes is None:
                 break
             return Head(node, axes | offsets, tuple(reversed(tail)))
@@ -71,7 +71,7 @@ def find_head(graph: Graph, output: Value) -> Head:
             value = node.operands[0]
             continue
         if node.op.name == "Add":
-            offset = next((v for v in node.operands if stored.holds(v)), None)
+            offset = next((v for v in node.operands if weights.contains(v)), None)
             if offset is None or not offset.rank:
                 break
             offsets[offset] = offset.rank - 1
@@ -88,13 +88,13 @@ def find_head(graph: Graph, output: Value) -> Head:
     )
 
 
-class _Stored:
+class _WeightValues:
     """Finds out whether values come only from parameters and constants, possibly rearranged or converted."""
 
     def __init__(self) -> None:
         self._known: dict[Value, bool] = {}
 
-    def holds(self, value: Value | None) -> bool:
+    def contains(self, value: Value | None) -> bool:
         if value is None:
             return False
         if value not in self._known:
@@ -106,7 +106,7 @@ class _Stored:
         return self._known[value]
 
 
-def _layer_axes(node: Node, stored: _Stored) -> dict[Value, int] | None:
+def _layer_axes(node: Node, weights: _WeightValues) -> dict[Value, int] | None:
     """Return the axis of the classes in weight and bias; None if the layer cannot be replaced."""
     op = node.op
     data, weight, offset = [*node.inputs, None][:3]
@@ -118,11 +118,11 @@ def _layer_axes(node: Node, stored: _Stored) -> dict[Value, int] | None:
         axis, offset = 1, None
     elif op.group != 1:
         return None
-    if stored.holds(data) or not stored.holds(weight) or (not isinstance(op, Conv) and weight.rank != 2):
+    if weights.contains(data) or not weights.contains(weight) or (not isinstance(op, Conv) and weight.rank != 2):
         return None
     if offset is None:
         return {weight: axis}
-    if not stored.holds(offset) or not offset.rank:
+    if not weights.contains(offset) or not offset.rank:
         return None
     return {weight: axis, offset: offset.rank - 1}
 

@@ -22,7 +22,7 @@ from graphkit.signatures import typed
 from graphkit.text import short_repr
 from graphkit.train.arguments import BELOW_ONE, NOT_NEGATIVE, real
 from graphkit.train.probabilities import logits_of
-from graphkit.train.programs.weights import BATCH_WEIGHT, Term, counted, quotient
+from graphkit.train.programs.weights import BATCH_WEIGHT, Term, quotient, target_count
 from graphkit.train.programs.weights import mixed as mixed_terms
 
 # Returns the mean over the batch, or a sum and the weight that it is to be divided by.
@@ -52,7 +52,7 @@ class Loss:
     takes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def having(self, **options: Any) -> Loss:
+    def with_options(self, **options: Any) -> Loss:
         """Return a copy of this loss with the options that are not None. Unknown options raise UsageError."""
         given = {name: value for name, value in options.items() if value is not None}
         for name in given:
@@ -79,20 +79,20 @@ class Loss:
         """Return the loss of an output of `graph`, and the weight of the batch."""
         mean = _scalar(self.build(output, target))
         weights = self.options.get("class_weights") if self.classes else None
-        return Term(mean, counted(graph, target) if weights is None else weight_of_classes(target, weights))
+        return Term(mean, target_count(graph, target) if weights is None else weight_of_classes(target, weights))
 
-    def largest(self, output: TensorType) -> int | None:
+    def largest_target(self, output: TensorType) -> int | None:
         """Return the largest valid target: classes - 1, or 1 for probabilities. None if targets can be any number."""
         if self.classes:
             count = output.known_shape[-1]
             return count - 1 if isinstance(count, int) else None
         return 1 if self.probabilities else None
 
-    def wants(self, output: TensorType) -> str:
+    def describe_target(self, output: TensorType) -> str:
         """Describe in words which targets an output needs."""
         kind = self.target_type(output)
         if self.classes:
-            return f"class numbers from 0 to {self.largest(output)}, {kind}"
+            return f"class numbers from 0 to {self.largest_target(output)}, {kind}"
         return f"targets from 0 to 1, {kind}" if self.probabilities else f"targets of its shape, {kind}"
 
 
@@ -324,7 +324,7 @@ def get(
         found = _LOSSES[name]
     else:
         raise UsageError(f"unknown loss {name!r}{did_you_mean(_OTHER_NAMES.get(name, name), _LOSSES)}")
-    return found.having(label_smoothing=label_smoothing, class_weights=class_weights)
+    return found.with_options(label_smoothing=label_smoothing, class_weights=class_weights)
 
 
 def attach(
@@ -359,7 +359,7 @@ def attach(
         weighted: If the weight of a batch is not its number of samples, add the weight as the last output,
             BATCH_WEIGHT.
     """
-    found = bound(graph, loss, targets, output, weights)
+    found = bind_loss(graph, loss, targets, output, weights)
     names = target_inputs(graph, found.targets)
     placeholders = [Value(t, names[n]) for n, t in found.targets.items()]
     with context.made_by(f"loss {described(loss)}"):
@@ -392,7 +392,7 @@ def target_inputs(graph: Graph, targets: Iterable[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundLoss:
     """A loss for the outputs of one graph.
 
     Attributes:
@@ -426,10 +426,10 @@ class Bound:
             )
 
 
-def bound(
+def bind_loss(
     graph: Graph, loss: AnyLoss, targets: Mapping[str, TensorType] | None, output: str | None,
     weights: Mapping[str, float] | None = None,
-) -> Bound:  # fmt: skip
+) -> BoundLoss:  # fmt: skip
     """Return the loss with its targets. Arguments: see `attach`. Raises UsageError if they contradict each other."""
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     for name in (*(() if output is None else (output,)), *(loss if isinstance(loss, Mapping) else ())):
@@ -454,7 +454,7 @@ def bound(
             named = {"target": (known, output or graph.output_names[0])}
         compared = [logits_of(v, known.of_logits) for v in chosen]
         if named:
-            return Bound(partial(known.term, graph, *compared), targets, named)
+            return BoundLoss(partial(known.term, graph, *compared), targets, named)
         function: LossFunction = known.build
     else:
         function, compared = loss, chosen
@@ -464,13 +464,13 @@ def bound(
     def build(*given: Value) -> Term:
         return _term(function(*compared, *given))
 
-    return Bound(build, targets, named)
+    return BoundLoss(build, targets, named)
 
 
 def _of_outputs(
     graph: Graph, outputs: Mapping[str, Value], given: Mapping[str, str | Loss],
     targets: Mapping[str, TensorType] | None, weights: Mapping[str, float],
-) -> Bound:  # fmt: skip
+) -> BoundLoss:  # fmt: skip
     """Return the weighted sum of the losses of several outputs."""
     if not given:
         raise UsageError("loss={} is empty: give a loss for at least one output")
@@ -501,7 +501,7 @@ def _of_outputs(
         assert first is not None, "`given` is not empty"
         return Term(_value(total), first.weight if len(made.averaged_over) == 1 else None)
 
-    made = Bound(build, types, named)
+    made = BoundLoss(build, types, named)
     return made
 
 

@@ -20,7 +20,7 @@ def _count(value: Any) -> bool:
     return _integer(value) and value >= 0
 
 
-def _word(value: Any) -> bool:
+def _uint64(value: Any) -> bool:
     return _count(value) and value < 1 << 64
 
 
@@ -48,8 +48,8 @@ def _or_null(kind: Kind) -> Kind:
     return lambda value: value is None or kind(value)
 
 
-def _generator(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_word, value))
+def _rng_state(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_uint64, value))
 
 
 # Only keys that exist are checked. `load` raises an error for missing ones.
@@ -60,7 +60,7 @@ _KINDS: Mapping[str, Kind] = {
     "residuals": _list_of(_list_of(_text)),
     "optimizer": _object,
     "loss": _text,
-    "rng": _generator,
+    "rng": _rng_state,
     "position": _object,
     "run": _text,
     "updates": _count,

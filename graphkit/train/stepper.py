@@ -12,7 +12,7 @@ from graphkit.dist.kvstore import KVStore
 from graphkit.errors import NotFinite
 from graphkit.train.exchange.division import Division
 from graphkit.train.exchange.exchange import Exchange, StepSpec
-from graphkit.train.exchange.local import NoExchange, samples_of
+from graphkit.train.exchange.local import LocalExchange, samples_of
 from graphkit.train.position import Position
 from graphkit.train.programs import loss_scale
 from graphkit.train.programs import step as steps
@@ -37,11 +37,11 @@ def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division 
     # Imported here, so that a process without other ranks does not load the other Exchanges.
     if division is not None:
         from graphkit.train.exchange.placement import Placement
-        from graphkit.train.exchange.stages import Stages
+        from graphkit.train.exchange.stages import Pipeline
 
-        return Stages(spec, division) if division.is_pipeline(spec.graph) else Placement(spec, division)
+        return Pipeline(spec, division) if division.is_pipeline(spec.graph) else Placement(spec, division)
     if kvstore is None or (kvstore.num_workers == 1 and not kvstore.is_remote):
-        return NoExchange(spec)
+        return LocalExchange(spec)
     if not kvstore.is_remote:
         from graphkit.train.exchange.all_reduce import AllReduce
 

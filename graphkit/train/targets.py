@@ -18,7 +18,7 @@ from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
 from graphkit.text import listed, quantity
-from graphkit.train.losses import Bound, Loss, target_inputs
+from graphkit.train.losses import BoundLoss, Loss, target_inputs
 
 # `dtype.kind` of numpy's real types. bfloat16 has another one, see `_is_float`.
 _NUMBERS = "biuf"
@@ -45,7 +45,7 @@ class Targets:
         self._others = {output: name for name, output in (outputs or {}).items()}
         self._targets = {name: _Target(name, kind, *compared.get(name, (None, None))) for name, kind in types.items()}
 
-    def of(self, output: str) -> str:
+    def name_for(self, output: str) -> str:
         """Return the name of the target that is compared with an output; the first target if there is none."""
         return self._others.get(output, self.names[0])
 
@@ -72,9 +72,9 @@ class Targets:
             f"{quantity(len(self.names), 'target')}: {', '.join(map(repr, self.names))}"
         )
 
-    def measured(self, given: Any, output: str) -> np.ndarray:
+    def metric_target(self, given: Any, output: str) -> np.ndarray:
         """Return the target of a batch that metrics compare with an output. given: the targets of the batch."""
-        named, wanted = self.named(given), self.of(output)
+        named, wanted = self.named(given), self.name_for(output)
         if wanted not in named:
             raise InputError(f"metrics compare the output {output!r} with the target {wanted!r}, which is not given")
         return array_of(f"target {wanted!r}", named[wanted])
@@ -110,7 +110,7 @@ class Targets:
         }
 
 
-def expected_targets(graph: Graph, bound: Bound, outputs: Mapping[str, Type]) -> Targets:
+def expected_targets(graph: Graph, bound: BoundLoss, outputs: Mapping[str, Type]) -> Targets:
     """Return the Targets of a model.
 
     Args:
@@ -137,7 +137,7 @@ class _Target:
         self._name, self._type, self._loss = name, kind, loss
         self._output = output if isinstance(output, TensorType) else TensorType(DType.FLOAT32, None)
         self._shape = self._output.shape or ()
-        self.largest = None if loss is None else loss.largest(self._output)
+        self.largest = None if loss is None else loss.largest_target(self._output)
 
     def fitted(self, given: Any) -> Any:
         """Return the array in the type and shape of the target. Raises InputError if that would lose information."""
@@ -187,7 +187,8 @@ class _Target:
     def _described(self) -> str:
         if self._loss is None:
             return f"target {self._name!r} is {self._type}"
-        return f"loss {self._loss.name!r} compares the output {self._output} with {self._loss.wants(self._output)}"
+        wanted = self._loss.describe_target(self._output)
+        return f"loss {self._loss.name!r} compares the output {self._output} with {wanted}"
 
     def _advice(self, array: np.ndarray) -> str:
         """Return the end of a message: how to change the targets, or which loss takes them. Empty if unknown."""

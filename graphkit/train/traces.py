@@ -35,7 +35,7 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
     """
     rank, origin = store.rank, _origin(store)
     events = profile.trace(rank, f"rank {rank} on {socket.gethostname()}", origin)["traceEvents"]
-    events += _exchanged(trainer._exchange.timed_collectives, profile.span, rank, origin)
+    events += _transfer_events(trainer._exchange.timed_collectives, profile.span, rank, origin)
     data = np.frombuffer(json.dumps(events).encode(), np.uint8)
     parts = gather(store, {"events": data})
     if rank == 0:
@@ -66,7 +66,7 @@ def _origin(store: KVStore) -> int:
     return int(first[1]) + offset
 
 
-def _exchanged(
+def _transfer_events(
     timed_collectives: Sequence[TimedCollective], span: tuple[int, int] | None, rank: int, origin: int
 ) -> Iterator[dict[str, Any]]:
     """Yield trace events of the transfers that start within `span`. They are asynchronous, because they overlap."""

@@ -19,7 +19,7 @@ from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import to_training
 from graphkit.train import losses
-from graphkit.train.programs.statistics import over_processes
+from graphkit.train.programs.statistics import sync_statistics
 from graphkit.train.programs.step import RESERVED_NAMES
 from graphkit.train.selection import ParameterSelection
 from graphkit.train.targets import Targets, expected_targets
@@ -70,7 +70,7 @@ def training_graph(
     selected = selection.selected(parameters)
     frozen = [v for n, v in parameters.items() if n not in selected]
     graph = recognise(resolve_sequences(count_loops(to_training(net.graph, frozen, batch_statistics=batch_statistics))))
-    bound = losses.bound(graph, *criterion)
+    bound = losses.bind_loss(graph, *criterion)
     bound.warn_of_weights()
     targets = expected_targets(graph, bound, net.output_types)
     # Random nodes are bound before differentiation, so that the backward pass of a subgraph uses the same numbers.
@@ -78,7 +78,7 @@ def training_graph(
     graph = fake_quantise(graph)
     if straight_through:
         graph = pass_through_rounding(graph)
-    return TrainingGraph(over_processes(graph, statistics_over), targets)
+    return TrainingGraph(sync_statistics(graph, statistics_over), targets)
 
 
 def _check_names(net: Model) -> None:

@@ -19,7 +19,7 @@ from graphkit.cli import invoke
 from graphkit.errors import InputError, NotFinite, UsageError
 from graphkit.ops import F
 from graphkit.train.exchange.placement import Placement
-from graphkit.train.exchange.stages import Stages
+from graphkit.train.exchange.stages import Pipeline
 
 AB = {"a": 0, "b": 1}
 
@@ -204,7 +204,7 @@ def test_a_pipeline_stays_one(on_ranks):
             h = gk.nn.linear(h, 3, name="b")
         return gk.Trainer(gk.Model(h, seed=1), kvstore=store, groups=AB)._exchange
 
-    assert all(isinstance(exchange, Stages) for exchange in on_ranks(work))
+    assert all(isinstance(exchange, Pipeline) for exchange in on_ranks(work))
 
 
 @pytest.mark.parametrize(

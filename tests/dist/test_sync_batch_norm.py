@@ -15,7 +15,7 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.passes.training.sync_batch_norm import chained, synchronise
-from graphkit.train.programs.statistics import over_processes
+from graphkit.train.programs.statistics import sync_statistics
 
 
 def net(seed=1):
@@ -355,8 +355,8 @@ def test_workers_that_take_steps_of_their_own_are_refused(kind):
 
     graph = net().graph
     with pytest.raises(gk.errors.UsageError, match=rf"sync_batch_norm.*{kind}"):
-        over_processes(graph, Workers())
-    assert over_processes(graph, None) is graph
+        sync_statistics(graph, Workers())
+    assert sync_statistics(graph, None) is graph
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ from job_server import command
 
 import graphkit as gk
 from graphkit.dist.collectives.buckets import TimedCollective
-from graphkit.train.traces import _exchanged, _origin
+from graphkit.train.traces import _origin, _transfer_events
 
 
 def test_one_moment_is_the_same_for_all(on_ranks):
@@ -43,13 +43,13 @@ def test_exchanges_of_the_runs_that_were_recorded_are_shown():
         TimedCollective("b", 16, 30, 31),
         TimedCollective("lost", 16, 31),
     ]
-    events = list(_exchanged(timed_collectives, (10, 90), 3, 10))
+    events = list(_transfer_events(timed_collectives, (10, 90), 3, 10))
     assert [(e["name"], e["ph"], e["ts"]) for e in events] == [
         ("a", "b", 0.01), ("a", "e", 0.025), ("b", "b", 0.02), ("b", "e", 0.021),
     ]  # fmt: skip
     assert len({e["id"] for e in events}) == 2
     assert {e["pid"] for e in events} == {3}
-    assert list(_exchanged(timed_collectives, None, 3, 10)) == []
+    assert list(_transfer_events(timed_collectives, None, 3, 10)) == []
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from graphkit.ops.internal.moments import AllReduceMoments
 from graphkit.train.exchange import residuals
 from graphkit.train.exchange.exchange import Gathered, StepSpec
 from graphkit.train.exchange.gather import gather
-from graphkit.train.exchange.local import NoExchange, loss_clause, samples_of
+from graphkit.train.exchange.local import LocalExchange, loss_clause, samples_of
 from graphkit.train.programs import all_reduce, finite, sharded
 from graphkit.train.programs import step as steps
 from graphkit.train.programs.weights import TOTAL_WEIGHT, mean_of
 
 
-class AllReduce(NoExchange):
+class AllReduce(LocalExchange):
     """An Exchange that all-reduces losses and gradients, in buckets, while the backward pass runs.
 
     shard: Each rank stores the optimizer states of a slice of each bucket, and updates that slice.
@@ -111,14 +111,14 @@ class AllReduce(NoExchange):
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Gathered | None]:
-        first, gather_arrays = self._kvstore.rank == 0, partial(gather, self._kvstore)
+        is_first, gather_arrays = self._kvstore.rank == 0, partial(gather, self._kvstore)
         by_rank = residuals.NONE
         if self.compressing:
-            by_rank = residuals.gather_residuals(self.trained, self.residuals(), gather_arrays, first)
+            by_rank = residuals.gather_residuals(self.trained, self.residuals(), gather_arrays, is_first)
         states: Mapping[str, np.ndarray] = self.slots
         if self.buckets.place is not None:
-            states = {**self.slots, **sharded.whole_slots(self._optimizer_types(), self.slots, gather_arrays, first)}
-        yield Gathered(states, by_rank) if first else None
+            states = {**self.slots, **sharded.whole_slots(self._optimizer_types(), self.slots, gather_arrays, is_first)}
+        yield Gathered(states, by_rank) if is_first else None
 
     @property
     def compressing(self) -> Sequence[int]:

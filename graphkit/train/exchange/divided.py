@@ -197,13 +197,13 @@ class DividedModel:
         """Do nothing: gradients are not compressed."""
 
     @property
-    def _measures(self) -> bool:
+    def _computes_output(self) -> bool:
         """Whether this rank computes the output that metrics use."""
         return self._ranks.rank == self.output_rank
 
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
         names = [metric.name for metric in measured]
-        known = [value_of(metric) if self._measures else 0.0 for metric in measured]
+        known = [value_of(metric) if self._computes_output else 0.0 for metric in measured]
         found = self._ranks.broadcast(f"metrics {', '.join(names)}", np.array(known, np.float64), self.output_rank)
         return dict(zip(names, found.tolist(), strict=True))
 

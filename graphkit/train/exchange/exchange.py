@@ -145,7 +145,7 @@ class Exchange(Protocol):
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
         """Return the values of metrics by name. Collective if the model is divided among ranks."""
 
-    def compared(
+    def metric_pairs(
         self, results: Mapping[str, Any], target: tuple[str, np.ndarray]
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Return pairs (output, target) for metrics, from the results of a step. target: its name and array."""

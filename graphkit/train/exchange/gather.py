@@ -27,7 +27,7 @@ def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, n
     return found
 
 
-def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
+def merged_values(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
     """Return the value of each metric over the data of all processes, by name. Collective.
 
     The states of metrics are merged, so the values equal those of one process that saw all data. A metric without

@@ -28,7 +28,7 @@ from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT
 from graphkit.train.states import kinds
 
 
-class NoExchange:
+class LocalExchange:
     """The Exchange of a process that trains alone, and the base of those whose ranks all have the whole model."""
 
     sets_rates = True
@@ -54,7 +54,9 @@ class NoExchange:
         if spec.swap_memory:
             self.programs[0] = mark_forward(self.programs[0])
         # `_original_program` already recomputes nodes built in `gk.attr_scope(recompute=True)`, but no others.
-        self.programs[0] = self._original_program = recomputation.marked(self.programs[0], spec.options["device"])
+        self.programs[0] = self._original_program = recomputation.recompute_marked_nodes(
+            self.programs[0], spec.options["device"]
+        )
         types = self._slot_types()
         self.slots = initial_slots(spec, types, types)
         self.store = JointStore([spec.params, self.slots])
@@ -116,7 +118,7 @@ class NoExchange:
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
         return {m.name: value_of(m) for m in measured}
 
-    def compared(
+    def metric_pairs(
         self, results: Mapping[str, Any], target: tuple[str, np.ndarray]
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         return [(results[self.spec.output], target[1])]

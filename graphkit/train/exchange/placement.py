@@ -56,7 +56,7 @@ class Placement(DividedModel):
 
         A gradient is sent to the rank of its parameter, and the loss to all ranks.
         """
-        whole = run_passes(recomputation.marked(whole, self.spec.options["device"]), CLEANUP)
+        whole = run_passes(recomputation.recompute_marked_nodes(whole, self.spec.options["device"]), CLEANUP)
         gradients = {f"{name}/{steps.GRADIENT}": self.owners[name] for name in self.trained}
         found = dict(zip(whole.output_names, whole.outputs, strict=True))
         pinned = {found[name]: rank for name, rank in gradients.items()}
@@ -91,7 +91,7 @@ class Placement(DividedModel):
     def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
         return loss_clause(error), f"on rank {self._loss_rank}"
 
-    def compared(
+    def metric_pairs(
         self, results: Mapping[str, Any], target: tuple[str, np.ndarray]
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         output = self.spec.output

@@ -20,7 +20,7 @@ from graphkit.train.average import AVERAGE
 from graphkit.train.exchange import residuals
 from graphkit.train.exchange.exchange import Gathered, StepSpec
 from graphkit.train.exchange.gather import gather
-from graphkit.train.exchange.local import NoExchange
+from graphkit.train.exchange.local import LocalExchange
 from graphkit.train.programs import server_gradients
 from graphkit.train.programs import step as steps
 from graphkit.train.programs.weights import TOTAL_WEIGHT
@@ -28,7 +28,7 @@ from graphkit.train.states import names, state_type
 from graphkit.train.updater import KeyedOptimizer
 
 
-class WorkerExchange(NoExchange):
+class WorkerExchange(LocalExchange):
     """Base of the Exchanges of workers, which take steps independently and share servers."""
 
     # All workers save and stop after the same number of updates.
@@ -201,13 +201,13 @@ class Servers(WorkerExchange):
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Gathered | None]:
-        first, by_rank = self._remote.rank == 0, residuals.NONE
+        is_first, by_rank = self._remote.rank == 0, residuals.NONE
         self._remote.barrier()
         self._pull_all()
         if self.compressing:
             gather_arrays = partial(gather, self._remote)
-            by_rank = residuals.gather_residuals(self.trained, self.residuals(), gather_arrays, first)
-        for name, array in (self._remote.optimizer_states() if first else {}).items():
+            by_rank = residuals.gather_residuals(self.trained, self.residuals(), gather_arrays, is_first)
+        for name, array in (self._remote.optimizer_states() if is_first else {}).items():
             key = name.partition(":")[2]
             start, _, last = key.rpartition("/")
             if last == "updates":
@@ -215,7 +215,7 @@ class Servers(WorkerExchange):
             else:
                 self.slots[f"{start}/{last}"] = array
         self._remote.barrier()
-        yield Gathered(self.slots, by_rank) if first else None
+        yield Gathered(self.slots, by_rank) if is_first else None
 
     @property
     def compressing(self) -> Sequence[int]:

@@ -30,7 +30,7 @@ from graphkit.train.programs.weights import TOTAL_WEIGHT, mean_of
 from graphkit.train.states import state_type
 
 
-class Stages(DividedModel):
+class Pipeline(DividedModel):
     """An Exchange of ranks that are the stages of a pipeline."""
 
     def __init__(self, spec: StepSpec, division: Division):
@@ -205,7 +205,7 @@ class Stages(DividedModel):
 
     # --- metrics and inference -------------------------------------------------------------------
 
-    def compared(
+    def metric_pairs(
         self, results: Mapping[str, Any], target: tuple[str, np.ndarray]
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if outputs := results.get(self.spec.output, ()):
@@ -232,9 +232,9 @@ class Stages(DividedModel):
 class PipelineInference:
     """Runs the inference graph on the stages of a pipeline. Several batches can be in the pipeline at a time."""
 
-    def __init__(self, graph: Graph, stages: Stages):
-        spec, division = stages.spec, stages.division
-        self._stages, self._part = stages, division.stages(graph, stages.part)
+    def __init__(self, graph: Graph, exchange: Pipeline):
+        spec, division = exchange.spec, exchange.division
+        self._exchange, self._part = exchange, division.stages(graph, exchange.part)
         part, self._ranks = self._part, division.store
         stage = stage_graphs.inference_stage(
             part, part.ranks.index(self._ranks.rank), {spec.output: output_of(graph, spec.output)}
@@ -247,12 +247,12 @@ class PipelineInference:
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         self._ranks.transport.meet("evaluation in a pipeline")
-        self._stages.send_copies(self._part)
+        self._exchange.send_copies(self._part)
         self._ranks.transport.messages.settle()
         try:
             yield
         finally:
-            self._stages.release_copies(self._part)
+            self._exchange.release_copies(self._part)
         self._ranks.transport.messages.settle()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:

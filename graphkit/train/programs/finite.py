@@ -35,7 +35,7 @@ def zero_if_finite(values: Sequence[Value]) -> Value:
     return sum_of(sums)
 
 
-def joined(loss: Value | None, zero: Value) -> Value:
+def loss_and_gradient_guard(loss: Value | None, zero: Value) -> Value:
     """Return a guard that is finite if the loss and `zero` are. zero: the result of `zero_if_finite`."""
     result: Value = zero if loss is None else F.add(cast_like(loss, zero), zero)
     return result

@@ -78,7 +78,7 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
     position = {rank: index for index, rank in enumerate(order)}
     placed = {name: position[rank] for name, rank in groups.items()}
     stage_of = _stages(graph, placed)
-    _check_inside(stage_of, placed)
+    _check_subgraphs(stage_of, placed)
     owners = {} if like is None else {like.graph.name_of(v): stage for v, stage in like.owner_of.items()}
     owner_of = _owners(graph, stage_of, owners)
     crossings: dict[Value, set[int]] = {}
@@ -201,7 +201,7 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
     return stage_of
 
 
-def _check_inside(stage_of: Mapping[Node, int], placed: Mapping[str, int]) -> None:
+def _check_subgraphs(stage_of: Mapping[Node, int], placed: Mapping[str, int]) -> None:
     """Raise NotAPipeline if a subgraph contains nodes of another stage than its control-flow node."""
     for node, stage in stage_of.items():
         for subgraph in node.op.subgraphs().values() if is_control(node) else ():

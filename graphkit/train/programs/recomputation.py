@@ -30,7 +30,7 @@ def check(recompute: Recompute | None) -> None:
         raise UsageError(f"recompute must be 'sqrt' or a number of bytes, not {recompute!r}")
 
 
-def marked(program: Graph, device: AnyDevice = "cpu") -> Graph:
+def recompute_marked_nodes(program: Graph, device: AnyDevice = "cpu") -> Graph:
     """Return the program in which the backward pass recomputes nodes built in `gk.attr_scope(recompute=True)`."""
     if all(MARK not in node.meta for node in program.nodes):
         return program

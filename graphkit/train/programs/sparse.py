@@ -142,7 +142,9 @@ def large_tables(graph: Graph, trained: Sequence[TrainedParameter]) -> list[Trai
     return [t for v, t in possible.items() if v in read and v not in returned]
 
 
-def with_equal_rows(graph: Graph, trained: Sequence[TrainedParameter], optimizer: Optimizer) -> list[TrainedParameter]:
+def with_exact_row_updates(
+    graph: Graph, trained: Sequence[TrainedParameter], optimizer: Optimizer
+) -> list[TrainedParameter]:
     """Return `trained` with `lazy=True` for large tables where row-sparse and dense updates give the same result."""
     equal = {t for t in large_tables(graph, trained) if optimizer.ignores_zeros(t.decay_mult)}
     return [replace(t, lazy=True) if t in equal else t for t in trained]

@@ -16,7 +16,7 @@ from graphkit.passes.training.sync_batch_norm import synchronise
 from graphkit.train.programs.expressions import after
 
 
-def over_processes(graph: Graph, kvstore: KVStore | None) -> Graph:
+def sync_statistics(graph: Graph, kvstore: KVStore | None) -> Graph:
     """Return the training graph with statistics over the samples of all processes of a store.
 
     Raises UsageError if the processes of the store do not take the same steps.

@@ -150,7 +150,7 @@ def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: Update
     """
     if not rule.checks_gradients:
         return loss if rule.on_nonfinite == "raise" else None
-    return finite.joined(loss, finite.zero_if_finite(dense_of(gradients)))
+    return finite.loss_and_gradient_guard(loss, finite.zero_if_finite(dense_of(gradients)))
 
 
 def guarded_updates(updates: Sequence[tuple[Value, Value]], guard: Value | None) -> list[tuple[Value, Value]]:
@@ -480,7 +480,7 @@ def _sharded_updates(
         squares, zero, complete = sharded.square_norm(means, done)
         done.append(complete)
         if rule.checks_gradients:
-            guard = finite.joined(loss, zero)
+            guard = finite.loss_and_gradient_guard(loss, zero)
         if rule.clip_norm is not None:
             means = _clipped(means, F.sqrt(squares), rule.clip_norm)
     guard = _guard_after(guard, loss, total, done)

@@ -50,7 +50,7 @@ def mean_of(total: float, weight: float) -> float:
     return total / weight if weight else total
 
 
-def counted(graph: Graph, target: Value) -> Value | None:
+def target_count(graph: Graph, target: Value) -> Value | None:
     """Return the weight of a batch: the product of the symbolic dimensions of `target`, as a float32 scalar.
 
     For a target [N, T, 3], this is N * T: a fixed dimension is the same factor in every batch, so it is left out. None
