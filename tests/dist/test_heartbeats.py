@@ -93,7 +93,7 @@ def test_who_waits_is_not_the_one_that_is_waited_for(watches, clock):
 
 def test_at_the_end_only_life_counts(watches, clock):
     one, two = watches(2)
-    with one.for_presence:
+    with one.for_heartbeats:
         clock.forward(0.6, alive=(one, two))
         assert one.lost() is None  # the other may have work of its own to do
         two._ended.set()
@@ -177,7 +177,7 @@ def test_ranks_that_wait_have_hope_while_one_goes_on(watches, clock):
         with three.working():
             both_wait(one, two, clock, three)
             assert one.lost() is None
-        with three.for_presence:  # it waits as well, from now on
+        with three.for_heartbeats:  # it waits as well, from now on
             clock.forward(0.1, waits=(one, two, three))
             assert one.lost() is None
             clock.forward(0.3, waits=(one, two, three))

@@ -9,7 +9,7 @@ import pytest
 from jobs import finish, start
 
 from graphkit import config, cores
-from graphkit.dist.hosts.placement import Allowed, are_apart, part, share
+from graphkit.dist.hosts.placement import Allowed, has_own_cores, own_cores, thread_count
 
 
 def process(allowed, quota=None, group="", threads=None, may_bind=True):
@@ -31,11 +31,11 @@ def process(allowed, quota=None, group="", threads=None, may_bind=True):
     ],
 )
 def test_threads_of_processes(processes, expected):
-    assert [share(processes, mine) for mine in range(len(processes))] == expected
+    assert [thread_count(processes, mine) for mine in range(len(processes))] == expected
 
 
 def parts(processes):
-    return [part(processes, mine) for mine in range(len(processes))]
+    return [own_cores(processes, mine) for mine in range(len(processes))]
 
 
 def test_cores_are_disjoint_and_as_many_for_each():
@@ -70,7 +70,7 @@ def test_who_stays_where_the_launcher_has_put_it(processes):
     ],
 )
 def test_whether_cores_are_of_one_process_alone(processes, expected):
-    assert [are_apart(processes, mine) for mine in range(len(processes))] == [expected] * len(processes)
+    assert [has_own_cores(processes, mine) for mine in range(len(processes))] == [expected] * len(processes)
 
 
 def test_fewer_threads_than_cores_may_use_all_of_them():

@@ -150,9 +150,9 @@ def test_mpi_is_closed_by_whom_it_was_opened_once(monkeypatch, opened, cannot_fi
 
 def test_what_a_rank_waits_for_is_told_to_the_watch():
     """Without that, a job that hangs would not be ended."""
-    watch = SimpleNamespace(for_progress=object(), for_presence=object())
+    watch = SimpleNamespace(for_progress=object(), for_heartbeats=object())
     waiting = [mpi.MpiCommunicator.waiting(SimpleNamespace(_monitor=watch), steps) for steps in (True, False)]
-    assert waiting == [watch.for_progress, watch.for_presence]
+    assert waiting == [watch.for_progress, watch.for_heartbeats]
     with mpi.MpiCommunicator.waiting(SimpleNamespace(_monitor=None), True) as nothing:
         assert nothing is None
 

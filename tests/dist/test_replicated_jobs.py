@@ -311,7 +311,7 @@ def test_where_a_store_with_replicated_servers_is_made(monkeypatch):
     """Under Hydra a server becomes a child of its process: before MPI is started, and in the main thread."""
     for name, value in {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "7"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(survival, "_child", lambda: pytest.fail("it has become one"))
+    monkeypatch.setattr(survival, "_fork_child", lambda: pytest.fail("it has become one"))
     failures = []
 
     def elsewhere():

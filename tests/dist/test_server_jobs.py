@@ -310,7 +310,7 @@ def test_a_second_store_with_servers_is_refused(jobs):
     assert kvstore.create("dist_sync").num_workers == 2
     with pytest.raises(UsageError, match="a job can have only one store with servers"):
         kvstore.create("dist_bounded", servers=1)
-    with pytest.raises(UsageError, match="the first store of this job chose 1 server; a later store cannot have 2"):
+    with pytest.raises(UsageError, match="created with servers=1: pass the same number for every later store, not 2"):
         kvstore.create("dist_async", servers=2)
     """
     jobs.run(code, 3, store="dist_async", servers=1)

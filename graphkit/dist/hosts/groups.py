@@ -15,7 +15,7 @@ import numpy as np
 
 from graphkit.dist.arrays import as_bytes
 
-# A function that waits for an MPI request. Its other arguments are the buffers of the request. It keeps them alive as
+# A function that waits for an MPI request. Its other arguments are the buffers of the request, which it keeps alive as
 # long as MPI may write to them.
 Complete: TypeAlias = Callable[..., None]
 
@@ -38,7 +38,7 @@ class Group(Protocol):
         ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return the bytes of each process. sizes: their numbers, by rank. Each part is aligned to 8 bytes."""
+        """Return the bytes of each process. sizes: number of bytes, by rank. Each part is aligned to 8 bytes."""
         ...
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
@@ -128,7 +128,7 @@ class Hosts:
         inside: The MPI communicator of the processes on this host.
         in_place: MPI's constant IN_PLACE.
         complete: Waits for a request.
-        apart: Treat each group of this many ranks as a host of its own; None: use the real hosts.
+        ranks_per_host: Treat each group of this many ranks as a host of its own; None: use the real hosts.
 
     Attributes:
         all: The hosts, in the order of their leaders' ranks.
@@ -137,12 +137,12 @@ class Hosts:
         levels: None with one host, or one process per host: MPI's own calls are then used.
     """
 
-    def __init__(self, world: Any, inside: Any, in_place: Any, complete: Complete, apart: int | None):
-        number = 0 if apart is None else world.rank // apart
-        # Every process must split, with or without `apart`: it is a collective call.
+    def __init__(self, world: Any, inside: Any, in_place: Any, complete: Complete, ranks_per_host: int | None):
+        number = 0 if ranks_per_host is None else world.rank // ranks_per_host
+        # Every process must split, with or without `ranks_per_host`: it is a collective call.
         self.inside = inside.Split(number, world.rank)
         self._world, self._in_place, self._complete = world, in_place, complete
-        name = socket.gethostname() if apart is None else f"{socket.gethostname()}:{number}"
+        name = socket.gethostname() if ranks_per_host is None else f"{socket.gethostname()}:{number}"
         leader = self.inside.bcast(world.rank)
         found: dict[int, tuple[str, list[int]]] = {}
         for rank, (leads, named) in enumerate(world.allgather((leader, name))):
@@ -161,7 +161,8 @@ class Hosts:
             self.levels = Levels(
                 MpiGroup(self.inside, complete, _count_nothing), leaders, tuple(host.ranks[0] for host in self.all)
             )
-        # Ranks in the order of hosts, the position of each rank in that order, and whether it is the order of ranks.
+        # The ranks of the first host, then those of the second one, and so on. Then the position of each rank in this
+        # list, and whether the list is sorted.
         self._order = [rank for host in self.all for rank in host.ranks]
         self._places = sorted(range(world.size), key=self._order.__getitem__)
         self._in_order = self._order == list(range(world.size))
@@ -186,7 +187,10 @@ class Hosts:
         self._complete(self.inside.Ibcast(result), result)
 
     def start_allreduce(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> Any:
-        """Start an all-reduce and return a request. If it takes several calls, it is already complete."""
+        """Start an all-reduce and return a request.
+
+        With `levels`, wait for the all-reduce, and return a completed request.
+        """
         if self.levels is None:
             return self._start(source, result, in_place)
         self.allreduce(source, result, in_place)
@@ -224,7 +228,7 @@ class Hosts:
         return rows if self._in_order else rows[self._places]
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return the bytes of each process. sizes: their numbers, by rank. Each part is aligned to 8 bytes."""
+        """Return the bytes of each process. sizes: number of bytes, by rank. Each part is aligned to 8 bytes."""
         if self.levels is None:
             return self._flat.allgather_parts(data, sizes)
         found = self._host_by_host(np.ascontiguousarray(data), sizes)

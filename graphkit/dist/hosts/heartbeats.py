@@ -3,12 +3,12 @@
 The leader of a host also writes the heartbeats of other hosts there.
 
 A process that is stopped or has died sends no heartbeat. A process that is stalled makes no progress while others
-wait for it. Both end the job, with the rank and its last call. Known long work (compiling a step, an evaluation, a
-checkpoint) is marked with `working`, and counts as progress. Code of the user, such as a callback, does not count,
-because it may never return.
+wait for it. In both cases, the job ends with an error that names the rank and its last call. Known long work (compiling
+a step, an evaluation, a checkpoint) is marked with `working`, and counts as progress. User code, such as a callback,
+does not count, because it may never return.
 
-If every rank waits and none makes progress within the timeout, the job ends with the call of each rank. A rank that
-computes or saves does not wait, so other ranks wait for it without a limit.
+If every rank waits and none makes progress within the timeout, the job ends with an error that lists the call of each
+rank. A rank that computes or saves does not wait, so other ranks wait for it without a limit.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ import numpy as np
 
 from graphkit.dist.hosts.groups import Host
 
-# Times are seconds of the host's monotonic clock, which its processes share. `waits`: the time since which the process
-# has waited without progress; infinity if it does not wait.
+# Times are seconds of the host's monotonic clock, which its processes share. `waits`: when the process
+# began to wait, or last made progress while it waited; infinity if it does not wait.
 SLOT = np.dtype(
     [
         ("alive", "f8"), ("progress", "f8"), ("waits", "f8"), ("process", "i8"), ("steps", "i8"), ("state", "i8"),
         ("call", "S160"),
     ]
 )  # fmt: skip
-# The same layout, for writing a slot at once.
+# The same layout, to write a whole slot in one call.
 _PROGRESS = struct.Struct("=dddqqq160s")
 # Values of `state`: the process has not started, runs, or has ended.
 _NOT_STARTED, _RUNNING, ENDED = 0, 1, 2
 
-# Prefix of a call while code of the user runs.
+# Prefix of a call while user code runs.
 _IN = "in "
 
 # Heartbeats per timeout, and the largest interval in seconds.
@@ -128,7 +128,7 @@ class HeartbeatMonitor:
         self._numbers = itertools.count()
         self._wait_number = -1
         self._working: list[int] = []
-        # The numbers of code of the user that runs.
+        # The numbers of the calls of user code that are running.
         self._running: list[int] = []
         self._progressed = time.monotonic()
         self._waits_since: float | None = None
@@ -137,7 +137,7 @@ class HeartbeatMonitor:
         # Contexts of a wait for other processes. In both, a process without heartbeats counts as lost. In the first,
         # a process without progress does, too.
         self.for_progress = _Wait(self, for_progress=True)
-        self.for_presence = _Wait(self, for_progress=False)
+        self.for_heartbeats = _Wait(self, for_progress=False)
         self._ended = threading.Event()
         self._at, self._process = mine * SLOT.itemsize, os.getpid()
         self.doing(b"", 0)
@@ -168,10 +168,10 @@ class HeartbeatMonitor:
 
     @contextlib.contextmanager
     def running(self, code: str, steps: int) -> Iterator[None]:
-        """Context in which code of the user runs, which does not count as progress.
+        """Context in which user code runs, which does not count as progress.
 
-        Others wait for it only until the timeout, even inside `working`. Calls of graphkit inside the code, and
-        `working` inside it, count as progress again.
+        Others wait for the code only until the timeout, even inside `working`. If the code calls graphkit, or enters
+        `working`, this counts as progress again.
         """
         number = next(self._numbers)
         self._running.append(number)
@@ -184,7 +184,7 @@ class HeartbeatMonitor:
 
     @property
     def is_working(self) -> bool:
-        """Whether long work runs. If code of the user runs, work that began before that code does not count."""
+        """Whether long work runs. If user code runs, work that began before the user code does not count."""
         return max(self._working, default=-1) > max(self._running, default=-1)
 
     def end(self) -> None:
@@ -224,7 +224,7 @@ class HeartbeatMonitor:
         return None if slot is None else int(self._board.slots[slot]["process"]) or None
 
     def lost(self) -> str | None:
-        """Return why a process counts as lost; None if none does, or if this process has not waited long enough."""
+        """Return why a process counts as lost; None if none does, or before this process has waited for the timeout."""
         since = self._waits_since
         now = time.monotonic()
         if since is None or now - since <= self.timeout:
@@ -293,7 +293,7 @@ class HeartbeatMonitor:
         now = time.monotonic()
         self._mine["alive"] = now
         since = self._waits_since
-        # During long work, this process waits only if the wait began inside that work.
+        # During long work, a wait counts only if it began inside the work.
         waits = since is not None and max(self._working, default=-1) < self._wait_number
         self._mine["waits"] = max(since, self._progressed) if since is not None and waits else math.inf
         if progress:
@@ -301,14 +301,14 @@ class HeartbeatMonitor:
 
     def _run(self) -> None:
         while not self._ended.wait(self._pause):
-            # A process that waits for others is not the one that they wait for.
+            # A process that waits is not the one that is stalled, so its heartbeats report progress.
             self._write(progress=self.is_working or self._waits_since is not None)
             if self._relay is not None:
                 self._relay.exchange()
 
 
 def _silent_host(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | None:
-    """Return the reason for an error: the host sends no heartbeats. None if its processes have ended."""
+    """Return an error text that says that a host sends no heartbeats. None if its processes have ended."""
     of_host = [slots[rank] for rank in host.ranks]
     if all(int(slot["state"]) == ENDED for slot in of_host):
         return None
@@ -372,10 +372,10 @@ class _Peer:
 
 
 class HeartbeatRelay:
-    """Exchanges heartbeats for the leader of a host: sends those of its board, and writes those of other hosts to it.
+    """Exchanges the heartbeats of hosts. Only the leader of a host has one.
 
-    It calls MPI concurrently with other threads, so it needs MPI_THREAD_MULTIPLE. Only one thread at a time may call
-    it.
+    It sends the slots of this host to the other leaders, and writes the slots that it receives to the board. It calls
+    MPI concurrently with other threads, so it needs MPI_THREAD_MULTIPLE. Only one thread at a time may use it.
 
     Args:
         leaders: Communicator of all leaders, in the order of hosts, that nothing else uses.
@@ -403,7 +403,10 @@ class HeartbeatRelay:
         self._read()
 
     def close(self) -> None:
-        """Send the last heartbeats of this host, and wait for those of other hosts, which end at the same time."""
+        """Send the last heartbeats of this host, and wait up to _LAST seconds for those of other hosts.
+
+        The leaders of all hosts call it when the job ends.
+        """
         message, deadline = self._own_slots(), time.monotonic() + _LAST
         reached: set[int] = set()
         while time.monotonic() < deadline:

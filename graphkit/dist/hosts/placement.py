@@ -1,7 +1,7 @@
 """Cores and threads of each process of a job on one host.
 
-If a launcher has given each process its own cores, they are kept. If all processes have the same cores and there are
-enough, each gets an equal part.
+If the launcher gave each process its own cores, each process keeps them. If all processes may use the same cores, and
+there are enough cores, each process is bound to an equal part of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Allowed(NamedTuple):
         return cls(allowed, cores.cgroup_quota(), text, config.NUM_THREADS.get(), may_bind)
 
 
-def share(processes: Sequence[Allowed], mine: int) -> int:
+def thread_count(processes: Sequence[Allowed], mine: int) -> int:
     """Return the number of threads of one process, at least one.
 
     Each core, and each quota, is divided by the number of processes that share it.
@@ -52,26 +52,26 @@ def share(processes: Sequence[Allowed], mine: int) -> int:
     return max(1, found)
 
 
-def part(processes: Sequence[Allowed], mine: int) -> list[int] | None:
+def own_cores(processes: Sequence[Allowed], mine: int) -> list[int] | None:
     """Return the cores for this process alone.
 
-    None if the processes have different cores, if there is one process, if they want more threads than there are cores,
-    or if one of them must not be bound.
+    None if there is only one process, if the processes may use different cores, if they need more threads than there
+    are cores, or if one of them must not be bound.
     """
     count, allowed = len(processes), processes[mine].cores
     if count == 1 or not all(process.may_bind and process.cores == allowed for process in processes):
         return None
     each = len(allowed) // count
-    if any((process.threads or share(processes, index)) > each for index, process in enumerate(processes)):
+    if any((process.threads or thread_count(processes, index)) > each for index, process in enumerate(processes)):
         return None
     return cores.neighbours(allowed)[mine * each : (mine + 1) * each]
 
 
-def are_apart(processes: Sequence[Allowed], mine: int) -> bool:
+def has_own_cores(processes: Sequence[Allowed], mine: int) -> bool:
     """Whether a process has cores that no other process of its host uses, after placement."""
     own = processes[mine].cores
     others = [process.cores for index, process in enumerate(processes) if index != mine]
-    return part(processes, mine) is not None or all(own.isdisjoint(found) for found in others)
+    return own_cores(processes, mine) is not None or all(own.isdisjoint(found) for found in others)
 
 
 def place(processes: Sequence[Allowed], mine: int) -> bool:
@@ -80,11 +80,11 @@ def place(processes: Sequence[Allowed], mine: int) -> bool:
     Returns:
         Whether no other process uses these cores.
     """
-    chosen, apart = part(processes, mine), are_apart(processes, mine)
+    chosen, has_own = own_cores(processes, mine), has_own_cores(processes, mine)
     if len(processes) > 1:
-        config.share_cores(share(processes, mine))
+        config.share_cores(thread_count(processes, mine))
     if chosen is None:
-        return apart
+        return has_own
     moved: set[str] = set()
     # Repeat, because a thread that is not bound yet may start others.
     while left := {thread.name for thread in Path("/proc/self/task").iterdir()} - moved:
@@ -94,4 +94,4 @@ def place(processes: Sequence[Allowed], mine: int) -> bool:
             except ProcessLookupError:  # it has ended
                 continue
         moved |= left
-    return apart
+    return has_own

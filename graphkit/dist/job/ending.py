@@ -33,8 +33,8 @@ _end_callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _failure: BaseException | None = None
 
 
-def joined(communicator: MpiCommunicator) -> None:
-    """Remember that this process is in a job, which it must leave at its end."""
+def register(communicator: MpiCommunicator) -> None:
+    """Register a process of a job, so that it finalises MPI, or aborts the job, when it exits."""
     global _running
     _running = communicator
     atexit.register(end)
@@ -43,7 +43,7 @@ def joined(communicator: MpiCommunicator) -> None:
 
 
 def before_end(leave: Callable[[], None], last: Callable[[], None]) -> None:
-    """At a normal end of this process, call `leave`, and `last` after all workers have left."""
+    """Register callbacks for a normal exit: `leave`, and `last`, which runs after all workers have called `leave`."""
     _end_callbacks.append((leave, last))
 
 
@@ -75,7 +75,10 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def end() -> None:
-    """Finalise MPI together with the other processes. Abort the job if this process failed, or the others continue."""
+    """Finalise MPI together with the other processes.
+
+    Abort the job if this process failed, or if other processes make further calls.
+    """
     global _running
     communicator, _running = _running, None
     if communicator is None or communicator.process != os.getpid():  # a forked child does not belong to the job

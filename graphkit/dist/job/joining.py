@@ -6,7 +6,6 @@ from graphkit.dist.job import ending, status_pipe, survival
 from graphkit.dist.job.mpi import MpiCommunicator, started
 from graphkit.dist.job.start import LEAST_TIMEOUT, checked_timeout, deadline, launcher_rank
 from graphkit.errors import UsageError
-from graphkit.text import quantity
 
 _joined: MpiCommunicator | None = None
 
@@ -22,14 +21,14 @@ def join(servers: int = 0, timeout: float | None = None, replicated: bool = Fals
     if _joined is None:
         _joined = _create(servers, checked_timeout(timeout), replicated)
     if servers and replicated != _joined.replicated:
-        kind = "replicated" if _joined.replicated else "not replicated"
         raise UsageError(
-            f"the first store of this job chose servers that are {kind}; every later store must choose the same"
+            f"the first store of this job was created with replicate={_joined.replicated}: pass the same value for "
+            "every later store"
         )
     if servers and servers != _joined.servers:
         raise UsageError(
-            f"the first store of this job chose {quantity(_joined.servers, 'server')}; a later store cannot have "
-            f"{servers}"
+            f"the first store of this job was created with servers={_joined.servers}: pass the same number for every "
+            f"later store, not {servers}"
         )
     return _joined
 
@@ -49,5 +48,5 @@ def _create(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
             status_pipe.report(status_pipe.FAILED, rank)
         raise
     status_pipe.report(status_pipe.STARTED, communicator.job_rank)
-    ending.joined(communicator)
+    ending.register(communicator)
     return communicator

@@ -28,7 +28,7 @@ _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGQUIT)
 _OWN_CODES = (130, 143)
 # MPICH's launcher may combine the exit codes of its processes with a bitwise or: 2 and 5 give 7.
 _COMBINED = (6, 7, 11, 13)
-# Seconds after which Python's signal handlers run at the latest while the job runs.
+# Longest delay, in seconds, of Python's signal handlers while this process waits for the job.
 _PAUSE = 1.0
 # Exit code of Open MPI's launcher after a signal to end.
 _ENDED_BY_LAUNCHER = 1
@@ -128,7 +128,7 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
 
 
 def _exit_status(status: int, pipe: StatusPipe) -> int:
-    """Return the exit status of a job. Print what the ranks have not reported themselves."""
+    """Return the exit status of a job. Print why it failed, if no rank has printed that."""
     number, first = _signal_of(status), pipe.first_lost()
     if first is not None:
         shown = str(status) if number is None else f"{status} ({number.name})"

@@ -37,8 +37,8 @@ from graphkit.text import quantity, short_repr
 
 # Variables of the process managers of MPICH and its derivatives, of Open MPI, and of Slurm's PMIx and PMI.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
-# Variables with the number of processes of the job and of this host, of MPICH, Open MPI and Slurm. Slurm lists the
-# numbers of all hosts, so a single number means one host.
+# Pairs of variables: the number of processes of the job, and of this host. By MPICH, Open MPI and Slurm. Slurm's second
+# variable lists the numbers of all hosts, so a single number means one host.
 _COUNTS = (
     ("PMI_SIZE", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -53,8 +53,9 @@ _SPIN, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
 def launched_by_mpi() -> bool:
     """Whether a known MPI launcher has started this process. Imports nothing.
 
-    It is used before MPI starts, because that takes long, and a process can start MPI only once. If it is wrong, MPI's
-    own answer leads to an error (`graphkit train --processes`).
+    A command calls it to decide whether to start MPI at all: MPI takes long to start, and starts only once in a
+    process. If the answer is wrong, `graphkit train --processes` compares it with MPI's own answer later, and raises an
+    error.
     """
     return any(v in os.environ for v in _LAUNCHER_VARIABLES)
 
@@ -142,17 +143,19 @@ class MpiCommunicator:
                     f"mpiexec -n {servers + 1} ..."
                 )
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
-            apart = config.RANKS_PER_HOST.get()
-            self._all_hosts = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._complete_collective, apart)
+            ranks_per_host = config.RANKS_PER_HOST.get()
+            self._all_hosts = self.hosts = Hosts(
+                self._job, here, mpi.IN_PLACE, self._complete_collective, ranks_per_host
+            )
             self.local: int = here.rank
             # A process that yields a core on a busy machine gets it back some milliseconds later.
             self._spin_seconds = _SPIN if place(here.allgather(Allowed.here()), here.rank) else 0.0
             self._comm, self.mail = self._job, None
             if servers:
                 self._comm = self._job.Split(int(self.is_server), self.job_rank)
-                beside = here.Split(int(self.is_server), self.job_rank)
-                self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, self._complete_collective, apart)
-                beside.Free()
+                same_role = here.Split(int(self.is_server), self.job_rank)
+                self.hosts = Hosts(self._comm, same_role, mpi.IN_PLACE, self._complete_collective, ranks_per_host)
+                same_role.Free()
                 self.mail = None if replicated else Mailbox(self._job.Dup(), mpi.Status, mpi.BYTE)
             here.Free()
         self.rank: int = self._comm.Get_rank()
@@ -332,7 +335,7 @@ class MpiCommunicator:
     def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
         if self._monitor is None:
             return nullcontext()
-        return self._monitor.for_progress if for_progress else self._monitor.for_presence
+        return self._monitor.for_progress if for_progress else self._monitor.for_heartbeats
 
     def lost(self) -> str | None:
         return None if self._monitor is None else self._monitor.lost()
@@ -427,7 +430,7 @@ class MpiCommunicator:
 
 
 def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the array to sum, and the array that receives the sum. If both are the same, the sum is in place."""
+    """Return the array to sum, and the array that receives the sum. If both are the same array, the sum is in place."""
     source = np.ascontiguousarray(array)
     # MPI has no types for float16 and bfloat16: they are summed in float32.
     if is_half(source.dtype):

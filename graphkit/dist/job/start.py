@@ -88,7 +88,7 @@ def launcher_rank() -> int | None:
 def check_alone() -> None:
     """Raise UsageError if torchrun has started this program several times and each process would train alone.
 
-    Other PyTorch launchers set only variables that may also have another meaning.
+    Other PyTorch launchers are not detected: they set only RANK and WORLD_SIZE, which other programs set, too.
     """
     if (torch := _torchrun_processes()) > 1:
         raise UsageError(

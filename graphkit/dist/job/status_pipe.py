@@ -62,7 +62,7 @@ class StatusPipe:
         self._begun: dict[int, RankProcess] = {}
         self._started: set[int] = set()
         self._reports: dict[int, str] = {}
-        # Ranks whose processes have ended, in this order.
+        # Ranks whose processes have ended, in the order in which they ended.
         self._exited: list[int] = []
         # Whether a rank reported a failure while no rank was lost. The launcher then ends the other ranks, so they are
         # lost for a known reason.
@@ -111,14 +111,14 @@ class StatusPipe:
             else:
                 # Events come in order of time.
                 for descriptor, _ in self._events.poll(pause):
-                    self._look(descriptor)
+                    self._handle_event(descriptor)
         self._read()
         return int(job.returncode)
 
     def first_lost(self) -> str | None:
         """Return a sentence about the rank that left first without ending its program; None without such a rank.
 
-        Also None if a rank reported its failure before: then the others left for that reason.
+        Also None if a rank reported a failure first, because this failure ended the other ranks.
         """
         lost = self._lost()
         if not lost or self._explained:
@@ -133,8 +133,8 @@ class StatusPipe:
     def _lost(self) -> list[int]:
         """Return the ranks that left without a report, in the order in which they left.
 
-        A launcher notices a lost rank by a closed connection. It may kill another rank before the process of the first
-        one has ended. So ranks that no SIGKILL or SIGTERM ended come first, if the system reports how they ended.
+        A launcher notices a lost rank by a closed connection. It may kill other ranks before the process of the lost
+        rank has ended. So ranks that were ended by SIGKILL or SIGTERM come last, if the system reports how ranks ended.
         """
         lost = [rank for rank in self._exited if rank not in self._reports]
         by_launchers = [rank for descriptor, rank in self._processes.items() if _ended_by(descriptor) in _BY_LAUNCHERS]
@@ -161,7 +161,7 @@ class StatusPipe:
             self._processes[descriptor] = rank
             self._events.register(descriptor, select.EPOLLIN)
 
-    def _look(self, descriptor: int) -> None:
+    def _handle_event(self, descriptor: int) -> None:
         """Handle an event: a process has ended, or the pipe has data."""
         if descriptor == self._pipe:
             self._read()

@@ -1,9 +1,10 @@
 """Survival of the loss of a process, depending on the MPI launcher.
 
-When a process is lost, MPICH's launcher (Hydra, `mpiexec -disable-auto-cleanup`) sends SIGUSR1 to all others, which
-would end them. It also ends all processes of a host if a signal has ended one that it started. So a process whose loss
-must be survived runs as the child of one that Hydra started. If a signal ends the child, the parent exits normally.
-Open MPI (`mpirun --with-ft ulfm`) needs only that option.
+When a process is lost, MPICH's launcher (Hydra, `mpiexec -disable-auto-cleanup`) sends SIGUSR1 to all other processes.
+By default, this signal ends a process, so all processes ignore it. Hydra also ends all processes of a host if a signal
+ended a process that Hydra itself started there. So each process that Hydra starts as a server forks a child, which is
+the server. If a signal ends the child, the parent exits normally. With Open MPI, only the option `--with-ft ulfm` of
+`mpirun` is needed.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ def prepare(servers: int) -> None:
         raise UsageError("replicate=True: with MPICH's launcher, create the store in the main thread")
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if int(os.environ[_RANK]) >= int(os.environ[_SIZE]) - servers:
-        _confirmation = _child()
+        _confirmation = _fork_child()
 
 
 def confirm_start() -> None:
-    """Report that from now on the other processes can continue without this one."""
+    """Tell the parent of this server that the other processes can continue without the server from now on."""
     if _confirmation is not None:
         os.write(_confirmation, b"x")
 
 
-def _child() -> int:
+def _fork_child() -> int:
     """Fork. The child continues. The parent waits for it and exits with its status, or with 0 if a signal ended it."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
