@@ -1,4 +1,7 @@
-"""Comparison of settings and steps between all ranks. A difference is one error on all ranks, which names all sides."""
+"""Comparison of settings and steps between all ranks.
+
+If they differ, all ranks raise the same error, which lists the values of all ranks.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def compare(communicator: Communicator, what: str, facts: Mapping[str, Any]) -> 
     Args:
         communicator: Connects the ranks.
         what: Names the call, in errors too: "set_optimizer".
-        facts: Settings by name. They are compared as `shown` writes them.
+        facts: Settings by name. Values are equal if `shown` returns the same text for them.
     """
     if communicator.size == 1:
         return
@@ -47,7 +50,7 @@ def compare(communicator: Communicator, what: str, facts: Mapping[str, Any]) -> 
 
 
 def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
-    """Return an error text with every name whose values differ, and the ranks of each value. facts: by rank."""
+    """Return an error text: for each setting that differs, every value and its ranks. facts: settings by rank."""
     names = list(dict.fromkeys(name for each in facts for name in each))
     said = []
     for name in names:
@@ -121,7 +124,10 @@ LIMIT = 1 << 20
 
 
 def powers(number: int) -> list[int]:
-    """Return a number and its square. `are_alike` compares the numbers of all ranks by the sums of both."""
+    """Return a number and its square.
+
+    Ranks sum both, and `are_alike` tells from the sums whether all numbers are equal.
+    """
     return [number, number * number]
 
 
@@ -151,4 +157,7 @@ class Fingerprint:
         It raises nothing if the number of every rank is 0.
         """
         if not are_alike(sums, ranks) and sums.any():
-            raise RanksDiffer("the ranks take steps with different settings or from different states")
+            raise RanksDiffer(
+                "the ranks take steps with different settings, or from different states: give every rank the same "
+                "settings, and the same checkpoint or initial weights"
+            )

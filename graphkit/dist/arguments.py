@@ -64,7 +64,7 @@ def pairs_of(key: Any, value: Any, call: str, what: str = "value") -> list[tuple
 
 
 def matched(keys: Sequence[Key], given: Any, what: str) -> Sequence[Any]:
-    """Return the entries for a list of keys. Raises UsageError unless it is a list with one entry for each key."""
+    """Return `given`. Raises UsageError unless it is a list or a tuple with one entry for each key."""
     many = f"{quantity(len(keys), 'key')} ({shown(keys)})"
     if not isinstance(given, (list, tuple)):
         raise UsageError(f"{many} and {described(given)}: give a list or a tuple with one {what} per key")
@@ -77,7 +77,7 @@ def array_of(key: Key, value: Any, what: str = "value") -> np.ndarray:
     """Return the value of a key as an array with the byte order of this machine.
 
     Raises:
-        InputError: It is not an array, a number, or a nested list of numbers.
+        InputError: `value` is not an array, a number, or a nested list of numbers.
     """
     try:
         found = np.asarray(value)
@@ -89,9 +89,12 @@ def array_of(key: Key, value: Any, what: str = "value") -> np.ndarray:
 
 
 class Outs:
-    """The arrays that a call writes its results to, for each of its keys. `given` is None without such arrays.
+    """The arrays that a call writes its results to, for each of its keys.
 
     As in MXNet, a key takes one array or a list of arrays, and every array of the list gets the value.
+
+    Attributes:
+        given: The argument `out` of the call; None if the call returns new arrays.
     """
 
     def __init__(self, key: Any, out: Any):
@@ -151,7 +154,7 @@ def _arrays_of(key: Key, out: Any) -> Sequence[np.ndarray]:
     return outs
 
 
-def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+def checked_integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """Return an integer from `low` to `high`, both included. Raises UsageError, whose message begins with `name`."""
     fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not fits or (low is not None and value < low) or (high is not None and value > high):

@@ -89,7 +89,7 @@ class Communicator(Protocol):
 
     @property
     def messages(self) -> Messages:
-        """Messages from this process to another one."""
+        """Point-to-point messages between this process and others."""
         ...
 
     def working(self) -> AbstractContextManager[None]:
@@ -97,13 +97,13 @@ class Communicator(Protocol):
         ...
 
     def running(self, code: str) -> AbstractContextManager[None]:
-        """Context that runs the user's code, named by `code` in errors: others wait for it only for a limited time."""
+        """Context in which user code runs. Errors name it by `code`. Others wait for it only until the timeout."""
         ...
 
     def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
-        """Context in which this process waits for others. Meanwhile, another one without heartbeats counts as lost.
+        """Context in which this process waits for others. A process that sends no heartbeats then counts as lost.
 
-        for_progress: Another process that sends heartbeats but makes no progress also counts as lost.
+        for_progress: A process that sends heartbeats but makes no progress counts as lost, too.
         """
         ...
 
@@ -112,7 +112,7 @@ class Communicator(Protocol):
         ...
 
     def fail(self, reason: str) -> None:
-        """Stop all collectives. Every thread that waits, or starts one, gets the reason as an error."""
+        """Stop all collectives. Threads that wait for a collective, or start one, get the reason as an error."""
         ...
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphkit import config
-from graphkit.dist.arguments import whole
+from graphkit.dist.arguments import checked_integer
 from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.communicator import LocalCommunicator
 from graphkit.dist.job.start import checked_timeout
@@ -99,7 +99,7 @@ def create(
         raise UsageError(f"unknown overlap {overlap!r}{did_you_mean(str(overlap), OVERLAPS)}")
     checked_timeout(timeout)
     if bucket_bytes is not None:
-        bucket_bytes = whole("bucket_bytes", bucket_bytes, 1)
+        bucket_bytes = checked_integer("bucket_bytes", bucket_bytes, 1)
     _check_options(type, servers, replicate, staleness, period, strength)
     many = config.SERVERS.get() if servers is None else servers
     if type == "local":
@@ -135,7 +135,7 @@ def _check_options(
                 raise UsageError(
                     f"kvstore.create: {name}={given!r} only works with type {' or '.join(types)}, not with {type!r}"
                 )
-            whole(name, given, low)
+            checked_integer(name, given, low)
     if strength is not None:
         if type != "elastic":
             raise UsageError(f"kvstore.create: strength={strength!r} only works with type elastic, not with {type!r}")

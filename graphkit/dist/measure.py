@@ -29,10 +29,14 @@ def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -
     - `bytes`: size of the array.
     - `sent_bytes`: bytes that one call of pushpull sends.
     - `calls`: by engine (`mpi`, `graphkit`), the number of calls in a round.
-    - `seconds`: by engine, the seconds of one call in each round: the mean of the round in the slowest process.
+    - `seconds`: by engine, one number for each round: the mean seconds of a call in the slowest process.
 
-    Compression applies only to pushpull. Raises RuntimeFailure if a sum is wrong, OutOfMemory, and MissingDependency
-    without MPI.
+    Compression applies only to pushpull.
+
+    Raises:
+        RuntimeFailure: A sum is wrong.
+        OutOfMemory: The arrays do not fit into memory.
+        MissingDependency: MPI is not installed.
     """
     communicator = join()
     store = KVStore("dist_sync", Transport(communicator))
@@ -65,7 +69,7 @@ def _row(communicator: MpiCommunicator, store: KVStore, size: int, rounds: int) 
             raise RuntimeFailure(f"rank {store.rank}: the sum of {size} bytes by {name} is wrong")
     if not store.transport.compresses and not np.array_equal(outs["mpi"], outs["graphkit"]):
         raise RuntimeFailure(f"rank {store.rank}: the sums of {size} bytes by pushpull and by MPI differ")
-    counts = {name: _calls_in_a_round(communicator, call) for name, call in calls.items()}
+    counts = {name: _calls_per_round(communicator, call) for name, call in calls.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -73,7 +77,7 @@ def _row(communicator: MpiCommunicator, store: KVStore, size: int, rounds: int) 
     return {"bytes": size, "sent_bytes": sent, "calls": counts, "seconds": seconds}
 
 
-def _calls_in_a_round(communicator: MpiCommunicator, call: Callable[[], object]) -> int:
+def _calls_per_round(communicator: MpiCommunicator, call: Callable[[], object]) -> int:
     """Return a number of calls that takes _SECONDS, at most _MOST; the same in all processes."""
     count = 1
     while count < _MOST and _slowest(communicator, call, count) * count < _SECONDS:

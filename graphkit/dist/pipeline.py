@@ -13,7 +13,7 @@ from graphkit.errors import UsageError
 
 
 class Pass(NamedTuple):
-    """One direction of one micro-batch, on one stage."""
+    """The forward or the backward pass of one micro-batch on one stage."""
 
     direction: Literal["forward", "backward"]
     batch: int

@@ -15,6 +15,7 @@ from graphkit.dist.arguments import (
     Key,
     Outs,
     array_of,
+    checked_integer,
     checked_key,
     is_one,
     keys_of,
@@ -22,7 +23,6 @@ from graphkit.dist.arguments import (
     pairs_of,
     path_of,
     shown,
-    whole,
 )
 from graphkit.dist.arrays import sum_in_order
 from graphkit.dist.collectives import compression
@@ -64,7 +64,7 @@ class KVStore:
         self.transport = transport
         self._values: dict[Key, np.ndarray] = {}
         self._updater: Updater | None = None
-        # By key, pushes that may not be complete, or whose error may not be raised yet.
+        # By key, pushes that may still be pending, or whose error may not have been raised yet.
         self._pushed: dict[Key, list[Pending]] = {}
 
     @property
@@ -113,11 +113,11 @@ class KVStore:
         If the value is a RowSparse, only its rows are sent, and all processes must push a RowSparse to that key.
         Without an updater, all other rows of the stored value become 0.
         """
-        priority = whole("push: priority", priority)
+        priority = checked_integer("push: priority", priority)
         for k, v in self._given(key, value, "push", known=True):
             waiting = self._pushed.setdefault(k, [])
             waiting[:] = [p for p in waiting if not p.done or (p.error is not None and not p.reported)]
-            pending = self.transport.post_sum(k, v, then=partial(self._keep, k), priority=priority, later=True)
+            pending = self.transport.post_sum(k, v, then=partial(self._apply_sum, k), priority=priority, later=True)
             waiting.append(pending)
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
@@ -186,7 +186,7 @@ class KVStore:
             self._to_write(key, out)
             self.push(key, value, priority)
             return self.pull(key, out)
-        priority = whole("pushpull: priority", priority)
+        priority = checked_integer("pushpull: priority", priority)
         pairs, outs = self._given(key, value, "pushpull", known=False), Outs(key, out)
         arrays = [array for _, array in pairs]
         for place, array in enumerate(arrays):
@@ -225,7 +225,7 @@ class KVStore:
     def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
         """Return the value of process `root`, or a list for a sequence of keys. Nothing is stored. Collective."""
         pairs = [(k, array_of(k, v)) for k, v in pairs_of(key, value, "broadcast")]
-        root = whole(f"broadcast of {shown([k for k, _ in pairs])}: root", root, 0, self.num_workers - 1)
+        root = checked_integer(f"broadcast of {shown([k for k, _ in pairs])}: root", root, 0, self.num_workers - 1)
         found = self._broadcast(f"broadcast from rank {root} of", pairs, root)
         return found[0] if is_one(key) else found
 
@@ -343,10 +343,10 @@ class KVStore:
         return self._values[key]
 
     def _given(self, key: Key | Sequence[Key], value: Any, call: str, known: bool) -> list[tuple[Key, Any]]:
-        """Return the sum of the values for each key. All are checked before any is sent."""
+        """Return each key with the sum of its values on this process. All values are checked before any is sent."""
         return [(k, self._local_sum(k, v, known)) for k, v in pairs_of(key, value, call)]
 
-    def _keep(self, key: Key, summed: np.ndarray | RowSparse) -> None:
+    def _apply_sum(self, key: Key, summed: np.ndarray | RowSparse) -> None:
         """Store a sum, or pass it to the updater."""
         stored = self._values[key]
         if self._updater is not None:

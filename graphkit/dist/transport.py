@@ -61,7 +61,7 @@ class Transport(Collectives):
 
     @property
     def messages(self) -> Messages:
-        """Messages that send arrays from this rank to another one, and receive them."""
+        """Point-to-point messages: send arrays to another rank, or receive them."""
         return self.communicator.messages
 
     def collectives(self, ordered: bool = False, device: str | None = None, staged: str = "") -> ProgramCollectives:
@@ -69,8 +69,8 @@ class Transport(Collectives):
 
         Args:
             ordered: Sum in the order of the ranks.
-            device: Device of the program in this process; every rank must then make this call. If all ranks have GPUs
-                with NCCL, the GPUs sum directly.
+            device: Device of the program in this process, to all-reduce between GPUs if NCCL works on all ranks. If it
+                is given, every rank must make this call. None: all-reduce in host memory.
             staged: Why arrays of GPUs must be copied through host memory, or "".
 
         Raises:
@@ -93,9 +93,10 @@ class Transport(Collectives):
         self.communicator.perform(call, arrays)
 
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Call `barrier`, after all pending operations, and compare the fingerprints of the ranks.
+        """Wait for all pending operations and for all ranks, and compare the fingerprints of the ranks.
 
-        Raises the first error of a pending operation, and RanksDiffer if the fingerprints differ.
+        Every rank must call it with arrays of the same types. Raises the first error of a pending operation, and
+        RanksDiffer if the fingerprints differ.
         """
         self.communicator.flush()
         mine = np.array(powers(self.fingerprint.number), np.int64)
@@ -121,7 +122,7 @@ class Transport(Collectives):
         self.communicator.steps += 1
 
     def working(self) -> AbstractContextManager[None]:
-        """Context of long work that other ranks may wait for; it tells them that this rank is not stalled."""
+        """Context of long work. Other ranks that wait for this one do not count it as stalled."""
         return self.communicator.working()
 
     def running(self, code: str) -> AbstractContextManager[None]:

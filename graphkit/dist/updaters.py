@@ -1,4 +1,4 @@
-"""Updaters, which change the stored values of a KVStore by pushed values, and the settings that ranks compare."""
+"""Updaters, which apply pushed values to the stored values of a KVStore, and their settings, which ranks compare."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def test_kernels_write_elsewhere_where_they_are_told_to():
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_the_native_extension_the_error_says_so(monkeypatch, kind):
     monkeypatch.setattr(compression, "load_native", lambda: None)
-    with pytest.raises(MissingDependency, match=f"{kind} compression is native code"):
+    with pytest.raises(MissingDependency, match=f"{kind} compression needs the native extension"):
         compression.create(KINDS[kind])
 
 

@@ -414,13 +414,13 @@ def test_a_full_window_makes_the_sender_wait(on_ranks, window):
     def around(rank, channels):
         if rank == 1:
             return Gate(channels, full)
-        take = channels._wait_for_receipt
+        take = channels._wait_for_acknowledgement
 
         def waiting(source):
             full.set()
             take(source)
 
-        channels._wait_for_receipt = waiting
+        channels._wait_for_acknowledgement = waiting
         return channels
 
     net, batches = counting(), [{"x": np.float32(n)} for n in (0, 3, 20)]

@@ -12,7 +12,7 @@ from serving import Alone, add_twice, begun
 import graphkit as gk
 from graphkit.dist import kvstore
 from graphkit.dist.servers.remote import RemoteStore
-from graphkit.dist.servers.replica import Outbox, Replica, ReplicatedServer, holders
+from graphkit.dist.servers.replica import Outbox, Replica, ReplicatedServer, leader_and_follower
 from graphkit.dist.transport import Transport
 from graphkit.dist.wire.mesh import Frame, FrameKind
 from graphkit.dist.wire.packing import pack, unpack
@@ -24,11 +24,11 @@ from graphkit.train.updater import KeyedOptimizer
 
 
 def test_the_next_ones_around_the_ring_hold_a_part():
-    assert holders(2, 3, set()) == (2, 0)
-    assert holders(2, 3, {0}) == (2, 1)
-    assert holders(2, 3, {2}) == (0, 1)
-    assert holders(2, 3, {0, 2}) == (1, None)
-    assert holders(1, 2, {0, 1}) == (None, None)
+    assert leader_and_follower(2, 3, set()) == (2, 0)
+    assert leader_and_follower(2, 3, {0}) == (2, 1)
+    assert leader_and_follower(2, 3, {2}) == (0, 1)
+    assert leader_and_follower(2, 3, {0, 2}) == (1, None)
+    assert leader_and_follower(1, 2, {0, 1}) == (None, None)
 
 
 def test_a_loss_moves_a_part_to_its_follower_alone():
@@ -37,7 +37,8 @@ def test_a_loss_moves_a_part_to_its_follower_alone():
         for count in range(servers - 1):
             for lost in map(set, itertools.combinations(range(servers), count)):
                 for part, next_ in itertools.product(range(servers), set(range(servers)) - lost):
-                    assert holders(part, servers, lost | {next_})[0] in holders(part, servers, lost)
+                    before = leader_and_follower(part, servers, lost)
+                    assert leader_and_follower(part, servers, lost | {next_})[0] in before
 
 
 # --- workers and servers in memory ----------------------------------------------------------------------
@@ -155,7 +156,7 @@ def parts_are_alike(net):
     """Leader and follower of each part have the same values and versions."""
     net.settle()
     for part in range(net.servers):
-        leader, follower = holders(part, net.servers, net.lost)
+        leader, follower = leader_and_follower(part, net.servers, net.lost)
         if follower is None:
             continue
         one, two = (net.holders[server].replica(part) for server in (leader, follower))

@@ -158,8 +158,8 @@ class ProgramCollectives:
     ) -> None:
         """Start the all-gather of arrays.
 
-        pieces: The parts of the arrays in this rank's slice: index of the array, position of the first element in it,
-        and the elements.
+        pieces: The parts of the arrays that are in this rank's slice. Each is the index of the array, the position of
+            the part's first element in the array, and the elements.
         """
         rank, ranks = self._transport.rank, self._transport.size
         slices = Slices.of([a.size for a in wholes], wholes[0].dtype.itemsize, ranks)

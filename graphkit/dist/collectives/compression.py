@@ -119,7 +119,7 @@ def _native(kind: str) -> Any:
     native = load_native()
     if native is None:
         raise MissingDependency(
-            f"{kind} compression is native code; this graphkit is not installed: {how_to_install()}"
+            f"{kind} compression needs the native extension, which is not built here: {how_to_install()}"
         )
     return native
 

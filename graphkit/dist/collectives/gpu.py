@@ -1,8 +1,8 @@
 """Collectives between the GPUs of all ranks, without copies through host memory.
 
 The ranks exchange reports about their GPUs, and use NCCL only if it works for every rank. Before each run of a program,
-the CPUs of the ranks compare what they will launch. This detects missing ranks, and ranks that launch something else,
-as for other collectives. Then the GPUs wait for each other, while the CPUs check for lost ranks.
+the CPUs of the ranks compare which collectives they will launch. If a rank is missing, or will launch other
+collectives, this raises an error. Then the GPUs wait for each other, while the CPUs check for lost ranks.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from graphkit.executor.devices.loading import DeviceName
 from graphkit.executor.lower.lowering import RunAgreement
 from graphkit.ir.types import DType
 
-# While this rank waits for its GPU: seconds during which it only yields the core, the pause after that, and seconds
-# between two checks for lost ranks.
+# While this rank waits for its GPU: seconds during which it only yields the core, seconds of each sleep after that,
+# and seconds between two checks for lost ranks.
 _EAGER, _PAUSE, _CHECK = 0.02, 5e-5, 0.05
 # Seconds that aborted kernels may take to end.
 _ENDING = 10.0
@@ -104,7 +104,7 @@ class GpuCollectives:
         self._launch([Exchange("sum", address_of(a), a.size) for a in arrays if a.size], dtype)
 
     def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
-        self._launch(self._parts("sum in one", arrays, dtype), dtype)
+        self._launch(self._parts("reduce", arrays, dtype), dtype)
 
     def all_gather(self, wholes: Sequence[Any], dtype: DType) -> None:
         self._launch(self._parts("broadcast", wholes, dtype), dtype)
@@ -175,7 +175,7 @@ class GpuCollectives:
         return f"rank {rank} {what} in step {steps}, in all-reduces on GPUs"
 
 
-# Bytes of the report of a rank, and characters of a reason in it.
+# Bytes of a rank's report, and the largest number of characters of the reason in it.
 _REPORT, _REASON = 1024, 300
 # Bytes of an ncclUniqueId.
 _UNIQUE = 128
@@ -186,13 +186,13 @@ _JOINING = 30.0
 class _Report(NamedTuple):
     """The report of a rank about its GPU.
 
-    gpu: its GPU; "" without one. why: why it takes no part; "" if it does. chosen: whether the user chose that.
-    communicator: number of the communicator that the GPU already belongs to; 0 for none.
+    gpu: the GPU; "" without one. reason: why the rank cannot use NCCL; "" if it can. chosen_by_user: whether a setting
+    of the user is the reason. communicator: number of the communicator that the GPU already belongs to; 0 for none.
     """
 
     gpu: str
-    why: str
-    chosen: bool = False
+    reason: str
+    chosen_by_user: bool = False
     communicator: int = 0
 
 
@@ -207,19 +207,19 @@ class GpuGroups:
         self._count = 0
 
     def sums(self, device: str, staged: str = "") -> tuple[GpuCollectives | None, str]:
-        """Return the collectives between GPUs and ""; or None, and why arrays are copied through host memory instead.
+        """Return (collectives between GPUs, ""), or (None, reason why arrays are copied through host memory).
 
         Every rank must call it. If one rank cannot take part, no rank does, and rank 0 warns. If no rank has a GPU, the
         reason is `staged`.
 
         Args:
             device: Device of this rank's program.
-            staged: Why this rank takes no part, if the user chose that.
+            staged: Why this rank must not use NCCL, if the user chose this; otherwise "".
 
         Raises:
             RuntimeFailure: A rank is lost. Also raises the errors of `load_device`.
         """
-        mine, gpu = (_Report("", staged, chosen=True), None) if staged else self._own_report(device)
+        mine, gpu = (_Report("", staged, chosen_by_user=True), None) if staged else self._own_report(device)
         reports = self._exchange_reports(mine)
         if not any(report.gpu for report in reports):
             return None, staged
@@ -234,7 +234,7 @@ class GpuGroups:
                 self._count += 1
                 self._collectives[number] = self._count, sums
                 return sums, ""
-        if self._communicator.rank == 0 and any(report.gpu and not report.chosen for report in reports):
+        if self._communicator.rank == 0 and any(report.gpu and not report.chosen_by_user for report in reports):
             text = f"gradients on GPUs are all-reduced through host memory: {why}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None, why
@@ -252,7 +252,7 @@ class GpuGroups:
         known, sums = self._collectives.get(number, (0, None))
         place = f"{_machine()} {gpu.place}"
         if not config.NCCL.get():
-            return _Report(place, "has GRAPHKIT_NCCL=0", chosen=True), gpu
+            return _Report(place, "has GRAPHKIT_NCCL=0", chosen_by_user=True), gpu
         try:
             nccl.version()
         except MissingDependency as error:
@@ -261,22 +261,22 @@ class GpuGroups:
 
     def _exchange_reports(self, mine: _Report) -> list[_Report]:
         """Return the reports of all ranks, by rank."""
-        why = mine.why[:_REASON].encode("ascii", "replace").decode()
-        text = json.dumps(mine._replace(why=why)).encode().ljust(_REPORT)
+        why = mine.reason[:_REASON].encode("ascii", "replace").decode()
+        text = json.dumps(mine._replace(reason=why)).encode().ljust(_REPORT)
         array = np.frombuffer(text, np.uint8)
         action = partial(self._communicator.allgather, array)
         rows = self._communicator.perform("GPUs of all ranks", [array], action)
         return [_Report(*json.loads(row.tobytes())) for row in rows]
 
     def _connected(self, gpu: Any) -> tuple[GpuCollectives | None, str]:
-        """Return collectives with a new communicator; or None and the reason. All ranks succeed, or none does."""
+        """Return (collectives with a new communicator, ""), or (None, the reason). All ranks succeed, or none does."""
         connected, why = None, ""
         first, mine = self._communicator.rank == 0, np.zeros(_UNIQUE, np.uint8)
         if first:
             try:
                 mine = np.frombuffer(nccl.unique_id(), np.uint8)
             except GraphkitError as error:
-                why = f"cannot begin ({error})"
+                why = f"cannot create an NCCL ID ({error})"
         broadcast = partial(self._communicator.broadcast, mine, 0)
         unique = self._communicator.perform("group of GPUs", [mine], broadcast)
         if unique.any():
@@ -290,7 +290,10 @@ class GpuGroups:
         return GpuCollectives(self._communicator, gpu, connected, self._fingerprint), ""
 
     def _connect_in_thread(self, gpu: Any, unique: bytes) -> tuple[Any, str]:
-        """Return a new communicator; or None and the reason. A thread creates it, because that may block forever."""
+        """Return (a new communicator, ""), or (None, the reason).
+
+        A thread creates the communicator, because the creation may block forever.
+        """
         made: list[Any] = []
         failed: list[str] = []
 
@@ -312,7 +315,7 @@ class GpuGroups:
                     raise RuntimeFailure(reason)
         if made:
             return made[0], ""
-        return None, failed[0] if failed else f"has waited for the GPUs of the others for {longest:.0f} s"
+        return None, failed[0] if failed else f"waited {longest:.0f} s for the GPUs of the other ranks"
 
 
 def sum_route(processes: int) -> str:
@@ -333,10 +336,10 @@ def sum_route(processes: int) -> str:
 
 
 def _reason_against(reports: Sequence[_Report]) -> str:
-    """Return why the GPUs cannot sum directly: a rank's reason, or that several ranks share one GPU; "" if they can."""
+    """Return why the ranks cannot use NCCL: the reason of a rank, or that ranks share a GPU; "" if they can."""
     for rank, report in enumerate(reports):
-        if report.why:
-            return f"rank {rank} {report.why}"
+        if report.reason:
+            return f"rank {rank} {report.reason}"
     ranks = defaultdict(list)
     for rank, report in enumerate(reports):
         if report.gpu:

@@ -50,9 +50,9 @@ class Slices(NamedTuple):
                 yield index, begin, end
 
     def part(self, index: int, rank: int) -> tuple[int, int]:
-        """Return which elements of array `index` are in the slice of a rank: the first, and the end.
+        """Return the range (begin, end) of the elements of array `index` that are in the slice of a rank.
 
-        Both are equal if there are none.
+        begin is equal to end if there are none.
         """
         begin, size = self.begins[index], self.sizes[index]
         first = min(max(self.bounds[rank] - begin, 0), size)

@@ -41,7 +41,9 @@ def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
 
 
 class Collectives:
-    """Starts collectives between the ranks of a communicator. All ranks must make the same calls in the same order.
+    """Starts collectives between the ranks of a communicator. All ranks must make the same calls.
+
+    Calls that return at once (`start_...`, `post_sum`) may come in different orders if their keys differ.
 
     The methods `start_...` return a pending operation. The arrays must not change until its `wait` returns.
 
@@ -158,14 +160,17 @@ class Collectives:
         return self.communicator.post(f"gather {key}", [whole], gathered)
 
     def start_row_sum(self, key: str, rows: RowSparse, ordered: bool = False) -> Pending:
-        """Start the sum of rows; `wait` of the result returns it. You may change the rows at once.
+        """Start the sum of rows, which `wait` of the returned operation returns. You may change the rows at once.
 
         ordered: sum in the order of the ranks, however the ranks are distributed over hosts.
         """
         return self._post_rows(f"sum of {key}", RowSum(rows, ordered), unchanged)
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all ranks, which have one type, by rank along a new first axis."""
+        """Return the arrays of all ranks, stacked by rank along a new first axis.
+
+        All ranks pass the same dtype and shape.
+        """
         self._sent_bytes += array.nbytes
         action = partial(self.communicator.allgather, array)
         found: np.ndarray = self.communicator.perform(f"gathering of {key}", [array], action)

@@ -90,8 +90,8 @@ def _array(given: Any, what: str) -> np.ndarray:
 def wanted_rows(what: str, shape: Sequence[int], given: Any) -> np.ndarray:
     """Return requested row indices, each once, in ascending order.
 
-    Raises InputError, whose message begins with `what`, unless they are a vector of integers and rows of an array of
-    this shape.
+    Raises InputError unless `given` is a vector of integers, and an array of this shape has these rows. The message
+    begins with `what`.
     """
     if not shape:
         raise InputError(f"{what} has no rows: it is a single number")
@@ -112,7 +112,7 @@ def check_within(what: str, indices: np.ndarray, rows: int) -> None:
 def total(parts: Sequence[RowSparse]) -> RowSparse:
     """Return the sum: each row once, by ascending index.
 
-    Rows with one index are added in the order of the parts; those of one part in their order in it. float16 and
+    Rows with the same index are added part by part, and in the order in which each part lists them. float16 and
     bfloat16 are added in float32. There must be at least one part.
     """
     kind, tail = parts[0].dtype, parts[0].values.shape[1:]
@@ -131,9 +131,10 @@ def total(parts: Sequence[RowSparse]) -> RowSparse:
 
 
 def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> RowSparse:
-    """Return the sum of the rows that one rank pushes to `stored`.
+    """Return the sum of the rows that one rank pushes to the array `stored`.
 
-    Raises InputError unless all are rows of it, and UsageError if nothing is stored. Messages begin with `what`.
+    Raises InputError if a value is not a RowSparse that fits `stored`, and UsageError if `stored` is None. The messages
+    begin with `what`.
     """
     if stored is None:
         raise UsageError(f"{what}: a RowSparse needs a key with a value: call init, then push and pull")

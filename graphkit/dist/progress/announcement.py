@@ -17,7 +17,7 @@ ENDED = "ended"
 
 # The fields of Announcement.
 _FORMAT = struct.Struct("<qqQqB95s")
-# The bytes with the digest and the number of pending operations.
+# The bytes of `digest` and `pending`.
 PENDING = slice(16, 32)
 # Largest number of bytes of the name.
 TEXT = 95
@@ -33,9 +33,9 @@ _KEPT = 4096
 class Announcement(NamedTuple):
     """The report of a rank in a progress step.
 
-    steps: number of steps that it has begun. text: the operation that it waits for, or else a pending one. number:
-    the number of that operation, counted from 1 in the order of posting. digest, pending: digest and number of its
-    pending operations, of which only the first of each name counts. waits: which threads wait (see `Waits`).
+    steps: how many steps the rank has begun. text: the operation that it waits for, or else a pending one. number:
+    serial number of this operation, from 1, in the order of posting. digest: digest of the first pending
+    operation of each name. pending: number of these operations. waits: which threads wait (see `Waits`).
     """
 
     steps: int
@@ -115,7 +115,7 @@ def digest_of(text: str) -> int:
 
 
 def _mixed(digest: int, priority: int) -> int:
-    """Return 64 bits of a call and its priority (the finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
+    """Mix the digest and the priority of a call into 64 bits (finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
     bits = (digest ^ unsigned(priority) * 0x9E3779B97F4A7C15) & BITS
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & BITS
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & BITS

@@ -1,9 +1,9 @@
 """The progress engine: it runs operations that all ranks have posted, in one order, so that no rank deadlocks.
 
-Each rank posts operations. In a progress step, all ranks exchange what they have pending. Operations that all of them
-have are run, by priority and name. Ranks may post operations with different names in different orders; those with the
-same name run in the order in which they were posted. Horovod negotiates in a similar way, through rank 0 (Sergeev and
-Del Balso, arXiv:1802.05799, 2018).
+Each rank posts operations. In a progress step, all ranks exchange what they have pending. Operations that are
+pending on all ranks are run, ordered by priority, then by name. Ranks may post operations with different names in
+different orders; those with the same name run in the order in which they were posted. Horovod negotiates in a similar
+way, through rank 0 (Sergeev and Del Balso, arXiv:1802.05799, 2018).
 
 A thread that waits for an operation drives the progress steps. While no thread waits, a thread of the engine does. If
 all ranks wait and have no pending operation in common, all raise the same error, which names what each waits for.
@@ -43,8 +43,8 @@ from graphkit.errors import RuntimeFailure, UsageError, error_text
 Overlap: TypeAlias = Literal["funnelled", "chained", "concurrent"]
 OVERLAPS: tuple[Overlap, ...] = ("funnelled", "chained", "concurrent")
 
-# Progress steps without a common operation after which ranks give up: if all threads that have posted operations wait,
-# and if some do not. Then the pause between two steps, in seconds.
+# After this many progress steps without a common operation, the ranks stop with an error: _STUCK if all threads that
+# have posted operations wait, _STUCK_THREADS if only some of them wait. _PAUSE: seconds between two such steps.
 _STUCK, _STUCK_THREADS, _PAUSE = 500, 20_000, 1e-3
 # Seconds between two checks for lost ranks.
 _CHECK = 0.05
@@ -68,7 +68,7 @@ class _Lost(RuntimeFailure):
 
 
 class ProgressEngine:
-    """Runs operations that all ranks have posted, over `links`. overlap: what happens while no thread waits."""
+    """Runs operations that all ranks have posted, over `links`. overlap: how sums progress while no thread waits."""
 
     def __init__(self, links: Links, overlap: Overlap = "chained"):
         self._links = links
@@ -77,7 +77,7 @@ class ProgressEngine:
         self._queue = OperationQueue()
         self._digests = Digests()
         self._negotiation = Negotiation(links, self._queue, self.fail)
-        # The thread that drives a progress step, or 0; the lock guards it.
+        # The thread that drives a progress step, or 0; guarded by the queue's lock.
         self._driver = 0
         self._running: deque[_Running] = deque()
         self._abandoned: list[_Running] = []
@@ -110,7 +110,7 @@ class ProgressEngine:
             priority: Operations with a higher priority run first.
             later: True if no thread will wait for the result soon: a thread of the engine runs the operation. False:
                 the caller that waits for the result runs it.
-            operation: Names what the action does, if operations of this name may do different things.
+            operation: Name of the algorithm, such as "compressed". Ranks compare it with the array types.
 
         Raises:
             RuntimeFailure: The engine has stopped after a failure, or the ranks have posted different operations; the
@@ -180,9 +180,9 @@ class ProgressEngine:
         return (pending if free else self._enqueue(pending, later=False)).wait()
 
     def _total_or_enqueue(self, pending: Pending, summed: Sum) -> np.ndarray | None:
-        """Return a sum if all ranks have posted it and nothing else. Otherwise, put it into the queue and return None.
+        """Return a sum if all ranks have posted only this sum. Otherwise, put it into the queue and return None.
 
-        This thread drives.
+        The calling thread must be the one that drives.
         """
         with self._links.waiting(True):
             small = {pending.call: summed.array} if fits_announcement(summed) else {}
@@ -196,9 +196,9 @@ class ProgressEngine:
                 if failure is not None:
                     raise failure
                 return total
-            # Other ranks have announced other operations, and now exchange tables of them, so this rank must do so too.
-            # This operation was announced, so it comes before those that another thread has posted under this name
-            # meanwhile.
+            # Some rank announced other operations, so all ranks now exchange tables of what they announced. This
+            # operation is in this rank's announcement. So it goes before operations with this name that another thread
+            # has posted meanwhile.
             with self._queue.lock:
                 self._queue.prepend(pending)
             self._run_common([pending], {}, message, rows, self._queue.calls)
@@ -242,7 +242,7 @@ class ProgressEngine:
                         self._queue.notify()
 
     def _check_not_driving(self, before: str, forbidden: str) -> None:
-        """Raise UsageError, which begins with `before`, if this thread drives: it would wait for itself."""
+        """Raise UsageError, whose text begins with `before`, if this thread drives: it would wait for itself."""
         if self._driver == threading.get_ident():
             raise UsageError(f"{before}a function that handles the result of an all-reduce must not {forbidden}")
 
@@ -366,7 +366,7 @@ class ProgressEngine:
             small: The arrays in its announcement, by name.
             mine: Its announcement.
             rows: The announcements of all ranks.
-            calls: Number of calls at that time.
+            calls: `OperationQueue.calls` when `heads` was taken.
         """
         same = alike(mine, rows)
         chosen = heads if same else self._negotiation.common(heads, rows)
@@ -451,7 +451,7 @@ class ProgressEngine:
         return _Running(*self._links.start_allreduce(summed.array, summed.out), pending, summed)
 
     def _outcomes(self, group: Sequence[Pending], known: Mapping[str, np.ndarray]) -> list[_Outcome]:
-        """Return the results of operations that run together, each with its own error."""
+        """Run operations together. Return the result or the error of each."""
         if self._running:
             self._await_running({pending.call for pending in group})
         sums = [pending.action for pending in group if isinstance(pending.action, Sum)]

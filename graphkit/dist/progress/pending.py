@@ -11,9 +11,9 @@ import numpy as np
 from graphkit.dist.arrays import sum_in_order
 from graphkit.dist.progress.announcement import PAYLOAD
 
-# Sums of one dtype of at most _SMALL bytes each are sent together. Those of at most _ROOM bytes are sent
-# with announcements.
-_SMALL, _ROOM = 16 << 10, PAYLOAD.stop - PAYLOAD.start
+# Sums of the same dtype, and of at most _SMALL bytes each, are sent together. Sums of at most _PAYLOAD_BYTES bytes are
+# sent with announcements.
+_SMALL, _PAYLOAD_BYTES = 16 << 10, PAYLOAD.stop - PAYLOAD.start
 
 
 @dataclass(slots=True)
@@ -146,17 +146,17 @@ def can_run_in_background(group: Sequence[Pending], payload_sums: Mapping[str, n
 
 def fits_announcement(summed: Sum) -> bool:
     """Whether the array of a sum fits into an announcement."""
-    return summed.array.nbytes <= _ROOM and summed.array.dtype.kind in "iufcV"
+    return summed.array.nbytes <= _PAYLOAD_BYTES and summed.array.dtype.kind in "iufcV"
 
 
 def payload(heads: Iterable[Pending]) -> dict[str, np.ndarray]:
     """Return the arrays that are sent with the announcement, by name."""
-    found, room = {}, _ROOM
+    found, left = {}, _PAYLOAD_BYTES
     for pending in heads:
         action = pending.action
-        if isinstance(action, Sum) and fits_announcement(action) and action.array.nbytes <= room:
+        if isinstance(action, Sum) and fits_announcement(action) and action.array.nbytes <= left:
             found[pending.call] = action.array
-            room -= action.array.nbytes
+            left -= action.array.nbytes
     return found
 
 

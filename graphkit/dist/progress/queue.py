@@ -96,7 +96,7 @@ class OperationQueue:
         return [operation for operation in self._failed if not operation.reported]
 
     def who_waits(self) -> Waits:
-        """Return which of the threads that have posted operations wait."""
+        """Return whether none, some, or all of the threads that have posted operations wait."""
         if not self.waiting:
             return Waits.NONE
         if len(self._threads) == 1 and self.waiting[0][0] in self._threads:

@@ -17,8 +17,9 @@ from graphkit.dist.wire.packing import pack, unpack
 from graphkit.dist.wire.point_to_point import Mailbox
 from graphkit.errors import RuntimeFailure
 
-# After the last message: seconds during which the core is only yielded, and bounds of the pause after that. The pause
-# is a small part of the time since the last message, so it hardly delays a message, and idle servers use no core.
+# For _EAGER seconds after the last message, a process only yields its core between two checks. Then it sleeps: _PART of
+# the time since the last message, but from _PAUSE to _LONGEST_PAUSE seconds. So a sleep delays messages only a little,
+# and idle servers use almost no core.
 _EAGER, _PAUSE, _LONGEST_PAUSE, _PART = 0.005, 2e-4, 5e-3, 1e-3
 # Seconds between two checks for lost ranks, and between two calls that let messages progress.
 _CHECK, _PROGRESS = 0.05, 1e-3
@@ -32,7 +33,7 @@ class ServerConnection(Protocol):
     @property
     def sent_bytes(self) -> int: ...
     def send(self, server: int, message: np.ndarray) -> None:
-        """Send a message after earlier ones, and return at once."""
+        """Send a message after earlier ones, without waiting for its answer."""
         ...
 
     def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:

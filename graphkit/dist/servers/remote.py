@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.arguments import Key, array_of, callable_of, keys_of, pairs_of, path_of, whole
+from graphkit.dist.arguments import Key, array_of, callable_of, checked_integer, keys_of, pairs_of, path_of
 from graphkit.dist.collectives import compression
 from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.servers.client import Message, ServerClient
@@ -55,7 +55,8 @@ class RemoteStore(KVStore):
         strength: For `elastic`: moving rate; beta of the same paper.
 
     Attributes:
-        steps_per_push: Number of steps that `bound` and `staleness` count as one, because only one of them pushes.
+        steps_per_push: Steps for each push, if gradients are accumulated. `bound` and `staleness` count them as one
+            step.
         staleness: Largest number of steps by which the slowest worker was behind in the values that were pulled.
     """
 
@@ -122,7 +123,7 @@ class RemoteStore(KVStore):
         The next call that waits for the servers raises the error of a failed push. Parts whose elements are all 0 are
         not sent, unless they are compressed. Each row of a RowSparse is sent once.
         """
-        whole("push: priority", priority)
+        checked_integer("push: priority", priority)
         given = dict(self._given(key, value, "push", known=True))
         self._client.unanswered_bytes += sum(array.nbytes for array in given.values())
         for server, parts in self._client.parts_by_server(list(given)).items():
@@ -183,7 +184,7 @@ class RemoteStore(KVStore):
         return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
     def _rows_of(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
-        """Return these rows. Servers send only them. They are not cached, so a repeated call sends them again."""
+        """Return these rows. Servers send only these rows. Rows are not cached, so a repeated call sends them again."""
         messages: dict[int, tuple[dict[str, Any], list[np.ndarray]]] = {}
         for key, indices in wanted:
             spec = self._client.spec(key)
@@ -203,7 +204,7 @@ class RemoteStore(KVStore):
     def _ask_within_bound(
         self, call: str, keys: Sequence[Key], messages: Mapping[int, Message]
     ) -> dict[int, tuple[Any, list[np.ndarray]]]:
-        """Ask servers, which answer once the slowest worker is within the bound."""
+        """Ask servers. They answer once the slowest worker is within the bound."""
         clock: dict[str, Any] = {"clock": max(0, self.transport.steps - 1)}  # the current step is not finished
         with self._client.lock:
             if self._bound is not None:
@@ -247,7 +248,10 @@ class RemoteStore(KVStore):
         return new
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
-        """Wait until the servers have applied all pushes; raise the first error. The current step counts as done."""
+        """Wait until the servers have applied all pushes of this worker; raise the first error of a push.
+
+        For the bound, this worker's current step then counts as finished.
+        """
         for k in () if key is None else keys_of(key):
             self._client.spec(k)
         self._client.ask_all("wait", {"clock": self.transport.steps})

@@ -6,8 +6,8 @@ has applied everything that the answer depends on. A worker keeps its messages u
 worker sends the remaining messages to the follower, which skips those that it has applied. So each message is applied
 exactly once.
 
-The leader of a part is the first server that is not lost, beginning with the server of the part's own number, around
-the ring. Its follower is the next one. So the roles depend only on which servers are lost.
+Servers form a ring, and part p belongs to server p. The leader of the part is server p, or the next server on the ring
+that is not lost. The follower is the next one after the leader. So the roles depend only on which servers are lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READS = frozenset({"pull", "pull_rows", "averages", "clock", "states"})
 Send: TypeAlias = Callable[[int, Frame], None]
 
 
-def holders(part: int, servers: int, lost: set[int]) -> tuple[int | None, int | None]:
+def leader_and_follower(part: int, servers: int, lost: set[int]) -> tuple[int | None, int | None]:
     """Return the leader and the follower of a part, given the lost servers; None if no server is left for the role."""
     ring = [(part + step) % servers for step in range(servers)]
     live = [server for server in ring if server not in lost]
@@ -131,7 +131,7 @@ class Replica:
 
 
 class _Unreleased(NamedTuple):
-    """Answers, and the confirmation of a message, to send once the follower has applied `position` messages."""
+    """Answers, and the acknowledgement of message `number`, to send after the follower applied `position` messages."""
 
     position: int
     worker: int
@@ -150,7 +150,7 @@ class _Role:
 
 
 class ReplicatedServer:
-    """A server that leads its own part and follows another one; after losses, more of them.
+    """A server that leads one part and follows another one. After losses, it may lead and follow several parts.
 
     Args:
         me: Its number among the servers.
@@ -167,17 +167,18 @@ class ReplicatedServer:
         self._roles: dict[int, _Role] = {}
         # Messages to parts that this server does not lead yet: their senders have learned of a loss earlier.
         self._early: dict[int, list[tuple[int, Frame]]] = {}
-        # For `flush`: by worker and part, the number of the last message that cannot be lost, because the follower has
-        # applied it or there is none; by part, the leader to report progress to.
+        # What `flush` sends. By worker and part, the number of the last message that cannot be lost, because the
+        # follower has applied it, or because the part has no follower.
         self._safe: dict[tuple[int, int], int] = {}
+        # By part, the rank of the leader, which learns how many messages this follower has applied.
         self._advanced: dict[int, int] = {}
         for part in range(servers):
-            leader, follower = holders(part, servers, self.lost)
+            leader, follower = leader_and_follower(part, servers, self.lost)
             if me in (leader, follower):
                 self._roles[part] = _Role(Replica(workers), me == leader, follower if me == leader else None)
 
     def replica(self, part: int) -> Replica | None:
-        """Return a part as stored here; None if it is not."""
+        """Return the replica of a part on this server; None if it has none."""
         role = self._roles.get(part)
         return None if role is None else role.replica
 
@@ -204,7 +205,10 @@ class ReplicatedServer:
             raise RuntimeFailure(f"rank {source} sent {frame.kind.name} of part {frame.part} to server {self._me}")
 
     def flush(self) -> None:
-        """Send confirmations: to workers, which messages cannot be lost; to leaders, how many messages are applied."""
+        """Send acknowledgements.
+
+        Workers learn which messages cannot be lost, leaders how many messages this server has applied.
+        """
         for (worker, part), number in self._safe.items():
             self._send(worker, Frame(FrameKind.ACKNOWLEDGED, part, number=number))
         for part, leader in self._advanced.items():
@@ -234,10 +238,13 @@ class ReplicatedServer:
     # --- lost servers -----------------------------------------------------------------------------
 
     def handle_loss(self, server: int) -> None:
-        """Handle the loss of a server, after all its frames. Raises RuntimeFailure if a part is lost with it."""
+        """Handle the loss of a server, all of whose frames were handled before.
+
+        Raises RuntimeFailure if a part is lost.
+        """
         self.lost.add(server)
         for part in range(self._servers):
-            leader, follower = holders(part, self._servers, self.lost)
+            leader, follower = leader_and_follower(part, self._servers, self.lost)
             if leader != self._me:
                 continue
             role = self._roles.get(part)
@@ -255,7 +262,10 @@ class ReplicatedServer:
                 self._lead(role, source, frame)
 
     def _begin_to_replicate(self, part: int, role: _Role, follower: int | None) -> None:
-        """Let a server follow this part, and send it the whole state first."""
+        """Make a server the follower of this part, and send it the whole state first.
+
+        follower: None if no such server is left.
+        """
         role.follower = follower
         if follower is not None:
             try:
@@ -276,7 +286,7 @@ class ReplicatedServer:
 class Outbox:
     """The messages of a worker to parts, kept until they cannot be lost.
 
-    A worker has at most one open request per part, and sends nothing to the part until it is answered.
+    A worker has at most one open request per part. It sends nothing else to the part until the answer arrives.
     """
 
     def __init__(self, servers: int, workers: int, send: Send):
@@ -295,7 +305,7 @@ class Outbox:
         self._send(self._leader(part), frame)
 
     def received(self, frame: Frame) -> bool:
-        """Handle an answer or a confirmation. Return whether it is an answer that is still expected."""
+        """Handle an answer or an acknowledgement. Return whether it is an answer that is still expected."""
         kept = self._kept[frame.part]
         while kept and kept[0].number <= frame.number:
             self.kept_bytes -= kept.popleft().data.nbytes
@@ -305,7 +315,10 @@ class Outbox:
         return True
 
     def handle_loss(self, server: int) -> None:
-        """Handle the loss of a server, after all its frames. Raises RuntimeFailure if it was the last one."""
+        """Handle the loss of a server, all of whose frames were handled before.
+
+        Raises RuntimeFailure if no server is left.
+        """
         led = [part for part in range(self._servers) if self._leader(part) == self._workers + server]
         self.lost.add(server)
         for part in led:
@@ -314,7 +327,7 @@ class Outbox:
                 self._send(leader, frame)
 
     def _leader(self, part: int) -> int:
-        leader, _ = holders(part, self._servers, self.lost)
+        leader, _ = leader_and_follower(part, self._servers, self.lost)
         if leader is None:
             raise RuntimeFailure("all servers are lost")
         return self._workers + leader

@@ -17,13 +17,13 @@ from graphkit.dist.job import survival
 from graphkit.dist.job.mpi import MpiCommunicator
 from graphkit.dist.job.start import LEAST_TIMEOUT
 from graphkit.dist.servers.remote import WINDOW
-from graphkit.dist.servers.replica import Outbox, ReplicatedServer, holders
+from graphkit.dist.servers.replica import Outbox, ReplicatedServer, leader_and_follower
 from graphkit.dist.wire.mesh import Frame, FrameKind, Mesh, open_mesh
 from graphkit.errors import RuntimeFailure, error_text
 
 # Seconds between two checks for lost ranks, and seconds to send last frames.
 _CHECK, _CLOSING = 0.05, 5.0
-# Seconds that a server waits for the message of a failed rank, after another rank has ended without notice.
+# If a worker ends without GOODBYE, a server waits this many seconds for a FAILED frame, which would explain it.
 _FAILURE_WAIT = 1.0
 
 
@@ -148,7 +148,7 @@ class ReplicatedConnection:
     # --- the end ----------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Let all workers know whether a server was lost. If so, MPI cannot be finalised."""
+        """Tell all workers whether a server was lost. If so, MPI_Finalize would never return, and is not called."""
         mine = np.array([len(self._outbox.lost)])
         found = self._communicator.perform("servers lost", [mine], lambda: self._communicator.allgather(mine))
         self._communicator.cannot_finalize = bool(found.any())
@@ -176,7 +176,7 @@ def serve(communicator: MpiCommunicator) -> None:
     mesh = _connected(communicator)
     workers = communicator.processes - communicator.servers
     me = communicator.job_rank - workers
-    holder = ReplicatedServer(me, communicator.servers, workers, mesh.send, partial(_warn, communicator))
+    server = ReplicatedServer(me, communicator.servers, workers, mesh.send, partial(_warn, communicator))
     while True:
         arrived: list[tuple[int, Frame | None]] = []
         with communicator.waiting(False):
@@ -184,19 +184,20 @@ def serve(communicator: MpiCommunicator) -> None:
                 arrived = mesh.receive(_CHECK)
                 if (reason := communicator.lost()) is not None:
                     raise RuntimeFailure(reason)
-        # A failure explains all losses, so it comes first. Frames of a lost rank arrived before the report of its loss.
+        # Handle failures first, because a failure explains the losses. Handle reports of losses last: the frames of a
+        # lost rank arrived before them.
         arrived.sort(key=lambda each: 0 if _is(each[1], FrameKind.FAILED) else 2 if _is(each[1], FrameKind.LOST) else 1)
         for source, frame in arrived:
             if frame is not None and frame.kind == FrameKind.END:
                 communicator.cannot_finalize = bool(frame.number)
                 mesh.close(_CLOSING)
                 return
-            _serve_one(holder, mesh, communicator, source, frame)
-        holder.flush()
+            _serve_one(server, mesh, communicator, source, frame)
+        server.flush()
 
 
 def _serve_one(
-    holder: ReplicatedServer, mesh: Mesh, communicator: MpiCommunicator, source: int, frame: Frame | None
+    server: ReplicatedServer, mesh: Mesh, communicator: MpiCommunicator, source: int, frame: Frame | None
 ) -> None:
     workers = communicator.processes - communicator.servers
     if frame is None and source < workers:
@@ -207,23 +208,24 @@ def _serve_one(
         _exit(communicator, frame.number)
     if frame is not None and frame.kind != FrameKind.LOST:
         communicator.doing(f"message of rank {source}".encode())
-        holder.received(source, frame)
+        server.received(source, frame)
         return
     rank = source if frame is None else frame.number
     if rank == communicator.job_rank:
         raise RuntimeFailure(f"{communicator.describe(source)} has lost its connection to this server, rank {rank}")
-    if rank - workers in holder.lost:
+    if rank - workers in server.lost:
         return
     for earlier in _disconnect(mesh, rank):
-        _serve_one(holder, mesh, communicator, rank, earlier)
+        _serve_one(server, mesh, communicator, rank, earlier)
     communicator.exclude(rank)
-    holder.handle_loss(rank - workers)
+    server.handle_loss(rank - workers)
 
 
 def _disconnect(mesh: Mesh, rank: int) -> list[Frame]:
     """Disconnect from a lost server and tell all others; return the frames that it had sent.
 
-    If it still runs, and only its connection is broken, it learns that the others continue without it.
+    If the server still runs, and only a connection is broken, the LOST frame tells it that the others continue without
+    it.
     """
     for other in mesh.ranks:
         mesh.send(other, Frame(FrameKind.LOST, number=rank))
@@ -235,8 +237,8 @@ def _loss_text(communicator: MpiCommunicator, rank: int, servers: int, lost: set
     workers = communicator.processes - communicator.servers
     server = rank - workers
     now = lost | {server}
-    led = [part for part in range(servers) if holders(part, servers, lost)[0] == server]
-    to, _ = holders(server, servers, now)
+    led = [part for part in range(servers) if leader_and_follower(part, servers, lost)[0] == server]
+    to, _ = leader_and_follower(server, servers, now)
     if to is None:
         return f"{communicator.describe(rank)} is lost, the last server"
     found = f"{communicator.describe(rank)} is lost; {communicator.describe(workers + to)} has taken over"
@@ -256,7 +258,7 @@ def _is(frame: Frame | None, kind: FrameKind) -> bool:
 def _exit_if_failed(mesh: Mesh, communicator: MpiCommunicator) -> None:
     """Exit with the code of a rank that failed, if its message arrives soon.
 
-    The launcher may end other ranks because of that failure, and their end may be noticed first.
+    The launcher may end other ranks because of the failure, and this server may notice their end first.
     """
     end = time.monotonic() + _FAILURE_WAIT
     while time.monotonic() < end:

@@ -53,7 +53,7 @@ Answers: TypeAlias = Iterator[tuple[int, np.ndarray]]
 class Server:
     """The state of one server, independent of how messages are sent: `handle` returns the answers to a message.
 
-    `stalest` is the largest number of steps by which the slowest worker was behind the one that asked.
+    `stalest` is the largest number of steps by which the slowest worker was behind a worker that pulled.
     """
 
     def __init__(self, workers: int):
@@ -89,7 +89,7 @@ class Server:
         if self._compression_given is not None:
             self._compression = compression.create(self._compression_given)
         if states is not None:
-            assert self._updater_given is not None, "it belongs to the states"
+            assert self._updater_given is not None, "states come from an updater"
             self._updater = _updater(self._updater_given)
             self._take_states(states)
 
@@ -100,7 +100,7 @@ class Server:
     def handle_unpacked(
         self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray], answered_elsewhere: bool = False
     ) -> Answers:
-        """Handle an unpacked message, as `handle` does. answered_elsewhere: another server answers its sender."""
+        """Handle an unpacked message, as `handle` does. answered_elsewhere: another server answers the sender."""
         self._keys[worker].update(dict(fields.get("names", ())))
         if "clock" in fields:
             self._clocks[worker] = math.inf if fields["clock"] is None else fields["clock"]
@@ -118,7 +118,7 @@ class Server:
                 yield request.worker, answer
 
     def has_failed(self, worker: int) -> bool:
-        """Whether an error of the worker's pushes has not been reported to it."""
+        """Whether a push of the worker failed, and the worker has not received the error yet."""
         return self._errors[worker] is not None
 
     def forget(self, worker: int) -> None:
@@ -128,7 +128,7 @@ class Server:
     def _answer(self, request: _Request) -> np.ndarray | None:
         """Run a request and return the answer; None if its worker does not wait for one.
 
-        If a request without an answer fails, the next request of its worker that waits gets the error.
+        If a request fails whose worker does not wait, the next request for which the worker waits gets the error.
         """
         worker, call, asks = request.worker, request.fields["call"], request.fields["asks"]
         try:
@@ -140,7 +140,7 @@ class Server:
                 answer = pack({})
         except Exception as error:  # noqa: BLE001 - the worker gets it
             named = error if isinstance(error, GraphkitError) else _as_failure(call, error)
-            answer = _refusal(named)
+            answer = _error_answer(named)
             if not asks:
                 self._errors[worker] = self._errors[worker] or named
         return answer if asks else None
@@ -326,7 +326,7 @@ def _unpickled(data: np.ndarray, what: str) -> Any:
     except (AttributeError, ImportError) as error:
         raise UsageError(
             f"{what} does not exist on the servers ({error}): define it in a module, or above the line that creates "
-            "the store, where servers stop"
+            "the store, because servers run no line below it"
         ) from None
 
 
@@ -334,5 +334,5 @@ def _as_failure(call: str, error: Exception) -> RuntimeFailure:
     return RuntimeFailure(f"{call} failed on a server: {type(error).__name__}: {error}")
 
 
-def _refusal(error: GraphkitError) -> np.ndarray:
+def _error_answer(error: GraphkitError) -> np.ndarray:
     return pack({"error": [type(error).__name__, str(error)]})

@@ -55,7 +55,10 @@ def rows_within(indices: np.ndarray, part: Part) -> slice:
 
 
 def cut_rows(rows: RowSparse, part: Part) -> list[np.ndarray]:
-    """Return the rows of a part: indices, counted from its first row, and values. rows: sorted and unique."""
+    """Return the rows that belong to a part: indices, counted from the part's first row, and values.
+
+    rows: sorted and unique.
+    """
     mine = rows_within(rows.indices, part)
     return [rows.indices[mine] - part.begin, rows.values[mine]]
 

@@ -1,7 +1,7 @@
 """Connections between processes that survive the loss of one of them.
 
-MPI never frees the buffers of messages to a dead process, so after some of them, the sender can send nothing more. With
-a socket, a process learns at once that the process at the other end has died.
+MPI never frees the buffers of messages to a dead process. After a number of such messages, the sender can send nothing
+more. With a socket, a process learns at once that the process at the other end has died.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Connection:
         connection.setblocking(False)
         self.socket = connection
         self.outgoing: deque[memoryview] = deque()
-        self.ending = False  # the other end has said goodbye
+        self.ending = False  # whether the other end has sent GOODBYE
         self._header, self._data = bytearray(_HEADER.size), _NOTHING
         self._buffer, self._received = memoryview(self._header), 0
         self._in_header = True
@@ -176,9 +176,9 @@ class Mesh:
                 os.write(self._wake, b"x")
 
     def receive(self, seconds: float) -> list[tuple[int, Frame | None]]:
-        """Return frames with their sources, after at most this time. None as the last frame of a source: it is gone.
+        """Return frames, each with the rank that sent it. Wait at most `seconds`.
 
-        The end of a rank that has said goodbye is not reported.
+        If a connection ends, the last frame of its rank is None, unless the rank sent GOODBYE before.
         """
         poll = select.poll()
         with self._lock:
@@ -312,7 +312,7 @@ def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds
             connection.connect(place)
             connection.sendall(_HELLO.pack(mine, secret))
             if _read_exactly(connection, _SECRET) != _answer_to(secret):
-                raise OSError("something else listens there")
+                raise OSError("another program listens at this address")
         except OSError as error:
             tried.append(f"{_shown(place)}: {error}")
             connection.close()
@@ -415,7 +415,8 @@ def open_mesh(
             listener = stack.enter_context(Listener(several, len(before)))
         contacts = allgather_objects((word, None if listener is None else listener.address))
         secret = contacts[0][0]
-        # Every server connects to those after it before it accepts others. No deadlock: the last one accepts at once.
+        # Every server first connects to the servers of higher rank, then accepts connections. This cannot deadlock,
+        # because the last server only accepts.
         sockets = {
             to: connect(rank, contacts[to][1], hosts[to] == hosts[rank], secret, seconds)
             for to in reversed(servers)

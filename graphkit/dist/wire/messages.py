@@ -23,7 +23,7 @@ from graphkit.errors import RuntimeFailure, UsageError, error_text
 
 # A lane is an independent, ordered stream of messages between two ranks. MPI tags per lane: one for headers and one for
 # arrays.
-_TAGS_OF_A_LANE = 2
+_TAGS_PER_LANE = 2
 # MPI counts in 32 bits, so larger arrays are sent in parts.
 _PART = 1 << 30
 # Arrays of at most this many bytes together are sent with their header.
@@ -97,7 +97,7 @@ class Arrival:
         return self.arrays
 
     def copy_inline(self) -> bool:
-        """Return whether the arrays were sent with the header; if so, they are complete."""
+        """If the arrays were sent with the header, copy them. Return whether they were."""
         if sum(array.nbytes for array in self.arrays) > _INLINE:
             return False
         at = self.header.nbytes
@@ -131,7 +131,7 @@ class Messages:
 
         label: a number that both sides compare, to detect a wrong message.
         """
-        tag = lane * _TAGS_OF_A_LANE
+        tag = lane * _TAGS_PER_LANE
         self._check()
         with self._condition:
             shapes = [size for array in arrays for size in array.shape]
@@ -151,7 +151,7 @@ class Messages:
         self._check()
         with self._condition:
             arrival = Arrival(source, lane, self._number("from", source, lane), kinds, label)
-            arrival.header_request = self._links.start_receive(arrival.data, source, lane * _TAGS_OF_A_LANE)
+            arrival.header_request = self._links.start_receive(arrival.data, source, lane * _TAGS_PER_LANE)
             self._expected.append(arrival)
             self._wake()
         return arrival
@@ -171,7 +171,7 @@ class Messages:
     def fail(self, error: BaseException, where: str) -> None:
         """Stop communicating after an error, so that other ranks do not wait for messages of this one.
 
-        Every later call of this rank, and its end, raises RuntimeFailure, which ends the job.
+        Every later call on this rank raises RuntimeFailure, also the ones at its exit. This ends the job.
         """
         with self._condition:
             if self._failure is None:
@@ -244,13 +244,13 @@ class Messages:
         return len(self._sent), len(self._expected)
 
     def _header_arrived(self, arrival: Arrival) -> bool:
-        """Return whether the header has arrived. Its arrival starts the receipt of the arrays."""
+        """Return whether the header has arrived. When it has just arrived, start to receive the arrays."""
         if arrival.header_request is None:
             return True
         if not arrival.header_request.Test():
             return False
         arrival.header_request = None
-        start, tag = self._links.start_receive, arrival.lane * _TAGS_OF_A_LANE + 1
+        start, tag = self._links.start_receive, arrival.lane * _TAGS_PER_LANE + 1
         arrays = arrival.allocate()
         if not arrival.copy_inline():
             arrival.requests = [start(part, arrival.source, tag) for a in arrays for part in _parts(as_bytes(a))]
@@ -291,22 +291,23 @@ def _parts(data: np.ndarray) -> list[np.ndarray]:
 
 
 # Lanes of messages; pipelines use lanes 0 to 4.
-_VALUES, _RECEIPTS = 5, 6
+_VALUES, _ACKNOWLEDGEMENTS = 5, 6
 
-# Largest number of values that are sent to one rank and not confirmed.
+# Largest number of values that are sent to one rank and not acknowledged.
 WINDOW = 32
 
 
 class Channels:
     """Sends and receives the values of one rank's programs, which run one at a time, in the same order on every rank.
 
-    At most `window` values to one rank are not confirmed at a time. A receiver confirms half a window at once.
+    At most `window` values to one rank are unacknowledged at a time. A receiver acknowledges half a window with one
+    message.
 
     Attributes:
         sent, received: Number of values by rank.
         by_key: Number of sent values by name.
-        ahead: Largest number of values that were sent and not yet confirmed, by rank.
-        waits: How often a value had to wait for a confirmation.
+        ahead: Largest number of values that were sent and not yet acknowledged, by rank.
+        waits: How often a value had to wait for an acknowledgement.
     """
 
     def __init__(self, messages: Messages, window: int = WINDOW):
@@ -318,14 +319,14 @@ class Channels:
         self.by_key: Counter[str] = Counter()
         self.ahead: Counter[int] = Counter()
         self.waits = 0
-        # Number of confirmations from each rank.
-        self._receipts: Counter[int] = Counter()
+        # Number of acknowledgements from each rank.
+        self._acknowledgements: Counter[int] = Counter()
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
-        """Send a copy of an array to a rank. Waits while `window` values to this rank are not confirmed."""
-        while (under_way := self.sent[to] - self._receipts[to] * self._half) >= self.window:
+        """Send a copy of an array to a rank. Waits while `window` values to this rank are unacknowledged."""
+        while (under_way := self.sent[to] - self._acknowledgements[to] * self._half) >= self.window:
             self.waits += 1
-            self._wait_for_receipt(to)
+            self._wait_for_acknowledgement(to)
         self.ahead[to] = max(self.ahead[to], under_way + 1)
         self._messages.send(to, [array.copy()], _VALUES, number)
         self.sent[to] += 1
@@ -340,20 +341,20 @@ class Channels:
         (array,) = self._messages.receive(arrival, f"the values of {key}")
         self.received[source] += 1
         if self.received[source] % self._half == 0:
-            self._messages.send(source, [], _RECEIPTS)
+            self._messages.send(source, [], _ACKNOWLEDGEMENTS)
         return array
 
     def finish(self) -> None:
-        """Wait for all confirmations of a run, and until MPI no longer needs the buffers of sent values.
+        """Wait for all acknowledgements of a run, and until MPI no longer needs the buffers of sent values.
 
-        Collectives may follow. Every rank must call it.
+        Every rank must call it. Afterwards, collectives may run again.
         """
         for to, count in self.sent.items():
-            while self._receipts[to] < count // self._half:
-                self._wait_for_receipt(to)
+            while self._acknowledgements[to] < count // self._half:
+                self._wait_for_acknowledgement(to)
         self._messages.settle()
 
-    def _wait_for_receipt(self, rank: int) -> None:
-        arrival = self._messages.expect(rank, [], _RECEIPTS)
-        self._messages.receive(arrival, "a receipt for values")
-        self._receipts[rank] += 1
+    def _wait_for_acknowledgement(self, rank: int) -> None:
+        arrival = self._messages.expect(rank, [], _ACKNOWLEDGEMENTS)
+        self._messages.receive(arrival, "an acknowledgement of values")
+        self._acknowledgements[rank] += 1

@@ -47,6 +47,6 @@ def pack_named(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def unpack_named(packed: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the arrays of such a message, by name."""
+    """Return the arrays of a message of `pack_named`, by name."""
     names, arrays = unpack(packed)
     return dict(zip(names, arrays, strict=True))

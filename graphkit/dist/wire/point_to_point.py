@@ -1,4 +1,4 @@
-"""Messages between processes over MPI that never block inside MPI."""
+"""Messages between processes over MPI. No call blocks inside MPI."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Mailbox:
 
     Args:
         comm: MPI communicator that nothing else uses.
-        status: Makes an empty status of MPI.
+        status: Creates an empty MPI.Status.
         byte: MPI's type of a byte.
     """
 

@@ -27,10 +27,10 @@ _TYPES = {
 class Exchange(NamedTuple):
     """A collective of `elements` elements at an address of each GPU, in place.
 
-    kind: "sum": all-reduce. "sum in one": reduce to the GPU of rank `root`. "broadcast": from the GPU of rank `root`.
+    kind: "sum": all-reduce. "reduce": reduce to the GPU of rank `root`. "broadcast": from the GPU of rank `root`.
     """
 
-    kind: Literal["sum", "sum in one", "broadcast"]
+    kind: Literal["sum", "reduce", "broadcast"]
     address: int
     elements: int
     root: int = 0
@@ -69,7 +69,7 @@ class NcclCommunicator:
                     match what:
                         case "sum":
                             self._communicator.allReduce(at, at, count, kind, nccl.NCCL_SUM, stream)
-                        case "sum in one":
+                        case "reduce":
                             self._communicator.reduce(at, at, count, kind, nccl.NCCL_SUM, root, stream)
                         case "broadcast":
                             self._communicator.broadcast(at, at, count, kind, root, stream)
