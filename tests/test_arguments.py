@@ -306,7 +306,7 @@ def test_splits_are_not_one_data_set():
         (([[1, 2], [3]], [0, 1]), "different lengths"),
         (
             (Frame(np.array([[1.0, "x"]] * 8, object)), LABELS),
-            "an input mixes texts with 1.0 in one array: use one array",
+            "an input mixes strings with 1.0 in one array: use one array",
         ),
         (
             (X, ["cat", "dog"] * 4),

@@ -15,7 +15,7 @@ from graphkit.autodiff.control_flow import CONTROL_FLOW
 from graphkit.autodiff.subgraphs import differentiable
 from graphkit.errors import GraphkitError, MissingGradient, UsageError
 from graphkit.ir import context, dims
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Node, Value, topological
 from graphkit.ir.origin import brief, label
 from graphkit.ir.types import OptionalType, TensorType
@@ -27,7 +27,7 @@ from graphkit.text import quantity
 
 
 @typed("gk.gradient")
-@uncollected
+@without_gc
 def gradient(
     outputs: Sequence[Value],
     wrt: Sequence[Value],

@@ -1,4 +1,4 @@
-"""The graph core: dimensions, types, nodes, graphs, text. It knows no operator."""
+"""The graph core: dimensions, types, nodes, graphs, text. It does not depend on the operators."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def _reduced(graph: Graph) -> tuple[Any, ...]:
     return reduced(graph)
 
 
-# The codec builds graphs, so that Graph cannot know of it.
+# Registered here, because the codec imports Graph, so Graph cannot import the codec.
 copyreg.pickle(Graph, _reduced)

@@ -1,4 +1,4 @@
-"""Names of dimensions that begin with '?': of sizes that equal nothing else, and of large expressions."""
+"""Anonymous symbols, whose names begin with '?': for sizes that equal no other size, and for large expressions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-# So many names of large expressions are kept, those used last. Their numbers are beyond those of all other names.
+# Number of names of large expressions that are kept: the most recently used ones. Their numbers are above those of all
+# other names.
 _MAX_NAMES = 4096
 _FIRST_LARGE = 1 << 40
 _OF_LARGE = r"\?(\d{13,})"
@@ -16,8 +17,8 @@ _OF_LARGE = r"\?(\d{13,})"
 Expression = TypeVar("Expression", bound=Hashable)
 
 
-class Anonymous(Generic[Expression]):
-    """Hands out such names, and knows which expressions the large ones stand for."""
+class AnonymousNames(Generic[Expression]):
+    """Creates anonymous names, and stores the large expressions that some of them replace."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +33,7 @@ class Anonymous(Generic[Expression]):
             return f"?{self._next - 1}"
 
     def of(self, expression: Expression) -> str:
-        """The name of a large expression: the same one each time, so that equal ones stay equal."""
+        """Return the name of a large expression. Equal expressions get the same name, so that they compare equal."""
         with self._lock:
             name = self._names.get(expression)
             if name is not None:
@@ -45,8 +46,11 @@ class Anonymous(Generic[Expression]):
                 del self.definitions[self._names.popitem(last=False)[1]]
             return name
 
-    def not_ours(self, text: str) -> str:
-        """Text that somebody else wrote, whose names are none of those that are made here, then or later."""
+    def reserve(self, text: str) -> str:
+        """Return the text of a dimension from outside, so that no name that is created later occurs in it.
+
+        Names of large expressions are renamed; `fresh` skips the other names.
+        """
         text = re.sub(_OF_LARGE, r"given_\1", text)
         for number in re.findall(r"\?(\d+)", text):
             with self._lock:

@@ -1,4 +1,4 @@
-"""Arrays of numpy of whatever callers have: arrays of other libraries, tables, numbers, nested lists."""
+"""Conversion of arguments to numpy arrays: from arrays of other libraries, tables, numbers and nested lists."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from graphkit.signatures import shown
 
 
 def array_of(what: str, given: Any, dtype: np.dtype | None = None, *, objects: bool = False) -> np.ndarray:
-    """Return what a caller gives as an array, without a copy if possible.
+    """Return an argument as a numpy array, without a copy if possible.
 
-    Tensors of PyTorch that require a gradient are taken without it. Texts become arrays of texts.
+    PyTorch tensors that require gradients are detached. Strings become arrays of strings.
 
     Args:
-        what: Names it in errors: "input 'x'".
-        given: An array of any library, an object with `__array__`, a number, a text, or nested lists of such.
+        what: Name of the argument in errors: "input 'x'".
+        given: An array of any library, an object with `__array__`, a number, a string, or nested lists of these.
         dtype: The element type; by default that of `given`.
-        objects: Return arrays of objects that are not texts as they are.
+        objects: Also accept object arrays with elements that are not strings, and return them unchanged.
 
     Raises:
-        InputError: It is none of these, its rows have different lengths, or its elements are not numbers and texts.
+        InputError: `given` is none of these, its rows have different lengths, or its elements are neither numbers nor
+            strings.
     """
     if getattr(given, "requires_grad", False) and hasattr(given, "detach"):
         given = given.detach()
@@ -49,7 +50,7 @@ _TEXTS = frozenset({str, bytes})
 
 
 def _check_objects(what: str, given: Any, elements: list[Any], objects: bool) -> None:
-    """Raise InputError for an array of objects that numpy made of a generator, or of anything but texts."""
+    """Raise InputError for an object array that numpy made from a generator, or whose elements are not strings."""
     if hasattr(given, "__next__"):
         raise InputError(f"{what} must be an array, not a {type(given).__name__}; use np.array(list(...))")
     if not isinstance(given, np.ndarray):
@@ -65,13 +66,13 @@ def _check_objects(what: str, given: Any, elements: list[Any], objects: bool) ->
     if not others:
         return
     if len(others) < len(elements):
-        raise InputError(f"{what} mixes texts with {shown(others[0])} in one array: use one array for each kind")
+        raise InputError(f"{what} mixes strings with {shown(others[0])} in one array: use one array for each kind")
     hint = "; convert it with .astype('float32')" if isinstance(others[0], (int, float)) else ""
-    raise InputError(f"{what} must be an array of numbers or texts, not of objects such as {shown(others[0])}{hint}")
+    raise InputError(f"{what} must be an array of numbers or strings, not of objects such as {shown(others[0])}{hint}")
 
 
 def holds_arrays(given: Any) -> bool:
-    """Return whether a tuple or list is several arrays; nested lists of numbers are one."""
+    """Return whether a tuple or list contains several arrays. A nested list of numbers is one array."""
     if isinstance(given, tuple):
         return True
     return isinstance(given, list) and any(hasattr(item, "__array__") for item in given) and not _are_numbers(given)

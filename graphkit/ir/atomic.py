@@ -1,4 +1,6 @@
-"""Write files completely or not at all: they are written beside the target, synced, then renamed over it.
+"""Write files completely or not at all.
+
+A temporary file beside the target is written and synced, then renamed to the target.
 
 A process locks its temporary files and scratch folders. A lock ends with its process. A file without a lock was left
 behind by a process that was killed; the next process that writes in the same folder removes it.
@@ -31,16 +33,17 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 
 class PendingFile:
-    """A temporary file in `folder`, for a target called `name`; `commit` renames it, leaving the context removes it.
+    """A temporary file in `folder` for a target called `name`, as a context manager.
 
-    Use as a context manager. Raises OSError as the file system does; the target is then as it was.
+    `commit` renames the file to the target. Without `commit`, the file is removed at the end of the context. Raises the
+    OSErrors of the file system; the target then stays unchanged.
     """
 
     def __init__(self, folder: Path, name: str):
         self.folder = folder
         remove_abandoned(folder)
         self.path, descriptor = _locked_file(lambda: folder / f".{name}.{secrets.token_hex(6)}{_SUFFIX}")
-        # Open until it has its name: the lock says that somebody is about to give it one.
+        # Stays open until `commit`: its lock tells other processes that the file is in use.
         self._file = os.fdopen(descriptor, "wb", buffering=1 << 20)
         self._committed = False
 
@@ -48,7 +51,7 @@ class PendingFile:
         self._file.write(data)
 
     def finish(self) -> None:
-        """Put every byte on the disk; after this only the rename can fail."""
+        """Write all data to the disk. After this, only the rename can fail."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -66,7 +69,7 @@ class PendingFile:
 
     def __exit__(self, *_: object) -> None:
         if not self._committed:
-            # Closing flushes, which fails again on a full disk; the error that matters is already on its way.
+            # close() flushes, and fails again if the disk is full. The first error is already being raised.
             with contextlib.suppress(OSError):
                 self.path.unlink()
             with contextlib.suppress(OSError):
@@ -74,7 +77,7 @@ class PendingFile:
 
 
 def write_whole(path: Path, chunks: Iterable[Any]) -> None:
-    """Write a file so that it is there completely or not at all; raises RuntimeFailure, naming it."""
+    """Write a file completely or not at all. Raises RuntimeFailure, which names the file."""
     try:
         with PendingFile(path.parent, path.name) as file:
             for chunk in chunks:
@@ -86,9 +89,9 @@ def write_whole(path: Path, chunks: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder of this process alone among the system's temporary files, which goes at the end of the block.
+    """Context with a temporary folder for this process alone, which is removed at the end.
 
-    Those that killed processes left go at the beginning.
+    First, it removes the folders that killed processes left behind.
     """
     import tempfile
 
@@ -105,7 +108,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files in `folder` whose writers are gone."""
+    """Remove the temporary files in `folder` whose processes have ended."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             if re.fullmatch(_TEMPORARY, entry.name) and _is_abandoned(Path(entry.path)):
@@ -124,18 +127,18 @@ def sync_folder(folder: Path) -> None:
 
 
 def _locked_file(choose: Callable[[], Path]) -> tuple[Path, int]:
-    """A new file at a path that `choose` gives, and its descriptor, which holds its lock."""
+    """Create and lock a file at a path that `choose` returns. Return path and descriptor, which holds the lock."""
     while True:
         path = choose()
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
-        # Another process may have taken it for abandoned before it was locked.
+        # Before it was locked, another process may have removed the file as abandoned. Then try again.
         if try_lock(descriptor) is not False and path.exists():
             return path, descriptor
         os.close(descriptor)
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether nobody writes a temporary file any more."""
+    """Whether the process that wrote a temporary file has ended."""
     try:
         descriptor = os.open(path, os.O_RDWR | _BINARY)
     except OSError:
@@ -150,7 +153,7 @@ def _is_abandoned(path: Path) -> bool:
 def _remove_abandoned_scratch(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
-            # One without an owner is just being made.
-            mine = entry.name.startswith(_SCRATCH) and entry.is_dir(follow_symlinks=False)
-            if mine and _is_abandoned(Path(entry.path) / _OWNER):
+            # A folder without an owner file is still being created.
+            is_scratch = entry.name.startswith(_SCRATCH) and entry.is_dir(follow_symlinks=False)
+            if is_scratch and _is_abandoned(Path(entry.path) / _OWNER):
                 shutil.rmtree(entry.path, ignore_errors=True)

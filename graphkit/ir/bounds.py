@@ -1,7 +1,7 @@
-"""Facts about a dimension that hold for all values of its names: lower bounds and the order of two dimensions.
+"""Lower bounds of symbolic dimensions, and comparisons of two dimensions, for all values of their symbols.
 
-A bound is searched for among simpler expressions that are nowhere larger (`N - min(N, M)` is never below `N - N`). The
-number of expressions that are tried does not depend on the expression; beyond it the answer is "not evident".
+The search replaces calls to get simpler expressions that are never larger: `N - min(N, M)` is at least `N - N`. After a
+fixed number of expressions, it gives up, and the answer is "unknown".
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from collections.abc import Iterator
 from graphkit.ir import dims
 from graphkit.ir.dims import Atom, Dim, DimExpr, Monomial
 
-# Enough for the longest sum of calls of two operands, when every one of them is to be replaced by the second.
+# Enough for the longest sum of calls with two operands, even if each call must be replaced by its second operand.
 _MAX_TRIED = dims.MAX_ATOMS
 
 
 def lower_bound(dim: Dim) -> int | None:
-    """An integer that `dim` is never below, as names are never negative; None when none is evident.
+    """Return a lower bound of `dim`, an integer, given that symbols are at least 0; None if none is found.
 
-    Not the greatest such integer: the search ends at the first that is not negative, and after a fixed number of
-    steps. Equal expressions have equal bounds.
+    There may be a greater one: the search ends at the first that is not negative, and after a fixed number of steps.
+    Equal expressions have equal bounds.
     """
     return _searched(dim) if isinstance(dim, DimExpr) else dim
 
 
 def never_below(a: Dim, b: Dim) -> bool:
-    """Whether a >= b whatever the names stand for (False: not evident)."""
+    """Return whether a >= b for all values of the symbols. False: not always, or unknown."""
     bound = lower_bound(a - b)
     return bound is not None and bound >= 0
 
 
 def lesser(a: Dim, b: Dim) -> Dim:
-    """min(a, b), simplified where one is evidently not above the other."""
+    """Return min(a, b), simplified if one of them is known to be the smaller one."""
     if never_below(b, a):
         return a
     return b if never_below(a, b) else dims.dim_min(a, b)
 
 
 def at_least_zero(a: Dim) -> Dim:
-    """max(a, 0), simplified where a is evidently not negative."""
+    """Return max(a, 0), simplified if a is known to be at least 0."""
     return a if never_below(a, 0) else dims.dim_max(a, 0)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _searched(dim: DimExpr) -> int | None:
-    """Best first: an expression with fewer negative terms is nearer to one whose terms are all bounded."""
+    """Search best first: fewer negative terms come first, because a negative term has no bound until it is replaced."""
     best: int | None = None
     tried = 0
     seen: set[Dim] = {dim}
@@ -73,12 +73,12 @@ def _searched(dim: DimExpr) -> int | None:
 
 
 def _distance(dim: DimExpr) -> tuple[int, int]:
-    """How far a sum is from one that can be bounded term by term: the less the better."""
+    """Return the priority of a sum in the search, lowest first: numbers of negative terms, and of terms."""
     return sum(c < 0 for m, c in dim.terms if m), len(dim.terms)
 
 
 def _unbounded(dim: DimExpr) -> bool:
-    """Whether a name is subtracted that nothing else in the sum could cancel."""
+    """Whether a symbol is subtracted and no other term could cancel it, so that there is no lower bound."""
     subtracted: set[str] = set()
     left: set[str] = set()
     for monomial, coefficient in dim.terms:
@@ -91,10 +91,9 @@ def _unbounded(dim: DimExpr) -> bool:
 
 
 def _simpler(dim: DimExpr) -> Iterator[Dim]:
-    """Sums that are nowhere larger, with a call replaced in one term.
+    """Yield sums that are never larger, each with one call replaced.
 
-    Every negative term has to go sooner or later, and in which order makes no difference: of those only the first that
-    can be replaced is.
+    All negative terms must be replaced sooner or later, in any order. So only the first one that can be replaced is.
     """
     replaced = False
     for monomial, coefficient in dim.terms:
@@ -108,7 +107,7 @@ def _simpler(dim: DimExpr) -> Iterator[Dim]:
 
 
 def _below(atom: Atom, factor: int) -> list[Dim]:
-    """Simpler dimensions that factor * atom is never below."""
+    """Return simpler dimensions that are never above factor * atom."""
     kind, *operands = atom
     if kind == ("max" if factor > 0 else "min"):
         return [factor * operand for operand in operands]
@@ -123,7 +122,7 @@ def _below(atom: Atom, factor: int) -> list[Dim]:
 
 
 def _sum_bound(dim: DimExpr) -> int | None:
-    """The sum of the bounds of its terms."""
+    """Return the sum of the lower bounds of all terms; None if a term has none."""
     total = 0
     for monomial, coefficient in dim.terms:
         bound = _product_bound(monomial)

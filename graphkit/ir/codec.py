@@ -1,9 +1,9 @@
-"""Graphs as JSON-able data, and back.
+"""Conversion of graphs to JSON-able data, and back.
 
-Nodes are in topological order and refer to values by their unique names. Types of node outputs are written for the
-reader; on load they are inferred again, and a stored type that cannot hold together with the inferred one is an
-error. Attributes are plain JSON, except {"float": ...} for what JSON has no number for (the bits of a NaN, or an
-infinity), {"tensor": ...}, and {"object": ...} around a mapping that would read as one of these.
+Nodes are in topological order, and refer to values by their unique names. The types of node outputs are stored for
+human readers. When a file is loaded, they are inferred again; a stored type that contradicts the inferred one is an
+error. Attributes are plain JSON, except for {"float": ...}, which stores an infinity or the bits of a NaN,
+{"tensor": ...}, {"value_type": ...}, and {"object": ...}, which encloses a mapping that looks like one of these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from graphkit.errors import InvalidModel, TypeMismatch, UnsupportedOperator, UsageError
 from graphkit.ir import context, dims
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
@@ -39,7 +39,7 @@ from graphkit.ir.weights import CODES, METADATA, Stored, restored, stored
 
 Resolve = Callable[[str, str], Any]
 
-# Constants up to this many bytes stand in the JSON itself.
+# Constants up to this many bytes are stored in the JSON itself.
 INLINE_BYTES = 1024
 _MAX_NESTING = 64
 _MAX_DIM_TEXT = 10_000
@@ -47,17 +47,18 @@ _ROLES = ("data", "parameter", "state", "rng")
 _TAGS = ("float", "tensor", "value_type", "object")
 
 
-@uncollected
+@without_gc
 def to_dict(graph: Graph) -> dict[str, Any]:
     """The graph as JSON-able data, with all its constants inline; `from_dict` is the inverse."""
     return Encoder(None, {}).graph(graph)
 
 
-@uncollected
+@without_gc
 def from_dict(record: Mapping[str, Any], resolve: Resolve) -> Graph:
-    """Build the graph that `to_dict` described. `resolve(domain, name)` gives the class of an operator.
+    """Build the graph that `to_dict` described. `resolve(domain, name)` returns the class of an operator.
 
-    Raises UnsupportedOperator listing all operators that `resolve` does not know, InvalidModel for damaged data.
+    Raises UnsupportedOperator, which lists all operators that `resolve` does not know, and InvalidModel for damaged
+    data.
     """
     decoder = Decoder(resolve, {})
     decoder.check_operators(record)
@@ -68,7 +69,7 @@ def from_dict(record: Mapping[str, Any], resolve: Resolve) -> Graph:
 
 
 class WeightsOut:
-    """Tensors on their way to the weights file, under unique names; one that occurs twice is stored once."""
+    """The tensors to write to the weights file, by unique name. An array that occurs twice is stored once."""
 
     def __init__(self) -> None:
         self.stored: dict[str, Stored] = {}
@@ -86,7 +87,10 @@ class WeightsOut:
 
 
 class Encoder:
-    """Graph to JSON-able data; without `weights`, tensors stay inline. Anonymous dimensions are renumbered."""
+    """Converts graphs to JSON-able data. Without `weights`, all tensors are stored inline.
+
+    Anonymous symbols are renumbered.
+    """
 
     def __init__(self, weights: WeightsOut | None, params: Mapping[str, np.ndarray | StoredArray]):
         self.weights = weights
@@ -203,7 +207,7 @@ class Encoder:
 
 
 def _check_parameter(name: str, type_: Type, array: np.ndarray | StoredArray) -> None:
-    """Raises InvalidModel unless an array may stand for an input of this type."""
+    """Raise InvalidModel unless an array fits an input of this type."""
     fits = isinstance(type_, TensorType) and dtype_of(array.dtype) is type_.dtype
     if fits and isinstance(type_, TensorType) and type_.shape is not None:
         fits = len(type_.shape) == len(array.shape)
@@ -224,7 +228,15 @@ def _float_text(value: float) -> str:
 
 
 class Decoder:
-    """JSON data to Graph. `arrays` are the weights file's tensors as bytes; `params` collects those of inputs."""
+    """Converts JSON data to graphs.
+
+    Args:
+        resolve: Returns the class of an operator, given domain and name.
+        arrays: The tensors of the weights file, as bytes.
+
+    Attributes:
+        params: The arrays of graph inputs, by name.
+    """
 
     def __init__(self, resolve: Resolve, arrays: Mapping[str, np.ndarray | StoredArray]):
         self._resolve = resolve
@@ -234,7 +246,7 @@ class Decoder:
         self.params: dict[str, np.ndarray | StoredArray] = {}
 
     def check_operators(self, record: Any) -> None:
-        """Resolve the operators of the graph and its subgraphs; raises UnsupportedOperator listing all unknown ones."""
+        """Resolve all operators, also in subgraphs. Raises UnsupportedOperator, which lists all unknown ones."""
         unknown: dict[tuple[str, str], str] = {}
         stack = [record]
         while stack:
@@ -286,7 +298,7 @@ class Decoder:
         where = f"{where}: input {name!r}"
         type_ = self._type(item, where)
         if top and isinstance(type_, TensorType):
-            # Whoever runs the model says what the elements are.
+            # The caller passes the elements, so known elements of the input's type do not apply.
             type_ = type_.with_value(None)
         role = field(item, "role", str, where, "data")
         if role not in _ROLES:
@@ -323,7 +335,10 @@ class Decoder:
             _define(table, value.name, value, where)
 
     def _compare(self, record: Any, value: Value, where: str) -> None:
-        """Raise when the stored and the inferred type exclude each other; learn what anonymous dimensions stand for."""
+        """Raise InvalidModel if the stored type contradicts the inferred one.
+
+        For each anonymous symbol of the stored type, remember the inferred dimension.
+        """
         claimed, actual = self._type(record, where, learn=value.type), value.type
         while type(claimed) is type(actual) and not isinstance(actual, TensorType):
             if isinstance(claimed, MapType) and isinstance(actual, MapType) and claimed.key is not actual.key:
@@ -336,7 +351,9 @@ class Decoder:
                 agree = agree and len(claimed.shape) == len(actual.shape)
                 agree = agree and all(map(dims.may_equal, claimed.shape, actual.shape))
         if not agree:
-            raise InvalidModel(f"{where}: the stored type of {value.name!r} is {claimed}, its operator gives {actual}")
+            raise InvalidModel(
+                f"{where}: the stored type of {value.name!r} is {claimed}, but its operator infers {actual}"
+            )
 
     def _type(self, record: Any, where: str, learn: Type | None = None) -> Type:
         for key, constructor in (("sequence", SequenceType), ("optional", OptionalType)):
@@ -399,12 +416,12 @@ class Decoder:
         return {k: self._attribute(v, where) for k, v in item.items()}
 
     def _tensor(self, record: Any, where: str, *, stays: bool = False) -> np.ndarray | StoredArray:
-        """The array of a record; where it `stays` in its file, if it can."""
+        """Return the array of a record. stays: leave it in its file, as a StoredArray, if possible."""
         name, dtype, shape = _tensor_header(record, where)
         try:
             if name:
                 if name not in self._tensors:
-                    raise InvalidModel(f"{where}: tensor {name!r} is in no weights file")
+                    raise InvalidModel(f"{where}: tensor {name!r} is not in the weights file")
                 data = self._tensors[name]
                 if stays and isinstance(data, StoredArray) and dtype in CODES and dtype is not DType.BOOL:
                     return data.viewed(dtype.numpy, shape)
@@ -417,7 +434,7 @@ class Decoder:
 
 
 def stored_tensors(body: Any) -> dict[str, tuple[str, Any]]:
-    """Type code and shape (None: any) of every tensor of the weights file that the document refers to."""
+    """Return type code and shape (None: any) of each tensor of the weights file in the document, by name."""
     expected: dict[str, tuple[str, Any]] = {}
     for record in _tensor_references(body):
         name, dtype, shape = _tensor_header(record, "a stored tensor")
@@ -429,7 +446,10 @@ def stored_tensors(body: Any) -> dict[str, tuple[str, Any]]:
 
 
 def _tensor_references(body: Any) -> Iterator[dict[str, Any]]:
-    """Every record of a tensor in the weights file, anywhere in the document. Iterative."""
+    """Yield the records of all tensors in the weights file, anywhere in the document.
+
+    Not recursive, so depth has no limit.
+    """
     stack = [body]
     while stack:
         item = stack.pop()
@@ -455,7 +475,7 @@ def _array_of_values(values: Sequence[Any], dtype: DType, shape: tuple[int, ...]
 
 
 def _tensor_header(record: Any, where: str) -> tuple[str, DType, tuple[int, ...]]:
-    """Name in the weights file ("" when inline), element type and shape of a tensor record, checked."""
+    """Return the name in the weights file ("" if inline), the element type and the shape of a tensor record."""
     name = field(record, "stored", str, where, "")
     shape = tuple(field(record, "shape", list, where))
     if not all(type(n) is int and n >= 0 for n in shape):
@@ -486,7 +506,7 @@ _MISSING: Any = object()
 
 
 def field(record: Any, key: str, kind: type, where: str, default: Any = _MISSING) -> Any:
-    """`record[key]`, which must be a `kind`; `default` when it is absent and one is given."""
+    """Return `record[key]`, which must be a `kind`, or `default` if the key is missing. Raises InvalidModel."""
     if not isinstance(record, dict):
         raise InvalidModel(f"{where}: an object is expected, not {type(record).__name__}")
     item = record.get(key, default)

@@ -1,7 +1,7 @@
-"""Pausing Python's cyclic garbage collector in sweeps over large graphs.
+"""Pause Python's cyclic garbage collector in sweeps over large graphs.
 
-A sweep allocates objects in proportion to the graph and drops next to none of them, while every full collection
-walks all that exist: left alone, the collector makes linear sweeps grow faster than linearly.
+A sweep allocates objects in proportion to the graph, and frees almost none of them. The collector would often visit all
+objects meanwhile, so that a linear sweep takes more than linear time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def uncollected(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function with the collector paused; it is on again afterwards if it was on before."""
+def without_gc(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: pause the collector while a function runs."""
 
     @functools.wraps(function)
     def paused(*args: P.args, **kwargs: P.kwargs) -> R:

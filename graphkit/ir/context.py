@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from graphkit.errors import UnsupportedError
 
-# Attributes may tell how often an expansion repeats itself.
+# Largest number of nodes of one expansion. Attributes of an operator may control how many nodes it expands to.
 MOST_EXPANDED = 100_000
 
-# The attribute that says which nodes one process computes, where several do.
+# Metadata key of a node's placement group: all nodes of a group run on the same device or process.
 GROUP = "ctx_group"
 
-# The attribute of nodes that are made when a loss is differentiated.
+# Metadata key of nodes that compute gradients.
 GRADIENT = "gradient"
 
 
@@ -28,8 +28,8 @@ class Scope(NamedTuple):
     Attributes:
         prefix: Put before explicit names.
         attrs: Added to the metadata of nodes and parameters.
-        maker: Code that makes the nodes ("pass fuse_gelu"). Errors name it for nodes without a name.
-        prefixed: The code that entered the scope puts the maker before errors of construction, which leave it out.
+        maker: Code that makes the nodes ("pass fuse_gelu"). Errors of nodes without a name contain it.
+        prefixed: Whether the code that entered the scope adds the maker to errors. Errors of `Node` then leave it out.
         made: Counts the nodes of an expansion; None if their number has no limit.
     """
 
@@ -48,7 +48,7 @@ class Scope(NamedTuple):
         return self.prefix + name if name else ""
 
     def bare(self) -> Scope:
-        """The scope with its maker alone."""
+        """Return a scope that keeps only the maker."""
         if not self.maker:
             return _ROOT
         if not self.prefix and not self.attrs and self.made is None:
@@ -70,7 +70,7 @@ def current() -> Scope:
 
 
 class entered:  # noqa: N801 - used like a function, as contextlib.suppress is
-    """Build nodes in `scope`, which the block gets."""
+    """Context in which nodes are built in `scope`. Returns the scope."""
 
     __slots__ = ("_scope", "_token")
 
@@ -86,18 +86,18 @@ class entered:  # noqa: N801 - used like a function, as contextlib.suppress is
 
 
 def detached() -> entered:
-    """Build nodes whose names are already qualified, as passes and loaders do."""
+    """Context for nodes whose names already have their prefix, as in passes and loaders."""
     return entered(current().bare())
 
 
 def made_by(maker: str, prefixed: bool = False) -> entered:
-    """Build nodes in the current scope with another maker. prefixed: see `Scope`."""
+    """Context in the current scope, with another maker. prefixed: see `Scope`."""
     return entered(current()._replace(maker=maker, prefixed=prefixed))
 
 
 def expanding(attrs: Mapping[str, str] | None = None, maker: str = "") -> entered:
-    """Build the nodes of one operator's expansion: more than MOST_EXPANDED are an UnsupportedError.
+    """Context for the expansion of one operator. More than MOST_EXPANDED nodes raise UnsupportedError.
 
-    attrs: their metadata; the scope's own are left out, as its prefix is. maker: see `Scope`.
+    attrs: metadata of the nodes. The attributes and the prefix of the current scope do not apply. maker: see `Scope`.
     """
     return entered(Scope(attrs=attrs or _EMPTY, maker=maker, made=itertools.count()))

@@ -1,4 +1,4 @@
-"""How many parameters a graph has: the one count that every view of a model shows."""
+"""Number of parameters of a graph. All reports about a model use these functions, so that they agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkit.ir.graph import Graph, Value
 
 
 class Counts(NamedTuple):
-    """Numbers of elements: parameters, the trainable ones among them, running statistics; bytes of all of them."""
+    """Numbers of elements: parameters, trainable parameters, running statistics. bytes: of parameters and states."""
 
     parameters: int
     trainable: int
@@ -26,7 +26,7 @@ def elements(values: Iterable[Value]) -> int:
     """Return the number of elements of stored values.
 
     Raises:
-        TypeMismatch: The shape of one is not static.
+        TypeMismatch: A value has no static shape.
     """
     total = 0
     for value in values:

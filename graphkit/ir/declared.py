@@ -13,33 +13,34 @@ from graphkit.ir.types import TensorType
 
 
 class Declarations:
-    """Declared shapes of one file that inference could not decide, by tensor. A false one gives one DeclarationWarning.
+    """Shapes that a file declares and that type inference can neither confirm nor reject, by tensor name.
 
-    `label` names the file. Runs in several threads may warn twice.
+    If such a shape turns out to be wrong, a DeclarationWarning is issued once. `label` is the name of the file. Runs in
+    several threads may warn twice.
     """
 
     def __init__(self, label: str):
         self._label = label
         self._claims: dict[str, tuple[Dim, ...]] = {}
-        self._told: set[str] = set()
+        self._dropped: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._claims)
 
     def shape(self, name: str) -> tuple[Dim, ...] | None:
-        """The declared shape of a tensor of which inference cannot tell whether it has it."""
+        """Return the declared shape of a tensor, if inference can neither confirm nor reject it; otherwise None."""
         return self._claims.get(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._claims
 
     def claim(self, name: str, declared: TensorType, inferred: TensorType) -> None:
-        """Hold a declaration against the inferred type, and keep it when only a run can tell."""
-        if declared.shape is None or name in self._told:
+        """Compare a declaration with the inferred type. Keep it if only a run can show whether it is right."""
+        if declared.shape is None or name in self._dropped:
             return
         if self._claims.get(name, declared.shape) != declared.shape:
-            # Tensors of two subgraphs have this name; a run could not tell which one it is.
-            self._told.add(name)
+            # Tensors of two subgraphs have this name. A run could not decide which one the declaration means.
+            self._dropped.add(name)
             del self._claims[name]
             return
         if inferred.shape is None or declared.shape != inferred.shape:
@@ -49,9 +50,9 @@ class Declarations:
                 self._claims.pop(name, None)
 
     def found(self, values: Iterable[Value], shapes: Iterable[Sequence[int] | None]) -> None:
-        """Hold declarations against the shapes that a run has made.
+        """Compare declarations with the shapes of a run.
 
-        In a graph that was rewritten: a tensor of this name may have its axes in another order.
+        The order of axes is ignored, because a rewritten graph may have transposed the tensor of this name.
         """
         for value, shape in zip(values, shapes, strict=True):
             if value.name in self._claims:
@@ -60,9 +61,9 @@ class Declarations:
     def check(
         self, name: str, shape: Sequence[Dim] | None, bindings: Mapping[str, Dim], *, any_order: bool = False
     ) -> None:
-        """Warn when the tensor's declared shape and this one exclude each other, then forget the declaration.
+        """If a tensor's declared shape contradicts this one, warn, and drop the declaration.
 
-        `bindings` says what names stand for. `any_order` compares what does not depend on the order of the axes.
+        bindings: dimensions that replace symbols of the declared shape. any_order: ignore the order of the axes.
         """
         if shape is None or name not in self._claims:
             return
@@ -72,7 +73,7 @@ class Declarations:
         if len(claimed) == len(shape) and not any(map(_exclude, *pair)):
             return
         del self._claims[name]
-        self._told.add(name)
+        self._dropped.add(name)
         warnings.warn(
             f"{self._label}: tensor {name!r} is declared as {_text(declared)}, but is {_text(shape)}; the declaration "
             "is ignored",
@@ -86,7 +87,7 @@ def _exclude(a: Dim, b: Dim) -> bool:
 
 
 def _in_order(shape: Sequence[Dim]) -> Sequence[Dim]:
-    # Where a size is not known, neither is its place.
+    """Return the sizes, sorted. If one is unknown, so is its position: then return sizes that may equal all others."""
     known = [d for d in shape if dims.is_static(d)]
     return sorted(known) if len(known) == len(shape) else [dims.fresh() for _ in shape]
 

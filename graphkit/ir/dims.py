@@ -1,8 +1,8 @@
 """Symbolic dimensions: integers, or polynomials over names with floordiv, ceildiv, mod, min, max, broadcast.
 
 An expression is kept in one normal form (a sorted sum of coefficient * product of atoms), so that equal
-expressions compare equal: `N + N == 2*N`, `(4*N)//2 == 2*N`. A name stands for an integer >= 0 that is
-known when inputs are bound.
+expressions compare equal: `N + N == 2*N`, `(4*N)//2 == 2*N`. A name is a symbol: an
+integer >= 0 that is known when inputs are bound.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from graphkit.errors import TypeMismatch
-from graphkit.ir.anonymous import Anonymous
+from graphkit.ir.anonymous import AnonymousNames
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -26,14 +26,14 @@ Atom: TypeAlias = tuple[Any, ...]  # ("sym", name) or (function, operand, operan
 Monomial: TypeAlias = tuple[Atom, ...]  # sorted by their text
 Dim: TypeAlias = Union[int, "DimExpr"]
 
-# An expression of more atoms, or with a larger factor, gets a name, so that every operation here takes bounded time.
-# Shapes that are computed from shapes, layer after layer (the causal mask of a decoder with past keys), double their
-# expression each time; nobody proves anything from those, and `definition` says what they are.
+# An expression with more atoms, or with a larger factor, is replaced by a name, so that every operation here takes
+# bounded time. Some shapes double their expression in each layer, such as the causal mask of a decoder with past keys.
+# Nothing needs to be proved about such a shape. `definition` returns the expression of a name.
 MAX_ATOMS = 64
 _MAX_FACTOR = 1 << 64
 
-_anonymous: Anonymous[DimExpr] = Anonymous()
-# Stands for the '?' of anonymous names while an expression is read as Python.
+_anonymous: AnonymousNames[DimExpr] = AnonymousNames()
+# Replaces the '?' of anonymous names while an expression is parsed as Python.
 _ANONYMOUS = "__anonymous_"
 
 
@@ -92,7 +92,7 @@ class DimExpr:
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The names that the expression mentions."""
+        """The symbols in the expression."""
         # Expressions share their parts: each part is walked once.
         if self._symbols is None:
             self._symbols = frozenset(_symbols(self.terms))
@@ -100,7 +100,7 @@ class DimExpr:
 
     @property
     def atoms(self) -> int:
-        """How many names and calls its text has."""
+        """Number of symbols and calls in the expression, each counted as often as it occurs."""
         if not self._atoms:
             parts = (operand for monomial, _ in self.terms for atom in monomial for operand in atom[1:])
             self._atoms = sum(len(m) for m, _ in self.terms) + sum(p.atoms for p in parts if isinstance(p, DimExpr))
@@ -140,7 +140,7 @@ def _from_terms(table: Mapping[Monomial, int]) -> Dim:
 
 
 def _bounded(made: DimExpr) -> DimExpr:
-    """The expression, or its name when it is too large."""
+    """Return the expression, or a name that replaces it if it is too large."""
     fits = made.atoms <= MAX_ATOMS and all(-_MAX_FACTOR < c < _MAX_FACTOR for _, c in made.terms)
     return made if fits else _named(made)
 
@@ -163,7 +163,7 @@ def _scale(a: Dim, factor: int) -> Dim:
 def _product(a: Dim, b: Dim) -> Dim:
     left, right = _terms(a), _terms(b)
     if len(left) * len(right) > MAX_ATOMS:
-        # Written out it would have about as many terms.
+        # Multiplied out, the product would have up to this many terms.
         return _named(DimExpr(((tuple(("factor", part) for part in sorted((a, b), key=str)), 1),)))
     table: dict[Monomial, int] = {}
     for ma, ca in left:
@@ -178,14 +178,14 @@ def _call(function: str, *operands: Dim) -> DimExpr:
 
 
 def _named(expression: DimExpr) -> DimExpr:
-    """The anonymous name of a large expression."""
+    """Return the anonymous symbol that replaces a large expression."""
     return symbol(_anonymous.of(expression))
 
 
 def definition(name: str) -> DimExpr | None:
-    """The expression that got this name for being large; None of other names, and when it was long ago.
+    """Return the large expression that this name replaces; None for other names, and for names that were used long ago.
 
-    Its atoms are those of expressions, and ("factor", dim) for a factor that is not multiplied out.
+    Besides the usual atoms, the expression may contain ("factor", dim): a factor that is not multiplied out.
     """
     return _anonymous.definitions.get(name)
 
@@ -302,9 +302,9 @@ def dim_max(*dims: Dim) -> Dim:
 
 
 def broadcast(*dims: Dim) -> Dim:
-    """The size that the operands broadcast to: all equal, or 1. Raises TypeMismatch for two different integers.
+    """Return the size to which dimensions broadcast. Raises TypeMismatch for two different integers other than 1.
 
-    An integer above 1 decides for the symbols beside it; whether they fit is checked when they are bound.
+    If one is an integer other than 1, it is the result. Whether symbols fit it is checked when they are bound.
     """
     if dims and dims.count(dims[0]) == len(dims):
         return dims[0]
@@ -354,7 +354,7 @@ _assuming = _Assuming()
 
 @contextlib.contextmanager
 def assumptions() -> Iterator[list[tuple[Dim, Dim]]]:
-    """Pairs of dimensions that `may_equal` and `broadcast` take for equal meanwhile, in this thread."""
+    """Context that collects the pairs of dimensions that `may_equal` and `broadcast` assume equal, in this thread."""
     before, _assuming.pairs = _assuming.pairs, []
     try:
         yield _assuming.pairs
@@ -435,7 +435,7 @@ def _atom_text(atom: Atom) -> str:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name may stand unquoted inside an expression and be read back as itself."""
+    """Whether `parse` reads this name, without quotes inside an expression, as the same name."""
     if name[:1] == "?" and name[1:].isdigit():
         return True
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name) and not name.startswith(_ANONYMOUS)
@@ -454,7 +454,7 @@ def _sum_text(terms: tuple[tuple[Monomial, int], ...]) -> str:
             factors.insert(0, str(abs(coefficient)))
         body = "*".join(factors)
         if len(factors) == 1 and body[:1] == "(" and (text or coefficient > 0):
-            body = body[1:-1]  # a lone quotient binds tighter than the sum around it
+            body = body[1:-1]  # a quotient needs no parentheses in a sum
         if not text:
             text = body if coefficient > 0 else f"-{body}"
         else:
@@ -472,7 +472,7 @@ def parse(text: str | int | DimExpr) -> Dim:
     if not isinstance(text, str):
         return int(text)
     if "?" in text:
-        text = _anonymous.not_ours(text)
+        text = _anonymous.reserve(text)
     if text.isidentifier() or _is_plain(text):
         return symbol(text)
     try:

@@ -9,7 +9,7 @@ from graphkit.ir.layered import Box, picture
 from graphkit.ir.printing import node_line
 from graphkit.ir.types import TensorType
 
-# Nodes that are drawn, the first in order of computation; a larger picture takes long to make and shows nothing.
+# Only this many nodes are drawn, the first ones in topological order. A larger picture takes long, and is not readable.
 MAX_NODES = 150
 
 
@@ -24,7 +24,10 @@ def to_html(graph: Graph, heading: str) -> str:
 
 
 def to_svg(graph: Graph) -> str:
-    """The graph as an SVG element: data inputs, nodes with the type that they give, outputs; parameters in tooltips."""
+    """Return the graph as an SVG element: data inputs, nodes with the types of their outputs, and outputs.
+
+    Tooltips show parameters.
+    """
     return picture(*boxes_of(graph))
 
 
@@ -64,7 +67,7 @@ def shortened(text: str) -> str:
 
 
 def sizes(value: Value) -> str:
-    """The shape, `N x 16 x 8 x 8`, with the element type when it is another than float32."""
+    """The shape, `N x 16 x 8 x 8`, with the element type unless it is float32."""
     kind = value.type
     if not isinstance(kind, TensorType):
         return shortened(str(kind))

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import context
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.names import Names, snake_case
 from graphkit.ir.origin import described, graph_facts, titled, unfinished
 from graphkit.ir.types import DType, SequenceType, TensorType, Type
 from graphkit.signatures import check_argument
-from graphkit.text import short_repr
+from graphkit.text import quantity, short_repr
 
 _serial = itertools.count()
 _NO_ATTRS: Mapping[str, Any] = {}
@@ -223,7 +223,7 @@ class Node:
         """Return this node with other operands, or itself if nothing changes. Infers types only if necessary."""
         if op is None:
             given = tuple(inputs)
-            # Values are equal to themselves alone.
+            # Values compare by identity.
             if given is self.inputs or given == self.inputs:
                 return self
             if _same_types(given, self.inputs):
@@ -257,7 +257,7 @@ class Node:
 
 
 def same_type(a: Type, b: Type) -> bool:
-    """Equality that also compares known values, as inference may depend on them."""
+    """Whether two types are equal, including known elements, on which inference may depend."""
     if a is b:
         return True
     if isinstance(a, TensorType) and isinstance(b, TensorType):
@@ -268,7 +268,7 @@ def same_type(a: Type, b: Type) -> bool:
 
 
 def _same_types(given: Sequence[Value | None], before: Sequence[Value | None]) -> bool:
-    """Whether operands have the types of those before."""
+    """Whether new operands have the same types as the old ones."""
     for new, old in zip(given, before, strict=True):
         if new is not old and (new is None or old is None or not same_type(new.type, old.type)):
             return False
@@ -276,15 +276,15 @@ def _same_types(given: Sequence[Value | None], before: Sequence[Value | None]) -
 
 
 def next_serial() -> int:
-    """A number above those of all nodes and values that there are, and below those that are made from now on."""
+    """Return a serial number above those of all existing nodes and values, and below those of later ones."""
     return next(_serial)
 
 
-@uncollected
+@without_gc
 def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> list[Node]:
-    """The nodes that `values` depend on, each after its operands, in a deterministic order.
+    """Return the nodes that `values` depend on, each after its operands, in a deterministic order.
 
-    Nodes whose every needed output is in `stop` are not entered. Iterative: depth is not limited by the stack.
+    A node is left out if all its needed outputs are in `stop`. Not recursive, so the depth of a graph has no limit.
     """
     stopped = set(stop)
     order: list[Node] = []
@@ -380,8 +380,8 @@ class Graph:
                 raise InvalidModel(f"{titled(self)}: update of {state} with another type, {new.type}")
         if self._output_names is not None and len(self._output_names) != len(self.outputs):
             raise InvalidModel(
-                f"{titled(self)}: the number of outputs, {len(self.outputs)}, is not that of their names, "
-                f"{len(self._output_names)}"
+                f"{titled(self)} has {quantity(len(self.outputs), 'output')}, but "
+                f"{quantity(len(self._output_names), 'output name')}: give one name per output"
             )
 
     @property
@@ -466,7 +466,7 @@ class Graph:
             raise UsageError(f"{titled(self)} has no value {name!r}{did_you_mean(name, [*outputs, *self._by_name])}")
         return found
 
-    @uncollected
+    @without_gc
     def _assign_names(self) -> None:
         # Explicit hints take their names before generated ones, so that adding an unnamed node renames nothing.
         node_names, value_names = Names(), Names()
@@ -508,7 +508,7 @@ class Graph:
         )
 
     def _relabelled(self, *, name: str | None = None, meta: Mapping[str, str] | None = None) -> Graph:
-        """This graph under another name, or with other metadata. What is known of its nodes holds of it as well."""
+        """Return this graph with another name or metadata. Cached facts about its nodes are kept."""
         graph = Graph.__new__(Graph)
         for slot in Graph.__slots__:
             setattr(graph, slot, getattr(self, slot))

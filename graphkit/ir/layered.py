@@ -1,7 +1,8 @@
-"""Boxes and the edges between them in layers, as SVG that stands alone.
+"""Layered drawing of boxes and edges, as one SVG element without other files.
 
-The layout is Sugiyama's (Sugiyama, Tagawa and Toda, 1981): layers by the longest path from the sources, order within
-a layer by barycentres, and places that keep the order and come as near to the neighbours' as boxes allow.
+The layout is Sugiyama's (Sugiyama, Tagawa and Toda, 1981). The longest path from the sources gives the layer of a box.
+Barycentres give the order within a layer. Each box is placed as near to its neighbours as the order and the widths of
+the boxes allow.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-# Places for edges on their way past layers; beyond them long edges are drawn straight.
+# Largest number of bend points, where edges cross layers. Further long edges are drawn straight.
 _MAX_BENDS = 4_000
 _SWEEPS = 6
 
@@ -21,7 +22,7 @@ _COLOURS = {"input": "#e6f2e6", "node": "#eaf0fa", "group": "#efe9f7", "output":
 
 @dataclass(eq=False)
 class Box:
-    """One thing in a layer: lines of text, or none for the bend of an edge; x is its centre."""
+    """A box with lines of text, or, without lines, the bend point of an edge. x: horizontal centre."""
 
     lines: tuple[str, ...] = ()
     kind: str = ""
@@ -41,13 +42,13 @@ class Box:
 
 
 def picture(boxes: Sequence[Box], edges: Sequence[tuple[Box, Box]]) -> str:
-    """An SVG element. boxes: in topological order; edges: those of a source come after those that lead to it."""
+    """Return an SVG element. boxes: in topological order; edges: edges into a box come before the edges out of it."""
     layers, paths = arranged(boxes, edges)
     return _svg(layers, paths)
 
 
 def arranged(boxes: Sequence[Box], edges: Sequence[tuple[Box, Box]]) -> tuple[list[list[Box]], list[list[Box]]]:
-    """Boxes by layer with their places, and each edge as the boxes that it goes through, bends in between."""
+    """Return the placed boxes by layer, and for each edge its path: source, bend points, target."""
     layers, paths = _layered(boxes, edges)
     _order(layers)
     _place(layers)
@@ -58,7 +59,7 @@ def arranged(boxes: Sequence[Box], edges: Sequence[tuple[Box, Box]]) -> tuple[li
 
 
 def _layered(boxes: Sequence[Box], edges: Sequence[tuple[Box, Box]]) -> tuple[list[list[Box]], list[list[Box]]]:
-    """Boxes by layer, and each edge as the boxes that it goes through, bends in between."""
+    """Return the boxes by layer, and for each edge its path: source, bend points, target."""
     for source, target in edges:  # sources come before targets
         target.layer = max(target.layer, source.layer + 1)
     _settle(boxes, edges)
@@ -82,7 +83,7 @@ def _layered(boxes: Sequence[Box], edges: Sequence[tuple[Box, Box]]) -> tuple[li
 
 
 def _settle(boxes: Sequence[Box], edges: Sequence[tuple[Box, Box]]) -> None:
-    """Bring what has no operands (inputs, mostly) down to the layer above its first reader."""
+    """Move boxes without incoming edges (mostly inputs) down to the layer above their first reader."""
     first: dict[Box, int] = {}
     fed = {target for _, target in edges}
     for source, target in edges:
@@ -93,7 +94,7 @@ def _settle(boxes: Sequence[Box], edges: Sequence[tuple[Box, Box]]) -> None:
 
 
 def _order(layers: Sequence[list[Box]]) -> None:
-    """Sort each layer by the mean position of its neighbours in the layer before, down and up by turns."""
+    """Sort each layer by the mean position of each box's neighbours in the layer above, then below, in turns."""
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         for layer in layers if down else reversed(layers):

@@ -24,14 +24,15 @@ from graphkit.text import human
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Requests of fewer bytes are not held against what the machine has left, but their sum now and then.
+# Requests of at least _SMALL bytes are compared with the available memory. Of smaller requests, only one in every
+# _CHECK_INTERVAL requested bytes is, because asking the system takes time.
 _SMALL = 1 << 26
-_NOW_AND_THEN = 1 << 28
+_CHECK_INTERVAL = 1 << 28
 
-# Programs for more memory than any machine has are not planned.
+# Memory limit of plans for other machines, in bytes: more than any machine has.
 _PLANNED = 1 << 48
 
-# What is left to the system and to everybody else.
+# Bytes that are left to the system and to other processes.
 _RESERVE = 1 << 27
 
 _NEVER = math.inf
@@ -49,7 +50,7 @@ class Limits(NamedTuple):
     iterations: int | None = None
 
     def narrowed(self, memory: int | None, seconds: float | None, iterations: int | None) -> Limits:
-        """These limits, and those given."""
+        """Return these limits, with each one replaced by the argument if that is lower."""
         return Limits(
             _least(self.memory, memory),
             self.deadline if seconds is None else min(self.deadline, time.monotonic() + seconds),
@@ -58,7 +59,7 @@ class Limits(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Limits of every run of one thing. memory and iterations as in Limits; seconds: of one run."""
+    """Limits of every run of one program. memory, iterations: as in Limits. seconds: of one run."""
 
     memory: int | None = None
     iterations: int | None = None
@@ -68,13 +69,13 @@ class Bounds(NamedTuple):
     def of(
         memory: int | str | None = None, iterations: int | None = None, seconds: float | None = None
     ) -> Bounds | None:
-        """Those given, else those that the GRAPHKIT_* variables set; None without any.
+        """Return the given limits. If one is None, the GRAPHKIT_* variable applies. Return None if nothing is limited.
 
         Args:
             memory: Bytes, or a text such as `"500MB"`.
 
         Raises:
-            UsageError: One is not a number above 0, or no amount of memory.
+            UsageError: A limit is not a number above 0, or `memory` is not an amount of memory.
         """
         if isinstance(memory, str):
             text, memory = memory, config.memory_size(memory)
@@ -102,8 +103,8 @@ class Bounds(NamedTuple):
 _UNLIMITED = Limits()
 _process = _UNLIMITED
 _inside: ContextVar[Limits | None] = ContextVar("limits", default=None)
-# Bytes of small requests since the machine was asked.
-_unasked = 0
+# Bytes of small requests since the last check of the available memory.
+_unchecked = 0
 
 
 def _least(one: int | None, other: int | None) -> int | None:
@@ -117,14 +118,14 @@ def current() -> Limits:
 
 
 def set_process_limits(limits: Limits = _UNLIMITED) -> None:
-    """Limits of every thread that is in no `limited` block; as a command of the command line sets them."""
+    """Set the limits of all threads that are not in a `limited` block. A command of the command line calls it."""
     global _process
     _process = limits
 
 
 @contextlib.contextmanager
 def limited(memory: int | None = None, seconds: float | None = None, iterations: int | None = None) -> Iterator[None]:
-    """Inside, these limits apply in addition to those outside."""
+    """Context in which these limits apply in addition to the current ones."""
     token = _inside.set(current().narrowed(memory, seconds, iterations))
     try:
         yield
@@ -134,7 +135,7 @@ def limited(memory: int | None = None, seconds: float | None = None, iterations:
 
 @contextlib.contextmanager
 def untimed(holds: bool = True) -> Iterator[None]:
-    """Inside, if it `holds`, there is no deadline, for work that must be completed."""
+    """Context without a deadline, for work that must be completed. holds: False changes nothing."""
     token = _inside.set(current()._replace(deadline=_NEVER) if holds else current())
     try:
         yield
@@ -144,7 +145,7 @@ def untimed(holds: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def completing() -> Iterator[None]:
-    """Inside, neither time nor iterations are limited: the work has begun to write states, and must be completed."""
+    """Context without limits of time and iterations, for work that has begun to write states and must be completed."""
     token = _inside.set(current()._replace(deadline=_NEVER, iterations=None))
     try:
         yield
@@ -154,7 +155,10 @@ def completing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def planning() -> Iterator[None]:
-    """Inside, memory is what a plan may say of a run elsewhere, where no limit is set."""
+    """Context to plan a run.
+
+    Without a limit, a plan may need more memory than this machine has, for a run on another one.
+    """
     limits = current()
     token = _inside.set(limits if limits.memory is not None else limits._replace(memory=_PLANNED))
     try:
@@ -169,19 +173,19 @@ def require_memory(nbytes: int, what: str = "") -> None:
     if most is not None:
         if nbytes > most:
             raise OutOfMemory(
-                f"{_begun(what)}{_bytes(nbytes)} are needed, but the limit is {_bytes(most)} (max_memory=, "
+                f"{_prefix(what)}{_bytes(nbytes)} are needed, but the limit is {_bytes(most)} (max_memory=, "
                 "--max-memory, GRAPHKIT_MAX_MEMORY)"
             )
-    elif nbytes > _SMALL or _have_grown(nbytes):
+    elif nbytes > _SMALL or _is_check_due(nbytes):
         left = available_memory()
         if nbytes > left:
             raise OutOfMemory(
-                f"{_begun(what)}{_bytes(nbytes)} are needed, but only about {human(max(left, 0))} are left"
+                f"{_prefix(what)}{_bytes(nbytes)} are needed, but only about {human(max(left, 0))} are left"
             )
 
 
 def fits_limit(nbytes: int) -> bool:
-    """Whether arrays that already exist may have `nbytes` bytes; without a limit, they may."""
+    """Whether arrays that already exist may have `nbytes` bytes in total. Always True without a limit."""
     most = current().memory
     return most is None or nbytes <= most
 
@@ -215,7 +219,7 @@ def check_iterations(done: int, where: str = "") -> None:
 def too_many_iterations(where: str = "") -> LimitReached:
     """Return the error for a loop that would begin more iterations than are allowed. where: the loop."""
     return LimitReached(
-        f"{_begun(where)}more than {current().iterations} iterations (max_iterations=, --max-iterations, "
+        f"{_prefix(where)}more than {current().iterations} iterations (max_iterations=, --max-iterations, "
         "GRAPHKIT_MAX_ITERATIONS)"
     )
 
@@ -225,12 +229,12 @@ def available_memory() -> int:
     return min(_of_machine(), _of_control_groups(), _of_process()) - _RESERVE
 
 
-def _have_grown(nbytes: int) -> bool:
-    global _unasked
-    _unasked += nbytes  # what threads lose of each other's counts does not matter
-    if _unasked < _NOW_AND_THEN:
+def _is_check_due(nbytes: int) -> bool:
+    global _unchecked
+    _unchecked += nbytes  # threads may lose counts of each other, which does not matter
+    if _unchecked < _CHECK_INTERVAL:
         return False
-    _unasked = 0
+    _unchecked = 0
     return True
 
 
@@ -246,7 +250,7 @@ def _of_machine() -> int:
 
 
 def _of_control_groups(root: str | os.PathLike[str] = "/sys/fs/cgroup") -> int:
-    """The least that a control group around this process has left: of version 2, else of version 1."""
+    """Return the fewest bytes that any control group of this process has left (cgroup version 2 or 1)."""
     from pathlib import Path
 
     root = Path(root)
@@ -271,7 +275,7 @@ def _left(group: Path, limit: str, usage: str) -> int:
     most, taken = (next(iter(_lines(str(group / name))), "") for name in (limit, usage))
     if not most.isdecimal() or not taken.isdecimal():
         return 1 << 62
-    # Pages of files go where memory is wanted.
+    # The kernel frees cached pages of files when memory is needed.
     reclaimable = sum(
         int(size)
         for name, _, size in (line.partition(" ") for line in _lines(str(group / "memory.stat")))
@@ -281,23 +285,23 @@ def _left(group: Path, limit: str, usage: str) -> int:
 
 
 def private_memory() -> int:
-    """Bytes that RLIMIT_DATA counts of this process."""
-    return _taken()[1]
+    """Return the bytes of this process that count against RLIMIT_DATA."""
+    return _used()[1]
 
 
-def _taken() -> tuple[int, int]:
-    """Bytes that RLIMIT_AS and RLIMIT_DATA count: fields 1 and 6 of proc(5)'s statm."""
+def _used() -> tuple[int, int]:
+    """Return the bytes that count against RLIMIT_AS and RLIMIT_DATA: fields 1 and 6 of statm (proc(5))."""
     fields = next(iter(_lines("/proc/self/statm")), "").split() or ["0"] * 6
     page = os.sysconf("SC_PAGE_SIZE")
     return int(fields[0]) * page, int(fields[5]) * page
 
 
 def _of_process() -> int:
-    """By RLIMIT_AS and RLIMIT_DATA, of which the process has taken some."""
+    """Return the bytes that RLIMIT_AS and RLIMIT_DATA still allow."""
     whole, data = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     if whole == data == resource.RLIM_INFINITY:
         return 1 << 62
-    pairs = zip((whole, data), _taken(), strict=True)
+    pairs = zip((whole, data), _used(), strict=True)
     return min(most - taken for most, taken in pairs if most != resource.RLIM_INFINITY)
 
 
@@ -309,7 +313,7 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _begun(what: str) -> str:
+def _prefix(what: str) -> str:
     return f"{what}: " if what else ""
 
 

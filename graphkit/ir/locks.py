@@ -1,4 +1,4 @@
-"""Locks on files that end with the process that holds them, however it ends."""
+"""File locks that the system releases when the process that holds them ends, for any reason."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ try:
 except ImportError:  # a system without POSIX
     fcntl = None  # type: ignore[assignment]
 
-# What a file system says that knows no locks (some network file systems, mounted without them).
+# Errors of file systems without locks, such as network file systems that are mounted without them.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Lock an open file, which is writable, for as long as the descriptor is open; whether nobody else has it.
+    """Lock a file until the descriptor, which must be writable, is closed. Return whether it succeeded.
 
-    None where the file system, or the system, has no locks. Locks are seen by all processes, of other machines too on
-    NFS, and by other descriptors of the same process; children that are forked share them.
+    False: another process, or another descriptor of this process, holds the lock. None: the system, or the file system,
+    has no locks. On NFS, a lock also holds for other machines. Forked children share the lock.
     """
     if fcntl is None:
         return None

@@ -1,4 +1,4 @@
-"""Unique names, and names in the case that functions have."""
+"""Unique names, and names in snake_case."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Names:
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """The names in order, with a suffix for those that came before."""
+    """Return the names in order; a name that occurred before gets a suffix."""
     allocator = Names()
     return [allocator.take(name) for name in names]
 

@@ -1,4 +1,4 @@
-"""How errors name a node: by its name, or else by its result, what made it, and the nearest node with a name."""
+"""Names of nodes in errors: the name, or else the result, the code that made the node, and the nearest named node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from graphkit.ir.graph import Graph, Node, Value
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# How many nodes are looked at to find one that has a name.
+# Largest number of values that are searched for a name.
 _FARTHEST = 1000
 # How many operands an error lists.
 _MOST_OPERANDS = 16
@@ -27,14 +27,17 @@ def described(node: Node) -> str:
 
 
 def unfinished(node: Node, output_names: Sequence[str]) -> str:
-    """The same of a node whose construction fails: it has no results yet, and the caller is on the stack."""
+    """Describe a node whose construction fails, as `described` does.
+
+    The node has no outputs yet. The user's code is still on the stack.
+    """
     if node.name or node.scope.prefixed:
         return _line(node, output_names, None)
     return _line(node, output_names, origin(node, _caller()))
 
 
 def brief(node: Node) -> str:
-    """`node 'fc'`, `the node of 'y'`, or `a Relu made by ...`. Cheap: no other node is looked at."""
+    """`node 'fc'`, `the node of 'y'`, or `a Relu made by ...`. Cheap: does not look at other nodes."""
     if node.name:
         return f"node {node.name!r}"
     result = next((v.name for v in node.outputs if v.name), "")
@@ -60,7 +63,7 @@ def titled(graph: Graph, kind: str = "graph") -> str:
 
 
 def graph_facts(graph: Graph) -> Iterator[str]:
-    """What the `repr` of a graph says: name, numbers, signature. Asks for no names, which takes as long as a graph."""
+    """Yield the parts of a graph's `repr`: name, counts, signature. Does not assign names, which takes linear time."""
     yield repr(graph.name) if graph.name else ""
     yield quantity(len(graph.inputs), "input")
     yield quantity(len(graph.nodes), "node")
@@ -78,10 +81,10 @@ def signature(graph: Graph) -> str:
 
 
 def origin(node: Node, place: str = "") -> str:
-    """What made a node, and the nearest node or input before it that has a name; "" if nothing is known.
+    """Return which code made a node, and the nearest named node or input before it; "" if nothing is known.
 
-    Such as "made by pass fuse_gelu, after node 'fc'" or "made in scope 'block1' at train.py:12". place: where it is
-    made, as "train.py:12".
+    Examples: "made by pass fuse_gelu, after node 'fc'", "made in scope 'block1' at train.py:12". place: file and line
+    of the code.
     """
     made = _made(node, place)
     named = any(v is not None and _name(v) for v in node.inputs)
@@ -118,7 +121,7 @@ def _name(value: Value) -> str:
 
 
 def _before(node: Node) -> str:
-    """The nearest named node or value that the operands are made from."""
+    """Return the nearest named node or value that the operands depend on."""
     pending: deque[Value] = deque(v for v in node.inputs if v is not None)
     seen = set(pending)
     while pending and len(seen) < _FARTHEST:
@@ -138,7 +141,7 @@ def _before(node: Node) -> str:
 
 
 def _caller() -> str:
-    """The innermost line of the stack that is not graphkit's own: the user's. Only for errors: it walks the stack."""
+    """Return file and line of the innermost stack frame of the user's code. Slow, so only for errors."""
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Graphs as data that `pickle` and `copy` take: flat, because both recurse along references."""
+"""Conversion of graphs to flat data for `pickle` and `copy`, which would otherwise recurse once per node."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphkit.ir.codec import Decoder, Encoder, WeightsOut
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph
 
 
 class Packed(NamedTuple):
-    """A graph and arrays by input name: the codec's record, larger tensors as bytes, classes of operators."""
+    """A packed graph with arrays of its inputs: record of the codec, larger tensors as bytes, and operator classes."""
 
     record: dict[str, Any]
     tensors: dict[str, np.ndarray]
     operators: tuple[Any, ...]
 
 
-@uncollected
+@without_gc
 def pack(graph: Graph, params: Mapping[str, np.ndarray]) -> Packed:
-    """The inverse of `unpack`. Shares the memory of arrays."""
+    """Pack a graph and arrays by input name. Does not copy the arrays."""
     tensors = WeightsOut()
     record = Encoder(tensors, params).graph(graph)
     arrays = {name: np.frombuffer(tensor.read(), np.uint8) for name, tensor in tensors.stored.items()}
     return Packed(record, arrays, tuple(_operators(graph)))
 
 
-@uncollected
+@without_gc
 def unpack(packed: Packed) -> tuple[Graph, Mapping[str, Any]]:
-    """New values and nodes, and the arrays that `pack` was given, read-only."""
+    """Return a new graph, and the arrays that were passed to `pack`, read-only."""
     classes = {(cls.domain, cls.name): cls for cls in packed.operators}
 
     decoder = Decoder(lambda domain, name: classes[domain, name], packed.tensors)
@@ -40,12 +40,12 @@ def unpack(packed: Packed) -> tuple[Graph, Mapping[str, Any]]:
 
 
 def unpack_graph(*fields: Any) -> Graph:
-    """What `pickle` calls for a Graph."""
+    """Build a graph from the fields of a Packed. `pickle` calls it."""
     return unpack(Packed(*fields))[0]
 
 
 def reduced(graph: Graph) -> tuple[Any, ...]:
-    """What `pickle` and `copy` store of a Graph."""
+    """Return `unpack_graph` and its arguments, as `__reduce__` would."""
     return unpack_graph, tuple(pack(graph, {}))
 
 

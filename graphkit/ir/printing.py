@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 
 if TYPE_CHECKING:
     from graphkit.ir.graph import Graph, Node, Value
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _FRESH = r"\?\d+"
 
 
-@uncollected
+@without_gc
 def to_text(graph: Graph) -> str:
     """One line per input and node, subgraphs indented; anonymous dimensions are numbered in order of appearance."""
     numbers: dict[str, str] = {}
@@ -56,7 +56,7 @@ def node_line(graph: Graph, node: Node) -> str:
     return line if name == graph.name_of(node.outputs[0]) else f"{line}  # {name}"
 
 
-@uncollected
+@without_gc
 def to_dot(graph: Graph) -> str:
     """Graphviz source: boxes for nodes, ellipses for inputs and outputs, types on the edges."""
     lines = [f"digraph {_quote(graph.name or 'graph')} {{", "  node [shape=box, fontname=monospace];"]

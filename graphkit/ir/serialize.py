@@ -1,7 +1,8 @@
-"""Graphs as JSON, one node per line, with weights in a safetensors file beside it.
+"""Files of graphs: JSON with one node per line, and a safetensors file with the weights beside it.
 
-The JSON names its weights file by content (`net.<hash>.safetensors`) and is renamed into place last, so that at
-every moment the pair on disk is a whole one. The graph itself is described in graphkit/ir/codec.py.
+The name of the weights file contains a hash of its content (`net.<hash>.safetensors`). The JSON file, which contains
+this name, is renamed to its target last. So the two files on disk always belong together. The graph itself is described
+in graphkit/ir/codec.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, RuntimeFailure, UnsafeModel, UsageError
 from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from_dict, stored_tensors, strings, to_dict
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph
 from graphkit.ir.limits import require_memory
 from graphkit.ir.origin import titled
@@ -30,7 +31,7 @@ __all__ = ["FORMAT", "VERSION", "from_dict", "load", "save", "to_dict"]
 
 FORMAT, VERSION = "graphkit", 1
 
-# Bytes that a byte of JSON may come to.
+# Largest number of bytes of Python objects for each byte of JSON text.
 _EXPANSION = 20
 
 
@@ -38,7 +39,7 @@ _EXPANSION = 20
 
 
 @typed("Model.save")
-@uncollected
+@without_gc
 def save(
     path: str | Path,
     graph: Graph,
@@ -49,9 +50,18 @@ def save(
 ) -> None:
     """Write `graph` to `path` and its tensors to a safetensors file beside it.
 
-    `params` holds arrays by the name of their graph input. before: called with the JSON file while it has another name,
-    when it is whole and nothing is replaced yet. Raises InvalidModel when one does not fit its input, and
-    RuntimeFailure when the disk does not take the files; whatever was at `path` is then untouched.
+    If it fails, an earlier file at `path` stays unchanged.
+
+    Args:
+        path: The JSON file.
+        graph: The graph.
+        params: Arrays by the name of their graph input.
+        meta: Metadata of the model.
+        before: Called with the path of the complete JSON file, before it is renamed to `path`.
+
+    Raises:
+        InvalidModel: An array does not fit its input, or the graph has no such input.
+        RuntimeFailure: The files cannot be written.
     """
     path = Path(path)
     stem = path.name.removesuffix(".json")
@@ -88,16 +98,25 @@ def save(
         raise RuntimeFailure(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
-@uncollected
+@without_gc
 def load(
     path: str | Path, resolve: Resolve, external_root: str | Path | None = None
 ) -> tuple[Graph, dict[str, np.ndarray | StoredArray], dict[str, str]]:
-    """Read what `save` wrote: the graph, arrays by input name, large ones left in their file, metadata.
+    """Read a model that `save` wrote.
 
-    `resolve(domain, name)` gives the class of an operator. The weights file lies beside `path`; it may be a symbolic
-    link into `external_root`. Raises UsageError when there is no such file, UnsupportedOperator listing all operators
-    that `resolve` does not know, UnsafeModel when the weights lie elsewhere, and InvalidModel, naming file and place,
-    for everything else that is not well formed.
+    Args:
+        path: The JSON file. The weights file is in the same folder.
+        resolve: Returns the class of an operator, given domain and name.
+        external_root: A folder; the weights file may be a symbolic link to a file in it.
+
+    Returns:
+        The graph, arrays by input name, and metadata. Large arrays stay in the weights file.
+
+    Raises:
+        UsageError: There is no such file.
+        UnsupportedOperator: `resolve` does not know an operator. The message lists all of them.
+        UnsafeModel: The weights are in another folder.
+        InvalidModel: The file is damaged. The message names file and place.
     """
     path = Path(path)
     document = _read_json(path)
@@ -110,7 +129,7 @@ def load(
         decoder.check_operators(body)
         graph = decoder.graph(body)
     except GraphkitError as error:
-        # What the file says is no use of the caller's.
+        # The mistake is in the file, not in the caller's use of the API.
         kind = InvalidModel if isinstance(error, UsageError) else type(error)
         raise kind(f"{str(path)!r}: {error}") from None
     except (*BAD_VALUE, AttributeError, RecursionError) as error:
@@ -131,7 +150,7 @@ def _remove_unreferenced(path: Path, stem: str, current: Path | None) -> None:
                 heads.append(file.read(4096))
     for leftover in old:
         if not any(leftover.name.encode() in head for head in heads):
-            # A file that another process holds open (Windows) goes at the next save.
+            # On Windows, a file that another process has open cannot be removed. The next save removes it.
             with contextlib.suppress(OSError):
                 leftover.unlink()
 
@@ -175,7 +194,7 @@ def _check_version(document: Mapping[str, Any]) -> None:
 def _read_arrays(
     path: Path, weights: Any, body: Mapping[str, Any], external_root: str | Path | None
 ) -> dict[str, np.ndarray | StoredArray]:
-    """The weights file's tensors as bytes, checked against every reference in the graph."""
+    """Return the tensors of the weights file as bytes, after a comparison with all references in the graph."""
     expected = stored_tensors(body)
     if weights is None:
         if expected:

@@ -1,4 +1,4 @@
-"""Many dimensions at once: what they are for certain sizes, at the cost of plain arithmetic on integers."""
+"""Evaluates many symbolic dimensions at once, by code that is compiled to integer arithmetic."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from graphkit.ir.dims import Dim, DimExpr, broadcast, ceildiv, definition
 
 
 class SizeTable:
-    """Dimensions over `symbols`, each with a position: `values` has the integers of all of them.
+    """A list of dimensions over `symbols`. `values` returns the integers of all of them.
 
-    Names that large expressions of the symbols got are taken for these. Dimensions are added before the first use.
+    A name that replaces a large expression of the symbols is evaluated as this expression. All dimensions must be added
+    before the first call of `values`.
     """
 
     def __init__(self, symbols: Sequence[str]):
         self.symbols = tuple(symbols)
-        # Names of dimensions are anybody's text: only their places come into the source.
+        # Symbols may have any text as name, so the generated code contains only their positions.
         self._places = {name: f"s[{place}]" for place, name in enumerate(self.symbols)}
         self._position: dict[Dim, int] = {}
         self._compute: Callable[[Sequence[int]], tuple[int, ...]] | None = None
 
     def add(self, dim: Dim) -> int:
-        """The position of a dimension, whose names are those of the table."""
+        """Add a dimension over the symbols of the table, and return its position in `values`."""
         assert self._compute is None, "dimensions are added before the first use"
         return self._position.setdefault(dim, len(self._position))
 
@@ -31,7 +32,10 @@ class SizeTable:
         return tuple(self.add(d) for d in dims)
 
     def values(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Every dimension by its position, for these sizes of the symbols. Raises TypeMismatch as `dims` do."""
+        """Return the value of every dimension, by position, for these sizes of the symbols.
+
+        Raises TypeMismatch as `dims` does.
+        """
         if self._compute is None:
             self._compute = self._compiled()
         return self._compute([sizes[name] for name in self.symbols])
@@ -64,9 +68,11 @@ class SizeTable:
 
 
 def defined_names(names: Iterable[str], symbols: Iterable[str]) -> dict[str, DimExpr]:
-    """Those of the names, and of names in what they stand for, that large expressions of the symbols got.
+    """Return the expressions of those names that replace large expressions of the symbols.
 
-    Each is behind those that it mentions.
+    Names inside these expressions are included.
+
+    A name comes after the names in its expression.
     """
     known = set(symbols)
     found: dict[str, DimExpr] = {}
@@ -77,7 +83,7 @@ def defined_names(names: Iterable[str], symbols: Iterable[str]) -> dict[str, Dim
             found[name] = dim
             pending.extend(dim.symbols)
     kept = {}
-    # They are numbered as they were made.
+    # A name has a higher number than the names in its expression.
     for name in sorted(found, key=lambda name: int(name[1:])):
         if found[name].symbols <= known:
             kept[name] = found[name]

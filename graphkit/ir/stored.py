@@ -26,10 +26,10 @@ from graphkit.text import human, short_repr
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Arrays below so many bytes are not worth a read of their own.
+# Arrays of fewer bytes are read when their file is opened. Larger ones stay in the file until they are used.
 LARGE = 1 << 16
 
-# From so many bytes on, large pages are worth their rounding, as numpy finds.
+# Blocks of at least this many bytes use huge pages. In smaller ones, rounding up would waste memory. As in numpy.
 _HUGE = 1 << 22
 
 # Two writes within one tick of the file system's clock leave the same time of modification.
@@ -37,7 +37,10 @@ _TICK_NS = 20_000_000
 
 
 def plain_path(path: str | os.PathLike[str]) -> str:
-    """The path as pathlib writes it, whose import takes a while: without dots and slashes that mean nothing."""
+    """Return the path without redundant dots and slashes, as pathlib would.
+
+    Imports pathlib, which is slow, only if needed.
+    """
     text = os.fspath(path)
     parts = text.removeprefix("/").split("/")
     if text != "/" and not {"", "."}.isdisjoint(parts):
@@ -56,26 +59,27 @@ class StoredFile:
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = path
-        # Whatever the path leads to meanwhile: a pipe is not waited for, and what is open is what is looked at.
+        # O_NONBLOCK: opening a pipe does not wait for its writer. The checks below use the descriptor, because the path
+        # may lead to another file by then.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self._close = weakref.finalize(self, os.close, self._descriptor)
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        size, modified = self._look()
+        size, modified = self._stat()
         age = time.time_ns() - modified
         if size >= LARGE and 0 <= age < _TICK_NS:
             time.sleep((_TICK_NS - age) * 1e-9)
-        self._facts = self._look()
+        self._facts = self._stat()
         self.size = self._facts[0]
 
     @property
-    def same(self) -> str:
-        """A path by which this very file can be opened again, whatever lies under its old one."""
+    def descriptor_path(self) -> str:
+        """A path that opens this file again, even if its original path now leads to another file."""
         return f"/dev/fd/{self._descriptor}"
 
     @property
     def place(self) -> Path | None:
-        """The path of this very file, without symbolic links; None where the system does not tell it."""
+        """The current path of this file, without symbolic links; None if the system does not provide it."""
         from pathlib import Path
 
         try:
@@ -85,7 +89,7 @@ class StoredFile:
 
     @property
     def may_stay_open(self) -> bool:
-        """Whether descriptors are left for others: half of those that the process may have."""
+        """Whether the file may stay open: its descriptor is in the lower half of those that the process may have."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return limit == resource.RLIM_INFINITY or self._descriptor < limit // 2
 
@@ -107,13 +111,13 @@ class StoredFile:
         except OSError as error:
             raise RuntimeFailure(f"{self._path} cannot be read: {error.strerror or error}") from error
         # The time of modification changes before the content does.
-        if rest or self._look() != self._facts:
+        if rest or self._stat() != self._facts:
             raise FileChanged(
                 f"{self._path} was overwritten while it was in use, and its old content is lost: load it again (to "
                 "replace a file, write a new one and rename it)"
             )
 
-    def _look(self) -> tuple[int, int]:
+    def _stat(self) -> tuple[int, int]:
         found = os.fstat(self._descriptor)
         return found.st_size, found.st_mtime_ns
 
@@ -135,7 +139,7 @@ class StoredFile:
 
 
 def _pages(size: int) -> mmap.mmap:
-    """Memory that goes back to the system as soon as nobody refers to it; freed blocks of the heap may not."""
+    """Return memory that goes back to the system as soon as it is freed. Freed blocks of the heap may not."""
     try:
         made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -157,12 +161,15 @@ class StoredArray:
         self.nbytes = math.prod(shape) * dtype.itemsize
         self._file = file
         self._offset = offset
-        # What views of the array refer to as well.
+        # The bytes, as long as `array` or a view of it is in use.
         self._held: weakref.ref[np.ndarray] | None = None
 
     @property
     def array(self) -> np.ndarray:
-        """Raises FileChanged when the file was written since it was opened, RuntimeFailure when it cannot be read."""
+        """The elements.
+
+        Raises FileChanged if the file was written since it was opened, RuntimeFailure if it cannot be read.
+        """
         data = None if self._held is None else self._held()
         if data is None:
             data = self._file.read(self._offset, self.nbytes)
@@ -170,7 +177,10 @@ class StoredArray:
         return data.view(self.dtype).reshape(self.shape)
 
     def viewed(self, dtype: np.dtype, shape: tuple[int, ...]) -> StoredArray:
-        """The same bytes, of another dtype and shape. Raises ValueError when these take more or fewer."""
+        """Return the same bytes as an array of another dtype and shape.
+
+        Raises ValueError if the numbers of bytes differ.
+        """
         other = StoredArray(self._file, self._offset, dtype, shape)
         if other.nbytes != self.nbytes:
             raise ValueError(f"{self.nbytes} bytes for {dtype}{list(shape)}")

@@ -13,10 +13,10 @@ _STR = frozenset({str})
 
 
 def as_strings(array: np.ndarray, *, surrogates: bool = False) -> np.ndarray:
-    """The C-contiguous object array of str for an array of numpy's kinds O, U, S or T; bytes are UTF-8 text.
+    """Return an array of numpy's kinds O, U, S or T as a C-contiguous object array of str. Bytes are decoded as UTF-8.
 
-    An object array of str is returned itself. Raises UsageError naming the first element that is no text; halves of
-    surrogate pairs, which JSON can hold and UTF-8 cannot, are text with `surrogates`.
+    An object array of str is returned unchanged. surrogates: allow lone surrogates, which JSON can contain and UTF-8
+    cannot. Raises UsageError, which names the first element that is not a string.
     """
     strings = np.asarray(array, object, order="C")
     elements = strings.reshape(-1).tolist()
@@ -24,7 +24,7 @@ def as_strings(array: np.ndarray, *, surrogates: bool = False) -> np.ndarray:
         made = np.empty(len(elements), object)
         made[:] = [_decoded(element, i, strings.shape) for i, element in enumerate(elements)]
         elements, strings = made.tolist(), made.reshape(strings.shape)
-    # Most text is ASCII, and seen to be without a step of Python for each element.
+    # Most text is ASCII. map(str.isascii) checks this without executing Python code for each element.
     unchecked = () if surrogates or all(map(str.isascii, elements)) else elements
     for i, element in enumerate(unchecked):
         if not element.isascii():

@@ -10,7 +10,7 @@ from graphkit.ir.types import DType, TensorType
 
 
 def checkpoint() -> int:
-    """A mark in construction order: every value made later has a larger serial."""
+    """Return a serial number: values that are made later have larger ones."""
     return Value(TensorType(DType.BOOL, ())).serial
 
 
@@ -25,8 +25,8 @@ def close_over(
 
     `mark` is the checkpoint() taken before the region was built: values made after it belong to the region.
     The subgraph's inputs are `own_inputs`, then one input per capture. `captured` fixes the first captures,
-    so that the two branches of an If can share one list. Operand-free nodes (constants) made outside are
-    copied in, so that known shapes stay known.
+    so that the two branches of an If can share one list. Nodes without operands (constants) that were
+    made outside are copied into the subgraph, so that known shapes stay known.
     """
     own = set(own_inputs)
     captures: dict[Value, Value] = {outer: outer.like(role="data") for outer in captured}

@@ -10,7 +10,7 @@ from graphkit.ir.arrays import array_of
 from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, TensorType, dtype_of, type_of_array
 
-# Above this many bytes two tensors are equal only when they are the same object: hashing weights is not free.
+# Larger tensors (bytes) are equal only if they are the same object, because hashing weights takes time.
 DIGEST_LIMIT = 1 << 20
 
 
@@ -19,7 +19,8 @@ class Tensor:
 
     __slots__ = ("array", "_digest", "_type")
 
-    # What is packed for a kernel stays packed: parameters, which change, count their versions.
+    # Kernels cache packed constants by version. A Tensor never changes, so its version stays 0; that of a parameter
+    # grows.
     version = 0
 
     def __init__(self, array: Any, dtype: Any = None):

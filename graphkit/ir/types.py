@@ -15,9 +15,9 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.signatures import check_argument
 
-# Shape arithmetic works on vectors about as long as a rank; longer integer tensors carry no known value.
+# Integer tensors with more elements have no known value. Shape arithmetic needs only vectors with one element per axis.
 MAX_KNOWN_ELEMENTS = 64
-# One scale for each axis of a tensor.
+# Enough for the scales of Resize, one for each axis of a tensor.
 MAX_KNOWN_FLOATS = 16
 
 
@@ -101,10 +101,11 @@ BOOLS = frozenset({DType.BOOL})
 NUMERIC = FLOATS | INTEGERS
 ANY = frozenset(DType)
 
-# The integers that an element type has.
+# The smallest and the largest integer of each integer type.
 _LIMITS = {d: (int(i.min), int(i.max)) for d in INTEGERS for i in [np.iinfo(d.value)]}
 
-# Sizes that grow by each other, layer after layer, would soon have more digits than memory holds.
+# Larger sizes are an error. Sizes that are multiplied in each layer would otherwise become integers of unbounded
+# length.
 _MAX_SIZE = (1 << 63) - 1
 
 _PYTHON_TYPES = {float: DType.FLOAT32, int: DType.INT64, bool: DType.BOOL, str: DType.STRING}
@@ -143,7 +144,7 @@ def dtype_of(spec: Any) -> DType:
 
 
 def _dims(shape: Iterable[Any]) -> tuple[Dim, ...]:
-    """A shape with every dimension read; a tuple of dimensions is kept, so that nodes share it."""
+    """Return a shape with its texts parsed. A tuple of dimensions is returned itself, so that nodes share it."""
     if type(shape) is not tuple:
         shape = tuple(shape)
     for dim in shape:
@@ -165,9 +166,9 @@ class TensorType:
     """Type of a tensor: element type, shape (None: unknown rank) and, for small integer tensors, the known elements.
 
     `value` holds the known elements as a flat tuple of dimensions in row-major order. It is None if a number does not
-    fit the element type, because such numbers wrap around at run time. `floats` holds the elements of a small
-    floating-point constant, from which Resize infers its shape; only constants have it. `value` and `floats` do not
-    affect equality.
+    fit the element type, because such numbers wrap around at run time. `floats` contains the elements of a small
+    floating-point constant, for operators such as Resize, whose output shape depends on them. `value` and `floats` do
+    not affect equality.
     """
 
     __slots__ = ("dtype", "shape", "value", "floats")
@@ -366,7 +367,7 @@ Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType
 
 
 def type_of_array(array: np.ndarray) -> TensorType:
-    """The type of a concrete array, with its elements known when it is small."""
+    """Return the type of an array. If the array is small, the type contains its elements."""
     dtype = dtype_of(array.dtype)
     known = None
     if dtype in FLOATS and array.size <= MAX_KNOWN_FLOATS:
@@ -395,7 +396,10 @@ def broadcast_shapes(shapes: Sequence[tuple[Dim, ...] | None]) -> tuple[Dim, ...
 
 
 def join(a: Type, b: Type) -> Type:
-    """The most precise type that covers both (two branches of an If); raises TypeMismatch for other element types."""
+    """Return the most precise type that covers both, as for two branches of an If.
+
+    Raises TypeMismatch if element types differ.
+    """
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         if isinstance(a, SequenceType) and isinstance(b, SequenceType):
             return _join_sequences(a, b)

@@ -117,8 +117,8 @@ def _chunks(tensors: Mapping[str, Stored]) -> Iterator[bytes | memoryview]:
     """Yield the content of a safetensors file. Raises UsageError if a tensor has the name of the metadata.
 
     That is the length of the header in 8 bytes, the header in JSON with the offsets of tensors in the data, and the
-    data. Tensors with larger elements come first, so that all are aligned. The library serialises to one bytes object
-    in memory, which takes as much as all tensors again.
+    data. Tensors with larger elements come first, so that all are aligned. The safetensors library is not used, because
+    it would serialise to one bytes object, which doubles the memory.
     """
     if METADATA in tensors:
         raise UsageError(f"a safetensors file cannot store a tensor named {METADATA!r}; use another name")
@@ -142,14 +142,14 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of such a file, read-only. Raises InvalidModel for others."""
+    """Return the arrays of a file of `write_arrays`, read-only. Raises InvalidModel for other files."""
     try:
         entries = safetensors.deserialize(path.read_bytes())
         return {name: restored(e["data"], _DTYPES[e["dtype"]], tuple(e["shape"])) for name, e in entries}
     except OSError as error:
         raise InvalidModel(f"{path} cannot be read: {error.strerror}") from None
     except KeyError as code:
-        raise InvalidModel(f"{path} holds numbers of type {code}") from None
+        raise InvalidModel(f"{path} contains a tensor of the unsupported type {code}") from None
     except (safetensors.SafetensorError, ValueError) as error:
         raise InvalidModel(f"{path} is truncated or damaged: {error}") from None
 
@@ -157,11 +157,16 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def read_weights(
     path: Path, sha256: str, expected: Mapping[str, tuple[str, tuple[int, ...] | None]]
 ) -> dict[str, np.ndarray | StoredArray]:
-    """The tensors of a weights file as byte arrays (uint8 vectors), the large ones left in the file; it has `sha256`.
+    """Return the tensors of a weights file as vectors of bytes (uint8). Large ones stay in the file.
 
-    `expected` gives type code and shape of each tensor that must be there (a shape of None is not compared).
-    Raises InvalidModel naming the file and the tensor: missing, truncated, mismatched or changed. Sizes and offsets are
-    held against the bytes that are there.
+    Args:
+        path: The file.
+        sha256: The hash that the file must have.
+        expected: Type code and shape of each tensor that must be in the file. A shape of None is not compared.
+
+    Raises:
+        InvalidModel: The file is missing, truncated, damaged or changed, or a tensor does not match. The message names
+            the file and the tensor.
     """
     where = f"weights file {path.name!r}"
     try:
@@ -205,13 +210,13 @@ class _Entry(NamedTuple):
 
 
 def _entries(file: StoredFile) -> dict[str, _Entry]:
-    """The tensors by name. The library holds the header against the file: tensors fill it, one behind the other.
+    """Return the tensors by name. The safetensors library checks that they fill the file without gaps.
 
-    Raises SafetensorError; ValueError for a type whose bytes are not those in memory.
+    Raises SafetensorError, and ValueError for a type that the file format has, but CODES lacks.
     """
     found = {}
     end = 0
-    with safetensors.safe_open(file.same, framework="numpy") as opened:
+    with safetensors.safe_open(file.descriptor_path, framework="numpy") as opened:
         for name in opened.offset_keys():
             described = opened.get_slice(name)
             code, shape = described.get_dtype(), tuple(described.get_shape())

@@ -18,7 +18,7 @@ import numpy as np
 from graphkit import config
 from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context, limits
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial
 from graphkit.ir.names import unique_names
@@ -72,7 +72,7 @@ class Imported(NamedTuple):
     declared: Declarations
 
 
-@uncollected
+@without_gc
 def import_model(
     source: str | os.PathLike[str] | bytes | ModelProto,
     *,

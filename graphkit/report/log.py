@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 
 LOG = "log.jsonl"
 
@@ -51,7 +51,7 @@ class Log:
         more = self._damaged - len(self._damage)
         return [*self._damage, *([f"{self.path}: skipped {more} more damaged lines"] if more else [])]
 
-    @uncollected
+    @without_gc
     def read(self) -> None:
         """Read new lines. A file that does not exist is an empty log. Raises OSError."""
         try:

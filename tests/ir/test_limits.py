@@ -55,9 +55,9 @@ def test_a_control_group_has_less(tmp_path, monkeypatch, line, folder, names):
 
 def test_small_requests_are_counted(monkeypatch):
     monkeypatch.setattr(limits, "available_memory", lambda: 0)
-    monkeypatch.setattr(limits, "_unasked", 0)
+    monkeypatch.setattr(limits, "_unchecked", 0)
     limits.require_memory(1 << 20)
-    monkeypatch.setattr(limits, "_unasked", (1 << 28) - 1)
+    monkeypatch.setattr(limits, "_unchecked", (1 << 28) - 1)
     with pytest.raises(OutOfMemory):
         limits.require_memory(1 << 20)
 

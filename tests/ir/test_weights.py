@@ -113,4 +113,4 @@ def test_the_header_is_that_of_the_file_that_is_open(tmp_path: Path) -> None:
     other.write_bytes(b"another")
     file = StoredFile(path)
     os.replace(other, path)
-    assert Path(file.same).read_bytes() == b"one"
+    assert Path(file.descriptor_path).read_bytes() == b"one"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from graphkit.executor.memory.placement import Placement, has_fixed_size
 from graphkit.ir import context
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.internal.swap import SwapIn, SwapOut
 from graphkit.passes.core.sweep import elements_read
@@ -201,7 +201,7 @@ class _SwapRewriter:
         self._rebuilt: dict[Node, Node] = {}
         self._new_steps: list[Node] = []
 
-    @uncollected
+    @without_gc
     def rewrite(self, stacks: Set[Value]) -> SwappedGraph:
         """Return the rewritten graph. stacks: see `insert_swaps`."""
         steps = self._placement.steps

@@ -19,7 +19,7 @@ from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.executable import DeviceProgram, Executable
 from graphkit.executor.run.program import Program
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Value
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.prune import prune_control
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from graphkit.executor.run.sized_program import SizedProgram
 
 
-@uncollected
+@without_gc
 def compile_graph(
     graph: Graph,
     shapes: Mapping[str, Any],

@@ -37,7 +37,7 @@ from graphkit.executor.run.precision import check_precision
 from graphkit.executor.run.selection import LastRun, RunInput, Selection
 from graphkit.executor.run.states import States
 from graphkit.ir import limits
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.origin import signature
@@ -146,7 +146,7 @@ class Executor:
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
         if len(settings) == 1:
             passes += device_passes(settings[0], precision)
-        self._graph, self._map_builders = remove_maps(uncollected(run_passes)(graph, passes))
+        self._graph, self._map_builders = remove_maps(without_gc(run_passes)(graph, passes))
         # Callers use the names of the original graph. Passes may rename inputs, and append others.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         _check_stored(self._input_names, self._graph.inputs, params)
@@ -554,7 +554,7 @@ class Executor:
         with self._lock:
             program: Executable | None = self._programs.find(key)
             if program is None:
-                program = uncollected(self._programs.build)(key, selection)
+                program = without_gc(self._programs.build)(key, selection)
                 if self._declarations is not None:
                     self._declarations.check_inputs(selection.shapes(key))
             self._latest = program

@@ -7,7 +7,7 @@ from typing import Any
 
 from graphkit.errors import InputError, TypeMismatch, did_you_mean
 from graphkit.ir import context, dims
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value, same_type
 from graphkit.ir.types import SequenceType, TensorType, Type
@@ -15,7 +15,7 @@ from graphkit.ops import Op
 from graphkit.ops.control.views import IfView, is_if
 
 
-@uncollected
+@without_gc
 def bind(graph: Graph, shapes: Mapping[str, TensorType | Sequence[Any]]) -> Graph:
     """Substitute what concrete input shapes say about dimension names, and infer every node again.
 

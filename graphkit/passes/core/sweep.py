@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from graphkit import config, debug
 from graphkit.ir import context
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType, Type
@@ -26,7 +26,7 @@ def is_control(node: Node) -> bool:
     return node.op.domain == "" and node.op.name in CONTROL
 
 
-@uncollected
+@without_gc
 def rewrite(
     graph: Graph,
     rule: Rule,

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graphkit.ir import context
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
 from graphkit.ops.control.views import is_if
@@ -149,7 +149,7 @@ def _reader_inside(node: Node, homes: Homes, value: Value, behind: Mapping[Value
     return homes.of[node.outputs[0]]
 
 
-@uncollected
+@without_gc
 def distribute(placement: Placement, wanted: Sequence[Sequence[int] | None], ranks: int) -> list[Part]:
     """Return the part of each rank.
 

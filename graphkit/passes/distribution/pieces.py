@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from graphkit.ir import context
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import DOMAIN
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     late: bool
 
 
-@uncollected
+@without_gc
 def cut(places: Places, asynchronous: Sequence[bool]) -> list[Piece]:
     """The pieces of a graph, in their order. asynchronous: by place, whether work there goes on beside that of others,
     which makes it the first in turn. Linear in nodes times places.

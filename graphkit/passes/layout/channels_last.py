@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphkit.ir import context
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops import DOMAIN, F, Op, operator, registry
@@ -126,7 +126,7 @@ class _Sweep:
         self._pools: dict[Value, tuple[Any, Value]] = {}
         self._norms: dict[Value, list[_Norm]] = {}
 
-    @uncollected
+    @without_gc
     def result(self) -> Graph:
         graph = self._graph
         with context.detached():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from graphkit.errors import UsageError
 from graphkit.ir import context
-from graphkit.ir.collector import uncollected
+from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ops import F
 from graphkit.ops.internal.guard import FiniteGuard
@@ -104,7 +104,7 @@ class _Mirror:
                 found.add(node)
         return found
 
-    @uncollected
+    @without_gc
     def result(self) -> Graph:
         with context.detached():
             for node in self._ordered():

@@ -66,7 +66,7 @@ def test_a_small_run_at_a_new_length_does_not_ask_what_memory_is_left(monkeypatc
     for length in (1, 2):
         exe(np.ones((length, 4), np.float32))
     asked = []
-    monkeypatch.setattr(limits, "_unasked", 0)
+    monkeypatch.setattr(limits, "_unchecked", 0)
     monkeypatch.setattr(limits, "available_memory", lambda: asked.append(1) or 1 << 40)
     for length in range(3, 20):
         np.testing.assert_allclose(exe(np.ones((length, 4), np.float32))[0], np.full((length, 4), 0.25), rtol=1e-6)
