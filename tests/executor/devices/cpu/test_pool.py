@@ -212,6 +212,8 @@ MANY_PLANES = [
     ((1, 40, 100, 37), dict(kernel_shape=(9, 9), strides=(9, 9), ceil_mode=True)),
     ((1, 17, 70, 36), dict(kernel_shape=(3, 10), strides=(1, 10), pads=(1, 4, 1, 5))),
     ((2, 9, 1000), dict(kernel_shape=(16,), strides=(16,))),
+    ((2, 20, 5000), dict(kernel_shape=(4,), strides=(16,), pads=(3, 30))),
+    ((1, 19, 60, 9), dict(kernel_shape=(2, 3), strides=(9, 2), pads=(1, 1, 1, 2), ceil_mode=True)),
     ((1, 5, 12000), dict(kernel_shape=(3,), strides=(20,), dilations=(3,), pads=(2, 30))),
     ((1, 65, 3), dict(kernel_shape=(2,), strides=(2,), pads=(4, 9))),
     ((2, 16, 3, 4, 5), dict(kernel_shape=(2, 3, 3), strides=(1, 2, 1), pads=(1, 0, 1, 0, 1, 1))),

@@ -11,6 +11,8 @@ namespace {
 // Elements of a plane that are transposed together, if there are several windows, and the most that may be.
 constexpr std::int64_t kTogether = 1024;
 constexpr std::int64_t kMostTogether = 4096;
+// So many rows are transposed much faster than fewer.
+constexpr std::int64_t kTileRows = 4;
 
 }  // namespace
 
@@ -74,23 +76,33 @@ std::array<std::int64_t, 4> LanesPool::stages(std::int64_t positions, std::int64
 }
 
 void LanesPool::cut(std::int64_t stride) {
-    const auto elements = [&](std::int64_t windows, std::int64_t reach) {  // of any stage, at most
-        const auto sizes = stages(std::min(axes_[0].size, (windows - 1) * stride + reach), windows);
+    const Axis& axis = axes_[0];
+    std::int64_t taps = 0;
+    for (const PoolReach& window : axis.windows) {
+        taps = std::max(taps, window.count);
+    }
+    const std::int64_t reach = taps == 0 ? 0 : (taps - 1) * axis.dilation + 1;
+    const std::int64_t whole = (taps + kTileRows - 1) / kTileRows * kTileRows;
+    apart_ = axis.dilation == 1 && stride >= 4 * whole ? whole : 0;
+    const auto stages_of = [&](std::int64_t windows) {
+        return stages(apart_ > 0 ? windows * apart_ : std::min(axis.size, (windows - 1) * stride + reach), windows);
+    };
+    const auto elements = [&](std::int64_t windows) {  // of any stage, at most
+        const auto sizes = stages_of(windows);
         return *std::max_element(sizes.begin(), sizes.end());
     };
-    std::int64_t reach = 0;
-    for (const PoolReach& window : axes_[0].windows) {
-        reach = std::max(reach, window.count == 0 ? 0 : (window.count - 1) * axes_[0].dilation + 1);
-    }
     std::int64_t together = 1;
-    while (together < axes_[0].count() && elements(together + 1, reach) <= kTogether) {
+    while (together < axis.count() && elements(together + 1) <= kTogether) {
         ++together;
     }
-    if (elements(together, reach) > kMostTogether) {
+    if (elements(together) > kMostTogether) {
         return;
     }
     together_ = together;
-    const auto sizes = stages(std::min(axes_[0].size, (together - 1) * stride + reach), together);
+    for (std::int64_t w = 0; w < axis.count() && apart_ > 0; ++w) {
+        copied_.push_back({w % together * apart_, axis.windows[static_cast<std::size_t>(w)].count});
+    }
+    const auto sizes = stages_of(together);
     std::size_t buffer = 0;
     buffers_[0] = sizes[0];
     for (std::size_t i = 0; i < 3; ++i) {
@@ -156,12 +168,22 @@ void LanesPool::compute(const Block& block, std::int64_t planes, const float* x,
     constexpr std::int64_t kSize = sizeof(float);
     const std::int64_t lanes = functions_.lanes;
     const std::int64_t inner = axes_[1].size * axes_[2].size;
-    const std::int64_t positions = block.last - block.first;
+    const std::int64_t windows = block.end - block.begin;
+    const std::int64_t positions = apart_ > 0 ? windows * apart_ : block.last - block.first;
     float* from = memory;
     float* to = memory + buffers_[0] * lanes;
-    transpose_(reinterpret_cast<const std::byte*>(x + block.first * inner), reinterpret_cast<std::byte*>(from),
-               input_size() * kSize, lanes * kSize, positions * inner, planes, false);
-    const std::int64_t windows = block.end - block.begin;
+    const auto copy = [&](std::int64_t first, std::int64_t count, std::int64_t place) {
+        transpose_(reinterpret_cast<const std::byte*>(x + first * inner),
+                   reinterpret_cast<std::byte*>(from + place * inner * lanes), input_size() * kSize, lanes * kSize,
+                   count * inner, planes, false);
+    };
+    if (apart_ == 0) {
+        copy(block.first, positions, 0);
+    }
+    for (std::int64_t w = block.begin; w < block.end && apart_ > 0; ++w) {
+        const PoolReach& window = axes_[0].windows[static_cast<std::size_t>(w)];
+        copy(window.first, std::min(apart_, axes_[0].size - window.first), (w - block.begin) * apart_);
+    }
     const auto pool = [&](LanesAxis axis) {
         axis.x = from;
         axis.y = to;
@@ -169,8 +191,9 @@ void LanesPool::compute(const Block& block, std::int64_t planes, const float* x,
         std::swap(from, to);
     };
     if (combines_[0]) {
-        pool({nullptr, nullptr, 1, positions, block.first, inner, axes_[0].windows.data() + block.begin, windows,
-              axes_[0].dilation});
+        const std::vector<PoolReach>& reaches = apart_ > 0 ? copied_ : axes_[0].windows;
+        pool({nullptr, nullptr, 1, positions, apart_ > 0 ? 0 : block.first, inner, reaches.data() + block.begin,
+              windows, axes_[0].dilation});
     }
     if (combines_[1]) {
         pool({nullptr, nullptr, windows, axes_[1].size, 0, axes_[2].size, axes_[1].windows.data(), axes_[1].count(),

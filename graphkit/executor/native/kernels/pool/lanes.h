@@ -64,6 +64,9 @@ class LanesPool final : public VectorPool {
     double group_nanoseconds_ = 0;              // of as many planes as lanes
     std::int64_t together_ = 0;    // windows of a block; 0 if there are none
     std::int64_t buffers_[2] = {0, 0};  // elements of each lane, in the two buffers of a thread
+    // If windows along the first axis are far apart, only what they read is copied: so many positions for each of them.
+    std::int64_t apart_ = 0;
+    std::vector<PoolReach> copied_;  // where it lies in the copy of a block
     std::vector<float> divisors_;  // of each result of a plane
 };
 
