@@ -13,8 +13,9 @@ import numpy as np
 class Operand:
     """An operand: how its elements are drawn, and whether a model has it as a constant.
 
-    kind: normal, positive (at least 0.5), uniform (-0.9 to 0.9), integers (below `high`), truths, boxes (two corners
-    in [0, high)), definite (symmetric positive definite matrices), or given (`array`).
+    kind: normal, positive (at least 0.5), uniform (-0.9 to 0.9), small (normal, divided by the square root of the last
+    size), integers (below `high`), divisors (1 to `high`), truths, boxes (two corners in [0, high)), definite
+    (symmetric positive definite matrices), or given (`array`).
     """
 
     kind: str
@@ -34,6 +35,8 @@ class Operand:
             return self.array
         if self.kind == "integers":
             return rng.integers(0, self.high, shape)
+        if self.kind == "divisors":
+            return rng.integers(1, self.high + 1, shape)
         if self.kind == "truths":
             return rng.random(shape) > 0.5
         if self.kind == "boxes":
@@ -41,6 +44,8 @@ class Operand:
         values = rng.standard_normal(shape)
         if self.kind == "definite":
             return (values @ np.swapaxes(values, -1, -2) + shape[-1] * np.eye(shape[-1])) / shape[-1]
+        if self.kind == "small":
+            return values / np.sqrt(shape[-1])
         if self.kind == "positive":
             return np.abs(values) + 0.5
         return np.clip(values * 0.4, -0.9, 0.9) if self.kind == "uniform" else values
@@ -66,6 +71,14 @@ def uniform(*shape: int) -> Operand:
 
 def integers(high: int, *shape: int, dtype: str = "int64") -> Operand:
     return Operand("integers", shape, dtype, high)
+
+
+def divisors(high: int, *shape: int) -> Operand:
+    return Operand("divisors", shape, "int64", high)
+
+
+def small(*shape: int) -> Operand:
+    return Operand("small", shape)
 
 
 def truths(*shape: int) -> Operand:

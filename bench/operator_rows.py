@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from operator_operands import Operand, given, held, integers, normal, positive, truths, uniform
+from operator_operands import Operand, divisors, given, held, integers, normal, positive, truths, uniform
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,13 @@ row(
     [integers(99, *ODD, dtype="uint32"), integers(3, *ODD, dtype="uint32")],
     direction="LEFT",
 )
-for _name in ("Mod", "Div", "Add"):
-    _divisors = [Operand("positive", shape, "int64") for shape in (SQUARE, ODD)]
-    _divisors = [integers(1, *shape, dtype="int64") for shape in (SQUARE, ODD)] if _name == "Add" else _divisors
-    row(f"{_name}_i64", _name, [integers(1000, *SQUARE), _divisors[0]], [integers(1000, *ODD), _divisors[1]])
+for _name, _kind in (("Mod", divisors), ("Div", divisors), ("Add", integers)):
+    row(
+        f"{_name}_i64",
+        _name,
+        [integers(1000, *SQUARE), _kind(7, *SQUARE)],
+        [integers(1000, *ODD), _kind(7, *ODD)],
+    )
 row(
     "Add_f64",
     "Add",
@@ -218,7 +221,6 @@ row(
     [normal(3001, 301), integers(3001, 2000, 1), normal(2000, 301)],
     reduction="add",
 )
-_MASK = np.random.default_rng(1).random(1024) > 0.5
 row(
     "NonZero",
     "NonZero",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from operator_operands import Operand, boxes, definite, given, held, integers, normal, uniform
+from operator_operands import Operand, boxes, definite, given, held, integers, normal, small, uniform
 from operator_rows import IMAGES, ODD, ODD_IMAGES, SQUARE, row
 
 # --- windows --------------------------------------------------------------------------------------
@@ -192,21 +192,21 @@ row("Det", "Det", [definite(64, 32, 32)], [definite(301, 7, 7)])
 row(
     "LSTM",
     "LSTM",
-    [normal(64, 1, 64), *held(normal(1, 512, 64), normal(1, 512, 128), normal(1, 1024))],
-    [normal(33, 3, 50), *held(normal(1, 400, 50), normal(1, 400, 100), normal(1, 800))],
+    [normal(64, 1, 64), *held(small(1, 512, 64), small(1, 512, 128), small(1, 1024))],
+    [normal(33, 3, 50), *held(small(1, 400, 50), small(1, 400, 100), small(1, 800))],
 )
 row(
     "GRU_both_directions",
     "GRU",
-    [normal(64, 4, 64), *held(normal(2, 384, 64), normal(2, 384, 128))],
-    [normal(33, 3, 50), *held(normal(2, 300, 50), normal(2, 300, 100))],
+    [normal(64, 4, 64), *held(small(2, 384, 64), small(2, 384, 128))],
+    [normal(33, 3, 50), *held(small(2, 300, 50), small(2, 300, 100))],
     direction="bidirectional",
 )
 row(
     "RNN",
     "RNN",
-    [normal(64, 4, 64), *held(normal(1, 128, 64), normal(1, 128, 128))],
-    [normal(33, 3, 50), *held(normal(1, 100, 50), normal(1, 100, 100))],
+    [normal(64, 4, 64), *held(small(1, 128, 64), small(1, 128, 128))],
+    [normal(33, 3, 50), *held(small(1, 100, 50), small(1, 100, 100))],
 )
 
 # --- quantisation and signals ---------------------------------------------------------------------

@@ -57,6 +57,8 @@ def difference(ours: Iterable[Any], theirs: Iterable[Any]) -> float:
         wide_a, wide_b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         with np.errstate(invalid="ignore"):
             apart = np.where((wide_a == wide_b) | (np.isnan(wide_a) & np.isnan(wide_b)), 0, np.abs(wide_a - wide_b))
+        if not np.isfinite(apart).all():
+            return np.inf
         finite = np.abs(wide_b[np.isfinite(wide_b)])
         worst = max(worst, float(np.max(apart, initial=0)) / max(float(np.max(finite, initial=0)), 1e-6))
     return worst

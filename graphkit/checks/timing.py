@@ -73,8 +73,8 @@ def interleave(
 
     A turn takes `seconds`, or exactly `runs` runs when that is given, and at least one; the runs before it that wake
     the call are not timed. It begins when the threads of the turn before have come to rest. The cyclic garbage
-    collector is off during a turn. `clock` returns seconds (default: time.perf_counter); time.process_time counts less of what other
-    processes do.
+    collector is off during a turn. `clock` returns seconds (default: time.perf_counter). With
+    time.process_time, what other processes do counts less.
     """
     clock = clock or time.perf_counter
     names = list(calls)

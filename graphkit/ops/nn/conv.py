@@ -287,8 +287,8 @@ class Conv(Convolution):
 
     def grad(self, node: Node, dy: Any) -> Any:
         operands: Any = node.inputs
-        x, w = operands[:2]
-        x = ranked(x, w.rank)
+        w = operands[1]
+        x: Any = ranked(operands[0], w.rank)
         known = x.shape is not None and w.shape is not None
         if known and cuts_patches(w, x, self.window(x.shape[2:], self._kernel(w.shape)), self.group):
             dx = gradient_of_patches(dy, w, x)

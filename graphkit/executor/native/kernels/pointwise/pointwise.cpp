@@ -138,21 +138,32 @@ class Pointwise::Walk {
             places_[steps_.register_place(i)] = {memory, -1};
             memory += kernel.block_ * static_cast<std::int64_t>(steps_.widest);
         }
+        apart_ = kernel.loops_.by_rows && !kernel.stream_;
+        for (const int i : steps_.read) {
+            for (int o = 0; o < steps_.outputs; ++o) {
+                apart_ = apart_ && inputs[i] != outputs[o];
+            }
+        }
+        for (int o = 0; o < steps_.outputs; ++o) {
+            const auto bytes = static_cast<std::int64_t>(size_of(output(o).type));
+            const auto address = reinterpret_cast<std::uintptr_t>(outputs[o]);
+            in_lines_ = in_lines_ && address % kLine == 0 && kernel.loops_.row() * bytes % kLine == 0;
+        }
     }
 
     void run(std::int64_t begin, std::int64_t end) {
         const Loops& loops = kernel_.loops_;
-        run_singles(steps_.once, begin);
-        for (std::int64_t position = begin; position < end;) {
+        run_singles(steps_.once, 0);
+        std::int64_t row = loops.by_rows ? begin / loops.row() : 0;
+        for (std::int64_t position = begin; position < end; ++row) {
             std::int64_t row_end = end;
             if (loops.by_rows) {
-                row_end = std::min(end, (position / loops.row() + 1) * loops.row());
-                run_singles(steps_.row, position);
+                row_end = std::min(end, (row + 1) * loops.row());
+                run_singles(steps_.row, row);
             }
             for (const int i : steps_.read) {
                 const auto at = static_cast<std::size_t>(i);
-                const std::int64_t shift =
-                    loops.by_rows ? loops.row_offset(at, position) - position / loops.row() * loops.row() : 0;
+                const std::int64_t shift = loops.by_rows ? loops.row_offset(at, row) - row * loops.row() : 0;
                 bases_[i] = source(i) + shift * element(i);
             }
             position = run_row(position, row_end);
@@ -168,11 +179,11 @@ class Pointwise::Walk {
     const PointwiseOutput& output(int i) const { return kernel_.source_.outputs[static_cast<std::size_t>(i)]; }
     std::byte* writable(int place) const { return const_cast<std::byte*>(places_[place].data); }
 
-    void run_singles(const std::vector<BlockStep>& steps, std::int64_t position) const {
+    void run_singles(const std::vector<BlockStep>& steps, std::int64_t row) const {
         for (const BlockStep& step : steps) {
             std::byte* y = writable(step.y);
             if (step.kind == BlockStep::Kind::gather) {
-                const std::int64_t offset = kernel_.loops_.row_offset(static_cast<std::size_t>(step.input), position);
+                const std::int64_t offset = kernel_.loops_.row_offset(static_cast<std::size_t>(step.input), row);
                 kernel_.table_.splat(y, source(step.input) + offset * element(step.input), step.element);
                 continue;
             }
@@ -182,39 +193,61 @@ class Pointwise::Walk {
     }
 
     void compute(const BlockStep& step, std::int64_t size) const {
-        const BlockOperand operands[kMaxOperands] = {places_[step.x[0]], places_[step.x[1]], places_[step.x[2]],
-                                                     places_[step.x[3]]};
+        BlockOperand operands[kMaxOperands];
+        for (int i = 0; i < step.count; ++i) {
+            // Each member by itself: one load of both would wait for the two stores that wrote them.
+            const std::byte* data = places_[step.x[i]].data;
+            std::int64_t mask = places_[step.x[i]].mask;
+            asm("" : "+r"(data), "+r"(mask));
+            operands[i] = {data, mask};
+        }
         step.function(writable(step.y), operands, size);
     }
 
     std::int64_t run_row(std::int64_t position, std::int64_t end) {
-        const std::int64_t head = std::min(end - position, elements_before_line(position));
+        const std::int64_t head = kernel_.stream_ ? std::min(end - position, elements_before_line(position)) : 0;
         if (head > 0) {
             position = run_tail(position, head);
         }
         const std::int64_t granule = kernel_.granule_;
+        const std::int64_t begin = position;
+        if (apart_ && !in_lines_ && end - begin >= 4 * granule) {
+            // Vectors of the outputs are whole lines, except for the first and the last ones of a row.
+            const std::int64_t missing = elements_before_line(position);
+            if (missing > 0) {
+                run_in_place(position, granule);
+                position += missing;
+            }
+        }
         while (end - position >= granule) {
             const std::int64_t size = std::min(kernel_.block_, (end - position) / granule * granule);
-            for (const int i : steps_.read) {
-                places_[i] = {bases_[i] + position * element(i), -1};
-            }
-            for (int i = 0; i < steps_.outputs; ++i) {
-                if (output(i).value >= 0) {
-                    const auto bytes = static_cast<std::int64_t>(size_of(output(i).type));
-                    places_[steps_.output_place(i)] = {target(i) + position * bytes, -1};
-                }
-            }
-            run_block(position, size, size);
+            run_in_place(position, size);
             position += size;
+        }
+        if (position < end && apart_ && end - begin >= granule) {
+            // Whole vectors that end with the row: some of their elements are computed again.
+            run_in_place(end - granule, granule);
+            return end;
         }
         return position < end ? run_tail(position, end - position) : position;
     }
 
-    // Elements to the next line of the outputs that go past the caches; 0 where their lines do not begin together.
-    std::int64_t elements_before_line(std::int64_t position) const {
-        if (!kernel_.stream_) {
-            return 0;
+    // Whole vectors, where they are in memory.
+    void run_in_place(std::int64_t position, std::int64_t size) {
+        for (const int i : steps_.read) {
+            places_[i] = {bases_[i] + position * element(i), -1};
         }
+        for (int i = 0; i < steps_.outputs; ++i) {
+            if (output(i).value >= 0) {
+                const auto bytes = static_cast<std::int64_t>(size_of(output(i).type));
+                places_[steps_.output_place(i)] = {target(i) + position * bytes, -1};
+            }
+        }
+        run_block(position, size, size);
+    }
+
+    // Elements to the next line of the outputs; 0 where their lines do not begin together.
+    std::int64_t elements_before_line(std::int64_t position) const {
         std::int64_t elements = -1;
         for (int i = 0; i < steps_.outputs; ++i) {
             if (output(i).value < 0) {
@@ -265,6 +298,9 @@ class Pointwise::Walk {
                 stream(step, padded);
             }
         }
+        if (kernel_.loops_.by_rows) {  // which gather nothing
+            return;
+        }
         const std::int64_t column = position % kernel_.loops_.row();
         kept_size_ = column == kept_column_ ? std::max(kept_size_, size) : size;
         kept_column_ = column;
@@ -297,6 +333,8 @@ class Pointwise::Walk {
     BlockOperand* places_;
     const std::byte** bases_;  // of each input, where element 0 of the output would be, were its rows all like this one
     std::byte* stage_;
+    bool in_lines_ = true;  // each row of the outputs begins with a line
+    bool apart_;  // no output is in the memory of an input, so elements can be computed twice
     // The column of a row where the last block began, and the elements that its gathered rows hold from there on.
     std::int64_t kept_column_ = -1;
     std::int64_t kept_size_ = 0;

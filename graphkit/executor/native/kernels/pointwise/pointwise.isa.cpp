@@ -293,8 +293,9 @@ template <typename T>
 inline void splat_as(std::byte* y, const std::byte* x) {
     T value;
     __builtin_memcpy(&value, x, sizeof value);
-    for (std::size_t i = 0; i < 64 / sizeof(T); ++i) {
-        __builtin_memcpy(y + i * sizeof(T), &value, sizeof value);
+    const Vector<T> copies = splat(value);
+    for (std::size_t i = 0; i < 64; i += sizeof copies) {
+        __builtin_memcpy(y + i, &copies, sizeof copies);
     }
 }
 

@@ -71,14 +71,13 @@ void gather(const Loops& loops, std::size_t i, const std::byte* from, std::byte*
 
 }  // namespace
 
-std::int64_t Loops::row_offset(std::size_t i, std::int64_t position) const {
+std::int64_t Loops::row_offset(std::size_t i, std::int64_t number) const {
     std::int64_t offset = 0;
-    std::int64_t rest = position / row();
-    for (std::size_t axis = sizes.size() - 1; axis-- > 0;) {
-        offset += rest % sizes[axis] * strides[i][axis];
-        rest /= sizes[axis];
+    for (std::size_t axis = sizes.size() - 1; axis-- > 1;) {
+        offset += number % sizes[axis] * strides[i][axis];
+        number /= sizes[axis];
     }
-    return offset;
+    return sizes.size() > 1 ? offset + number * strides[i][0] : offset;
 }
 
 bool Loops::is_periodic(std::size_t i) const {

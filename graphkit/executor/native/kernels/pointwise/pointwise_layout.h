@@ -26,8 +26,8 @@ struct Loops {
     bool by_rows = false;        // whether blocks end at the ends of rows
 
     std::int64_t row() const { return sizes.back(); }
-    // Elements of input i that lie before the row which `position`, an output's element, is in.
-    std::int64_t row_offset(std::size_t i, std::int64_t position) const;
+    // Elements of input i that lie before row `number`.
+    std::int64_t row_offset(std::size_t i, std::int64_t number) const;
     // Whether every row of input i is the same one.
     bool is_periodic(std::size_t i) const;
 };

@@ -433,6 +433,7 @@ class Compiler {
         for (Draft& draft : drafts_) {
             BlockStep step = draft.step;
             step.y = draft.y == kNowhere ? steps_.output_place(draft.output) : place_of(draft.y);
+            step.count = static_cast<int>(draft.x.size());
             for (std::size_t k = 0; k < draft.x.size(); ++k) {
                 step.x[k] = place_of(draft.x[k]);
             }

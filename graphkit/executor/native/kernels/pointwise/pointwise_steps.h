@@ -61,6 +61,7 @@ struct BlockStep {
     BlockFunction function = nullptr;
     int y = 0;                 // places of the result and the operands (see BlockSteps)
     int x[kMaxOperands] = {};
+    int count = 0;  // of operands
     int input = -1;            // of gather
     std::size_t element = 0;   // bytes of an element of y
     bool exact = false;        // computes no more elements than there are: what lies behind them may be a divisor 0
