@@ -91,8 +91,8 @@ def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:
     if not (are_numbers and targets.min() >= 0 and targets.max() < len(train.classes)):
         return line
     counts = np.bincount(targets.reshape(-1), minlength=len(train.classes))
-    each = (f"{name} {count:,}" for name, count in zip(train.classes, counts, strict=True))
-    return f"{line} (for training: {listed(each, len(train.classes), 8)})"
+    each = (f"{name}: {count:,}" for name, count in zip(train.classes, counts, strict=True))
+    return f"{line} (training samples of each class: {listed(each, len(train.classes), 8)})"
 
 
 def skipping(parts: Splits, on_damaged: str | None) -> Splits:

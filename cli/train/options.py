@@ -37,8 +37,8 @@ _DATA = (
     option(
         "--valid", "valid_spec", group=DATA, metavar="DATA",
         help="Validation data, in any form that --data has. Default: the test part of --data, if it has one, as MNIST "
-        "has; otherwise a part of --data is held out, and training uses the rest. With --valid, training uses all of "
-        "--data, and a test part of --data is not used.",
+        "has; otherwise a part of --data is held out, and training uses the rest. With --valid, nothing is held "
+        "out: training uses the whole training part of --data. A test part of --data is not used.",
     ),
     option(
         "--batch-size", group=DATA, type=IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
@@ -299,8 +299,8 @@ _PARALLEL = (
     option(
         "--place", "places", group=PROCESSES, multiple=True, metavar="GROUP=RANK",
         help="Model parallelism: compute the nodes of GROUP, built under gk.attr_scope(ctx_group=GROUP), in process "
-        "RANK. If the processes do not need each other's values in a cycle, they form a pipeline. Give the option once "
-        "for each group.",
+        "RANK. The processes form a pipeline if they can be put in an order in which the forward pass of each reads "
+        "only values of earlier ones. Give the option once for each group.",
     ),
     option(
         "--micro-batches", group=PROCESSES, type=IntRange(1), default=1, show_default=True,

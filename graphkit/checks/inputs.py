@@ -111,7 +111,7 @@ def make_feeds(
     for name, value in missing.items():
         shape = sizes.get(name, ())
         where = f"input {name!r} of shape {list(shape)}"
-        require_memory(_WIDEST * math.prod(shape), where)
+        require_memory(_WIDEST * math.prod(shape), f"{where}, with up to {_WIDEST} bytes for each element")
         try:
             if isinstance(value.type, MapType):
                 chosen[name] = _filled_map(value.type, fill, rng, _keys_read(value, readers))

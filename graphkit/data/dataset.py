@@ -220,10 +220,10 @@ class Dataset:
             stratify: If targets are one integer per sample, take `test_fraction` of each class.
             by: "name" or "position" (default: by name, if the samples have names). By name, a hash of the seed and the
                 name of a sample chooses its part. The sample stays there when others are added or removed. (Exception:
-                if the hash puts all samples of a class into one part, one of them is moved.) The share of the test part
-                is then `test_fraction` on average, and more for small classes: see `order.split_by_name`. By position,
-                samples are chosen at random by their numbers, and the test part has exactly round(test_fraction * n)
-                samples.
+                if the hash puts all samples of a class into one part, one of them is moved.) By name, the share of the
+                test part is `test_fraction` on average, and more for small classes: see `order.split_by_name`. By
+                position, samples are chosen at random by their numbers, and the test part has exactly
+                round(test_fraction * n) samples.
         """
         labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None

@@ -30,13 +30,18 @@ def outputs(results: Any) -> list[Value]:
 
 
 def predicate(value: Value, name: str, what: str) -> Value:
-    """A boolean with one element."""
+    """A boolean with one element, as a scalar."""
+    check_predicate(value, name, what)
+    return value if value.rank == 0 else F.reshape(value, np.zeros(0, np.int64))
+
+
+def check_predicate(value: Value, name: str, what: str) -> None:
+    """Raise TypeMismatch if `value` cannot be a boolean with one element."""
     wanted = value.tensor
     if wanted.dtype is not DType.BOOL or (
         wanted.shape is not None and any(not dims.may_equal(d, 1) for d in wanted.shape)
     ):
         raise TypeMismatch(f"{name}: {what} must be a boolean scalar, not {value}")
-    return value if wanted.rank == 0 else F.reshape(value, np.zeros(0, np.int64))
 
 
 def count(given: int | Value, name: str, what: str) -> Value:

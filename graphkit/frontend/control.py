@@ -32,6 +32,7 @@ from graphkit.frontend import tree
 from graphkit.frontend._leaves import (
     axes_of,
     changed_state,
+    check_predicate,
     count,
     hint,
     leaf,
@@ -165,10 +166,17 @@ def while_loop(
 
     predicate_mark = checkpoint()  # the condition is evaluated before the loop, and at the end of the body
     placeholders = [v.like() for v in inside]
-    holds = predicate(leaf(cond_fn(tree.unflatten(shape, placeholders))), name, "cond_fn's result")
+    holds = leaf(cond_fn(tree.unflatten(shape, placeholders)))
+    check_predicate(holds, name, "cond_fn's result")
     condition, outer = close_over([holds], placeholders, predicate_mark, name="condition")
     (first,) = inline(condition, [*start, *outer])
     (again,) = inline(condition, [*following, *outer])
+    if again.shape != holds.shape:
+        raise TypeMismatch(
+            f"{name}: cond_fn's result must be a boolean scalar, but it is {holds.type} before and {again.type} after "
+            "one iteration, because the shape of the state changes; reduce it to one value"
+        )
+    first, again = (predicate(value, name, "cond_fn's result") for value in (first, again))
     body, captured = close_over([again, *following], [iteration, going, *inside], mark, name="body")
     limit = None if maximum_iterations is None else count(maximum_iterations, name, "maximum_iterations")
     with _marked(name, swap_memory):

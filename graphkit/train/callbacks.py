@@ -277,9 +277,9 @@ class ReduceOnPlateau(_Patient):
 class KeepBest(_Monitor):
     """Keeps the model of the best epoch in the run folder, as `best.json` and `best.*.safetensors`.
 
-    After the first epoch with a finite number, the folder always contains a complete best model: the old one is
-    replaced only when the new one is complete. The model's metadata contains the epoch (`best_epoch`) and the monitored
-    number (such as `best_valid_loss`).
+    After the first epoch whose monitored number is finite, the folder always contains a complete best model: the old
+    one is replaced only when the new one is complete. The model's metadata contains the epoch (`best_epoch`) and the
+    monitored number (such as `best_valid_loss`).
 
     Args:
         monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".

@@ -92,8 +92,10 @@ class Loss:
         """Describe in words which targets an output needs."""
         kind = self.target_type(output)
         if self.classes:
-            return f"class numbers from 0 to {self.largest_target(output)}, {kind}"
-        return f"targets from 0 to 1, {kind}" if self.probabilities else f"targets of its shape, {kind}"
+            largest = self.largest_target(output)
+            numbers = "class numbers" if largest is None else f"class numbers from 0 to {largest}"
+            return f"{numbers}, {kind}, for the output {output}"
+        return f"targets {'from 0 to 1, ' if self.probabilities else ''}of the shape of the output, {kind}"
 
 
 # A loss as a Trainer takes it.

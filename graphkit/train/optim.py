@@ -330,7 +330,7 @@ class Ftrl(Optimizer):
         lr: Learning rate, or a Schedule.
         beta: Added to the root of the sum of squared gradients.
         l1: Strength of L1 regularisation, which makes weights exactly 0.
-        l2: Strength of L2 regularisation. It does not apply to parameters without weight decay.
+        l2: Strength of L2 regularisation. It is multiplied by the `wd_mult` of the parameter (0: no L2).
     """
 
     lr: float | Schedule = 0.1

@@ -149,7 +149,7 @@ class _Target:
             found = aligned(array, wanted.known_shape)
             if found is None:
                 shape = list(array.shape)
-                raise InputError(f"{self._described}; the array given has shape {shape}{self._advice(array)}")
+                raise InputError(f"{self._described}; the targets given have shape {shape}{self._advice(array)}")
             array = found
         array = self._cast(wanted.dtype, array)
         self._check_values(array)
@@ -167,7 +167,9 @@ class _Target:
                 fits &= np.abs(array) < 2.0 ** (ml_dtypes.finfo(array.dtype).nmant + 1)
         if not np.all(fits):
             odd = array[~fits].reshape(-1)[0]
-            raise InputError(f"{self._described}; the {array.dtype} array given holds {odd}{self._advice(array)}")
+            raise InputError(
+                f"{self._described}; the targets given are {array.dtype} and contain {odd}{self._advice(array)}"
+            )
         return cast
 
     def _check_values(self, array: np.ndarray) -> None:
@@ -181,14 +183,13 @@ class _Target:
             fits = not (array.min() < 0 or array.max() > limit)
         if not fits:
             odd = array[(array < 0) | (array > limit)].reshape(-1)[0]
-            raise InputError(f"{self._described}; the array given holds {odd}{self._advice(array)}")
+            raise InputError(f"{self._described}; the targets given contain {odd}{self._advice(array)}")
 
     @property
     def _described(self) -> str:
         if self._loss is None:
             return f"target {self._name!r} is {self._type}"
-        wanted = self._loss.describe_target(self._output)
-        return f"loss {self._loss.name!r} compares the output {self._output} with {wanted}"
+        return f"loss {self._loss.name!r} needs {self._loss.describe_target(self._output)}"
 
     def _advice(self, array: np.ndarray) -> str:
         """Return the end of a message: how to change the targets, or which loss takes them. Empty if unknown."""
@@ -196,24 +197,24 @@ class _Target:
             return ""
         if self._loss.name == "softmax_cross_entropy":
             if _is_one_hot(array) and array.shape[-1:] == self._shape[-1:]:
-                return ": these are one-hot rows; give the numbers of the classes, targets.argmax(-1)"
+                return ". They are one-hot rows: give the numbers of the classes, targets.argmax(-1)"
             if array.dtype.kind == "f" and aligned(array, self._shape) is not None:
-                return ': these look like regression targets; use loss="mse" (--loss mse)'
+                return '. They look like regression targets: use loss="mse" (--loss mse)'
             if array.size and array.dtype.kind in "iu" and array.min() == 1 and array.max() - 1 == self.largest:
-                return ": classes count from 0; subtract 1"
+                return ". Classes count from 0: subtract 1"
             if array.dtype.kind == "f":
                 return (
-                    ", which is not a class number; for a regression, give the model one output and use "
+                    ". They are not class numbers: for a regression, give the model one output and use "
                     'loss="mse" (--loss mse)'
                 )
             return ""
         if array.dtype.kind in "biu" and aligned(array, self._shape[:-1]) is not None:
             return (
-                ': these are whole numbers, one per sample; for class numbers use loss="softmax_cross_entropy" '
+                '. They are whole numbers, one per sample: for class numbers, use loss="softmax_cross_entropy" '
                 "(the default)"
             )
         if self._loss.name == "sigmoid_binary_cross_entropy":
-            return ': if these targets are not probabilities, use loss="mse" (--loss mse)'
+            return '. If they are not probabilities, use loss="mse" (--loss mse)'
         return ""
 
 

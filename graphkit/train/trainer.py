@@ -85,9 +85,9 @@ class Trainer(BaseTrainer):
             whenever the batch size changes. Gradients do not flow into earlier batches. `step` does not feed these
             inputs: pass them yourself.
         targets: A dict of target name to TensorType. Required if `loss` is a function.
-        output: Name of the output for the loss and the metrics. If the model has several outputs, a loss given by name
-            requires it. By default, a function gets all outputs. The metrics use the first output by default, or the
-            first output of the dict if `loss` is a dict.
+        output: Name of the output for the loss and the metrics. Required if the model has several outputs and `loss` is
+            a name. If `loss` is a function, it gets all outputs unless `output` is given. The metrics use the first
+            output by default, or the first output of the dict if `loss` is a dict.
         loss_weights: Factors of the losses, by output, if `loss` is a dict.
         mixup: Mix pairs of samples and their losses, with a weight drawn from Beta(mixup, mixup).
         cutmix: Replace a box of each image by the same box of another image of the batch. The box's share of the area
@@ -100,11 +100,10 @@ class Trainer(BaseTrainer):
             Without effect on the CPU.
         seed: Seed of dropout, of mixing and of the data order.
         precision: "f32", "bf16", "f16", "tf32" or "fp8". "bf16" rounds operands and results of matrix products and
-            convolutions to bfloat16, also in the backward pass. These stay float32: parameters, optimizer
-            states, weight gradients of convolutions, depthwise convolutions, and all other operators. The other three
-            precisions need a GPU.
-            "f16" rounds to float16 instead, and multiplies the loss by a scale during the backward pass. If gradients
-            are not finite, the update is skipped and the scale is halved. If the scale is already 1,
+            convolutions to bfloat16, also in the backward pass. These stay float32: parameters, optimizer states,
+            weight gradients of convolutions, depthwise convolutions, and all other operators. "f16", "tf32" and "fp8"
+            need a GPU. "f16" rounds to float16 instead, and multiplies the loss by a scale during the backward pass. If
+            gradients are not finite, the update is skipped and the scale is halved. If the scale is already 1,
             on_nonfinite="raise" raises NotFinite instead. "tf32" keeps 11 significant bits of the float32 operands of
             matrix products and convolutions. "fp8" is "bf16" with 8-bit operands of matrix products (see docs/gpu.md).
         deterministic: Make results bit-identical for any number of threads.
@@ -213,9 +212,10 @@ class Trainer(BaseTrainer):
     ) -> list[dict[str, float]]:
         """Train on a data set for a number of epochs.
 
-        After `resume`, and after a `fit` that was interrupted or failed, this call continues that run. The result is
-        bit-identical to a run without interruption. If the resumed run is already complete, `fit` trains nothing and
-        warns. In all other cases, `fit` starts a new run.
+        After `resume`, and after a `fit` that was interrupted or failed, this call continues that run. With the same
+        number of epochs and of threads (or with `deterministic`), the result is bit-identical to a run without
+        interruption. If the resumed run is already complete, `fit` trains nothing and warns. In all other cases, `fit`
+        starts a new run.
 
         With a folder, `fit` writes a checkpoint after every epoch, and logs to `log.jsonl`. Rank 0 writes the files and
         shows the progress.
@@ -355,8 +355,8 @@ class Trainer(BaseTrainer):
 
         Raises:
             InvalidModel: The checkpoint does not fit this trainer.
-            UsageError: The number of processes has changed, and the checkpoint contains carried state; or it contains
-                accumulated gradients, and this trainer does not accumulate.
+            UsageError: The number of processes has changed, and the checkpoint was written within an epoch and contains
+                carried states; or the checkpoint contains accumulated gradients, and this trainer does not accumulate.
             UnsafeModel: A file of the folder is a symbolic link to a place outside of it.
         """
         saving.resume(self, folder, trusted)

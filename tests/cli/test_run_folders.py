@@ -201,7 +201,7 @@ def test_pictures_are_counted_before_training(tmp_path: Path, capsys: pytest.Cap
         f"{folder}: {len(parts.train)} images for training, {len(parts.test)} for validation, split by file name"
         in told
     )
-    assert f"2 classes (for training: cat {counts[0]}, dog {counts[1]})" in told
+    assert f"2 classes (training samples of each class: cat: {counts[0]}, dog: {counts[1]})" in told
 
 
 @pytest.mark.parametrize(("classes", "has"), [(10, 2), (2, 3)])

@@ -181,6 +181,8 @@ def test_while_loop_errors():
         gk.while_loop(lambda s: keep(s["h"]), lambda s: {"h": gk.cast(s["h"], to="int64")}, {"h": x})
     with pytest.raises(TypeMismatch, match="cond_fn's result must be a boolean scalar"):
         gk.while_loop(lambda s: s, lambda s: s, x)
+    with pytest.raises(TypeMismatch, match=r"^while_loop: cond_fn's result .* is bool\[\?\d+\] before and bool\[2\*\?"):
+        gk.while_loop(lambda s: s < 3.0, lambda s: gk.concat(s, s, axis=0), gk.input("y", [1]))
     with pytest.raises(UsageError, match="no value"):
         gk.while_loop(lambda s: True, lambda s: s, ())
     with pytest.raises(UsageError, match=r"maximum_iterations must be an integer or a graph value or None, not 2.5"):

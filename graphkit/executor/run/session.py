@@ -80,7 +80,7 @@ class Executor:
         share: Let the memory planner share memory between values. It does not change the results.
         deterministic: Make results bit-identical for any number of threads.
         precision: "bf16" rounds operands and results of matrix products, convolutions and their gradients to bfloat16
-            (each with a relative error of at most 2^-8), and sums in float32; see
+            (each with a relative error of at most 2^-8). The sums are computed in float32; see
             `graphkit.passes.layout.round_products` for exceptions. On a GPU, it also rounds attention. The other
             precisions need a GPU. "f16" does the same with float16. "fp8" is "bf16" with 8-bit operands of matrix
             products (`graphkit.passes.fuse.float8_products`). "tf32" keeps 11 significant bits of the float32 operands
@@ -89,8 +89,8 @@ class Executor:
         declared: Shapes that a file declares for the graph's values. If one is wrong, you get a DeclarationWarning.
         collectives: Performs the graph's all-reduces over processes. Without it, this process is the only participant.
         channels: Sends values from one process to another.
-        max_memory: Limit of the bytes of one run, or of one node of it, such as 500_000_000 or "500MB" (default:
-            GRAPHKIT_MAX_MEMORY, else the free memory of the machine).
+        max_memory: Limit in bytes: neither a run nor any single node of it may need more, such as 500_000_000 or
+            "500MB" (default: GRAPHKIT_MAX_MEMORY, else the free memory of the machine).
         max_iterations: Limit of the iterations of a Loop or Scan (default: GRAPHKIT_MAX_ITERATIONS, else none).
         timeout: Limit of the seconds of one run (default: GRAPHKIT_TIMEOUT, else none).
 
@@ -206,9 +206,9 @@ class Executor:
         """Compute outputs for the fed inputs.
 
         The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps. Once a
-        run writes new values of states, neither of them ends it. Long loops therefore run before the first state is
-        written. A loop of at most 10,000 steps in all iterations may run later; its number of iterations is checked
-        before the run.
+        run writes new values of states, neither of them ends it. Therefore, loops of more than 10,000 steps (counted
+        over all iterations) run before the first state is written. A shorter loop may run later. Its number of
+        iterations is checked against `max_iterations` before the run.
 
         Args:
             feeds: Arrays by input name.
@@ -241,10 +241,10 @@ class Executor:
             return self._within_limits(feeds, outputs, out, discard)
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
-        """Start copying the arrays of a later run to the device, while it computes. Any thread may call it.
+        """Start copying the arrays of a later run to the device, while the device computes. Any thread may call this.
 
-        Do not change these arrays until that run. It recognises them by their memory addresses. On the CPU, it does
-        nothing.
+        Do not change these arrays until that run, which recognises them by their memory addresses. On the CPU, this
+        method does nothing.
         """
         for name, array in feeds.items():
             if isinstance(array, np.ndarray):

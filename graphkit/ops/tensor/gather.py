@@ -217,8 +217,8 @@ def nd_pair(xp: Any, x: Any, indices: Any, batch_dims: int = 0) -> tuple[Any, An
 class GatherND(Op):
     """Slices of x at index tuples.
 
-    x: [*batch, *a, *b]; indices: int64 [*batch, *c, len(a)]: each row of the last axis is one index tuple. The result
-    is [*batch, *c, *b]. The first `batch_dims` axes are shared.
+    x: [*batch, *a, *b]; indices: int64 [*batch, *c, len(a)]: the numbers along the last axis are one index tuple into
+    *a. The result is [*batch, *c, *b]. *batch are the first `batch_dims` axes.
     """
 
     batch_dims: int = 0
