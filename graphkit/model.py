@@ -157,9 +157,10 @@ class Model:
 
         This changes the model.
 
-        Exporters store equal tensors only once: the scale and the running variance of a new normalisation, the
-        statistics of several layers, or a weight and a bound of Clip. Training must update some of them and not others.
-        Weights that several layers share stay shared. Outputs of the model do not change.
+        Exporters store equal tensors only once. So one tensor may be the scale and the running variance of a new
+        normalisation, the statistics of several layers, or a weight and a bound of Clip. Training must be able to
+        update one of these and keep another. Weights that several layers share stay shared. Outputs of the model do not
+        change.
 
         Returns:
             The name of each new tensor (of role "state", at the end of `params`) with the name of the tensor that it
@@ -646,10 +647,10 @@ def _resolved(graph: Graph, names: Sequence[str]) -> Graph:
 def block_loops(model: Model, block: Block = "sqrt") -> Model:
     """Return the model with the iterations of its loops grouped in blocks, so that training takes less memory.
 
-    Training then saves only the states at the borders of blocks. The backward pass recomputes one block at a time.
-    For T iterations, this needs memory for the values of T / block + block iterations instead of T, and one more
-    forward pass. The change applies to Scan, and to Loop without scan outputs, also in imported files. Parameters are
-    copied.
+    Training then saves only the states at the borders of blocks. The backward pass recomputes one block at a time. For
+    T iterations, this needs memory for the values of T / block + block iterations instead of T, and the time of one
+    more forward pass. The change applies to Scan, and to Loop without scan outputs, also in imported files. Parameters
+    are copied.
 
     Args:
         model: Any model.

@@ -98,7 +98,7 @@ class LazyDataset(Dataset):
 
         Args:
             workers: Number of processes that make samples in advance, or a `Workers` that several data sets share. With
-                0, each batch is made when it is requested. The bits of a batch do not depend on it.
+                0, each batch is made when it is requested. Batches are bit-identical for any number of workers.
             on_damaged: Behaviour if a sample raises DamagedSample. "raise" ends the epoch with this error. "skip"
                 replaces the sample by the next readable one, so that batches keep their sizes and resuming stays exact.
                 Each damaged sample gives one warning. More than 1,000 damaged samples in a row raise InputError.

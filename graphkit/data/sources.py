@@ -90,9 +90,9 @@ def load(
     - file.csv, file.tsv, file.parquet, or "table:FILE": one sample per row. In .csv and .tsv files, the first line is a
       header if it is not numeric. The target is the column called y, target, targets, label, labels or class, else the
       last. Targets that are whole numbers become int64; texts become class numbers, with the classes in sorted order.
-      The other columns are the input `x`, float32 [N, columns]. Text columns are one-hot encoded: each different text
-      becomes a column of 0 and 1. Options: target, columns, drop, categorical, categories, missing, indicator, scale,
-      header, delimiter; see docs/tables.md.
+      The other columns are the input `x`, float32 [N, columns]. By default, text columns are one-hot encoded: each
+      different text becomes a column of 0 and 1. Options: target, columns, drop, categorical, categories, missing,
+      indicator, scale, header, delimiter; see docs/tables.md.
     - "ratings:FOLDER", or the folder: u.data, ratings.dat or ratings.csv of MovieLens; "ratings:FILE": such a file with
       any name; see Ratings. Options: held_out.
     - "images:FOLDER", or the folder: images FOLDER/CLASS/a.png, or FOLDER/train/CLASS/a.png with FOLDER/val, valid,

@@ -59,7 +59,7 @@ def create(
 
     Args:
         type: "local" (one process), "dist_sync" (all-reduce), or with parameter servers "dist_async" (asynchronous),
-            "dist_bounded" (bounded staleness) or "elastic" (elastic averaging). Names of MXNet such as "device" or
+            "dist_bounded" (bounded staleness) or "elastic" (elastic averaging). MXNet's names such as "device" or
             "dist" are also accepted.
         timeout: Seconds without a heartbeat from a process after which the job ends. The job also ends if a process
             does not call `create` within this time; for this, at least 10 seconds are allowed. Default:

@@ -353,8 +353,8 @@ def attach(
             multiplied by `weights` and added.
         targets: The types of the targets by name. Required for a function. A named loss determines the type itself. A
             dict of losses also determines the names: see `target_of`.
-        output: Name of the output for the loss. A named loss requires it if there are several outputs. By default, a
-            function gets all outputs.
+        output: Name of the output for the loss. Required if there are several outputs and the loss is a name. If the
+            loss is a function, it gets all outputs unless `output` is given.
         weights: Factors of the losses of a dict, by output (default: 1).
         mixed: Add a second input for each target (`SECOND`) and a scalar input `MIX`. The loss is MIX * loss(targets) +
             (1 - MIX) * loss(second targets), as in mixup (Zhang et al., 2018).

@@ -63,7 +63,7 @@ class Trainer(BaseTrainer):
         optimizer: An optimizer such as `gk.optim.SGD(0.1)`, or its name.
         device: "cpu" or "cuda". With several processes on a host and "cuda", process n uses GPU n. If there are fewer
             GPUs than processes, several processes share a GPU. A dict such as `{"first": "cuda:0", "second": "cuda:1"}`
-            runs the groups of `gk.attr_scope(ctx_group=...)` on several devices of one process (see docs/training.md).
+            runs the groups of `gk.attr_scope(ctx_group=...)` on several devices of one process (see docs/gpu.md).
         threads: Number of CPU threads.
         kvstore: A KVStore for several processes. With `dist_sync`, each process contributes its part of the batch to
             every update, unless `groups` is given. With parameter servers, each process takes its steps independently.

@@ -42,7 +42,8 @@ def load(
 
     Args:
         path: The file.
-        target: The target column, or several (default: y, target, label or class, else the last column).
+        target: The target column, or several (default: y, target, targets, label, labels or class, else the last
+            column).
         columns: The input columns (default: all others).
         drop: Columns that are not inputs.
         categorical: Columns of numbers that are names of categories.
