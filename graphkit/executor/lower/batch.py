@@ -28,7 +28,7 @@ _SIZED = ("Reshape", "Resize")
 
 
 class Batch:
-    """A graph with examples along the first axis of its `inputs` (positions) and of all outputs."""
+    """A graph whose inputs at the positions `inputs`, and all outputs, have the examples along their first axis."""
 
     def __init__(self, graph: Graph, symbol: str, examples: Collection[Value]):
         self.symbol = symbol
@@ -80,9 +80,9 @@ def _bytes(itemsize: int, dims: Iterable[int]) -> int:
 def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
     """Return the Batch of a graph, or None if its examples are not independent. Takes linear time.
 
-    The inputs are examples, except those at the positions `fixed`. Values that are computed only from the shapes of
-    examples may be operands of Reshape and Resize. If another operator reads them together with examples, the graph has
-    no Batch.
+    All inputs are batched, except those at the positions `fixed`. Reshape and Resize may also read values that are
+    computed only from the shapes of batched tensors. If another operator reads such a value together with a batched
+    tensor, the graph has no Batch.
     """
     used = {v for node in graph.nodes for v in node.operands} | set(graph.outputs)
     fed = [v for i, v in enumerate(graph.inputs) if i not in fixed and v in used]

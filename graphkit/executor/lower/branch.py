@@ -1,4 +1,4 @@
-"""An If: as two graphs of the native program, or as kernels on the arrays of a device.
+"""Lower an If to two subgraphs of a native program, or to kernels on device arrays.
 
 On a device, the host reads the condition and runs the steps of one branch. A recording contains both branches if the
 device supports conditions in recordings.
@@ -28,7 +28,7 @@ class Branch(SubgraphStep):
     Args:
         node: The If.
         lowered: The branches by their part.
-        refused: Why a branch cannot be computed, for each such branch. If a run takes it, the run fails.
+        refused: For each branch that cannot be lowered, the reason. A run that takes such a branch fails.
         returned: Positions of the node's outputs that are used. The branches return only these.
         native: Whether the branches run in a native program.
     """
@@ -103,7 +103,7 @@ class RecordedBranch(PreparedBranch, Conditional):
 
     def __init__(self, device: Device, branch: Branch, bodies: Mapping[str, ArrayBody]):
         super().__init__(device, branch, bodies)
-        # A launch that sets the conditions, and a node for each branch.
+        # 3: one launch that sets the conditions, and one node for each branch.
         self.launches = 3 + sum(body.launches for body in bodies.values())
         self.repeats = any(body.repeats for body in bodies.values())
 

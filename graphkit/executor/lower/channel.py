@@ -1,7 +1,7 @@
-"""Steps that send values to other processes, and receive values from them. They may be in any subgraph.
+"""Steps that send values to other processes and receive values from them. They may be in any subgraph.
 
-Each is a call of Python in a native program. Such a step does not count as interpreted, because the call takes no
-longer than sending the message.
+A native program calls Python for each such step. The steps do not count as interpreted: compared with the message
+itself, the call takes little time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphkit.passes.core.sweep import all_nodes
 
 
 class ChannelStep(AtRunTime):
-    """A value that is sent or received."""
+    """A step that sends or receives one value."""
 
     def __init__(self, node: Node, channels: Channels, used: Sequence[bool]):
         super().__init__(node)

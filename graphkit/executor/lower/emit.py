@@ -113,8 +113,8 @@ class Emitter:
         node, lowering = lowered.placement.steps[index], lowered.lowerings[index]
         name = prefix + lowered.graph.node_name(node)
         self.allocates |= lowering.allocates
-        # Steps in Python find their operands themselves. Do not locate their results: that would create buffers, but
-        # such a step may return its results as arrays.
+        # Steps in Python find their operands themselves. Do not call `locations.outputs` for them: it would create a
+        # buffer for each dynamic result, but these steps may return such results as new arrays.
         inputs = [] if lowering.in_python else locations.inputs(node, lowering)
         outputs = [] if lowering.in_python else locations.outputs(node)
         lowering.emit(Emission(self, builder, name, index, inputs, outputs, locations.scratch(index)))
@@ -164,7 +164,8 @@ class _Locations:
             if operand is None or position in lowering.unread:
                 found.append(ABSENT)
             elif position in packed:
-                # Emit only the packed copy: a location of the plain array would keep that in memory as well.
+                # Refer only to the packed copy. Asking for the location of the unpacked array would keep it in memory,
+                # too.
                 array = self._lowered.fixed[self._lowered.placement.root[operand]]
                 found.append(self._emitter.fixed(array, packing, position))
             else:

@@ -22,7 +22,7 @@ class KnownLoop(NamedTuple):
     """A loop whose number of iterations is known before a run.
 
     Attributes:
-        name: Its name, with those of the loops around it.
+        name: Its name, prefixed with the names of the enclosing loops.
         node: The node.
         trips: The number of iterations.
     """
@@ -33,7 +33,7 @@ class KnownLoop(NamedTuple):
 
 
 def longest_loop(lowered: LoweredGraph, prefix: str = "") -> KnownLoop | None:
-    """Return the loop with the most iterations among the known ones that every run executes; None if there are none.
+    """Return the loop with the largest known number of iterations; None if there is none.
 
     Loops in branches do not count, because a run may take the other branch. Takes time linear in nodes, including those
     of subgraphs.
@@ -77,10 +77,11 @@ def _elements(part: object, placement: Placement) -> object:
 def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) -> frozenset[Node]:
     """Return the steps that can be the first to fail: because of values, Python code, iterations or unplanned memory.
 
-    A loop that is not short is such a step, because a limit or Ctrl-C may end it. Collectives are not: they fail only
-    if another process does. The steps run before states are overwritten. If one of them reads the new value of a state,
-    that value is written to other memory first (see `donated_states`). Takes time linear in nodes, including those of
-    subgraphs.
+    A loop that is not short may fail, because a limit or Ctrl-C may end it. Collectives do not count: they fail only if
+    another process does.
+
+    These steps must run before any state is overwritten. If such a step reads the new value of a state, this value is
+    written to separate memory (see `donated_states`). Takes time linear in nodes, including those of subgraphs.
 
     lowerings: as in `repeated_checks`.
     """

@@ -1,8 +1,8 @@
-"""Loop and Scan: as a graph of the native program, or as kernels on the arrays of a device.
+"""Lower Loop and Scan to a subgraph of a native program, or to kernels on device arrays.
 
 The number of iterations may be known only in a run. In a native program, outputs that are stacked an unknown number of
-times grow in a buffer, and so do states whose shape changes. The step owns a block of working memory: the states that
-pass from one iteration to the next, and the arena of its body.
+times are in buffers that grow, and so are states whose shape changes. The step owns a block of working memory: the
+states that pass from one iteration to the next, and the arena of its body.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Loop(SubgraphStep):
         self.subgraphs = {"body": layout.body}
         known = layout.known_trips
         self.trips = math.inf if known is None else known
-        # Each iteration counts as a step itself: without it, an empty body would give infinity * 0.
+        # The loop's own work counts as one step for each iteration. With 0, an empty body would give infinity * 0.
         self.executed_steps = 1 if known == 0 else self.trips * (1 + layout.body.executed_steps)
         if native:
             self.unread = frozenset() if _has_data_dependent_rows(layout) else layout.unread
         elif may_repeat(layout):
-            self.failure = _too_many
+            self.failure = _iteration_limit_error
 
     @property
     def host_reason(self) -> str:
@@ -101,14 +101,14 @@ class Loop(SubgraphStep):
                 step.writer.copy(step.builder, name, value, inputs[operand], outputs[output])
 
     def _shapes_if_empty(self, inputs: Sequence[Location]) -> _ShapesIfEmpty:
-        """Return the function, with its operands, that computes the shapes of stacked outputs if no iteration runs."""
+        """Return a function that computes the shapes of stacked outputs if no iteration runs, and its operands."""
         node = self.layout.node
         operands = [run_time_operand(v, at) for v, at in zip(node.inputs, inputs, strict=True)]
-        outputs = [s.output for s in self.layout.grown]
+        outputs = [s.output for s in self.layout.dynamic_stacks]
         return partial(_empty_rows, node, outputs), list(inputs), operands
 
 
-def _too_many(node: Node, word: int) -> LimitReached:
+def _iteration_limit_error(node: Node, word: int) -> LimitReached:
     """Return the error of a loop that reached the limit of iterations. word: as set by the device."""
     return limits.too_many_iterations(node.describe())
 

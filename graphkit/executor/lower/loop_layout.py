@@ -1,4 +1,4 @@
-"""The parts of a Loop or a Scan and its working memory, the same for native programs and for devices' arrays."""
+"""The parts of a Loop or a Scan and the layout of its working memory, which native programs and devices share."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class CarriedState(NamedTuple):
         before: Input of the body.
         output: Position of its last value among the node's outputs.
         after: Output of the body.
-        buffers: Offsets of the two buffers of a double buffer: one iteration writes the one, the next iteration the
-            other. Or an index of `LoopLayout.stacked`: the state is that slice. None: its shape changes.
+        buffers: If the body also stacks the state: its index in `LoopLayout.stacked`. If its shape changes: None. Else
+            the offsets of two buffers, which the iterations write in turn.
     """
 
     operand: int
@@ -96,7 +96,7 @@ class LoopLayout:
         return self.iteration is not None
 
     @property
-    def grown(self) -> tuple[Stacked, ...]:
+    def dynamic_stacks(self) -> tuple[Stacked, ...]:
         """The outputs whose number of slices is not known before a run."""
         return tuple(s for s in self.stacked if not has_fixed_size(self.node.outputs[s.output]))
 
@@ -135,7 +135,7 @@ class LoopLayout:
             inputs: The operands of the node.
             before: Returns where a state is.
             row: Returns where a slice is.
-            captured: Returns where a captured operand is, by the input of the body and the operand.
+            captured: Called with an input of the body and the captured operand; returns where that operand is.
         """
         found = [*head]
         for value in self.body.graph.inputs[len(head) :]:
@@ -159,7 +159,7 @@ class LoopLayout:
         Args:
             flag: Where it writes the condition; None if there is none.
             rows: Where it writes the slices that are stacked.
-            after: Returns where it writes a state. It is called for states that are not one of these slices.
+            after: Returns where it writes a state. It is not called for a state that is also a stacked slice.
         """
         states = [rows[s.buffers] if isinstance(s.buffers, int) else after(s) for s in self.states]
         return [*([] if flag is None else [flag]), *states, *rows]
@@ -181,7 +181,7 @@ def layout_of(site: Site) -> LoopLayout:
     """Return the layout of a Loop or a Scan over slices along the first axis. Raises NotNative."""
     node, block = site.node, Block()
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):
-        raise NotNative("only tensors of numbers are carried, scanned and captured")
+        raise NotNative("an operand or result is not a tensor of numbers")
     view = LoopView.of(node)
     _check_axes(view)
     if why := site.unspecialised.get((node, "body")):
@@ -227,7 +227,7 @@ def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[C
             unchanged.append((view.lead + i, i))
             continue
         if has_fixed_size(before) != has_fixed_size(state.final):
-            raise NotNative(f"a state is {before.type} inside and {state.final.type} after")
+            raise NotNative(f"a state has the type {before.type} in the body, but {state.final.type} after the loop")
         buffers: tuple[int, int] | int | None = None
         if after in free and has_fixed_size(before):
             buffers = rows.index(after)

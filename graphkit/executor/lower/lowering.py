@@ -193,7 +193,7 @@ class Settings(NamedTuple):
         collectives: Collectives with other processes.
         channels: Single values from and to other processes.
         tf32: See KernelContext.
-        number: The number of the device among those of its kind.
+        number: The index of the device: 1 for "cuda:1".
     """
 
     device: str
@@ -221,10 +221,10 @@ class NotNative(Exception):
 
 
 class Writer(Protocol):
-    """The emitter, as lowerings use it. It numbers the external memory of one program."""
+    """The interface of the emitter that lowerings call. It numbers the external memory of one program."""
 
     def new_external(self) -> int:
-        """Return the number of a new block of external memory, whose address the steps of the program set."""
+        """Return the number of a new block of external memory. A step of the program sets its address."""
         ...
 
     def new_buffer(self) -> Location:
@@ -287,8 +287,8 @@ class Lowering(ABC):
         subgraphs: The graphs that the node runs, by "then" and "else", or by "body". This key is a part of the names of
             their steps.
         in_python: Whether the step is a call of Python.
-        may_fail: Whether such steps can fail in a run for other reasons than the values that `Op.value_check` names,
-            such as an error in Python code.
+        may_fail: Whether such steps can fail in a run for reasons that `Op.value_check` does not cover, such as an
+            error in Python code.
         allocates: Whether a native program allocates memory for such steps in a run.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
         trips: For a loop, the number of iterations in each run; infinity if it depends on values. None: not a loop.

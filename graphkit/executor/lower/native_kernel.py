@@ -1,4 +1,4 @@
-"""Nodes of known sizes with a kernel of the device."""
+"""Lower nodes whose sizes are known to kernels of the device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Placeholders for shapes and elements that are known only at run time, to try beforehand whether a node has a kernel.
+"""Placeholders for shapes and elements that are known only at run time.
 
-If a kernel can be made for the placeholders, one is expected for all valid operands. If a run finds that there is none,
-it interprets the node. Invalid operands are errors of the run.
+Lowering makes a kernel for the placeholders to find out whether a node has one. If this succeeds, a kernel is expected
+for all valid operands. If a run finds that there is none, it interprets the node. Invalid operands are errors of the
+run.
 """
 
 from __future__ import annotations
@@ -168,8 +169,8 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
     1. The same number for all sizes, except the channels of a convolution, which follow from its weights.
     2. Sizes that fit the operand, or the result, of a Reshape.
     3. Sizes that fit the other operand of a matrix product.
-    4. For broadcasting: the size that another operand has along the same axis, counted from the end. First, axes of
-       size 1 are ignored; then they count, too.
+    4. For broadcasting: the size that another operand has along the same axis, counted from the end. The first try
+       ignores axes of size 1; the second one includes them.
     5. In a dimension that depends on several unknown sizes, all but one are 0.
     6. 1 for all sizes.
     """
@@ -199,10 +200,11 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
 
 
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
-    """Return placeholders for the unknown sizes of a Reshape's result that its operand does not have.
+    """Return placeholders for unknown sizes that are in the result of a Reshape, but not in its operand.
 
-    All but one are 1, and that one gives the result as many elements as the operand has. If the target shape contains
-    -1, all are 1. Returns None if there are no such sizes, or if none fits. sizes: the placeholders of the operand.
+    All but one are 1. That one gives the result as many elements as the operand has. If the target shape contains -1,
+    all are 1. Returns None if there are no such sizes, or if no placeholder fits. sizes: the placeholders of the
+    operand.
     """
     if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
         return None

@@ -25,8 +25,8 @@ from graphkit.passes.core.sweep import rewrite
 # most of them once, to pack them, and is then done with them.
 KEPT_BYTES = 1 << 16
 
-# Nodes whose results have more than this many times the bytes of their operands are not prepacked. Prepacked results
-# stay in memory. Results that each run computes take memory for only a part of the run.
+# A node is prepacked only if its results have at most this many times the bytes of its operands. Prepacked results
+# always stay in memory; results that each run computes need memory for only a part of the run.
 GROWTH_LIMIT = 4
 
 
@@ -60,7 +60,7 @@ class _Group:
 
 
 class DerivedArray:
-    """One output of a group: a VersionedArray, as a parameter is."""
+    """One output of a group. Like a parameter, it is a VersionedArray."""
 
     __slots__ = ("_group", "_index")
 
@@ -80,8 +80,8 @@ class DerivedArray:
 def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[Graph, dict[str, DerivedArray]]:
     """Return the graph without the nodes of prepacked values, and the arrays of these values. Takes linear time.
 
-    In the returned graph, each prepacked value is an additional input with the role parameter. The arrays are by the
-    names of these inputs. `parameters` are the inputs that no update writes.
+    In the returned graph, each prepacked value is an additional input with the role parameter. The arrays are keyed by
+    the names of these inputs. `parameters` are the inputs that no update writes.
     """
     prepacked = _prepacked_nodes(graph, parameters)
     if not prepacked:

@@ -107,7 +107,7 @@ def _holds_strings(value: Value) -> bool:
 
 
 def interpreted(site: Site, reason: str) -> Lowering:
-    """Return the lowering to the reference of the node's operator, which every operator has."""
+    """Return the lowering to the Python reference implementation of the operator. Every operator has one."""
     if site.dynamic:
         return PythonFunction("interpreted", partial(run_node, site.node), reason)
     return PythonKernel("interpreted", site.node, interpreted_kernel(site.node), reason)

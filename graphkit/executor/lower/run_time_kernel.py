@@ -175,7 +175,8 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             try:
                 types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # If all sizes are known, views and known elements do not count: they follow from placeholder elements.
+                # If all sizes are known, accept only a kernel: views and known elements then follow from the
+                # placeholder elements, which differ from those of a run.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others
@@ -184,10 +185,10 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
 
 
 def decided_by_sizes(node: Node) -> bool:
-    """Return whether the results' sizes are inferred without elements, even if unknown sizes turn out to be 1.
+    """Return whether the shapes of the operands alone determine the shapes of the results, even if unknown sizes are 1.
 
-    Expand is an example where they are not: an operand's size above 1 is also the size of the result, but if it is 1,
-    the elements of `shape` determine the size of the result.
+    Expand is a counterexample. A size above 1 of its operand is also the size of the result. But if the size is 1, the
+    elements of `shape` determine the size of the result.
     """
     try:
         ones: dict[str, Dim] = dict.fromkeys(next(assumed_sizes(node)), 1)

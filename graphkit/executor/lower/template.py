@@ -60,7 +60,7 @@ class _Made(NamedTuple):
 class SizedCode(NamedTuple):
     """A native program for given sizes, and the memory outside its arena.
 
-    `results` are the types of the outputs, whose external memory has the numbers after those of the inputs.
+    `results` are the types of the outputs. External memory is numbered in this order: inputs, then outputs.
     `shape_values` are arrays whose elements are computed from the sizes, with the number of their external memory.
     """
 
@@ -178,7 +178,7 @@ class Template:
         self._nodes = [
             self._step(node, node in computed, alike) for node in graph.nodes if not isinstance(node.op, Constant)
         ]
-        self._alike = list(dict.fromkeys(alike.values()))
+        self._distinct_steps = list(dict.fromkeys(alike.values()))
         for view, root in self.placement.root.items():
             if self._bytes[view] != self._bytes[root]:
                 self._equal.append((self._bytes[view], self._bytes[root]))
@@ -190,7 +190,7 @@ class Template:
         Raises InputError if the shapes contradict each other, and NotNative if they need another program.
         """
         sizes = self._sizes(shapes)
-        found = {step: self._kernel(step, sizes) for step in self._alike}
+        found = {step: self._kernel(step, sizes) for step in self._distinct_steps}
         made = [kernel for step in self._nodes if (kernel := found[step]) is not None]
         structure = self._structure(made, sizes)
         offsets, arena_bytes = structure.requests.lay_out(
@@ -241,7 +241,8 @@ class Template:
             constants = {i: small.get(i, _HIDDEN) for i in known.constant_inputs}
             context = known._replace(constant_inputs=constants) if computed else None
             step = _Step(node, self._mentioned(node), context, self._substitutes(node), lambda v: self._types[v].shape)
-            # Nodes that differ, such as regions of equal operators, may have factories that make equal kernels.
+            # Different nodes may have equal factories, for example fused regions of equal operators. They share a
+            # _Step, too.
             same = None if step.make is None else (step.make, *step.inputs, None, *step.outputs)
             alike[key] = step if same is None else alike.setdefault(same, step)
         return alike[key]

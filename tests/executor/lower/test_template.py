@@ -374,7 +374,9 @@ def test_a_program_of_a_template_needs_no_graph_of_its_own() -> None:
     assert isinstance(program, SizedProgram)
     assert program._lowered is None
     kernels = {
-        id(k) for step in executor._programs.builder._templates.popitem()[1]._alike for k in step.kernels.values()
+        id(k)
+        for step in executor._programs.builder._templates.popitem()[1]._distinct_steps
+        for k in step.kernels.values()
     }  # type: ignore[union-attr]
     # Layers that are alike share theirs.
     assert len(kernels) < len(program.placement.steps) / 2
@@ -408,7 +410,7 @@ def test_least_recently_used_kernel_of_a_node_is_dropped_first(monkeypatch: pyte
     for n, m in ((9, 9), (4, 1), (5, 2), (4, 3), (6, 4)):
         executor.run({"rows": normal(n, 3), "columns": normal(m, 3)})
     (template,) = executor._programs.builder._templates.values()  # type: ignore[union-attr]
-    assert {s.node.op.name: [*s.kernels] for s in template._alike} == {
+    assert {s.node.op.name: [*s.kernels] for s in template._distinct_steps} == {
         "Softmax": [(4,), (6,)], "ReduceSum": [(3,), (4,)],
     }  # fmt: skip
 

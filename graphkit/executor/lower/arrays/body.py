@@ -20,7 +20,7 @@ from graphkit.ops._op import value_check
 
 
 class InstanceContext:
-    """What the kernels of one instance of a program share.
+    """State that the kernels of one instance of a program share.
 
     Args:
         device: The device.
@@ -47,10 +47,10 @@ class InstanceContext:
 
 
 class SubgraphStep(Lowering):
-    """A node that runs subgraphs: in a native program, or by steps on the arrays of a device.
+    """A node that runs subgraphs: in a native program, or as steps on device arrays.
 
-    failure: Makes the error of the node from its word (see `Faulty`), if the step itself can fail; None if it cannot.
-    The word comes after those of the subgraphs.
+    failure: If the step itself can fail, a function from the node and its word to the error (see `Faulty`); else None.
+    The step's word is after the words of its subgraphs.
     """
 
     runs_in_subgraph = True
@@ -116,7 +116,7 @@ class ArrayMaker(ABC):
 
     @abstractmethod
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
-        """Run, and return the results without planned memory, by position."""
+        """Run the kernel and return the results that have no planned memory, by position."""
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         """Run a node whose results all have planned memory."""

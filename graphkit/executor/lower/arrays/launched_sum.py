@@ -1,8 +1,8 @@
-"""Collectives of device arrays, launched on a separate stream, while the host continues.
+"""Collectives of device arrays, launched on a separate stream while the host continues.
 
-All processes must launch their collectives in the same order. This is the order of the graph, because ranks with
-programs for other sizes may have their steps in another order. So if the operands of a collective are ready, its launch
-waits until those before it in the graph are launched. See `_order` for an exception.
+All processes must launch their collectives in the same order. The order of the steps may differ between ranks, because
+their programs may be for different sizes. So collectives are launched in the order of the graph: if the operands of a
+collective are ready, its launch waits until those before it in the graph are launched. See `_order` for an exception.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ class SumQueue:
         self, device: Device, stream: Any, sums: DeviceSums, nodes: Sequence[Node], steps: Sequence[tuple[Any, Any]]
     ):
         self._streams, self._stream, self._sums = streams_of(device), stream, sums
-        self._beside = self._streams.stream()
+        self._side_stream = self._streams.stream()
         self._order = _order([_key(node) for node in nodes], steps)
         of = {_key(node): node for node in nodes}
-        self._name = _named([of[key] for key in self._order])
+        self._name = _order_checksum([of[key] for key in self._order])
         self._nbytes = sum(v.tensor.nbytes for node in nodes for v in node.outputs)
         self._place = {key: number for number, key in enumerate(self._order)}
         self._begun, self._launched = False, 0
         self._is_recorded = False
         self._ready: dict[str, Callable[[], None]] = {}
         # For each collective that the program's stream has not waited for, an event recorded after it.
-        self._points: dict[str, Any] = {}
+        self._events: dict[str, Any] = {}
         self._recording, self._structure = 0, 0
 
     # --- a run --------------------------------------------------------------------------------------------------
@@ -86,8 +86,8 @@ class SumQueue:
     def set_recordings(self, recordings: Iterable[Iterable[str]]) -> None:
         """Set which collectives are recorded together. All processes must have the same recordings.
 
-        recordings: For each recording with collectives: a text that says whether it comes after all steps that can
-        fail, and the keys of its collectives. For other recordings: nothing.
+        recordings: One item for each recording; an empty one if it contains no collectives. Otherwise the item contains
+        a text that says whether the recording is after all steps that can fail, and the keys of its collectives.
         """
         with_sums = [keys for keys in map(list, recordings) if keys]
         self._structure = zlib.crc32(repr(with_sums).encode()) % (2**20 - 1) + 1
@@ -99,7 +99,7 @@ class SumQueue:
         NotFinite is not reported: all processes find it.
         """
         self._begun, self._launched = False, 0
-        self._ready, self._points = {}, {}
+        self._ready, self._events = {}, {}
         try:
             yield
         except NotFinite:
@@ -132,37 +132,38 @@ class SumQueue:
         self._ready[key] = launch
         while self._launched < len(self._order) and (key := self._order[self._launched]) in self._ready:
             here = self._streams.event()
-            with self._streams.on(self._beside):
+            with self._streams.on(self._side_stream):
                 self._streams.wait_for(here)
                 self._ready.pop(key)()
-                self._points[key] = self._streams.event()
+                self._events[key] = self._streams.event()
             self._launched += 1
 
-    def follow(self, keys: Sequence[str]) -> None:
+    def stream_wait(self, keys: Sequence[str]) -> None:
         """Let later work of the program's stream wait for collectives.
 
         Outside recordings, the host waits too. Without this, if another process was lost, the stream would fill up with
         waiting work, and the call that queues more work would never return.
         """
-        known = [key for key in keys if key in self._points]
+        known = [key for key in keys if key in self._events]
         if known:
             # The collectives are in order: the event of the last one is behind all of them.
-            self._streams.wait_for(self._points[max(known, key=self._place.__getitem__)])
+            self._streams.wait_for(self._events[max(known, key=self._place.__getitem__)])
         for key in known:
-            del self._points[key]
+            del self._events[key]
         if known and not self._is_recorded:
             self.wait()
 
     def join(self) -> None:
-        """Call `follow` for all launched collectives. Each recording ends with this call: its events are not valid in
-        other recordings.
+        """Call `stream_wait` for all launched collectives.
+
+        Each recording ends with this call: its events are not valid in other recordings.
         """
-        self.follow([*self._points])
+        self.stream_wait([*self._events])
 
     @property
     def join_step(self) -> BoundStep:
         """The last step of a recording: it waits for all launched collectives."""
-        return BoundStep(_Joins(self), (), (), None)
+        return BoundStep(_WaitForAll(self), (), (), None)
 
     def wait(self) -> None:
         """Wait for all work of the program's stream. Raises as `DeviceSums.wait` does."""
@@ -218,13 +219,13 @@ def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[st
     return keys
 
 
-def _named(nodes: Sequence[Node]) -> str:
+def _order_checksum(nodes: Sequence[Node]) -> str:
     """Return a short text that identifies the order and the types of collectives, by a checksum."""
     described = "; ".join(f"{node.op.name} {_key(node)} {[str(v.type) for v in node.outputs]}" for node in nodes)
     return f"{len(nodes)} in the order {hashlib.blake2b(described.encode(), digest_size=4).hexdigest()}"
 
 
-class _Joins:
+class _WaitForAll:
     """Lets the program wait for all launched collectives."""
 
     can_be_recorded = True
@@ -261,7 +262,7 @@ class LaunchedStart:
 
 
 class LaunchedGather:
-    """Starts to gather vectors from the pieces of all processes."""
+    """Starts an all-gather of the pieces that each process holds."""
 
     can_be_recorded = True
 
@@ -286,7 +287,7 @@ class LaunchedWait:
         self._zero = device.copy_in(np.zeros((), np.int64))
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        self._queue.follow(self._keys)
+        self._queue.stream_wait(self._keys)
         for done in outputs:
             if done is not None:
                 self._device.copy_across(self._zero, done)

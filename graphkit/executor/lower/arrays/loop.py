@@ -47,11 +47,11 @@ def check_stacks(site: Site, layout: LoopLayout) -> None:
         raise NotNative("a state's size changes")
     if not all(has_fixed_size(s.row) for s in layout.stacked):
         raise NotNative("slices have data-dependent shapes")
-    if any(s.backwards for s in layout.grown):
+    if any(s.backwards for s in layout.dynamic_stacks):
         raise NotNative("the size of an output that is stacked backwards is data-dependent")
-    if site.inner and layout.grown:
+    if site.inner and layout.dynamic_stacks:
         raise NotNative("the size of an output that is stacked inside a loop is data-dependent")
-    if layout.flag_after is not None and len(layout.grown) < len(layout.stacked):
+    if layout.flag_after is not None and len(layout.dynamic_stacks) < len(layout.stacked):
         raise NotNative("a stacked output has a known size, but the condition may end the loop earlier")
 
 
@@ -71,8 +71,8 @@ def with_copied_slices(layout: LoopLayout, hosted: Set[Value]) -> LoopLayout:
 
 
 def may_repeat(layout: LoopLayout) -> bool:
-    """Return whether a recording could contain the body once: the number of iterations depends on values, and each
-    iteration reads and writes the same memory.
+    """Return whether a recording can repeat one copy of the body. This requires two things: the number of iterations
+    depends on values, and each iteration reads and writes the same memory.
     """
     return layout.is_loop and layout.known_trips is None and not (layout.scanned or layout.stacked)
 
@@ -87,7 +87,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._copied = Copied(device)
         # In each iteration, each slice in host memory takes two more steps: waiting for it, and copying it.
         self.launches = (self._body.launches + 2 * len(layout.hosted)) * (self._trips or 1)
-        known = self._trips is not None and not layout.grown and self.launches <= MOST_RECORDED
+        known = self._trips is not None and not layout.dynamic_stacks and self.launches <= MOST_RECORDED
         self.can_be_recorded = known and self._body.can_be_recorded
         self.host_reads = self._trips is None or self._body.host_reads
         self.repeats = self.can_be_recorded and self._body.repeats
@@ -101,7 +101,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
             self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
 
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
-        stacks = {s.output: _Stack(self._device, s.row.tensor) for s in self._layout.grown}
+        stacks = {s.output: _Stack(self._device, s.row.tensor) for s in self._layout.dynamic_stacks}
         targets = [stacks.get(position, output) for position, output in enumerate(outputs)]
         for step in self.steps(inputs, targets, scratch):
             step.run()
@@ -174,7 +174,7 @@ class RecordedLoop(PreparedLoop, Conditional):
         self.launches = 3 + body.launches + 3 * len(layout.states)
 
     def recorded(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[Recorded]:
-        # The recording contains the body as the second iteration, which reads states where the first one writes them.
+        # The recording contains the steps of the second iteration, which reads states where the first one writes them.
         # So states are copied there before the loop (`first`) and after each iteration (`carried`).
         layout, memory = self._layout, _Memory(self._device, self._layout, inputs, outputs, scratch)
         number = layout.iteration
@@ -197,14 +197,14 @@ class _Stack:
 
     def __init__(self, device: Device, kind: TensorType):
         self._device, self._kind = device, kind
-        self._room, self._rows = 1, 0
+        self._capacity, self._rows = 1, 0
         self._memory = device.alloc(kind.nbytes)
 
     def row(self, number: int) -> Any:
         """Return the memory of a slice: an existing one, or the next one."""
-        if number == self._room:
-            self._room *= 2
-            memory = self._device.alloc(self._room * self._kind.nbytes)
+        if number == self._capacity:
+            self._capacity *= 2
+            memory = self._device.alloc(self._capacity * self._kind.nbytes)
             self._device.copy_across(self.whole(), memory)
             self._memory = memory
         self._rows = max(self._rows, number + 1)
@@ -308,17 +308,17 @@ class _Memory:
                 yield stack.row, self._written_row(stack, trip), self._stacked_row(stack, trip)
 
     def first(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the first values of states, and where the second iteration reads them."""
+        """Yield pairs (initial value of a state, memory where the second iteration reads the state)."""
         for state in self._layout.states:
             yield self._inputs[state.operand], self._after(state, 0)
 
     def carried(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the states after the second iteration, and where it reads them."""
+        """Yield pairs (memory where the second iteration writes a state, memory where it reads the state)."""
         for state in self._layout.states:
             yield self._after(state, 1), self._after(state, 0)
 
     def finals(self, trips: int) -> Iterator[tuple[Any, Any]]:
-        """Yield the states after all iterations, and where the node returns them."""
+        """Yield pairs (memory of a state after all iterations, memory where the node returns it)."""
         for operand, output in self._layout.unchanged:
             if self._outputs[output] is not None:
                 yield self._inputs[operand], self._outputs[output]
@@ -334,8 +334,8 @@ class SwappedRows:
         self._copies, self._hosted = copies, hosted
 
     def before(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
-        """Yield the steps before an iteration: wait for its slices, start copying the next ones, and wait until the
-        memory that it writes has been copied.
+        """Yield the steps before an iteration. They wait for its slices, start to copy the slices of the next
+        iteration, and wait until the buffers that this iteration writes are copied to the host.
         """
         for row, source, target in memory.from_host(trip) if trip == 0 else ():
             yield self._copies.copy_step((row, 0), source, target, to_host=False)

@@ -40,37 +40,37 @@ class SwapQueue:
 
     def __init__(self, device: Device):
         self._streams, self._memory = streams_of(device), pinned_memory_of(device)
-        self._beside = self._streams.stream()
+        self._copy_stream = self._streams.stream()
         # For each copy that the program's stream has not waited for, an event recorded after it, in order.
-        self._points: dict[Hashable, Any] = {}
+        self._events: dict[Hashable, Any] = {}
 
     def begin(self, value: Hashable, copy: Callable[[], None]) -> None:
         """Queue a copy. It runs after the work that the program's stream has so far."""
         here = self._streams.event()
-        assert value not in self._points, "a copy of this key is pending"
-        with self._streams.on(self._beside):
+        assert value not in self._events, "a copy of this key is pending"
+        with self._streams.on(self._copy_stream):
             self._streams.wait_for(here)
             copy()
-            self._points[value] = self._streams.event()
+            self._events[value] = self._streams.event()
 
-    def follow(self, values: Iterable[Hashable]) -> None:
+    def stream_wait(self, values: Iterable[Hashable]) -> None:
         """Let later work of the program's stream wait for copies."""
-        wanted = {value for value in values if value in self._points}
+        wanted = {value for value in values if value in self._events}
         if not wanted:
             return
-        begun = [*self._points]
-        last = max(place for place, value in enumerate(begun) if value in wanted)
-        self._streams.wait_for(self._points[begun[last]])
-        for value in begun[: last + 1]:
-            del self._points[value]
+        started = [*self._events]
+        last = max(place for place, value in enumerate(started) if value in wanted)
+        self._streams.wait_for(self._events[started[last]])
+        for value in started[: last + 1]:
+            del self._events[value]
 
     def join(self) -> None:
-        """Call `follow` for all copies. Each recording ends with this call: its events are not valid in other ones."""
-        self.follow([*self._points])
+        """Call `stream_wait` for all copies. Each recording ends with it: its events are not valid in other ones."""
+        self.stream_wait([*self._events])
 
     def copy_kernel(self, value: Hashable, *, to_host: bool) -> ArrayKernel:
         """Return the kernel that starts a copy of its operand to its result. One of them is in host memory."""
-        return _Begins(self, value, self._memory.copy_to_host if to_host else self._memory.copy_from_host)
+        return _StartCopy(self, value, self._memory.copy_to_host if to_host else self._memory.copy_from_host)
 
     def copy_step(self, value: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
         """Return the step that starts a copy."""
@@ -78,35 +78,35 @@ class SwapQueue:
 
     def wait_step(self, values: Sequence[Hashable]) -> BoundStep:
         """Return the step that waits for copies."""
-        return BoundStep(_Follows(partial(self.follow, values)), (), (), None)
+        return BoundStep(_WaitForCopies(partial(self.stream_wait, values)), (), (), None)
 
     @property
     def join_step(self) -> BoundStep:
         """The last step of a recording: it waits for all copies."""
-        return BoundStep(_Follows(self.join), (), (), None)
+        return BoundStep(_WaitForCopies(self.join), (), (), None)
 
     def clear(self) -> None:
         """End the run, also after an error."""
-        self._points.clear()
+        self._events.clear()
 
     def wait(self) -> None:
         """Wait for all copies."""
-        self._streams.synchronize(self._beside)
+        self._streams.synchronize(self._copy_stream)
 
 
-class _Follows:
+class _WaitForCopies:
     """Lets the program's stream wait for copies."""
 
     can_be_recorded = True
 
-    def __init__(self, follow: Callable[[], None]):
-        self._follow = follow
+    def __init__(self, stream_wait: Callable[[], None]):
+        self._stream_wait = stream_wait
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        self._follow()
+        self._stream_wait()
 
 
-class _Begins:
+class _StartCopy:
     """Starts a copy."""
 
     can_be_recorded = True

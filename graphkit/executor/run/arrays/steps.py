@@ -75,7 +75,7 @@ class Steps:
         for position in positions:
             index = memory.order[position]
             if self.swaps is not None:
-                self.swaps.follow(memory.copies.get(position, ()))
+                self.swaps.stream_wait(memory.copies.get(position, ()))
             self._run(steps[index], index)
             self.storages.release(memory.releases.get(position, ()))
         if self.swaps is not None:

@@ -58,7 +58,7 @@ def test_launches_are_in_the_order_of_the_graph() -> None:
             for key, _ in STEPS[:3]:
                 queue.begin(key, launch(card, done, key))
             assert done == []
-            queue.follow(["a", "c", "b"])
+            queue.stream_wait(["a", "c", "b"])
         assert done == ["a", "b", "c"]
         done.clear()
 
@@ -110,7 +110,7 @@ def test_a_recording_has_what_is_beside_the_stream() -> None:
                 queue.resume(progress)
                 queue.begin("a", launch(card, done, "a"))
                 card.current.queue(lambda: done.append("beside"))
-                queue.follow(["b"])
+                queue.stream_wait(["b"])
                 card.current.queue(lambda: done.append("after"))
                 queue.join()
                 card.synchronize(stream)
