@@ -48,7 +48,7 @@ from __future__ import annotations
 MODULES: dict[tuple[str, str], tuple[tuple[str, int], ...]] = {
 '''
 _PASSES = '''\
-"""What passes declare. Made from their modules by `python -P -m graphkit.checks.indexes`."""
+"""Declarations of all passes. Generated from their modules by `python -P -m graphkit.checks.indexes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes that only remove nodes."""
+"""The pipeline that cleans up a graph before other passes."""
 
 from __future__ import annotations
 

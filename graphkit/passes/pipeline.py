@@ -1,4 +1,4 @@
-"""The passes that prepare a graph to be run natively, in their order, and what each of them does to a graph."""
+"""Pipelines of passes that prepare a graph for execution, and the effect of each pass on a graph."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ eliminate_transpose = deferred("eliminate_transpose")
 
 _HELD = held_after(CLEANUP)
 
-# Stages: `ordered` finds the order within one. Passes that run twice stand between stages.
+# `ordered` orders the passes within a stage. Passes that run twice are between stages.
 _PRODUCTS_AND_LAYOUTS = (
     *ordered(widen_halves, known_ranks, expand_composites, merge_recurrences),
     integers,
     dynamic_products,
     weight_products,
-    # What composites consist of simplifies, and their masks become constants. Gradients of composites have parts of the
-    # forward pass, which become equal to the expansion of the forward pass.
+    # Expanded composites contain nodes that can be simplified, and masks that become constants. Expanded gradients
+    # repeat parts of the forward pass, which become equal to those of the expanded forward pass.
     simplify,
     fold,
     cse,
@@ -82,17 +82,17 @@ _PRODUCTS_AND_LAYOUTS = (
         eliminate_reshape,
         unstride_transposed,
         drop_outer_taps,
-        # As late as it may be, because the nodes that make new weights are many.
+        # As late as possible, because it adds many nodes that compute new weights.
         fold_batch_norm,
         fuse_matmul,
         fuse_conv,
         channels_last,
     ),
-    # Transposes at the borders of channels-last parts may move no element.
+    # Some transposes at the borders of channels-last parts only move axes of size 1.
     eliminate_reshape,
 )
 
-# What products have left over.
+# After products are fused: the remaining nodes.
 _REGIONS = (
     *CLEANUP,
     *ordered(
@@ -100,7 +100,7 @@ _REGIONS = (
     ),
 )
 
-# After CLEANUP.
+# All passes after CLEANUP.
 INFERENCE = pipeline(*_PRODUCTS_AND_LAYOUTS, *_REGIONS, given=_HELD)
 
 
@@ -110,10 +110,14 @@ def inference_passes(
     halves: Collection[DType] = HALVES,
     fusable: Callable[[Node], bool] | None = None,
 ) -> tuple[Pass[...], ...]:
-    """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in.
+    """Return INFERENCE, adapted to a precision and to the supported kernels.
 
-    Nodes of composite operators for which `whole` holds are not expanded; `halves` are the types that are computed in
-    float32; pointwise nodes for which `fusable` does not hold stay alone.
+    Args:
+        precision: With "bf16", matrix products are rounded to bfloat16. This happens before pointwise nodes are fused,
+            so that the fused regions include the casts.
+        whole: Returns whether a node of a composite operator must not be expanded.
+        halves: The element types whose operators are computed in float32.
+        fusable: Returns whether a pointwise node may be fused with others.
     """
     rounding = () if precision == "f32" else (round_products, move_casts)
     chosen: dict[Pass[...], Pass[...]] = {widen_halves: widen_halves.with_options(halves=halves)}
@@ -125,9 +129,9 @@ def inference_passes(
     return pipeline(*(chosen.get(p, p) for p in passes), given=_HELD)
 
 
-# Of attention on devices with arrays of their own; half floats are computed as they are there.
+# On devices with their own memory, attention is computed in float16 and bfloat16, too.
 _ATTENTION_OF_ANY_TYPE = fuse_attention.with_options(kinds=FLOATS, guards=False)
-# Nothing is done there for what the passes that are missing make.
+# Properties that count as given on such devices, because their pipeline leaves out the passes that ensure them.
 _GIVEN_TO_ARRAYS = (
     _HELD
     | fuse_pointwise.requires
@@ -135,12 +139,13 @@ _GIVEN_TO_ARRAYS = (
 )
 
 
-# Where tensor cores multiply: they read channels that are last. Of precision "f32" half floats alone.
+# Element types whose convolutions have the channels last, by precision: tensor cores need this layout. With "f32", only
+# float16 and bfloat16 use tensor cores.
 _LAST = {precision: HALVES | {DType.FLOAT32} for precision in ("tf32", "bf16", "f16", "fp8")} | {"f32": HALVES}
 
 
 def with_filters_last(kinds: Collection[DType]) -> Pass[...]:
-    """`channels_last` for convolutions of floats of `kinds`, whose filters have the channels last as well."""
+    """Return `channels_last` for float convolutions of these types. Their filters have the channels last, too."""
 
     def check(graph: Graph) -> Node | None:
         from graphkit.passes.layout.channels_last import channels_first
@@ -153,12 +158,17 @@ def with_filters_last(kinds: Collection[DType]) -> Pass[...]:
 def array_passes(
     fusable: Callable[[Node], bool], precision: str = "f32", whole: Callable[[Node], bool] = lambda node: False
 ) -> tuple[Pass[...], ...]:
-    """After CLEANUP, for devices with arrays of their own: formulas are operators, products, convolutions and attention
-    have taken in what is around them, and pointwise nodes for which `fusable` holds are fused. Nodes of composite
-    operators for which `whole` holds are not expanded.
+    """Return the passes after CLEANUP for devices with their own memory.
 
-    precision: with "bf16" and "f16" operands and results of products, convolutions and attention are rounded; "fp8" is
-    "bf16" with products in 8 bits. With these and "tf32" convolutions have the channels last.
+    Formulas become operators. Products, convolutions and attention are fused with their neighbours. Pointwise nodes are
+    fused into regions.
+
+    Args:
+        fusable: Returns whether a pointwise node may be fused with others.
+        precision: With "bf16" and "f16", operands and results of products, convolutions and attention are rounded to
+            this type. "fp8" is "bf16" with 8-bit operands of matrix products. With these and "tf32", convolutions have
+            the channels last.
+        whole: Returns whether a node of a composite operator must not be expanded.
     """
     halves = {"bf16": DType.BFLOAT16, "f16": DType.FLOAT16, "fp8": DType.BFLOAT16}
     rounding: tuple[Pass[...], ...] = ()
@@ -182,7 +192,7 @@ def array_passes(
     return pipeline(*products, *rounding, *CLEANUP, *regions, given=_GIVEN_TO_ARRAYS)
 
 
-# What becomes possible when the shapes of a prepared graph are known; on devices with arrays of their own.
+# Passes that may apply once the shapes of a prepared graph are known; ARRAYS_BOUND: on devices with their own memory.
 BOUND = pipeline(
     simplify,
     repeat_heads,
@@ -202,7 +212,14 @@ ARRAYS_BOUND = pipeline(
 
 
 class Effect(NamedTuple):
-    """A graph after a pass: nodes that a run computes, nodes on constants and parameters alone, and what changed."""
+    """A graph after a pass.
+
+    Attributes:
+        name: The name of the pass.
+        nodes: The number of nodes that each run computes.
+        fixed: The number of nodes that depend only on constants and parameters.
+        change: What the pass changed, in one line.
+    """
 
     name: str
     nodes: int
@@ -211,7 +228,7 @@ class Effect(NamedTuple):
 
 
 def effects(graph: Graph, passes: Sequence[Pass[...]] = (*CLEANUP, *INFERENCE)) -> Iterator[Effect]:
-    """Apply passes in order and tell what each does; constants are not counted, nor are nodes of subgraphs."""
+    """Apply passes in order and yield the effect of each. Constants and nodes of subgraphs are not counted."""
     for step in passes:
         before, graph = graph, step(graph)
         values = FixedValues(graph)

@@ -14,7 +14,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.sizes import SizeTable, defined_names
 from graphkit.ir.types import TensorType
 from graphkit.passes.core.bind import bind, match_shapes
-from graphkit.passes.core.sweep import open_dims
+from graphkit.passes.core.sweep import symbolic_dims
 
 
 class DeclarationChecker:
@@ -30,11 +30,13 @@ class DeclarationChecker:
 
     def __init__(self, graph: Graph, declarations: Declarations):
         self._declarations = declarations
-        symbols = {s for v in graph.inputs for d in open_dims(v) for s in d.symbols}
+        symbols = {s for v in graph.inputs for d in symbolic_dims(v) for s in d.symbols}
         declared = [
             v for v in graph.values if v.node is not None and _adds_to_type(declarations.shape(v.name), v, symbols)
         ]
-        known = symbols | defined_names({s for v in declared for d in open_dims(v) for s in d.symbols}, symbols).keys()
+        known = (
+            symbols | defined_names({s for v in declared for d in symbolic_dims(v) for s in d.symbols}, symbols).keys()
+        )
         self._table = SizeTable(tuple(symbols))
         # Values whose inferred sizes are expressions of the inputs' sizes, with the positions of these in the table.
         self._computed = [
@@ -106,7 +108,7 @@ def _adds_to_type(declared: Sequence[Dim] | None, value: Value, names: set[str])
 def _is_computed(value: Value, known: Container[str]) -> bool:
     """Whether the sizes of this value are expressions of these names."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
-    return shape is not None and all(s in known for d in open_dims(value) for s in d.symbols)
+    return shape is not None and all(s in known for d in symbolic_dims(value) for s in d.symbols)
 
 
 def _names(dim: Dim) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What passes declare. Made from their modules by `python -P -m graphkit.checks.indexes`."""
+"""Declarations of all passes. Generated from their modules by `python -P -m graphkit.checks.indexes`."""
 
 from __future__ import annotations
 

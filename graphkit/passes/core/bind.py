@@ -1,4 +1,4 @@
-"""Binding dimension names: concrete input types in, a graph of re-inferred types out."""
+"""Bind dimension names: substitute concrete input types, and infer the types of all nodes again."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from graphkit.ops.control.views import IfView, is_if
 
 @without_gc
 def bind(graph: Graph, shapes: Mapping[str, TensorType | Sequence[Any]]) -> Graph:
-    """Substitute what concrete input shapes say about dimension names, and infer every node again.
+    """Replace dimension names by the sizes of concrete inputs, and infer the types of all nodes again.
 
-    `shapes` maps input names to a type or a shape; inputs it lacks keep their types, with the names replaced.
-    Equalities that were undecidable before are checked now: TypeMismatch names the node and its operand types.
-    Raises InputError for an unknown name, another element type or rank, a dimension that differs from the declared
-    one, and for two dimensions of one name that differ (naming both inputs). Nodes whose types do not change are
-    reused; linear.
+    `shapes` maps input names to a type or a shape. Inputs that are not in `shapes` keep their types, with the names
+    replaced. Nodes whose types do not change are reused. Takes linear time.
+
+    Raises:
+        InputError: A name in `shapes` is unknown; an element type, rank or dimension differs from the declared one; or
+            two dimensions with the same name differ (the message names both inputs).
+        TypeMismatch: Two sizes that must be equal differ. They could not be compared before. The message names the node
+            and the types of its operands.
     """
     by_name = {graph.name_of(v): v for v in graph.inputs}
     given: dict[Value, TensorType] = {}
@@ -38,7 +41,7 @@ def bind(graph: Graph, shapes: Mapping[str, TensorType | Sequence[Any]]) -> Grap
 
 
 def match_shapes(inputs: Sequence[tuple[str, TensorType, TensorType]]) -> dict[str, Dim]:
-    """Return the sizes of dimension names, from (name, declared type, actual type) triples. Raises InputError."""
+    """Return the sizes of dimension names. `inputs` contains (name, declared type, actual type). Raises InputError."""
     bindings: dict[str, Dim] = {}
     origin: dict[str, str] = {}
     later: list[tuple[str, TensorType, TensorType, int]] = []
@@ -83,7 +86,7 @@ def match_shapes(inputs: Sequence[tuple[str, TensorType, TensorType]]) -> dict[s
 
 
 def substitute(kind: Type, bindings: Mapping[str, Dim]) -> Type:
-    """A type with names replaced; the very same object when none of them occurs."""
+    """Return a type with dimension names replaced; the same object if it contains none of them."""
     if not isinstance(kind, TensorType):
         element = substitute(kind.element, bindings)
         bound = kind if element is kind.element else kind.with_element(element)
@@ -98,7 +101,10 @@ def substitute(kind: Type, bindings: Mapping[str, Dim]) -> Type:
 
 
 def rebind(graph: Graph, types: Mapping[Value, Type]) -> Graph:
-    """`graph` on inputs of other types; `types` has one for each input. Raises TypeMismatch, naming the node."""
+    """Return the graph with other types of its inputs, and infer all nodes again.
+
+    `types` contains a type for each input. Raises TypeMismatch, which names the node.
+    """
     table = {v: v if same_type(v.type, types[v]) else v.like(type=types[v]) for v in graph.inputs}
     with context.detached():
         for node in graph.nodes:
@@ -116,10 +122,10 @@ def rebind(graph: Graph, types: Mapping[Value, Type]) -> Graph:
 
 
 def _bound_operator(node: Node, operands: Sequence[Value | None]) -> Op | None:
-    """An If with its branches rebuilt on the types of its captures; None for what stays as it is.
+    """Return an If operator whose branches have the types of its captures; None if nothing changes.
 
-    The bodies of loops stay: inference goes through them by itself, and their declared types, which hold for every
-    iteration, must not be replaced by those of the first.
+    The bodies of loops are not changed. Inference handles them itself. Their declared types hold for every iteration,
+    and must not be replaced by the types of the first iteration.
     """
     if not is_if(node) or not isinstance(node.op, Op):
         return None
@@ -133,7 +139,10 @@ def _bound_operator(node: Node, operands: Sequence[Value | None]) -> Op | None:
 
 
 def _bound_branch(branch: Graph, types: Mapping[Value, Type]) -> Graph:
-    """The branch on these types. One that they rule out stays as it is: it fails if it is taken."""
+    """Return the branch with these types of its inputs.
+
+    If inference rejects the types, the branch is returned unchanged. A run that takes it then fails.
+    """
     try:
         return rebind(branch, types)
     except TypeMismatch:
@@ -141,7 +150,7 @@ def _bound_branch(branch: Graph, types: Mapping[Value, Type]) -> Graph:
 
 
 def plain_name(dim: DimExpr) -> str | None:
-    """The name that an expression consists of; None for anything else."""
+    """Return the name if the expression is a single name; else None."""
     if len(dim.terms) == 1:
         monomial, coefficient = dim.terms[0]
         if coefficient == 1 and len(monomial) == 1 and monomial[0][0] == "sym":
@@ -150,7 +159,7 @@ def plain_name(dim: DimExpr) -> str | None:
 
 
 def _linear(dim: Dim) -> tuple[str, int, int] | None:
-    """(name, c, k) when the expression is c*name + k; None for a number and for anything else."""
+    """Return (name, c, k) if the expression is c*name + k; else None."""
     if not isinstance(dim, DimExpr) or len(dim.symbols) != 1:
         return None
     factor = constant = 0

@@ -1,4 +1,4 @@
-"""Captures of the subgraphs of If, Loop and Scan: add some, remove unused ones, return new values of updated ones."""
+"""Edit the captures of If, Loop and Scan: add some, remove unused ones, and turn updates of captures into results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkit.ops.control.views import IfView, LoopView, capture_count, is_if
 
 
 def captured(node: Node, body: Graph) -> list[tuple[Value, Value]]:
-    """(operand, input of the body) for each capture of a node of control flow."""
+    """Return (operand, input of the body) for each capture of an If, Loop or Scan."""
     count = capture_count(node)
     pairs = zip(node.inputs[len(node.inputs) - count :], body.inputs[len(body.inputs) - count :], strict=True)
     return [(outer, inner) for outer, inner in pairs if outer is not None]
@@ -20,19 +20,22 @@ def captured(node: Node, body: Graph) -> list[tuple[Value, Value]]:
 def add_captures(
     node: Node, operands: Sequence[Value | None], bodies: Mapping[str, Graph], added: Sequence[Value]
 ) -> Node:
-    """The node on `operands` and `added`; each of `bodies` has an input for each of those at its end."""
+    """Return the node with the values `added` as additional captures.
+
+    `bodies` replace the subgraphs of the node. The last inputs of each body are those of the new captures.
+    """
     changes: dict[str, Any] = dict(bodies)
     if not is_if(node):
         changes["captures"] = capture_count(node) + len(added)
-    # Of a Loop, with its trip count and condition in their places, also where nothing follows them.
+    # `LoopView.operands` includes the trip count and the condition of a Loop, even if both are absent.
     operands = operands if is_if(node) else LoopView.of(node, operands).operands
-    return _again(node, changes, [*operands, *added])
+    return _rebuilt(node, changes, [*operands, *added])
 
 
 def drop_unused_captures(
     node: Node, operands: Sequence[Value | None], bodies: Mapping[str, Graph] | None = None
 ) -> Node:
-    """The node on `operands`, with `bodies` instead of its own, without the captures that no body reads."""
+    """Return the node without the captures that no body reads. `bodies` replace its subgraphs."""
     bodies = node.op.subgraphs() if bodies is None else bodies
     count = capture_count(node)
     read = [{*(v for n in g.nodes for v in n.inputs), *g.outputs} for g in bodies.values()]
@@ -41,20 +44,23 @@ def drop_unused_captures(
         if any(g.inputs[len(g.inputs) - count + i] in used for g, used in zip(bodies.values(), read, strict=True))
     ]  # fmt: skip
     changes: dict[str, Any] = {
-        k: g.replace(inputs=_chosen(g.inputs, count, kept)) if len(kept) < count else g for k, g in bodies.items()
+        k: g.replace(inputs=_kept_captures(g.inputs, count, kept)) if len(kept) < count else g
+        for k, g in bodies.items()
     }
     if not is_if(node):
         changes["captures"] = len(kept)
-    return _again(node, changes, _chosen(operands, count, kept))
+    return _rebuilt(node, changes, _kept_captures(operands, count, kept))
 
 
 def lift_updates(
     node: Node, operands: Sequence[Value | None], bodies: Mapping[str, Graph]
 ) -> tuple[Sequence[Value], list[tuple[Value, Value]]]:
-    """The node with `bodies`, whose updates of captures become results of it.
+    """Return the results of the node with other subgraphs, whose updates of captures become results of the node.
 
-    Returns the values in place of the node's outputs, and (operand, new value) for each capture that a body updates.
-    A branch of an If that leaves it alone gives it back; a loop carries it from iteration to iteration.
+    A branch that does not update such a capture returns the old value. A loop carries it as a state.
+
+    Returns:
+        The values that replace the node's outputs, and (operand, new value) for each capture that a body updates.
     """
     if is_if(node):
         return _lift_if(node, operands, bodies)
@@ -78,7 +84,7 @@ def _lift_if(
         )
         for key, body in bodies.items()
     }
-    lifted = _again(node, changes, operands)
+    lifted = _rebuilt(node, changes, operands)
     count = len(node.outputs)
     return lifted.outputs[:count], _pairs([outer[i] for i in places], lifted.outputs[count:])
 
@@ -98,7 +104,7 @@ def _lift_loop(
         name=body.name,
     )
     names = [v.name for v in node.outputs]
-    lifted = _again(
+    lifted = _rebuilt(
         node,
         {"body": carrying, "captures": capture_count(node) - len(moved)},
         [view.operands[i] for i in order],
@@ -113,15 +119,17 @@ def _pairs(operands: Sequence[Value | None], results: Sequence[Value]) -> list[t
     return [(v, new) for v, new in zip(operands, results, strict=True) if v is not None]
 
 
-def _chosen(values: Sequence[Any], count: int, kept: Sequence[int]) -> list[Any]:
-    """`values` with those of the last `count` that `kept` names."""
+def _kept_captures(values: Sequence[Any], count: int, kept: Sequence[int]) -> list[Any]:
+    """Return `values`, but of the last `count` values only those at the positions in `kept`."""
     first = len(values) - count
     return [*values[:first], *(values[first + i] for i in kept)]
 
 
-def _again(node: Node, changes: Mapping[str, Any], operands: Sequence[Value | None], names: Sequence[str] = ()) -> Node:
+def _rebuilt(
+    node: Node, changes: Mapping[str, Any], operands: Sequence[Value | None], names: Sequence[str] = ()
+) -> Node:
     op = operator(node, Op)
-    # A name for each result that there was; those that are added have none.
+    # By default, the old results keep their names, and additional results have none.
     return Node(
         op.replace(**changes), operands, node.name, node.meta, output_names=names or [v.name for v in node.outputs]
     )

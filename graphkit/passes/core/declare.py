@@ -1,4 +1,4 @@
-"""Declarations of passes: properties of a graph that they require, ensure and break; and valid orders."""
+"""Declarations of passes: properties that a pass requires, ensures and breaks. They determine the order of passes."""
 
 from __future__ import annotations
 
@@ -54,21 +54,26 @@ class Property(Enum):
     __hash__ = object.__hash__
 
 
-# What holds of a graph that no pass has seen.
+# The properties of a graph before the first pass.
 INITIAL = frozenset({Property.POINTWISE_APART})
 
 Rewrite: TypeAlias = Callable[[Graph], Graph]
-# Finds a node which shows that a property does not hold.
+# Returns a node for which a property does not hold; None if it holds.
 Check: TypeAlias = Callable[[Graph], Node | None]
 P = ParamSpec("P")
 
 
 class Pass(Generic[P]):
-    """A function from graph to graph that keeps what the graph computes, with its declaration. Made by `graph_pass`.
+    """A function from graph to graph that does not change the results of the graph. `graph_pass` makes it.
 
-    Attributes: `name`; `requires`, properties that must hold before it; `ensures`, those that hold behind it; `breaks`,
-    those that need not hold any more; `check`, which finds a node that contradicts what it ensures, or None; `at`, the
-    operators one of which a graph must have for the pass to change it, or None.
+    Attributes:
+        name: Its name.
+        requires: Properties that must hold before it.
+        ensures: Properties that hold after it.
+        breaks: Properties that may no longer hold after it.
+        check: Returns a node that contradicts `ensures`; None if there is none.
+        at: Names of operators. A graph that contains none of them is returned unchanged. None: the pass applies to any
+            graph.
     """
 
     def __init__(
@@ -96,7 +101,9 @@ class Pass(Generic[P]):
         return self._apply(graph, *args, **kwargs)
 
     def with_options(self, check: Check | None = None, **options: Any) -> Pass[...]:
-        """The pass with these keyword arguments. check: of what it ensures then, where it is not as without them."""
+        """Return the pass with these keyword arguments. check: replaces the pass's own check, if the options change
+        what it ensures.
+        """
 
         @functools.wraps(self, updated=())
         def apply(graph: Graph, *args: Any, **kwargs: Any) -> Graph:
@@ -109,21 +116,23 @@ class Pass(Generic[P]):
         return Pass(apply, self.name, self.requires, self.ensures, self.breaks, found, self.at)
 
     def verify(self, graph: Graph) -> None:
-        """Raises CheckFailed when `check` finds in `graph`, which the pass has made, that what it ensures is not so."""
+        """Raise CheckFailed if `check` finds a node in the pass's result `graph` that contradicts what the pass
+        ensures.
+        """
         found = None if self.check is None else self.check(graph)
         if found is not None:
-            raise CheckFailed(f"pass {self.name} ensures: {_listed(self.ensures)}; but there is {found.describe()}")
+            raise CheckFailed(f"pass {self.name} ensures: {_listed(self.ensures)}; but it left {found.describe()}")
 
     def __repr__(self) -> str:
         return f"<Pass {self.name}>"
 
 
-# A pass, or a function without a declaration under a name.
+# A pass, or (name, function) for a function without declarations.
 Step: TypeAlias = Pass[...] | tuple[str, Rewrite]
 
 
 def _has_any(graph: Graph, operators: frozenset[str]) -> bool:
-    """Whether the graph, or a subgraph of its control flow, has one of these operators."""
+    """Return whether the graph, or a subgraph of its If, Loop and Scan nodes, contains one of these operators."""
     if not graph.operators.isdisjoint(operators):
         return True
     if graph.operators.isdisjoint(CONTROL):
@@ -132,7 +141,7 @@ def _has_any(graph: Graph, operators: frozenset[str]) -> bool:
     return any(_has_any(inner, operators) for node in nodes for inner in node.op.subgraphs().values())
 
 
-# The passes of the index that are there, by name; those that `deferred` has made; and what these become.
+# By name: all passes that exist so far, those that `deferred` made, and the imported passes that replace the latter.
 _known: dict[str, Pass[...]] = {}
 _deferred: dict[str, Pass[...]] = {}
 _imported: dict[str, Pass[...]] = {}
@@ -146,7 +155,7 @@ def graph_pass(
     check: Check | None = None,
     at: Collection[str] | None = None,
 ) -> Callable[[Callable[Concatenate[Graph, P], Graph]], Pass[P]]:
-    """Decorator: a function from graph to graph, and what it declares (see Pass)."""
+    """Return a decorator that makes a Pass from a function from graph to graph. For the arguments, see Pass."""
 
     def declare(function: Callable[Concatenate[Graph, P], Graph]) -> Pass[P]:
         name = function.__name__
@@ -157,10 +166,11 @@ def graph_pass(
         if known is not made:
             functools.update_wrapper(known, function)
             if known is _deferred.get(name):
-                # It becomes this one when its module is complete: another thread may use it now.
+                # The deferred pass takes over this one when its module is complete: another thread may be using it now.
                 _imported[name] = made
             else:
-                # An interrupted import made it: functions that it calls may be missing.
+                # An earlier import was interrupted after it had made the pass. Functions that the old pass calls may be
+                # missing.
                 known.__dict__.update(made.__dict__)
         return cast("Pass[P]", known)
 
@@ -168,9 +178,10 @@ def graph_pass(
 
 
 def deferred(name: str) -> Pass[...]:
-    """The pass of this name, whose module is imported when the pass first meets a graph that it may change.
+    """Return the pass of this name. Its module is imported when the pass is first called for a graph that it may
+    change.
 
-    `graphkit.passes.core._index` has its declaration; `python -P -m graphkit.checks.indexes` writes it.
+    `graphkit.passes.core._index` contains its declaration. `python -P -m graphkit.checks.indexes` writes that file.
     """
     path = _module_of(name)
     if name in _known:
@@ -200,13 +211,16 @@ def _module_of(name: str) -> str:
 
 
 def pipeline(*passes: Pass[...], given: Iterable[Property] = INITIAL) -> tuple[Pass[...], ...]:
-    """The passes in this order. Raises PassOrderError where what one requires is not `given`, nor ensured before it."""
+    """Return the passes in this order. Raises PassOrderError if a required property does not hold at that place.
+
+    given: The properties that hold before the first pass.
+    """
     held_after(passes, given)
     return passes
 
 
 def held_after(passes: Sequence[Pass[...]], given: Iterable[Property] = INITIAL) -> frozenset[Property]:
-    """The properties that hold after the passes. Raises PassOrderError as `pipeline` does."""
+    """Return the properties that hold after the passes. Raises PassOrderError as `pipeline` does."""
     held = frozenset(given)
     for place, step in enumerate(passes):
         if missing := step.requires - held:
@@ -225,11 +239,13 @@ def _reason(wanted: Property, passes: Sequence[Pass[...]], place: int) -> str:
 
 
 def ordered(*passes: Pass[...]) -> tuple[Pass[...], ...]:
-    """Order distinct passes as their declarations require, as near to the given order as possible.
+    """Order distinct passes so that their declarations fit, as close to the given order as possible.
 
-    A pass that breaks a property comes before the one that ensures it, and this one before a pass that requires it. If
-    no pass ensures it, a pass that requires it comes before one that breaks it. Raises PassOrderError for passes whose
-    declarations contradict each other, and for one that is listed twice. `pipeline` checks whether requirements hold.
+    Passes that break a property come before passes that ensure it, and these come before passes that require it. If no
+    pass ensures a property, the passes that require it come before those that break it. `pipeline` checks whether the
+    requirements hold.
+
+    Raises PassOrderError if the declarations contradict each other, or if a pass is listed twice.
     """
     if len(set(passes)) != len(passes):
         twice = next(p for i, p in enumerate(passes) if p in passes[:i])
@@ -256,7 +272,7 @@ def ordered(*passes: Pass[...]) -> tuple[Pass[...], ...]:
                     heapq.heappush(ready, place[p])
     if len(result) < len(passes):
         left = ", ".join(p.name for p in passes if p not in result)
-        raise PassOrderError(f"no order fits all that these passes require, ensure and break: {left}")
+        raise PassOrderError(f"the declarations of these passes contradict each other, so no order is valid: {left}")
     return tuple(result)
 
 

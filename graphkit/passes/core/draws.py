@@ -1,4 +1,4 @@
-"""Which nodes draw random numbers, and from what state."""
+"""Find nodes that generate random numbers, and the operand that is their random state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graphkit.passes.core.sweep import all_nodes
 
 
 def is_random(op: Operator) -> bool:
-    """Whether the operator, or a node of one of its subgraphs, draws random numbers."""
+    """Return whether the operator, or a node of one of its subgraphs, generates random numbers."""
     if getattr(op, "random", False):
         return True
     subgraphs = op.subgraphs()
@@ -18,21 +18,24 @@ def is_random(op: Operator) -> bool:
 
 
 def is_unbound(node: Node) -> bool:
-    """Whether the node draws random numbers, and no state is connected to it."""
+    """Return whether the node generates random numbers and has no random state as operand."""
     position = rng_position(node)
     return position is not None and (len(node.inputs) <= position or node.inputs[position] is None)
 
 
 def is_undetermined(node: Node) -> bool:
-    """Whether the node, or one in its subgraphs, draws without a state: computed again, it gives other numbers."""
-    if draws_anew(node):
+    """Return whether the node would give other results if it were computed again.
+
+    This is the case if it, or a node of its subgraphs, generates random numbers without a random state.
+    """
+    if draws_without_state(node):
         return True
     subgraphs = node.op.subgraphs()
-    return bool(subgraphs) and any(draws_anew(n) for g in subgraphs.values() for n in all_nodes(g))
+    return bool(subgraphs) and any(draws_without_state(n) for g in subgraphs.values() for n in all_nodes(g))
 
 
-def draws_anew(node: Node) -> bool:
-    """Whether the node draws, and has no state. A Dropout does in training only."""
+def draws_without_state(node: Node) -> bool:
+    """Return whether the node generates random numbers without a random state. Dropout does so only in training."""
     if rng_position(node) is None:
         return False
     if node.op.name == "Dropout" and not node.op.domain:
@@ -43,7 +46,7 @@ def draws_anew(node: Node) -> bool:
 
 
 def rng_position(node: Node) -> int | None:
-    """Where a random operator takes its state; None for other operators."""
+    """Return the position of the random state among a random operator's operands; None for other operators."""
     operator: Any = node.op
     if not getattr(operator, "random", False):
         return None

@@ -1,4 +1,4 @@
-"""Helpers for rewrite rules: producers, scalar constants, equal shapes, values that no run changes."""
+"""Helpers for rewrite rules: producers, scalar constants, equal types, and values that are fixed between runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from graphkit.ir.types import TensorType
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 
-# Operators that keep the elements in order: a reshape of one is a reshape of its operand.
+# Operators that change only the shape: the elements stay in the same order.
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
-# Factors up to this, and down to its inverse, may be anywhere among factors.
+# Factors up to this, and down to its inverse, may be moved within a product of factors.
 _LARGE = 2.0**24
 
 
 def producer(value: Value | None, *names: str, domain: str = "") -> Node | None:
-    """The node that computes `value`, when its operator is one of `names`."""
+    """Return the node that computes `value` if its operator is one of `names`; else None."""
     if value is None or value.node is None:
         return None
     op = value.node.op
@@ -32,7 +32,7 @@ def is_op(node: Node, *names: str, domain: str = "") -> bool:
 
 
 def first(node: Node) -> Value:
-    """The first operand, which the operator requires."""
+    """Return the first operand, which must be present."""
     value = node.inputs[0]
     assert value is not None
     return value
@@ -47,19 +47,21 @@ def array_of(value: Value) -> np.ndarray | None:
 
 
 def scalar(value: Value | None) -> float | None:
-    """The number that a floating-point constant of one element holds."""
+    """Return the number in a floating-point constant of one element; None for any other value."""
     if value is None or (array := array_of(value)) is None or array.size != 1 or not value.dtype.is_float:
         return None
     return float(array.reshape(()))
 
 
-def close(a: float | None, b: float) -> bool:
-    """Whether a constant of a formula is `b`, given in single precision or with five digits."""
+def is_close(a: float | None, b: float) -> bool:
+    """Return whether a constant `a` of a formula equals `b` up to a relative error of 2e-6: `a` is often rounded to
+    float32.
+    """
     return a is not None and math.isclose(a, b, rel_tol=2e-6, abs_tol=1e-12)
 
 
-def orders(node: Node) -> Iterator[tuple[Value, Value]]:
-    """The two operands of a commutative node, in both orders."""
+def operand_orders(node: Node) -> Iterator[tuple[Value, Value]]:
+    """Yield the two operands of a commutative node in both orders."""
     a, b = node.inputs
     assert a is not None
     assert b is not None
@@ -67,12 +69,15 @@ def orders(node: Node) -> Iterator[tuple[Value, Value]]:
     yield b, a
 
 
-def scaled(node: Node) -> tuple[Value, float] | None:
-    """(x, s) when the node multiplies x by the constant s, or divides it by 1 / s, and keeps its shape. s has a usual
-    size: elsewhere in a formula it makes no number overflow that did not before, but for such that almost did.
+def split_scale(node: Node) -> tuple[Value, float] | None:
+    """Return (x, s) if the node multiplies x by the constant s, or divides x by 1 / s, and the result has the type of
+    x.
+
+    Returns None for a very large or very small s. So s may be moved within a formula: this can only overflow if the
+    values were already near the limit.
     """
     if is_op(node, "Mul"):
-        for x, other in orders(node):
+        for x, other in operand_orders(node):
             s = scalar(other)
             if s is not None and _is_usual(s) and same_type(x, node.output):
                 return x, s
@@ -87,10 +92,10 @@ def _is_usual(factor: float) -> bool:
     return 1 / _LARGE <= abs(factor) <= _LARGE
 
 
-def shifted(node: Node) -> tuple[Value, float] | None:
-    """(x, s) when the node adds the constant s to x and keeps its shape."""
+def split_shift(node: Node) -> tuple[Value, float] | None:
+    """Return (x, s) if the node adds the constant s to x, and the result has the type of x; else None."""
     if is_op(node, "Add"):
-        for x, other in orders(node):
+        for x, other in operand_orders(node):
             s = scalar(other)
             if s is not None and same_type(x, node.output):
                 return x, s
@@ -98,12 +103,12 @@ def shifted(node: Node) -> tuple[Value, float] | None:
 
 
 def same_type(a: Value, b: Value) -> bool:
-    """Whether both are tensors of one element type and provably of one shape."""
+    """Return whether both are tensors with equal element types and provably equal shapes."""
     return isinstance(a.type, TensorType) and a.type.shape is not None and a.type == b.type
 
 
 def permutation(node: Node) -> tuple[int, ...] | None:
-    """The permutation of a Transpose; None when the rank is unknown."""
+    """Return the permutation of a Transpose; None if the rank is unknown."""
     rank = first(node).rank
     if rank is None:
         return None
@@ -112,7 +117,10 @@ def permutation(node: Node) -> tuple[int, ...] | None:
 
 
 def axes_of(node: Node, position: int = 1) -> tuple[int, ...] | None:
-    """The axes of a reduction (an operand), in order and not negative; None when they are unknown or absent."""
+    """Return the axes of a reduction, sorted and not negative; None if they are unknown or absent.
+
+    position: The position of the operand that contains the axes.
+    """
     rank = first(node).rank
     value = node.inputs[position] if len(node.inputs) > position else None
     known = None if value is None else value.tensor.constants
@@ -122,7 +130,8 @@ def axes_of(node: Node, position: int = 1) -> tuple[int, ...] | None:
 
 
 class FixedValues:
-    """Which values no feed changes: they depend on constants, parameters, and states that the graph does not write.
+    """The values that do not change between runs: they depend only on constants, parameters, and states that no update
+    writes.
 
     The executor computes them when it prepares a graph, and again when a parameter is written.
     """
@@ -134,7 +143,7 @@ class FixedValues:
         }
 
     def __contains__(self, value: Value) -> bool:
-        """Costs as many steps as there are nodes before the value that nobody asked about."""
+        """Return whether the value is fixed. Visits each node only once, also in several calls."""
         stack = [value]
         while stack:
             current = stack[-1]
@@ -153,10 +162,8 @@ class FixedValues:
         return self._known[value]
 
 
-def vector_of(value: Value, channels: int, axis: int, rank: int) -> bool:
-    """Whether `value` broadcasts against rank `rank` as one number for each place of `axis`, of which there are
-    `channels`.
-    """
+def is_channel_vector(value: Value, channels: int, axis: int, rank: int) -> bool:
+    """Return whether `value` broadcasts to rank `rank` with one element for each of the `channels` of `axis`."""
     shape = value.shape
     if shape is None or not 0 < len(shape) <= rank or math.prod(d for d in shape if isinstance(d, int)) != channels:
         return False

@@ -1,10 +1,10 @@
-"""Formulas as data: patterns of operators, values and numbers, and what they are in a graph.
+"""Match formulas in a graph. A pattern consists of operators, values and numbers.
 
     X = Some("x")
     swish = Op("Mul", X, Op("Sigmoid", Scaled(X, Number("alpha"))))
 
-`match(swish, node, readers)` gives each way in which the node is such a product, its factors in either order, where
-nothing else reads what lies between.
+`match(swish, node, readers)` yields each match whose result is the node's. The factors may be in either order. There is
+no match if a node outside reads an intermediate value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from graphkit.ir.graph import Node, Value
-from graphkit.passes.core.match import close, scalar, scaled, shifted
+from graphkit.passes.core.match import is_close, scalar, split_scale, split_shift
 from graphkit.passes.core.sweep import Readers
 
 _COMMUTATIVE = frozenset({"Add", "Mul"})
@@ -23,7 +23,10 @@ _COMMUTATIVE = frozenset({"Add", "Mul"})
 
 @dataclass(frozen=True)
 class Match:
-    """The values that the names of a pattern match; `inside` are the results of its operators, `reads` all operands."""
+    """One match: the values and the numbers by their names in the pattern.
+
+    `inside`: the results of the matched operators. `reads`: all of their operands, once for each use.
+    """
 
     values: dict[str, Value]
     numbers: dict[str, float]
@@ -31,30 +34,32 @@ class Match:
     reads: tuple[Value, ...] = ()
 
     def node(self, name: str) -> Node:
-        """The node of the operator with this name."""
+        """Return the node of the operator with this name."""
         node = self.values[name].node
         assert node is not None, f"{name} names an operator"
         return node
 
     def closed(self, readers: Readers) -> bool:
-        """Whether nothing outside reads the inner results; the last result is not an operand."""
+        """Return whether no node outside reads an intermediate result. The last result may have other readers."""
         counts = Counter(self.reads)
         return all(readers.count(v) == counts[v] for v in self.inside if v in counts)
 
 
 class Pattern(ABC):
     def possible(self, value: Value | None) -> bool:
-        """Whether `at` may find something, by a look at the operator that makes the value."""
+        """Return whether `at` could yield a match. Fast: looks only at the operator that computes the value."""
         return value is not None
 
     @abstractmethod
     def at(self, value: Value, found: Match) -> Iterator[Match]:
-        """Each way in which the value is what the pattern says, given what has been found before."""
+        """Yield each match of the pattern with a value. found: the names that are matched so far."""
 
 
 @dataclass(frozen=True)
 class Some(Pattern):
-    """A value, the same one wherever the pattern has its name; also that of an operator with this name."""
+    """Any value. All places with the same name must match the same value, including the result of an operator with this
+    name.
+    """
 
     name: str
 
@@ -68,7 +73,7 @@ class Some(Pattern):
 
 @dataclass(frozen=True)
 class Number(Pattern):
-    """A constant of one element: this number, or any, under this name."""
+    """A constant of one element: a given number, or any number, which is stored in the match under a given name."""
 
     wanted: float | str
 
@@ -83,12 +88,12 @@ class Number(Pattern):
     def holds(self, number: float, found: Match) -> Iterator[Match]:
         if isinstance(self.wanted, str):
             yield replace(found, numbers={**found.numbers, self.wanted: number})
-        elif number == self.wanted or (self.wanted and close(number, self.wanted)):
+        elif number == self.wanted or (self.wanted and is_close(number, self.wanted)):
             yield found
 
 
 class Op(Pattern):
-    """The result of an operator of the standard on these operands; `rest`: whatever operands follow them."""
+    """The result of a standard operator with operands that match these patterns. rest: further operands are allowed."""
 
     def __init__(self, op: str, *operands: Pattern, name: str = "", rest: bool = False):
         self.op, self.operands, self.name, self.rest = op, operands, name, rest
@@ -116,7 +121,7 @@ class Op(Pattern):
 
 
 class _WithNumber(Pattern):
-    # (x, s) of a node that is of this kind, and the operators that may be.
+    # Returns (x, s) for a node of this kind, else None. `operators` are the possible operators.
     split: Callable[[Node], tuple[Value, float] | None]
     operators: tuple[str, ...]
 
@@ -136,16 +141,16 @@ class _WithNumber(Pattern):
 
 
 class Scaled(_WithNumber):
-    """A tensor times a constant, or divided by the inverse of one, that keeps its shape."""
+    """The product of a tensor and a constant, or the quotient, if the result has the tensor's shape."""
 
-    split = staticmethod(scaled)
+    split = staticmethod(split_scale)
     operators = ("Mul", "Div")
 
 
 class Shifted(_WithNumber):
-    """A tensor plus a constant that keeps its shape."""
+    """The sum of a tensor and a constant, if the result has the tensor's shape."""
 
-    split = staticmethod(shifted)
+    split = staticmethod(split_shift)
     operators = ("Add",)
 
 
@@ -154,7 +159,7 @@ def _possible(pattern: Pattern, value: Value | None) -> bool:
 
 
 def match(pattern: Pattern, node: Node, readers: Readers) -> Iterator[Match]:
-    """Each way in which the only result of `node` is what the pattern says, and nothing else reads what is inside."""
+    """Yield each match of the pattern with the result of `node`. No node outside may read an intermediate result."""
     if not pattern.possible(node.outputs[0]):
         return
     for found in pattern.at(node.outputs[0], Match({}, {})):

@@ -1,4 +1,4 @@
-"""Sweeps with which every pass is written, use counts, and the runner that logs the effect of a pass."""
+"""Functions for writing passes: rewrite a graph in one sweep, count uses, and run passes with debug output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rule: TypeAlias = Callable[[Node, Sequence[Value | None]], Sequence[Value] | Non
 
 
 def is_control(node: Node) -> bool:
-    """Whether the node is an If, a Loop or a Scan."""
+    """Return whether the node is an If, a Loop or a Scan."""
     return node.op.domain == "" and node.op.name in CONTROL
 
 
@@ -38,13 +38,19 @@ def rewrite(
 ) -> Graph:
     """Rewrite a graph in one sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
 
-    `operands` are the node's inputs in the new graph; a kept node is rebuilt on them (itself if nothing changed). The
-    rule is called for nodes whose operator is one of `at` (default: all); the others are kept. `inputs` replaces graph
-    inputs; `extra_inputs` are appended; `replaced(old, new)` is called for each result that is replaced. Names of
-    outputs stay. If nothing is replaced, the graph itself is returned. Linear in nodes. Subgraphs are not entered: see
-    `map_subgraphs`.
+    `operands` are the node's inputs in the new graph. A kept node is rebuilt on them if they differ from the old ones.
+    Outputs keep their names. If nothing is replaced, the same graph is returned. Subgraphs are not rewritten: see
+    `map_subgraphs`. Takes linear time.
+
+    Args:
+        graph: The graph.
+        rule: See above.
+        at: Names of operators. The rule is called only for nodes with one of them; others are kept. None: all nodes.
+        inputs: Values that replace graph inputs.
+        extra_inputs: Values that are appended to the graph inputs.
+        replaced: Called as `replaced(old, new)` for each result that is replaced.
     """
-    # What is replaced; most sweeps replace little.
+    # The replaced values. Most sweeps replace few.
     table: dict[Any, Value] = dict(inputs or {})
     if not table and not extra_inputs and at is not None and graph.operators.isdisjoint(at):
         return graph
@@ -81,7 +87,7 @@ def rewrite(
 
 
 def map_subgraphs(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
-    """The node with `transform` applied to each Graph-valued attribute (which must keep its signature)."""
+    """Return the node with `transform` applied to each of its subgraphs. The transform must keep inputs and outputs."""
     subgraphs = node.op.subgraphs()
     if not subgraphs:
         return node.rebuilt(operands)
@@ -91,30 +97,30 @@ def map_subgraphs(node: Node, operands: Sequence[Value | None], transform: Rewri
 
 
 def map_bodies(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
-    """`map_subgraphs` for control flow, where the declared types of a subgraph's inputs hold whenever it runs.
+    """Apply `map_subgraphs` to an If, Loop or Scan whose declared subgraph types hold in every run.
 
-    The branches of an If are such subgraphs; the body of a Loop or Scan is one when an iteration keeps the types of
-    what it carries. Others stay as they are, so that a pass may rely on types.
+    They always hold for the branches of an If. They hold for the body of a Loop or Scan if no iteration changes the
+    types of the states. Other nodes keep their subgraphs, so the transform may rely on the declared types.
     """
-    if not is_control(node) or not bodies_hold(node, operands):
+    if not is_control(node) or not declared_types_hold(node, operands):
         return node.rebuilt(operands)
     return map_subgraphs(node, operands, transform)
 
 
-def bodies_hold(node: Node, operands: Sequence[Value | None]) -> bool:
-    """Whether the types that the subgraphs of an If, a Loop or a Scan declare hold whenever they run on `operands`."""
+def declared_types_hold(node: Node, operands: Sequence[Value | None]) -> bool:
+    """Return whether the declared types of the subgraphs of an If, Loop or Scan hold in every run on `operands`."""
     if is_if(node):
         return True
     view = LoopView.of(node, operands)
     kept = all(state.before.type == state.after.type for state in view.states)
     names: dict[Any, Any] = {}
-    # What is scanned loses an axis; inference has checked that the slices fit.
+    # Scan inputs are not compared: inference has checked their slices.
     given = [*((s.before, s.initial) for s in view.states), *view.captures]
     return kept and all(_holds(inner.type, outer.type, names) for inner, outer in given)
 
 
 def _holds(declared: Type, given: Type, names: dict[Any, Any]) -> bool:
-    """Whether a value of the type `given` is of the declared type; `names` says what its dimensions stand for."""
+    """Return whether a value of type `given` has the declared type. `names` collects the sizes of dimension names."""
     if not isinstance(declared, TensorType) or not isinstance(given, TensorType) or declared.shape is None:
         return declared == given
     if given.shape is None or len(given.shape) != len(declared.shape):
@@ -126,7 +132,7 @@ def _holds(declared: Type, given: Type, names: dict[Any, Any]) -> bool:
 
 
 def read_positions(node: Node) -> Sequence[int]:
-    """Positions of the operands whose elements are read; of the others only the shape matters."""
+    """Return the positions of the operands whose elements are read. Of other operands, only the shape is read."""
     positions = [i for i, v in enumerate(node.inputs) if v is not None]
     if not isinstance(node.op, Op) or not node.op.shape_only:
         return positions
@@ -135,14 +141,14 @@ def read_positions(node: Node) -> Sequence[int]:
 
 
 def elements_read(node: Node) -> Sequence[Value]:
-    """The operands whose elements are read."""
+    """Return the operands whose elements are read."""
     if not isinstance(node.op, Op) or not node.op.shape_only:
         return node.operands
     return [v for i in read_positions(node) if (v := node.inputs[i]) is not None]
 
 
 def use_counts(graph: Graph) -> Counter[Value]:
-    """How many times each value is read: by nodes, as an output, as an update."""
+    """Return how many times each value is used: as operand of nodes, as output, and as new value of an update."""
     counts: Counter[Any] = Counter(itertools.chain.from_iterable([node.inputs for node in graph.nodes]))
     del counts[None]  # operands that are absent
     counts.update(graph.outputs)
@@ -151,23 +157,23 @@ def use_counts(graph: Graph) -> Counter[Value]:
 
 
 class Readers:
-    """How often the values of a graph that is being built are read."""
+    """The number of uses of each value in a graph that is being rewritten."""
 
     def __init__(self, counts: dict[Value, int]) -> None:
-        """`counts`, of the values of the graph that there was, are kept and changed."""
+        """counts: The uses in the old graph. The object keeps and changes this dictionary."""
         self._counts = counts
 
     def replace(self, old: Value, new: Value) -> None:
-        """All readers of `old` read `new` from now on."""
+        """Record that all readers of `old` now read `new`."""
         count = self._counts.pop(old, 0)
         self._counts[new] = self._counts.get(new, 0) + count
 
     def count(self, value: Value) -> int:
-        """Readers of a value; 1 for one that a rule has just made."""
+        """Return the number of uses; 1 for a value that a rule has just made."""
         return self._counts.get(value, 1)
 
-    def sole(self, value: Value) -> bool:
-        """Whether the value has one reader, so that it may disappear into it."""
+    def has_one_use(self, value: Value) -> bool:
+        """Return whether the value has a single use. Then it may be fused into its reader."""
         return self._counts.get(value, 1) == 1
 
 
@@ -182,14 +188,17 @@ def fuse(
     at: Collection[str] | None = None,
     nested: bool = False,
 ) -> Graph:
-    """Apply a local rule in one sweep, subgraphs included (see `map_bodies`).
+    """Apply a local rule in one sweep, also to subgraphs (see `map_bodies`).
 
-    `rule` gets each node on its operands in the new graph, and the number of readers of values there. It returns one
-    value per output, or None to keep the node. Later nodes see the replacements of earlier ones, so a chain is absorbed
-    link by link. A reader that only reads the shape of a value does not count if binding the inputs' dimensions makes
-    this shape a constant. The rule is called for nodes whose operator is one of `at` (default: all). A graph without
-    any operator of `needs`, or of `at`, is returned as it is. Linear in nodes for a rule that looks a bounded number of
-    nodes back.
+    `rule(node, readers)` gets each node with its operands in the new graph, and the number of uses of values there. It
+    returns one value per output, or None to keep the node. Nodes later in the graph see the replacements of earlier
+    ones, so a chain is fused step by step.
+
+    Some readers do not count: those that read only a value's shape, if this shape becomes a constant when the
+    dimensions of the inputs are bound.
+
+    The rule is called only for operators in `at` (default: all). A graph without any operator of `needs`, or of `at`,
+    is returned unchanged. Takes linear time if the rule looks at a bounded number of preceding nodes.
     """
     for names in (needs, at):
         if names is not None and graph.operators.isdisjoint(names) and graph.operators.isdisjoint(CONTROL):
@@ -210,7 +219,7 @@ def fuse(
 
 
 def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]:
-    """The nodes that read each value, once for each operand; without those that `fuse` does not count."""
+    """Return the nodes that read each value, once for each operand. Excludes the readers that `fuse` does not count."""
     shapes = set() if nested else set(_shape_readers(graph))
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
@@ -220,25 +229,25 @@ def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]
 
 
 def _shape_readers(graph: Graph) -> Iterator[Node]:
-    """Nodes whose result is constant as soon as the dimensions of the graph's inputs are bound."""
+    """Yield the Shape and Size nodes that become constant when the dimensions of the graph's inputs are bound."""
     if graph.operators.isdisjoint(("Shape", "Size")):
         return
-    known = {s for v in graph.inputs for d in open_dims(v) for s in d.symbols}
+    known = {s for v in graph.inputs for d in symbolic_dims(v) for s in d.symbols}
     for node in graph.nodes:
         if node.op.name in ("Shape", "Size") and not node.op.domain:
             (value,) = node.operands
-            if value.rank is not None and all(d.symbols <= known for d in open_dims(value)):
+            if value.rank is not None and all(d.symbols <= known for d in symbolic_dims(value)):
                 yield node
 
 
-def open_dims(value: Value) -> list[DimExpr]:
-    """The dimensions of a tensor that are expressions, not numbers."""
+def symbolic_dims(value: Value) -> list[DimExpr]:
+    """Return the symbolic dimensions of a tensor."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return [d for d in shape or () if isinstance(d, DimExpr)]
 
 
 def all_nodes(graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph and of its subgraphs."""
+    """Yield the nodes of a graph and of its subgraphs."""
     for node in graph.nodes:
         yield node
         for inner in node.op.subgraphs().values():
@@ -251,9 +260,10 @@ def groups_of(graph: Graph) -> dict[str, None]:
 
 
 def fused_node(op: Op, operands: Sequence[Value | None], parts: Sequence[Node]) -> Value:
-    """Return the output of a new node that replaces `parts`, whose last one made the result.
+    """Return the output of a new node that replaces `parts`. The last of them computes the result.
 
-    It has the name of the first part that has one, the name of the result, and all attributes that users gave.
+    The new node has the name of the first part that has a name. The output keeps its name. The metadata of all parts is
+    merged.
     """
     inputs = list(operands)
     while inputs and inputs[-1] is None:
@@ -264,10 +274,10 @@ def fused_node(op: Op, operands: Sequence[Value | None], parts: Sequence[Node]) 
 
 
 def run_passes(graph: Graph, passes: Sequence[Step]) -> Graph:
-    """Apply passes, or functions under a name, in order; whether the order fits is for `declare.pipeline` to say.
+    """Apply passes, or pairs (name, function), in this order. `declare.pipeline` checks orders; this function does not.
 
-    With GRAPHKIT_DEBUG=1 the effect of each goes to stderr, with 2 also its time, with 3 the graph that it changed.
-    With GRAPHKIT_CHECK_PASSES=1 a pass that has not ensured what it declares raises CheckFailed.
+    GRAPHKIT_DEBUG=1 prints the effect of each pass to stderr, 2 also its time, and 3 also each graph that a pass
+    changed. With GRAPHKIT_CHECK_PASSES=1, CheckFailed is raised if a property that a pass ensures does not hold.
     """
     level, checking = debug.level(), config.CHECK_PASSES.get()
     for step in passes:
@@ -283,7 +293,7 @@ def run_passes(graph: Graph, passes: Sequence[Step]) -> Graph:
 
 
 def _log(level: int, name: str, before: Graph, graph: Graph, seconds: float) -> None:
-    """Print what a pass did, as GRAPHKIT_DEBUG asks for."""
+    """Print the effect of a pass, in as much detail as GRAPHKIT_DEBUG selects."""
     took = f"; {debug.milliseconds(seconds)}" if level >= debug.DECISIONS else ""
     debug.say(f"pass {name}: {effect(before, graph)}{took}")
     if level >= debug.LISTINGS and graph is not before:
@@ -291,14 +301,14 @@ def _log(level: int, name: str, before: Graph, graph: Graph, seconds: float) -> 
 
 
 def operators(graph: Graph) -> Counter[str]:
-    """How many nodes there are of each operator, in the subgraphs of control flow too; constants are left out."""
+    """Return the number of nodes of each operator, without constants. Includes subgraphs of If, Loop and Scan."""
     found: Counter[str] = Counter()
     pending = [graph]
     while pending:
         for node in pending.pop().nodes:
             if not is_constant(node):
                 found[node.op.name] += 1
-                # The body of a fused region is no node of its own.
+                # The nodes inside of a fused region are not counted.
                 pending += node.op.subgraphs().values() if node.op.domain == "" else ()
     return found
 
@@ -308,7 +318,7 @@ def is_constant(node: Node) -> bool:
 
 
 def effect(before: Graph, after: Graph) -> str:
-    """One line: `175 -> 158 nodes: BatchNormalization -17`; `175 nodes` when the numbers stay."""
+    """Return one line: `175 -> 158 nodes: BatchNormalization -17`, or `175 nodes` if no number changes."""
     old, new = operators(before), operators(after)
     changed = {name: new[name] - old[name] for name in sorted({*old, *new}) if new[name] != old[name]}
     if not changed:

@@ -8,7 +8,7 @@ from typing import Any
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.nn.activation import Clip, HardSigmoid, HardSwish, Mish, Relu, Swish
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import close, first, is_op, orders, producer, same_type, scalar
+from graphkit.passes.core.match import first, is_close, is_op, operand_orders, producer, same_type, scalar
 from graphkit.passes.core.pattern import Match, Number, Op, Pattern, Scaled, Shifted, Some, match
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 
@@ -23,7 +23,7 @@ def _limited(shift: Number, high: Number) -> Pattern:
 
 def _hard_sigmoid(found: Match, node: Node) -> Value | None:
     shift, high, factor = (found.numbers[name] for name in ("shift", "high", "factor"))
-    if high <= 0 or not close(factor, 1.0 / high):
+    if high <= 0 or not is_close(factor, 1.0 / high):
         return None
     op = HardSigmoid(alpha=1.0 / high, beta=shift / high)
     return fused_node(op, (found.values["x"],), (found.node("clip"), node))
@@ -31,7 +31,7 @@ def _hard_sigmoid(found: Match, node: Node) -> Value | None:
 
 def _of_hard_sigmoid(found: Match, node: Node) -> Value | None:
     hard: Any = found.node("hard")
-    if not close(hard.op.alpha, 1.0 / 6.0) or not close(hard.op.beta, 0.5):
+    if not is_close(hard.op.alpha, 1.0 / 6.0) or not is_close(hard.op.beta, 0.5):
         return None
     return fused_node(HardSwish(), (found.values["x"],), (hard, node))
 
@@ -88,11 +88,11 @@ def _bound(node: Node, readers: Readers) -> Sequence[Value] | None:
     """max(x, c), min(x, c) and their chains, as Clip."""
     if not is_op(node, "Max", "Min") or len(node.inputs) != 2:
         return None
-    for x, other in orders(node):
+    for x, other in operand_orders(node):
         if scalar(other) is not None and same_type(x, node.output) and other.rank == 0:
             bounds = (x, other) if is_op(node, "Max") else (x, None, other)
             below = producer(x, "Clip")
-            if below is not None and readers.sole(x) and is_op(node, "Min") and len(below.inputs) == 2:
+            if below is not None and readers.has_one_use(x) and is_op(node, "Min") and len(below.inputs) == 2:
                 return (fused_node(Clip(), (first(below), below.inputs[1], other), (below, node)),)
             return (fused_node(Clip(), bounds, (node,)),)
     return None

@@ -19,12 +19,12 @@ from graphkit.passes.core.match import (
     first,
     ints,
     is_op,
-    orders,
+    operand_orders,
     permutation,
     producer,
     same_type,
     scalar,
-    scaled,
+    split_scale,
 )
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.fuse.attention_guards import Guard, guard_behind, guard_of, guarded, has_weights
@@ -123,7 +123,7 @@ def _attention(node: Node, readers: Readers, guards: bool) -> Sequence[Value] | 
     guard = guard_of(node.operands[0], readers) if guards else None
     if guard is not None:
         return _guarded(node, guard, readers)
-    found = attended(node, readers.sole) if readers.sole(node.operands[0]) else None
+    found = attended(node, readers.has_one_use) if readers.has_one_use(node.operands[0]) else None
     if found is None:
         return None
     result = fused_node(found.op, found.operands, (found.scores.product, node))
@@ -132,7 +132,7 @@ def _attention(node: Node, readers: Readers, guards: bool) -> Sequence[Value] | 
 
 def _guarded(node: Node, guard: Guard, readers: Readers) -> Sequence[Value] | None:
     """Attention whose weights are 0 for some queries: so is its result."""
-    found = attended(node, readers.sole, guard=guard)
+    found = attended(node, readers.has_one_use, guard=guard)
     if found is None or node.output.rank != 4:
         return None
     if guard.sees is not None:
@@ -229,7 +229,7 @@ def _masked(value: Value, sole: Sole) -> Masked | None:
         return None
     plain, mask, hidden = value, None, -np.inf
     if is_op(node, "Add"):
-        for a, b in orders(node):
+        for a, b in operand_orders(node):
             if _scores(a, sole) is not None and b.dtype is a.dtype:
                 plain, mask = a, b
                 break
@@ -252,7 +252,7 @@ def _masked(value: Value, sole: Sole) -> Masked | None:
 
 def _scores(value: Value, sole: Sole) -> Scores | None:
     scale = 1.0
-    factor = None if value.node is None or not sole(value) else scaled(value.node)
+    factor = None if value.node is None or not sole(value) else split_scale(value.node)
     if factor is not None:
         value, scale = factor
     if value.node is None or not sole(value):
@@ -276,7 +276,7 @@ def peeled(value: Value, *, scales: bool = True) -> Factor:
         node = value.node
         if node is None:
             break
-        factor = scaled(node) if scales else None
+        factor = split_scale(node) if scales else None
         inner = permutation(node) if is_op(node, "Transpose") else None
         if factor is not None:
             value, scale = factor[0], scale * factor[1]
@@ -297,13 +297,13 @@ def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
         return _guard_layout(*behind, node, readers)
     squeeze = producer(value, "Squeeze") if perm == (1, 0, 2) else None
     if squeeze is not None:
-        attention = producer(first(squeeze), "FusedAttention", domain=DOMAIN) if readers.sole(value) else None
+        attention = producer(first(squeeze), "FusedAttention", domain=DOMAIN) if readers.has_one_use(value) else None
     else:
         attention = producer(value, "FusedAttention", domain=DOMAIN) if perm == _SWAP else None
     if attention is None:
         return None
     op = operator(attention, FusedAttention)
-    if op.output_layout != "NHLD" or not readers.sole(attention.output):
+    if op.output_layout != "NHLD" or not readers.has_one_use(attention.output):
         return None
     if squeeze is None:
         return (fused_node(op.replace(output_layout="NLHD"), attention.inputs, (attention, node)),)
@@ -316,7 +316,7 @@ def _guard_layout(sees: Value, y: Value, node: Node, readers: Readers) -> Sequen
     attention = y.node
     assert attention is not None
     op = operator(attention, AttentionOp)
-    if op.output_layout != "NHLD" or not readers.sole(y):
+    if op.output_layout != "NHLD" or not readers.has_one_use(y):
         return None
     moved = Node(op.replace(output_layout="NLHD"), attention.inputs, attention.name, attention.meta)
     if is_op(attention, "FusedAttentionWithStatistics", domain=DOMAIN):
@@ -345,7 +345,7 @@ def _causal_part(op: Attention, q: Value, k: Value, mask: Value | None) -> tuple
         return op.replace(causal=True, mask_value=-np.inf), None
     both = producer(mask, "And")
     if both is not None and op.mask_value == -np.inf:
-        for part, rest in orders(both):
+        for part, rest in operand_orders(both):
             if _hides_the_future(op, q, k, part):
                 return op.replace(causal=True), rest
     return op, mask

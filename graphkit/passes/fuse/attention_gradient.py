@@ -13,7 +13,7 @@ from graphkit.ops._base import DOMAIN
 from graphkit.ops.internal.attention_gradient import FusedAttentionGrad, FusedAttentionWithStatistics
 from graphkit.ops.internal.softmax_grad import SoftmaxGrad
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import first, ints, is_op, permutation, producer, scalar, scaled
+from graphkit.passes.core.match import first, ints, is_op, permutation, producer, scalar, split_scale
 from graphkit.passes.core.sweep import Readers, is_control, map_bodies, readers_of, rewrite, use_counts
 from graphkit.passes.fuse.attention import Attended, attended, peeled, swapped
 from graphkit.passes.fuse.softmax import SoftmaxGradient, softmax_gradient
@@ -195,7 +195,7 @@ class _Search:
             value = node.output
         if found.scores.scale != 1.0:
             (node,) = self._of(value) if self._sole(value) else (None,)
-            factor = None if node is None else scaled(node)
+            factor = None if node is None else split_scale(node)
             if node is None or factor is None or not math.isclose(factor[1], found.scores.scale, rel_tol=1e-6):
                 return None
             value = node.output

@@ -27,16 +27,16 @@ class Guard(NamedTuple):
 def guard_of(weights: Value, readers: Readers) -> Guard | None:
     """Return the guard that made the weights of attention; None if none did, or if other nodes read its parts."""
     node = producer(weights, "Where")
-    if node is None or not readers.sole(weights):
+    if node is None or not readers.has_one_use(weights):
         return None
     condition, a, b = node.operands
     if scalar(a) == 0 and (test := producer(condition, "IsNaN")) is not None and first(test) is b:
         softmax = producer(b, "Softmax")
-        alone = readers.sole(condition) and readers.count(b) == 2
+        alone = readers.has_one_use(condition) and readers.count(b) == 2
         return Guard(b, first(softmax), None) if softmax is not None and alone else None
     softmax = producer(a, "Softmax")
     inner = None if softmax is None else producer(first(softmax), "Where")
-    if softmax is None or inner is None or scalar(b) != 0 or not readers.sole(a) or not readers.sole(first(softmax)):
+    if softmax is None or inner is None or scalar(b) != 0 or not readers.has_one_use(a) or not readers.has_one_use(first(softmax)):
         return None
     sees, scores, zero = inner.operands
     same = sees is condition and scalar(zero) == 0 and scores.type == first(softmax).type
@@ -62,7 +62,7 @@ def has_weights(total: Value) -> Value:
 def guard_behind(value: Value, readers: Readers) -> tuple[Value, Value] | None:
     """Return the condition and the operand of a guard that `guarded` has made around attention."""
     node = producer(value, "Where")
-    if node is None or not readers.sole(value):
+    if node is None or not readers.has_one_use(value):
         return None
     sees, y, zero = node.operands
     if scalar(zero) != 0 or sees.shape is None or len(sees.shape) != 4 or sees.shape[-1] != 1:

@@ -14,7 +14,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import first, is_op, orders, same_type, scalar
+from graphkit.passes.core.match import first, is_op, operand_orders, same_type, scalar
 from graphkit.passes.core.sweep import map_bodies, readers_of, rewrite
 from graphkit.passes.fuse.epilogue import activation_of
 
@@ -102,7 +102,7 @@ class _Plan:
         add = self._sole_reader(y)
         if add is None or not is_op(add, "Add") or add in self._ends:
             return None
-        other = next((b for a, b in orders(add) if a is y), y)
+        other = next((b for a, b in operand_orders(add) if a is y), y)
         if other is y or not same_type(y, other) or not self._is_there(other, node):
             return None
         self._ends[add] = y

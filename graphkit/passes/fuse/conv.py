@@ -9,7 +9,7 @@ from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.internal.fused import FusedConv
 from graphkit.ops.nn.conv import Conv
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import ints, producer, vector_of
+from graphkit.passes.core.match import ints, is_channel_vector, producer
 from graphkit.passes.core.sweep import Readers, fuse
 from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
 
@@ -53,6 +53,6 @@ def _form(value: Value) -> Product[FusedConv] | None:
 def _bias(product: Product[FusedConv], value: Value) -> Value | None:
     """The bias [M] that adding `value` to each position is."""
     rank, channels = product.node.output.rank, product.node.output.tensor.known_shape[1]
-    if rank is None or not isinstance(channels, int) or not vector_of(value, channels, 1, rank):
+    if rank is None or not isinstance(channels, int) or not is_channel_vector(value, channels, 1, rank):
         return None
     return value if value.rank == 1 else F.reshape(value, ints(channels))

@@ -11,7 +11,7 @@ from graphkit.ir.types import DType
 from graphkit.ops import F
 from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, LeakyRelu, Relu, Sigmoid, Swish, Tanh
-from graphkit.passes.core.match import is_op, orders, same_type, scalar
+from graphkit.passes.core.match import is_op, operand_orders, same_type, scalar
 from graphkit.passes.core.sweep import Readers, fused_node
 
 # Operators that are an activation without attributes, and those with attributes alpha and beta.
@@ -93,7 +93,7 @@ def absorb(
     if not isinstance(node.op, _ACTIVATIONS):
         return None
     operand = node.inputs[0]
-    if operand is None or operand.node is None or not readers.sole(operand):
+    if operand is None or operand.node is None or not readers.has_one_use(operand):
         return None
     function = activation_of(node)
     product = None if function is None else form(operand)
@@ -106,8 +106,8 @@ def _absorb_sum(
     node: Node, readers: Readers, form: Form[Fused], bias_of: Callable[[Product[Fused], Value], Value | None]
 ) -> Sequence[Value] | None:
     candidates = []
-    for y, other in orders(node):
-        product = form(y) if y.node is not None and readers.sole(y) else None
+    for y, other in operand_orders(node):
+        product = form(y) if y.node is not None and readers.has_one_use(y) else None
         if product is None or not same_type(y, node.output):
             continue
         bias = None if product.op.activation else bias_of(product, other)

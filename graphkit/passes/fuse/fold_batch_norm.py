@@ -15,7 +15,17 @@ from graphkit.ops.nn.conv import Conv, ConvTranspose
 from graphkit.ops.nn.norm import BatchNormalization
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import FixedValues, array_of, first, ints, is_op, orders, producer, same_type, vector_of
+from graphkit.passes.core.match import (
+    FixedValues,
+    array_of,
+    first,
+    ints,
+    is_channel_vector,
+    is_op,
+    operand_orders,
+    producer,
+    same_type,
+)
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 
 # In half precision the factors would lose digits that the operator's own formula keeps.
@@ -94,7 +104,7 @@ def _batch_norm(node: Node, readers: Readers, fixed: FixedValues, expanded: bool
 
 def _factor(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:
     """A fixed factor per channel."""
-    for y, vector in orders(node):
+    for y, vector in operand_orders(node):
         if y.node is None or y.rank is None or not same_type(y, node.output) or vector not in fixed:
             continue
         if vector.shape is not None and all(d == 1 for d in vector.shape):
@@ -103,7 +113,7 @@ def _factor(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value]
                 return found
             continue
         product = _product(y, readers, fixed)
-        if product is None or not vector_of(vector, product.channels, product.axis, y.rank):
+        if product is None or not is_channel_vector(vector, product.channels, product.axis, y.rank):
             continue
         factor = F.reshape(vector, ints(product.channels)) if vector.rank != 1 else vector
         bias = None if product.bias is None else F.mul(product.bias, factor)
@@ -117,7 +127,7 @@ def _uniform(node: Node, y: Value, factor: Value, readers: Readers, fixed: Fixed
     A constant one stays where it is: attention and products have an attribute for it.
     """
     views = []
-    while (view := producer(y, *_VIEWS)) is not None and readers.sole(y):
+    while (view := producer(y, *_VIEWS)) is not None and readers.has_one_use(y):
         views.append(view)
         y = first(view)
     product = _product(y, readers, fixed)
@@ -145,7 +155,7 @@ def _scaled(product: _Product, factor: Value) -> Value:
 def _product(value: Value, readers: Readers, fixed: FixedValues) -> _Product | None:
     """The product that computes `value`, which nothing else reads."""
     node = value.node
-    if node is None or not readers.sole(value):
+    if node is None or not readers.has_one_use(value):
         return None
     if is_op(node, "Add"):
         return _product_with_bias(node, readers, fixed)
@@ -186,7 +196,7 @@ def _product(value: Value, readers: Readers, fixed: FixedValues) -> _Product | N
 
 def _product_with_bias(node: Node, readers: Readers, fixed: FixedValues) -> _Product | None:
     """A MatMul and the sum with a fixed vector."""
-    for y, bias in orders(node):
+    for y, bias in operand_orders(node):
         product = _product(y, readers, fixed) if producer(y, "MatMul") is not None else None
         if product is not None and bias.shape == (product.channels,) and bias in fixed:
             return product._replace(bias=bias)

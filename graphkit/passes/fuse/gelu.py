@@ -88,6 +88,10 @@ def _recognised(root: Node, curve: Node, x: Value, readers: Readers) -> Gelu | N
     tanh = is_op(curve, "Tanh")
     if not matches(inner.of(argument), _TANH if tanh else _ERF) or not matches(outer.of(root.output), _GELU):
         return None
-    if not readers.sole(curve.output) or not inner.closed(readers, ()) or not outer.closed(readers, (root.output,)):
+    if (
+        not readers.has_one_use(curve.output)
+        or not inner.closed(readers, ())
+        or not outer.closed(readers, (root.output,))
+    ):
         return None
     return Gelu(approximate="tanh") if tanh else Gelu()

@@ -14,7 +14,17 @@ from graphkit.ops.math.reduce import Reduction
 from graphkit.ops.nn.norm import LayerNormalization, NormOfLastAxes, RMSNormalization
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import axes_of, close, first, is_op, orders, producer, same_type, scalar, shifted
+from graphkit.passes.core.match import (
+    axes_of,
+    first,
+    is_close,
+    is_op,
+    operand_orders,
+    producer,
+    same_type,
+    scalar,
+    split_shift,
+)
 from graphkit.passes.core.sweep import Readers, fuse
 
 # Statistics of these are computed in float32 in either form.
@@ -58,7 +68,7 @@ def _standardised(node: Node, readers: Readers) -> Sequence[Value] | None:
         if difference is not None:
             layer_norm = LayerNormalization(axis=axes[0] - len(shape), epsilon=epsilon)
             return (_normalised(layer_norm, (first(difference), one), (difference, node)),)
-        if all(map(readers.sole, between)):
+        if all(map(readers.has_one_use, between)):
             rms_norm = RMSNormalization(axis=axes[0] - len(shape), epsilon=epsilon)
             return (_normalised(rms_norm, (value, one), (node,)),)
     return None
@@ -70,7 +80,9 @@ def _difference(value: Value, axes: tuple[int, ...], readers: Readers) -> Node |
     average = None if node is None else producer(node.operands[1], "ReduceMean")
     if node is None or average is None or first(average) is not first(node) or axes_of(average) != axes:
         return None
-    return node if _keepdims(average) and readers.sole(average.output) and same_type(first(node), value) else None
+    return (
+        node if _keepdims(average) and readers.has_one_use(average.output) and same_type(first(node), value) else None
+    )
 
 
 def _normalised(op: NormOfLastAxes, operands: Sequence[Value], parts: Sequence[Node]) -> Value:
@@ -86,10 +98,10 @@ def _quotients(node: Node) -> list[tuple[Value, Value, list[Value]]]:
         root = producer(below, "Sqrt") or _power(below, 0.5)
         return [] if root is None else [(a, first(root), [below])]
     found = []
-    for a, factor in orders(node):
+    for a, factor in operand_orders(node):
         inverse = producer(factor, "Reciprocal")
         quotient = producer(factor, "Div")
-        if quotient is not None and close(scalar(quotient.inputs[0]), 1.0):
+        if quotient is not None and is_close(scalar(quotient.inputs[0]), 1.0):
             inverse = quotient
         root = None if inverse is None else producer(inverse.operands[-1], "Sqrt")
         root = root or _power(factor, -0.5)
@@ -100,18 +112,18 @@ def _quotients(node: Node) -> list[tuple[Value, Value, list[Value]]]:
 
 def _power(value: Value, exponent: float) -> Node | None:
     node = producer(value, "Pow")
-    return node if node is not None and close(scalar(node.inputs[1]), exponent) else None
+    return node if node is not None and is_close(scalar(node.inputs[1]), exponent) else None
 
 
 def _mean_of_squares(value: Value, x: Value, readers: Readers) -> tuple[float, tuple[int, ...], int] | None:
     """If the value is the mean of the squares of x plus epsilon, return epsilon, the axes, and how often it reads x."""
     total = value.node
-    found = None if total is None else shifted(total)
+    found = None if total is None else split_shift(total)
     average = None if found is None else producer(found[0], "ReduceMean")
     if found is None or average is None or not _keepdims(average):
         return None
     square, axes = first(average), axes_of(average)
-    if axes is None or not readers.sole(square) or not readers.sole(value):
+    if axes is None or not readers.has_one_use(square) or not readers.has_one_use(value):
         return None
     power = _power(square, 2.0)
     if power is not None and first(power) is x:
@@ -126,7 +138,7 @@ def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:
     """Return a normalisation with the factor that follows it, if its own factor is only ones."""
     if not is_op(node, "Mul"):
         return None
-    for y, scale in orders(node):
+    for y, scale in operand_orders(node):
         norm = _norm(y, readers)
         ones = None if norm is None or len(norm.inputs) > 2 else producer(norm.inputs[1], "Constant")
         if norm is not None and ones is not None and _per_place(norm, scale) and bool((_array(ones) == 1).all()):
@@ -137,7 +149,7 @@ def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:
 def _term(node: Node, readers: Readers) -> Sequence[Value] | None:
     if not is_op(node, "Add"):
         return None
-    for y, term in orders(node):
+    for y, term in operand_orders(node):
         norm = _norm(y, readers)
         if norm is None or norm.op.name != LayerNormalization.name:
             continue
@@ -152,7 +164,7 @@ def _keepdims(reduction: Node) -> bool:
 
 def _norm(y: Value, readers: Readers) -> Node | None:
     node = producer(y, "LayerNormalization") or producer(y, "RMSNormalization")
-    return node if node is not None and y is node.outputs[0] and readers.sole(y) else None
+    return node if node is not None and y is node.outputs[0] and readers.has_one_use(y) else None
 
 
 def _per_place(norm: Node, vector: Value) -> bool:

@@ -12,7 +12,16 @@ from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import first, ints, is_op, permutation, producer, same_type, scaled, vector_of
+from graphkit.passes.core.match import (
+    first,
+    ints,
+    is_channel_vector,
+    is_op,
+    permutation,
+    producer,
+    same_type,
+    split_scale,
+)
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
 
@@ -105,7 +114,7 @@ def _vector(value: Value, y: Value) -> Value | None:
         return None
     if value.rank == 1 and value.shape == (columns,):
         return value
-    if isinstance(columns, int) and vector_of(value, columns, rank - 1, rank):
+    if isinstance(columns, int) and is_channel_vector(value, columns, rank - 1, rank):
         return F.reshape(value, ints(columns))
     return None
 
@@ -127,7 +136,7 @@ def _operands(node: Node, readers: Readers) -> Sequence[Value] | None:
         # Scaling the result instead saves a pass over the operand; that of a weight is not done at every run.
         while value.node is not None:
             source = _exchanged(value.node)
-            factor = scaled(value.node) if readers.sole(value) and is_single(value) else None
+            factor = split_scale(value.node) if readers.has_one_use(value) and is_single(value) else None
             if source is not None:
                 value, transposed = source, not transposed
             elif factor is not None and product.bias is None and product.residual is None:
@@ -156,7 +165,7 @@ def _exchanged(node: Node) -> Value | None:
 def _transposed(node: Node, readers: Readers) -> Sequence[Value] | None:
     """Transpose(a b) of matrices is the product of b transposed and a transposed."""
     x = _exchanged(node)
-    product = _form(x) if x is not None and x.rank == 2 and readers.sole(x) else None
+    product = _form(x) if x is not None and x.rank == 2 and readers.has_one_use(x) else None
     if product is None or not product.open or product.bias is not None or product.residual is not None:
         return None
     op, (a, b) = product.op, product.operands[:2]
@@ -164,8 +173,8 @@ def _transposed(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 
 def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:
-    found = scaled(node)
-    if found is None or found[0].node is None or not readers.sole(found[0]):
+    found = split_scale(node)
+    if found is None or found[0].node is None or not readers.has_one_use(found[0]):
         return None
     product = _form(found[0])
     if product is None or not product.open or product.bias is not None:
@@ -176,12 +185,12 @@ def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:
 def _unflattened(node: Node, readers: Readers) -> Sequence[Value] | None:
     """Reshape(product(x, b)) that keeps the columns is a product of reshaped rows: what follows fits their shape."""
     y, x = node.output, first(node)
-    product = _form(x) if x.node is not None and readers.sole(x) else None
+    product = _form(x) if x.node is not None and readers.has_one_use(x) else None
     if product is None or product.residual is not None or product.op.transA or x.rank != 2:
         return None
     left, right = product.operands[:2]
     flattening = producer(left, "Reshape", "Flatten")
-    if left is None or right is None or right.rank != 2 or flattening is None or not readers.sole(left):
+    if left is None or right is None or right.rank != 2 or flattening is None or not readers.has_one_use(left):
         return None
     if y.shape is None or len(y.shape) < 3 or y.shape[-1] != x.tensor.known_shape[-1]:
         return None

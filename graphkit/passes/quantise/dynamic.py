@@ -12,7 +12,7 @@ from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, constant, operator
 from graphkit.ops.internal.quantised import DynamicQuantizeMatMul, MatMulIntegerToFloat
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import array_of, is_op, orders, producer
+from graphkit.passes.core.match import array_of, is_op, operand_orders, producer
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.quantise.match import is_one_number, is_vector
 
@@ -64,12 +64,12 @@ def _scaled(node: Node, readers: Readers) -> Value | None:
 
 
 def _factors(node: Node, readers: Readers) -> _Scaled | None:
-    for total, scale in orders(node):
+    for total, scale in operand_orders(node):
         cast = producer(total, "Cast")
-        if cast is None or cast.output.dtype is not DType.FLOAT32 or not readers.sole(total):
+        if cast is None or cast.output.dtype is not DType.FLOAT32 or not readers.has_one_use(total):
             continue
         product = producer(cast.inputs[0], "MatMulInteger")
-        if product is None or not readers.sole(product.output) or scale.dtype is not DType.FLOAT32:
+        if product is None or not readers.has_one_use(product.output) or scale.dtype is not DType.FLOAT32:
             continue
         b = product.operands[1]
         columns = None if b.shape is None or len(b.shape) != 2 else b.shape[1]
@@ -84,7 +84,7 @@ def _scales(scale: Value) -> Iterator[tuple[Value, Value]]:
     """What the scales of a and b may be, where `scale` is their product."""
     node = producer(scale, "Mul")
     if node is not None:
-        yield from orders(node)
+        yield from operand_orders(node)
     elif array_of(scale) is not None:
         # Two constants have become one.
         yield constant(np.float32(1.0)), scale
@@ -99,13 +99,18 @@ def _is_scale_of(scale: Value, product: Node) -> bool:
 def _reads_once(dynamic: Node, values: tuple[Value | None, ...], readers: Readers) -> bool:
     """Whether the values are the results of a DynamicQuantizeLinear, and nothing else reads them."""
     results = zip(values, dynamic.outputs, strict=True)
-    return all(v is made and readers.sole(made) for v, made in results)
+    return all(v is made and readers.has_one_use(made) for v, made in results)
 
 
 def _biased(node: Node, readers: Readers) -> Value | None:
-    for total, bias in orders(node):
+    for total, bias in operand_orders(node):
         inner = total.node
-        if inner is None or inner.op.domain != DOMAIN or not readers.sole(total) or bias.dtype is not DType.FLOAT32:
+        if (
+            inner is None
+            or inner.op.domain != DOMAIN
+            or not readers.has_one_use(total)
+            or bias.dtype is not DType.FLOAT32
+        ):
             continue
         if not isinstance(inner.op, (MatMulIntegerToFloat, DynamicQuantizeMatMul)):
             continue

@@ -73,7 +73,7 @@ def _integer_form(end: Node, y: Quantised, readers: Readers) -> Value | None:
     node = x.node
     if node is None:
         return None
-    if readers.sole(x):
+    if readers.has_one_use(x):
         for form in (quantised_product, quantised_pair, quantised_mean):
             found = form(node, y, end)
             if found is not None:
@@ -106,7 +106,7 @@ def _bounded(node: Node, y: Quantised, readers: Readers) -> Value | None:
     Larger numbers are quantised to larger integers, so that either may come first.
     """
     x, limits = first(node), _limits(node)
-    if limits is None or x.node is None or not readers.sole(x):
+    if limits is None or x.node is None or not readers.has_one_use(x):
         return None
     scale, zero = y.known_scale, array_of(y.zero)
     if scale is None or zero is None:

@@ -83,7 +83,7 @@ def _joined(node: Node) -> Sequence[Value] | None:
 def before_moves(value: Value, readers: Readers) -> tuple[Value, list[Node]]:
     """What there was before moves whose only reader is the next one, and the moves, the last one first."""
     moves: list[Node] = []
-    while (node := value.node) is not None and len(node.outputs) == 1 and is_move(node) and readers.sole(value):
+    while (node := value.node) is not None and len(node.outputs) == 1 and is_move(node) and readers.has_one_use(value):
         source = node.inputs[0]
         assert source is not None
         moves.append(node)

@@ -20,7 +20,7 @@ from graphkit.ops.sequence.gradient import SequenceElementSizes
 from graphkit.ops.sequence.split import ConcatFromSequence, SplitToSequence
 from graphkit.passes.core.declare import CONTROL, graph_pass
 from graphkit.passes.core.match import first, producer
-from graphkit.passes.core.sweep import all_nodes, bodies_hold, is_control, map_subgraphs, rewrite
+from graphkit.passes.core.sweep import all_nodes, declared_types_hold, is_control, map_subgraphs, rewrite
 from graphkit.passes.simplify.elements import (
     MOST_ELEMENTS,
     Budget,
@@ -70,7 +70,7 @@ def _resolved(graph: Graph, elements: Elements, opened: list[Node]) -> Graph:
             opened.append(node)
             return results
         node = with_open_captures(node, elements)
-        trusting = bodies_hold(node, node.inputs)
+        trusting = declared_types_hold(node, node.inputs)
         inside = map_subgraphs(
             node, node.inputs, lambda inner: _resolved(inner, elements.inside(trusting=trusting), opened)
         )

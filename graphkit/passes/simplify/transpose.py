@@ -96,7 +96,7 @@ def _moved(node: Node, readers: Readers) -> Sequence[Value] | None:
         if found is None:
             continue
         its = permutation(found)
-        if its is None or not readers.sole(value) or perm not in (None, its):
+        if its is None or not readers.has_one_use(value) or perm not in (None, its):
             return None
         perm, transpose = its, found
     if perm is None or transpose is None or node.output.rank != len(perm):

@@ -13,7 +13,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F, Op, operator
 from graphkit.ops.control.views import LoopView, repeating
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.draws import draws_anew, is_unbound, rng_position
+from graphkit.passes.core.draws import draws_without_state, is_unbound, rng_position
 from graphkit.passes.core.sweep import all_nodes, rewrite
 
 RNG_TYPE = TensorType(DType.UINT64, (2,))
@@ -43,7 +43,7 @@ def bind_rng(graph: Graph) -> Graph:
 def bind_nested(graph: Graph) -> Graph:
     """`bind_rng` where a subgraph draws, so that what it computes can be computed again; other graphs as they are."""
     nested = (inner for node in graph.nodes for g in node.op.subgraphs().values() for inner in all_nodes(g))
-    return bind_rng(graph) if any(map(draws_anew, nested)) else graph
+    return bind_rng(graph) if any(map(draws_without_state, nested)) else graph
 
 
 def _has_unbound(graph: Graph) -> bool:
@@ -65,7 +65,7 @@ def _bind(graph: Graph, state: Value, streams: Iterator[int], extra: Sequence[Va
             assert position is not None
             filled = [*operands, *[None] * (position + 1 - len(operands))]
             filled[position] = state
-            return _again(node, operator(node, Op).replace(stream=next(streams)), filled)
+            return _rebuilt(node, operator(node, Op).replace(stream=next(streams)), filled)
         if any(_has_unbound(inner) for inner in node.op.subgraphs().values()):
             binder = _BINDERS.get((node.op.domain, node.op.name))
             if binder is None:
@@ -76,7 +76,7 @@ def _bind(graph: Graph, state: Value, streams: Iterator[int], extra: Sequence[Va
     return rewrite(graph, rule, extra_inputs=extra)
 
 
-def _again(node: Node, op: Op, operands: Sequence[Value | None], names: Sequence[str] = ()) -> Sequence[Value]:
+def _rebuilt(node: Node, op: Op, operands: Sequence[Value | None], names: Sequence[str] = ()) -> Sequence[Value]:
     names = names or [v.name for v in node.outputs]
     return Node(op, operands, node.name, node.meta, output_names=names).outputs
 
@@ -91,7 +91,7 @@ def _bind_if(node: Node, operands: Sequence[Value | None], state: Value, streams
     for key, branch in op.subgraphs().items():
         inner = _capture()
         branches[key] = _bind(branch, inner, streams, extra=(inner,))
-    return _again(node, op.replace(**branches), [*operands, state])
+    return _rebuilt(node, op.replace(**branches), [*operands, state])
 
 
 def _bind_loop(node: Node, operands: Sequence[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
@@ -100,7 +100,7 @@ def _bind_loop(node: Node, operands: Sequence[Value | None], state: Value, strea
     derived = F.rng_fold_in(inner, op.body.inputs[0])
     body = _bind(op.body, derived, streams, extra=(inner,))
     given = LoopView.of(node, operands).operands
-    return _again(node, op.replace(body=body, captures=op.captures + 1), [*given, state])
+    return _rebuilt(node, op.replace(body=body, captures=op.captures + 1), [*given, state])
 
 
 def _bind_scan(node: Node, operands: Sequence[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
@@ -118,7 +118,7 @@ def _bind_scan(node: Node, operands: Sequence[Value | None], state: Value, strea
     )
     start = F.constant(value=np.array(0, np.int64))
     names = [v.name for v in node.outputs]
-    outputs = _again(
+    outputs = _rebuilt(
         node,
         op.replace(body=bound, captures=op.captures + 1),
         [*operands[:states], start, *operands[states:], state],
