@@ -1,4 +1,4 @@
-"""Operators that are defined by others, such as Einsum, become those others, which have kernels and can be fused."""
+"""Expand operators that are defined by other operators, such as Einsum. The latter have kernels and can be fused."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ Predicate: TypeAlias = Callable[[Node], bool]
     ],
 )
 def expand_composites(graph: Graph, whole: Predicate = lambda node: False) -> Graph:
-    """Replace each node of a `composite` operator by its expansion, subgraphs included. Linear in the resulting nodes.
+    """Replace each node of a `composite` operator by its expansion, also in subgraphs.
 
-    A node stays as it is where it is `whole`, and where its expansion needs ranks, or elements, that are unknown.
+    A node is kept if `whole(node)` is true, or if its expansion needs ranks or elements that are unknown. Takes linear
+    time in the number of resulting nodes.
     """
 
     def is_composite(node: Node) -> bool:
@@ -44,7 +45,7 @@ def expand_composites(graph: Graph, whole: Predicate = lambda node: False) -> Gr
 
 
 def _expanded(node: Node, is_composite: Predicate) -> Sequence[Any]:
-    """Results in place of a node's, expanded themselves as far as they go."""
+    """Return the values that replace a node's results. Composite operators in the expansion are expanded, too."""
     op = operator(node, Op)
     ranked = all(v is None or not isinstance(v.type, TensorType) or v.type.rank is not None for v in node.inputs)
     if not ranked:

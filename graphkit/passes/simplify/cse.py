@@ -1,4 +1,4 @@
-"""Common subexpressions: two nodes with equal operators and the same operands become one."""
+"""Common subexpression elimination: nodes with equal operators and the same operands become one node."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
 
-def _equal_to_another(graph: Graph) -> Node | None:
+def _first_duplicate(graph: Graph) -> Node | None:
     seen = _Seen()
     return next((n for n in graph.nodes if seen.first_equal(n) is not n and not is_undetermined(n)), None)
 
 
-@graph_pass(ensures=[Property.EQUALS_MERGED], check=_equal_to_another)
+@graph_pass(ensures=[Property.EQUALS_MERGED], check=_first_duplicate)
 def cse(graph: Graph) -> Graph:
-    """Merge equal nodes. Constants are equal by their bytes (large ones by identity). Linear.
+    """Merge equal nodes. Takes linear time.
 
-    Random nodes are equal when they draw from one state with one stream; those without a state stay apart. So do nodes
-    of different groups (`ctx_group`), which different processes may compute, but for constants.
+    Small constants are compared by their bytes, large ones by identity. Random nodes are equal if they have the same
+    state and stream; nodes without a random state are never merged. Nodes with operands are not merged if they are in
+    different groups (`ctx_group`), because different processes may compute them.
     """
     seen = _Seen()
 
@@ -36,28 +37,28 @@ def cse(graph: Graph) -> Graph:
 
 
 class _Seen:
-    """Nodes that came before."""
+    """The nodes that the sweep has visited, without duplicates."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[Any, ...], Node] = {}
-        # Equal ones of further groups.
+        # Further nodes with the same key, in other groups than the first one.
         self._further: dict[tuple[Any, ...], list[Node]] = {}
 
     def first_equal(self, node: Node) -> Node:
-        """The first node that this one is equal to, which may be itself."""
+        """Return the first visited node that may replace this one; the node itself if there is none."""
         key = (node.op, node.inputs)
         first = self._first.setdefault(key, node)
-        if first is node or _in_one_place(node, first):
+        if first is node or _may_merge(node, first):
             return first
         further = self._further.setdefault(key, [])
         for other in further:
-            if _in_one_place(node, other):
+            if _may_merge(node, other):
                 return other
         further.append(node)
         return node
 
 
-def _in_one_place(a: Node, b: Node) -> bool:
-    """Whether no two groups are to compute these nodes."""
+def _may_merge(a: Node, b: Node) -> bool:
+    """Return whether the nodes may be merged: they have the same group, one has none, or they have no operands."""
     mine, other = a.meta.get(GROUP), b.meta.get(GROUP)
     return mine == other or mine is None or other is None or not a.inputs

@@ -1,4 +1,4 @@
-"""The elements of sequences, as far as they follow from the nodes that made them."""
+"""Find the elements of sequences from the nodes that built the sequences."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from graphkit.ops.axes import i64, zeros_like
 from graphkit.ops.sequence.split import SplitToSequence, parts
 from graphkit.passes.core.match import first, is_op, producer
 
-# How many elements of a sequence may become operands, results or states one by one.
+# The largest number of elements of a sequence that become separate operands, results or states.
 MOST_ELEMENTS = 64
 
 
 class _Zeros(NamedTuple):
-    """An element that is zeros of the shape of another one."""
+    """A zero element with the shape of another element."""
 
     like: Value
 
 
-# An element; None where it is not known.
+# An element; None if it is unknown.
 _Item: TypeAlias = "Value | _Zeros | None"
 
 
 class Budget:
-    """The number of steps that one pass may take: a file of few nodes could require any number of elements."""
+    """The number of steps that one pass may take. It protects against small files that describe very long sequences."""
 
     def __init__(self, steps: int = 1 << 18):
         self._left = steps
 
     def take(self, steps: int) -> bool:
-        """Whether so many steps are left; they are not from here on."""
+        """Use up `steps` steps. Returns False, and uses none, if fewer are left."""
         if steps > self._left:
             return False
         self._left -= steps
@@ -41,23 +41,23 @@ class Budget:
 
 
 class Elements:
-    """The elements of sequences, as far as the nodes that made them tell, and the budget lasts.
+    """Finds the elements of sequences from the nodes that built them, as long as the budget lasts.
 
-    trusting: whether the declared types of graph inputs hold whenever the graph runs.
+    trusts_inputs: whether the declared types of graph inputs hold in every run.
     """
 
-    def __init__(self, budget: Budget, *, trusting: bool):
+    def __init__(self, budget: Budget, *, trusts_inputs: bool):
         self.budget = budget
-        self._trusting = trusting
+        self._trusts_inputs = trusts_inputs
         self._parts: dict[Node, Sequence[Value] | None] = {}
         self._found: dict[tuple[Value, int], _Item] = {}
 
-    def inside(self, *, trusting: bool = False) -> Elements:
-        """Those of a subgraph; it may be `trusting` where this graph is."""
-        return Elements(self.budget, trusting=trusting and self._trusting)
+    def inside(self, *, trusts_inputs: bool = False) -> Elements:
+        """Return the object for a subgraph. It trusts its inputs only if this graph does and `trusts_inputs` is set."""
+        return Elements(self.budget, trusts_inputs=trusts_inputs and self._trusts_inputs)
 
     def at(self, sequence: Value, index: int) -> Value | None:
-        """The element number `index`, which may count from the back; None where it is not known."""
+        """Return element `index`, which may be negative; None if it is unknown."""
         length = length_of(sequence)
         if length is None:
             return _last_inserted(sequence) if index == -1 else None
@@ -66,7 +66,7 @@ class Elements:
         return _as_value(self._item(sequence, index % length))
 
     def all(self, sequence: Value) -> list[Value] | None:
-        """All elements of a sequence of known length; None where one of them is not known."""
+        """Return all elements of a sequence of known length; None if one of them is unknown."""
         changes: list[tuple[Node, int]] = []
         base, length = sequence, length_of(sequence)
         while length is not None and (node := producer(base, "SequenceInsert", "SequenceErase", "Identity")):
@@ -91,7 +91,7 @@ class Elements:
         return [item for item in items if item is not None]
 
     def _item(self, sequence: Value, index: int) -> _Item:
-        """The element at a place that there is. Without recursion: gradients of long chains are nested as deep."""
+        """Return the element at a valid index. Iterative, because gradients of long chains are deeply nested."""
         goal = self._origin(sequence, index)
         pending = [goal] if goal is not None else []
         while pending:
@@ -110,12 +110,12 @@ class Elements:
         return None if goal is None else self._found[goal]
 
     def _step(self, sequence: Value, index: int) -> tuple[list[tuple[Value, int]], Callable[[list[_Item]], _Item]]:
-        """Which other elements the element at `index` is made of, and how."""
+        """Return the elements from which the element at `index` is computed, and the function that computes it."""
         node = sequence.node
         assert node is not None
         op = node.op
         if is_op(node, "SequenceConstruct", "SequenceInsert"):
-            # `_origin` has counted: of an insertion it is the element that is inserted.
+            # `_origin` stops at a SequenceInsert only if `index` is the inserted element.
             item = node.inputs[index] if op.name == "SequenceConstruct" else node.inputs[1]
             return [], lambda _: item
         if isinstance(op, SplitToSequence):
@@ -123,7 +123,7 @@ class Elements:
         if is_op(node, "ZerosLike", domain=DOMAIN):
             return [(first(node), index)], lambda found: _zeros_of(found[0])
         if is_op(node, "AddN", domain=DOMAIN):
-            return [(v, index) for v in node.operands], _total
+            return [(v, index) for v in node.operands], _sum_of
         if is_op(node, "SequenceAtGrad", domain=DOMAIN):
             dy, forward, position = node.operands
             place = constant_position(position)
@@ -136,7 +136,7 @@ class Elements:
         return [], lambda _: None
 
     def _origin(self, sequence: Value, index: int) -> tuple[Value, int] | None:
-        """Where the element at a place comes from: the value that made it, and its place there; None if unknown."""
+        """Return (sequence, index) of the same element before insertions and erasures; None if unknown."""
         while True:
             node = sequence.node
             if node is None or not self.budget.take(1):
@@ -162,15 +162,15 @@ class Elements:
             op = operator(node, SplitToSequence)
             x, split = (*node.inputs, None)[:2]
             assert x is not None
-            told = split is not None and split.rank == 1 and split.tensor.value is not None
-            usable = (self._trusting or told) and self.budget.take(length_of(node.output) or 0)
+            is_known = split is not None and split.rank == 1 and split.tensor.value is not None
+            usable = (self._trusts_inputs or is_known) and self.budget.take(length_of(node.output) or 0)
             self._parts[node] = parts(op, x, split) if usable else None
         found = self._parts[node]
         return None if found is None else found[index]
 
 
 def _place(node: Node, length: int | None) -> int | None:
-    """Where a SequenceInsert puts its element, or a SequenceErase takes one, in a sequence of `length`."""
+    """Return the index at which a SequenceInsert or SequenceErase changes a sequence of `length`; None if unknown."""
     inserts = is_op(node, "SequenceInsert")
     position = node.inputs[2 if inserts else 1] if len(node.inputs) > (2 if inserts else 1) else None
     if length is None:
@@ -181,7 +181,7 @@ def _place(node: Node, length: int | None) -> int | None:
 
 
 def _last_inserted(sequence: Value) -> Value | None:
-    """The last element, where it was put there."""
+    """Return the last element if the sequence was made by appending it; else None."""
     node = producer(sequence, "SequenceInsert")
     return node.inputs[1] if node is not None and len(node.inputs) == 2 else None
 
@@ -207,8 +207,8 @@ def _zeros_of(item: _Item) -> _Item:
     return _Zeros(item) if isinstance(item, Value) else item
 
 
-def _total(items: list[_Item]) -> _Item:
-    """The sum, in which zeros do not count."""
+def _sum_of(items: list[_Item]) -> _Item:
+    """Return the sum of the items. Known zeros are left out."""
     if any(item is None for item in items):
         return None
     terms = [item for item in items if isinstance(item, Value)]
@@ -221,7 +221,7 @@ def _total(items: list[_Item]) -> _Item:
 
 
 def stacked(items: Sequence[Value]) -> Value | None:
-    """Elements of one shape as one tensor, along a new first axis; None for those of several shapes."""
+    """Stack the elements along a new first axis; None if their types differ or are not tensors of known rank."""
     kinds = [item.type for item in items]
     if not all(isinstance(t, TensorType) and t.shape is not None and t == kinds[0] for t in kinds):
         return None
@@ -229,8 +229,8 @@ def stacked(items: Sequence[Value]) -> Value | None:
     return made
 
 
-def rows_of(sequence: Value) -> Node | None:
-    """The node that takes a tensor of known rank apart into parts of size 1."""
+def row_split(sequence: Value) -> Node | None:
+    """Return the SplitToSequence that made the sequence, if it splits a tensor of known rank into parts of size 1."""
     node = producer(sequence, "SplitToSequence")
     if node is None or first(node).rank is None:
         return None

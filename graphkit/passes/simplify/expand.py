@@ -1,4 +1,4 @@
-"""Expansions that a pointwise reader would make by itself: broadcasting stays lazy."""
+"""Remove Expand nodes before pointwise operators, which broadcast their operands themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from graphkit.passes.core.sweep import Readers, fuse
 
 @graph_pass(ensures=[Property.BROADCASTS_LAZY], at=["Expand"])
 def eliminate_expand(graph: Graph) -> Graph:
-    """Give pointwise nodes what an operand was before its Expand, where the result's shape stays. Linear."""
+    """Replace expanded operands of pointwise nodes by the Expand's operand if the result keeps its shape.
+
+    Takes linear time.
+    """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         if not getattr(node.op, "pointwise", False):

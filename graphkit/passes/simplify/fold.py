@@ -1,6 +1,6 @@
-"""Constant folding: what depends on constants only, or has a known integer value, becomes a Constant.
+"""Constant folding: replace values that depend only on constants, or whose elements are known integers, by Constants.
 
-An If whose condition is constant becomes its branch.
+An If with a constant condition is replaced by the branch that it takes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.match import array_of, is_op
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
-# A folded result may be larger than its operands only up to this many bytes: files should not grow by folding.
+# Largest size in bytes of a folded result that is larger than its operands. The limit keeps saved files small.
 SIZE_LIMIT = 1 << 20
 
 
 @graph_pass(ensures=[Property.CONSTANTS_FOLDED])
 def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
-    """Evaluate nodes of constant operands, and write known integer values as Constants.
+    """Evaluate nodes whose operands are constants, and replace values with known integer elements by Constants.
 
-    Random operators, loops, dequantised weights, and results that are larger than `size_limit` bytes and than their
-    operands stay. A node whose evaluation fails stays as well: it fails when it runs, if it ever does. Linear.
+    Not folded: random operators, loops, dequantised weights, and results that are larger than both `size_limit` bytes
+    and their operands. If the evaluation of a node fails, the node is kept: it fails when it is run. Takes linear time.
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
@@ -42,20 +42,20 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
                 return inline(branch, IfView.of(node).captures)
         else:
             node = node.rebuilt(operands)
-        computable = _on_constants(node)
-        told = any(isinstance(v.type, TensorType) and v.type.value is not None for v in node.outputs)
-        if not (computable or told) or isinstance(node.op, Constant) or is_random(node.op):
+        computable = _has_constant_operands(node)
+        has_known_elements = any(isinstance(v.type, TensorType) and v.type.value is not None for v in node.outputs)
+        if not (computable or has_known_elements) or isinstance(node.op, Constant) or is_random(node.op):
             return node.outputs
         known = [_known_array(v) for v in node.outputs]
         if computable and any(a is None for a in known) and _foldable(node, size_limit):
             try:
-                with limited(memory=_bound(node, size_limit)):
+                with limited(memory=_byte_limit(node, size_limit)):
                     known = list(run_node(node, [None if v is None else array_of(v) for v in node.inputs]))
             except LimitReached:
                 raise
             except GraphkitError:
                 return node.outputs
-            if sum(a.nbytes for a in known if a is not None) > _bound(node, size_limit):
+            if sum(a.nbytes for a in known if a is not None) > _byte_limit(node, size_limit):
                 return node.outputs
         return [
             v if a is None else Node(Constant(value=Tensor(a)), (), node.name, node.meta, output_names=[v.name]).output
@@ -66,10 +66,10 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
 
 
 def map_branches(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
-    """`map_subgraphs`, but for subgraphs only whose declared input types hold whenever they run.
+    """Apply `map_subgraphs` to an If only: the declared types of its branches hold in every run.
 
-    These are the branches of an If. What a loop carries may change its shape from one iteration to the next, so
-    that a rewrite which relies on types has no business in a body.
+    The bodies of loops are not transformed. The shape of a state may change from one iteration to the next, so a
+    rewrite that relies on declared types would be wrong there.
     """
     if is_if(node):
         return map_subgraphs(node, operands, transform)
@@ -77,27 +77,27 @@ def map_branches(node: Node, operands: Sequence[Value | None], transform: Rewrit
 
 
 def _known_array(value: Value) -> np.ndarray | None:
-    """The elements that inference knows, when all of them are integers."""
+    """Return the elements that inference knows, if all of them are integers; else None."""
     kind = value.type
     if not isinstance(kind, TensorType) or kind.value is None or not kind.is_static or kind.constants is None:
         return None
     return np.array(kind.constants, dtype=kind.dtype.numpy).reshape(kind.static_shape)
 
 
-def _bound(node: Node, size_limit: int) -> int:
+def _byte_limit(node: Node, size_limit: int) -> int:
     return max(size_limit, sum(a.nbytes for v in node.inputs if v is not None and (a := array_of(v)) is not None))
 
 
-def _on_constants(node: Node) -> bool:
-    """Whether every operand is a constant."""
+def _has_constant_operands(node: Node) -> bool:
+    """Return whether all operands are constants."""
     return all(v is None or array_of(v) is not None for v in node.inputs)
 
 
 def _foldable(node: Node, size_limit: int) -> bool:
-    """Whether a node on constants has results that may be constants."""
-    # Weights that are stored in few bits stay so.
+    """Return whether the results of a node with constant operands may be stored as constants."""
+    # Dequantised weights would need more memory than the quantised ones.
     if node.op.subgraphs() or is_op(node, "DequantizeLinear"):
         return False
     if not all(isinstance(v.type, TensorType) for v in node.outputs):
         return False
-    return sum(v.tensor.nbytes for v in node.outputs if v.tensor.is_static) <= _bound(node, size_limit)
+    return sum(v.tensor.nbytes for v in node.outputs if v.tensor.is_static) <= _byte_limit(node, size_limit)

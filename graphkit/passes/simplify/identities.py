@@ -1,7 +1,7 @@
-"""Removal of nodes that provably give one of their operands back, and of chains of reshapes and transposes.
+"""Remove nodes that return one of their operands unchanged, and merge chains of reshapes and transposes.
 
-One small rule per operator; a rule gets the node on its new operands and returns the values that replace its
-outputs, or None. Equal symbolic dimensions count as proof, dimensions that may be equal do not.
+There is one small rule per operator. It gets the node with its new operands, and returns the values that replace its
+outputs, or None. A rule applies only if it is valid for all sizes: symbolic dimensions must be equal expressions.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops import Op, operator
 from graphkit.ops._base import DOMAIN
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import RESHAPES, array_of, permutation
+from graphkit.passes.core.match import RESHAPES, array_of, first, permutation
 from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.simplify.fold import map_branches
 
 Simplification: TypeAlias = Callable[[Node], Sequence[Value] | None]
 
-# Types that hold every value of another one.
+# For each type, the types that represent all of its values exactly.
 _WIDER = {
     DType.BFLOAT16: (DType.FLOAT32, DType.FLOAT64),
     DType.FLOAT16: (DType.FLOAT32, DType.FLOAT64),
@@ -31,11 +31,12 @@ _WIDER = {
     DType.INT32: (DType.INT64, DType.FLOAT64),
 }
 
-# How many of them a reshape looks through; shorter chains have been merged already when it gets its turn.
-_CHAIN = 8
+# The largest number of reshapes that a rule follows. Longer chains are already shorter, because their first nodes were
+# merged.
+_MAX_CHAIN = 8
 
 _rules: dict[tuple[str, str], Simplification] = {}
-# The names of operators that have a rule, or branches.
+# The operators for which the sweep calls a rule.
 _operators = {"If"}
 
 
@@ -65,20 +66,14 @@ def _rule(*names: str, domain: str = "") -> Callable[[Simplification], Simplific
     return install
 
 
-def _first(node: Node) -> Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
-
-
 @_rule("Identity")
 def _identity(node: Node) -> Sequence[Value] | None:
-    return (_first(node),)
+    return (first(node),)
 
 
 @_rule("StopGradient", "StraightThrough", domain=DOMAIN)
-def _differentiated(node: Node) -> Sequence[Value] | None:
-    """Marks that only differentiation reads, and graphs are differentiated before they are simplified."""
+def _gradient_marker(node: Node) -> Sequence[Value] | None:
+    """Remove markers for differentiation: graphs are differentiated before they are simplified."""
     value = node.inputs[-1]
     assert value is not None
     return (value,)
@@ -86,14 +81,14 @@ def _differentiated(node: Node) -> Sequence[Value] | None:
 
 @_rule("CastLike", "Expand", "Squeeze", "Unsqueeze", "Flatten", "Tile")
 def _same_type(node: Node) -> Sequence[Value] | None:
-    """Operators that change nothing when element type and shape stay."""
-    x = _first(node)
+    """These operators return their operand if element type and shape are the same."""
+    x = first(node)
     return (x,) if _equal_shapes(x, node.output) else None
 
 
 @_rule("ReduceToShapeOf", domain=DOMAIN)
 def _reduce_to_shape(node: Node) -> Sequence[Value] | None:
-    """The sum that known shapes say it is; nothing when they are equal."""
+    """Replace the node by the ReduceSum that known shapes determine, or by its operand if the shapes are equal."""
     same = _same_type(node)
     if same is not None or not all(v.tensor.is_static for v in node.operands):
         return same
@@ -102,27 +97,27 @@ def _reduce_to_shape(node: Node) -> Sequence[Value] | None:
 
 @_rule("Cast")
 def _cast(node: Node) -> Sequence[Value] | None:
-    """A cast back from a wider type that holds every value."""
+    """Remove a cast to a wider type and back."""
     same = _same_type(node)
     if same is not None:
         return same
-    x = _first(node)
+    x = first(node)
     if x.node is None or x.node.op.name != "Cast" or x.node.op.domain:
         return None
-    source = _first(x.node)
+    source = first(x.node)
     return (source,) if _equal_shapes(source, node.output) and x.dtype in _WIDER.get(source.dtype, ()) else None
 
 
 @_rule("Reshape")
 def _reshape(node: Node) -> Sequence[Value] | None:
-    source = _first(node)
-    for _ in range(_CHAIN):
+    source = first(node)
+    for _ in range(_MAX_CHAIN):
         if _equal_shapes(source, node.output):
             return (source,)
         if source.node is None or source.node.op.domain or source.node.op.name not in RESHAPES:
             break
-        source = _first(source.node)
-    # A zero copies the dimension of the operand, so that it says something else about another operand.
+        source = first(source.node)
+    # A 0 in the target copies a dimension of the operand, so the node cannot read another operand.
     target = node.inputs[1].tensor.constants if node.inputs[1] is not None else None
     if source is node.inputs[0] or target is None or 0 in target:
         return None
@@ -131,14 +126,14 @@ def _reshape(node: Node) -> Sequence[Value] | None:
 
 @_rule("Transpose")
 def _transpose(node: Node) -> Sequence[Value] | None:
-    x = _first(node)
+    x = first(node)
     outer = permutation(node)
     if outer is None:
         return None
     if x.node is not None and x.node.op.name == "Transpose" and x.node.op.domain == "":
         inner = permutation(x.node)
         if inner is not None:
-            x, outer = _first(x.node), tuple(inner[axis] for axis in outer)
+            x, outer = first(x.node), tuple(inner[axis] for axis in outer)
     if outer == tuple(range(len(outer))):
         return (x,)
     if x is node.inputs[0]:
@@ -148,17 +143,17 @@ def _transpose(node: Node) -> Sequence[Value] | None:
 
 @_rule("Dropout")
 def _dropout(node: Node) -> Sequence[Value] | None:
-    """Without training, y is x; the mask stays for whoever reads it."""
+    """Replace y by x if the node is not in training mode. The mask output stays."""
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     training = None if mode is None else array_of(mode)
     if mode is not None and (training is None or bool(training)):
         return None
-    return (_first(node), *node.outputs[1:])
+    return (first(node), *node.outputs[1:])
 
 
 @_rule("Concat", "Sum", "Max", "Min", "Mean")
 def _single_operand(node: Node) -> Sequence[Value] | None:
-    return (_first(node),) if len(node.inputs) == 1 else None
+    return (first(node),) if len(node.inputs) == 1 else None
 
 
 # Constants up to this many elements are searched for anything but the identity.
@@ -193,13 +188,13 @@ def _is_identity(operator_name: str, value: Value) -> bool:
 @_rule("Pad")
 def _pad(node: Node) -> Sequence[Value] | None:
     pads = array_of(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
-    return (_first(node),) if pads is not None and not pads.any() else None
+    return (first(node),) if pads is not None and not pads.any() else None
 
 
 @_rule("Slice")
 def _slice(node: Node) -> Sequence[Value] | None:
-    """A slice that keeps every size and steps forward by one keeps everything."""
-    x = _first(node)
+    """A slice returns its operand if its steps are 1 and all sizes stay the same."""
+    x = first(node)
     steps = node.inputs[4] if len(node.inputs) > 4 else None
     strides = (1,) if steps is None else steps.tensor.constants
     forward = strides is not None and all(s == 1 for s in strides)
@@ -208,7 +203,7 @@ def _slice(node: Node) -> Sequence[Value] | None:
 
 @_rule("Where")
 def _where(node: Node) -> Sequence[Value] | None:
-    """A constant condition that is the same everywhere chooses one operand."""
+    """Return the chosen operand if the condition is constant and all of its elements are equal."""
     condition, *choices = node.operands
     array = array_of(condition)
     if array is None or array.size == 0 or array.min() != array.max():
@@ -219,7 +214,7 @@ def _where(node: Node) -> Sequence[Value] | None:
 
 @_rule("And", "Or")
 def _logical(node: Node) -> Sequence[Value] | None:
-    """A constant that is true everywhere under And, false everywhere under Or."""
+    """Return x for `x And true` and `x Or false`."""
     for x, other in (node.operands, node.operands[::-1]):
         array = array_of(other)
         if array is not None and array.size == 1 and bool(array.all()) is (node.op.name == "And"):

@@ -1,4 +1,4 @@
-"""Operands of unknown rank are given the rank that their reader needs, so that what follows knows their axes."""
+"""Insert a Reshape where a reader determines the rank of an operand of unknown rank."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import all_nodes, map_subgraphs, rewrite
 
 
-def _lacking_ranks(graph: Graph) -> Node | None:
+def _first_unranked(graph: Graph) -> Node | None:
     return next((node for node in all_nodes(graph) if _missing(node)), None)
 
 
-@graph_pass(ensures=[Property.RANKS_KNOWN], breaks=[Property.COMPOSITES_EXPANDED], check=_lacking_ranks)
+@graph_pass(ensures=[Property.RANKS_KNOWN], breaks=[Property.COMPOSITES_EXPANDED], check=_first_unranked)
 def known_ranks(graph: Graph) -> Graph:
-    """A Reshape to its own sizes for each operand whose rank only its reader's `operand_ranks` tells; in subgraphs too.
+    """Insert a Reshape before each operand of unknown rank whose rank is determined by its reader's `operand_ranks`.
 
-    Ranks that only a file's declarations told are lost where types are inferred again. Linear in nodes.
+    Also applies to subgraphs. The Reshape keeps all sizes. The sweep infers types again, which loses ranks that only
+    the file declares. Takes linear time.
     """
-    if _lacking_ranks(graph) is None:
+    if _first_unranked(graph) is None:
         return graph
     made: dict[tuple[Value, int], Value] = {}
 
@@ -43,7 +44,7 @@ def known_ranks(graph: Graph) -> Graph:
 
 
 def _missing(node: Node) -> dict[int, int]:
-    """The ranks of operands that have none, by position."""
+    """Return the required ranks of operands of unknown rank, by position."""
     op = node.op
     unknown = [i for i, v in enumerate(node.inputs) if v is not None and _unranked(v)]
     if not unknown or not isinstance(op, Op):

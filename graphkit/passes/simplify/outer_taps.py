@@ -1,7 +1,7 @@
-"""Convolutions without the outer taps of their kernels that meet nothing but padding, at any position.
+"""Remove the outer taps of convolution kernels that only ever read padding.
 
-Kernels that are dilated far, over images that became small, have many of them: of 3 x 3 with a dilation of 36 over
-33 x 33 only the one in the middle is left.
+Kernels with a large dilation have such taps if the image is small. For example, only the middle tap of a 3 x 3 kernel
+with dilation 36 reads a 33 x 33 image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from graphkit.passes.core.sweep import Readers, fuse
 
 
 class _Axis(NamedTuple):
-    """A spatial axis: elements, positions, taps, and the geometry of the window."""
+    """One spatial axis: image size, number of output positions, number of taps, and the geometry of the window."""
 
     size: int
     positions: int
@@ -29,7 +29,10 @@ class _Axis(NamedTuple):
     end: int
 
     def idle(self) -> tuple[int, int]:
-        """How many taps to leave out before, and behind the others: each of them with padding of its own."""
+        """Return how many taps can be removed at the beginning and at the end.
+
+        Each removed tap also removes `dilation` elements of padding on its side, so there must be enough padding.
+        """
         useful = [t for t in range(self.taps) if self._meets_data(t)]
         if not useful:
             return 0, 0
@@ -38,9 +41,12 @@ class _Axis(NamedTuple):
         return before, behind
 
     def _meets_data(self, tap: int) -> bool:
-        """Whether the tap reads an element at one of the positions, i * stride - begin + tap * dilation."""
+        """Return whether the tap reads an element of the image at any output position i.
+
+        At this position, it reads the element i * stride - begin + tap * dilation.
+        """
         first = tap * self.dilation - self.begin
-        nearest = max(0, -(first // self.stride))  # the first position at or behind the beginning
+        nearest = max(0, -(first // self.stride))  # the first output position with an index >= 0
         return nearest < self.positions and first + nearest * self.stride < self.size
 
 
@@ -50,9 +56,9 @@ class _Axis(NamedTuple):
     at=["Conv"],
 )
 def drop_outer_taps(graph: Graph) -> Graph:
-    """Cut the weights of each Conv whose image and kernel have known sizes. Linear.
+    """Remove idle outer taps from the weights of each Conv whose image and kernel have known sizes. Takes linear time.
 
-    Padding counts as nothing, also beside a weight that is infinite or NaN.
+    A removed tap no longer multiplies the padding. So an infinite or NaN weight of it no longer makes the result NaN.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:

@@ -1,4 +1,6 @@
-"""Reshapes: chains become one with a constant target, transposes that move no element become reshapes."""
+"""Merge chains of reshapes into one Reshape with a constant target. Transposes that only move axes of size 1 count,
+too.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,17 @@ from graphkit.passes.core.sweep import Readers, fuse
 
 @graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.RESHAPES_MERGED], at=["Transpose", *RESHAPES])
 def eliminate_reshape(graph: Graph) -> Graph:
-    """One Reshape, or none, for each chain of Reshape, Flatten, Squeeze, Unsqueeze, and Transpose of axes of size 1.
+    """Replace chains of Reshape, Flatten, Squeeze, Unsqueeze, and Transpose of axes of size 1, by one Reshape or none.
 
-    A target computed from shapes becomes a constant where at most one dimension of the result is not known. Linear.
+    A target that is computed from shapes becomes a constant if at most one dimension of the result is unknown. Takes
+    linear time.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         if not is_op(node, *RESHAPES) and not _keeps_order(node):
             return None
         source = first(node)
-        # What a chain has before it is one reshape already.
+        # The preceding part of a chain is already a single reshape.
         before = producer(source, *RESHAPES)
         if before is not None:
             source = first(before)
@@ -40,14 +43,14 @@ def eliminate_reshape(graph: Graph) -> Graph:
                 return None
         shape = Node(Constant(value=Tensor(ints(*target))), ()).output
         made = Node(Reshape(), (source, shape), node.name, node.meta, output_names=[node.output.name])
-        # Inference may know less of a dimension that the operand's size decides.
+        # With -1 in the target, inference may know less about that dimension. Then keep the node.
         return made.outputs if same_type(made.output, node.output) else None
 
     return fuse(graph, rule, at=("Transpose", *RESHAPES))
 
 
 def _keeps_order(node: Node) -> bool:
-    """Whether a Transpose leaves the axes of more than one element in their order."""
+    """Return whether a node is a Transpose that keeps the order of all axes with more than one element."""
     perm = permutation(node) if is_op(node, "Transpose") else None
     if perm is None:
         return False
@@ -57,7 +60,7 @@ def _keeps_order(node: Node) -> bool:
 
 
 def _target(value: Value) -> list[int] | None:
-    """The operand by which Reshape makes the value's shape of any operand of its size."""
+    """Return the target shape for a Reshape to the shape of `value`; None if a constant cannot express it."""
     shape = value.tensor.shape
     if shape is None:
         return None

@@ -27,10 +27,10 @@ from graphkit.passes.simplify.elements import (
     Elements,
     constant_position,
     length_of,
-    rows_of,
+    row_split,
     stacked,
 )
-from graphkit.passes.simplify.sequence_states import opened_results, unrolled, with_open_captures
+from graphkit.passes.simplify.sequence_states import unrolled, with_tensor_captures, with_tensor_results
 
 _READERS = frozenset(
     {
@@ -42,24 +42,29 @@ _READERS = frozenset(
 
 @graph_pass(at=_READERS)
 def resolve_sequences(graph: Graph) -> Graph:
-    """Read elements of sequences, and what optionals hold, where they come from, in subgraphs too.
+    """Replace reads of sequence elements, and of optionals, by the values that were stored. Also applies to subgraphs.
 
-    Sequences that go into branches and loops go in as tensors, and those that loops fill come out as scan outputs; a
-    loop of few known iterations is written out where its sequences need that. What cannot be traced stays: sequences
-    that are fed, or whose positions a run tells. Linear in nodes and in the elements that are read, but for positions
-    that many insertions move.
+    If, Loop and Scan get tensors instead of sequences. A sequence to which a loop appends becomes a scan output. A loop
+    with a small known number of iterations is unrolled if its sequences need that. Kept are sequences that are graph
+    inputs, and reads at run-time positions.
+
+    Takes time linear in the nodes and in the elements that are read. Elements that are moved by many insertions take
+    longer.
     """
     budget = Budget()
     while not graph.operators.isdisjoint(_READERS | CONTROL) and any(n.op.name in _READERS for n in all_nodes(graph)):
-        opened: list[Node] = []
-        graph = _resolved(graph, Elements(budget, trusting=True), opened)
-        if not opened:
+        changed: list[Node] = []
+        graph = _resolved(graph, Elements(budget, trusts_inputs=True), changed)
+        if not changed:
             break
     return graph
 
 
-def _resolved(graph: Graph, elements: Elements, opened: list[Node]) -> Graph:
-    """`opened` gets nodes of control flow for whose results there is more to find now."""
+def _resolved(graph: Graph, elements: Elements, changed: list[Node]) -> Graph:
+    """Resolve the sequences of a graph.
+
+    changed: Gets each If, Loop or Scan whose results changed, because another sweep may resolve more.
+    """
     if graph.operators.isdisjoint(_READERS | CONTROL):
         return graph
 
@@ -67,16 +72,16 @@ def _resolved(graph: Graph, elements: Elements, opened: list[Node]) -> Graph:
         node = node.rebuilt(operands)
         results = unrolled(node, elements)
         if results is not None:
-            opened.append(node)
+            changed.append(node)
             return results
-        node = with_open_captures(node, elements)
-        trusting = declared_types_hold(node, node.inputs)
+        node = with_tensor_captures(node, elements)
+        trusts_inputs = declared_types_hold(node, node.inputs)
         inside = map_subgraphs(
-            node, node.inputs, lambda inner: _resolved(inner, elements.inside(trusting=trusting), opened)
+            node, node.inputs, lambda inner: _resolved(inner, elements.inside(trusts_inputs=trusts_inputs), changed)
         )
-        results = opened_results(inside, elements)
+        results = with_tensor_results(inside, elements)
         if results is not inside.outputs:
-            opened.append(inside)
+            changed.append(inside)
         return results
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -86,14 +91,14 @@ def _resolved(graph: Graph, elements: Elements, opened: list[Node]) -> Graph:
         found = _rules.get((rebuilt.op.domain, rebuilt.op.name))
         try:
             result = found(rebuilt, elements) if found else None
-        except TypeMismatch:  # elements do not fit each other: the node fails when it runs, if it ever does
+        except TypeMismatch:  # the elements have incompatible types: the node fails when it is run
             result = None
         return rebuilt.outputs if result is None else (result,)
 
     return rewrite(graph, rule, at=_READERS | CONTROL)
 
 
-# --- who reads ------------------------------------------------------------------------------------
+# --- rules for readers ----------------------------------------------------------------------------
 
 _Rule: TypeAlias = Callable[[Node, Elements], "Value | None"]
 _rules: dict[tuple[str, str], _Rule] = {}
@@ -118,7 +123,7 @@ def _at(node: Node, elements: Elements) -> Value | None:
 
 
 def _chosen(sequence: Value, position: Value, elements: Elements) -> Value | None:
-    """One of few elements of one shape: a Gather from all of them."""
+    """Replace the read of an element at a run-time position by a Gather from the stacked elements."""
     length = length_of(sequence)
     items = elements.all(sequence) if length is not None and length <= MOST_ELEMENTS else None
     stack = stacked(items) if items else None
@@ -130,8 +135,8 @@ def _chosen(sequence: Value, position: Value, elements: Elements) -> Value | Non
 
 
 def _row(node: Node, position: Value) -> Value | None:
-    """One element of a tensor taken apart along an axis: a Gather, which fails outside of it as well."""
-    split = rows_of(first(node))
+    """Replace the read of a part of a split tensor by a Gather. Both fail if the position is out of range."""
+    split = row_split(first(node))
     if split is None:
         return None
     op, x = operator(split, SplitToSequence), first(split)
@@ -144,7 +149,7 @@ def _row(node: Node, position: Value) -> Value | None:
 
 @_rule("SequenceLength")
 def _length(node: Node, elements: Elements) -> Value | None:
-    split = rows_of(first(node))
+    split = row_split(first(node))
     if split is None:
         return None
     x = first(split)
@@ -173,8 +178,8 @@ def _joined(node: Node, elements: Elements) -> Value | None:
 
 
 def _stack_of_rows(node: Node, op: ConcatFromSequence) -> Value | None:
-    """What was taken apart along an axis, put together along another one."""
-    split = rows_of(first(node))
+    """Replace the concatenation of the parts of a split tensor by a transpose or reshape of that tensor."""
+    split = row_split(first(node))
     if split is None:
         return None
     apart, x = operator(split, SplitToSequence), first(split)

@@ -1,4 +1,4 @@
-"""Transposes: merged, cancelled, and moved behind pointwise nodes, where they meet others."""
+"""Merge and cancel transposes. Move them behind pointwise nodes, so that more of them can be merged."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def _transposed_twice(graph: Graph) -> Node | None:
     at=["Transpose"],
 )
 def eliminate_transpose(graph: Graph) -> Graph:
-    """Let pointwise nodes work on what their operands were before a transpose, and transpose the result.
+    """Move transposes from the operands of pointwise nodes to their results, and merge transposes of transposes.
 
-    All operands must be transposed alike, nothing else may read them as they are, and others must be scalars, or
-    vectors along the last axis. A transpose of a transpose becomes one, or none; one that exchanges the last two axes
-    of a tensor whose other axes were flattened for it takes the tensor as it was. Linear.
+    A transpose is moved only if all transposed operands have the same permutation and no other readers. The other
+    operands must be scalars, or vectors along the last axis.
+
+    Reshape(Transpose(Reshape(x))) is simplified, too, if the reshapes only flatten and restore the axes before the last
+    two, and the transpose exchanges the last two. Takes linear time.
     """
     return fuse(graph, _rule, needs=("Transpose",))
 
@@ -42,7 +44,7 @@ def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
     if is_op(node, "Reshape"):
         return _unflattened(node)
     if getattr(node.op, "pointwise", False) and len(node.outputs) == 1:
-        return _moved(node, readers)
+        return _moved_behind(node, readers)
     return None
 
 
@@ -58,7 +60,10 @@ def _merged(node: Node) -> Sequence[Value] | None:
 
 
 def _unflattened(node: Node) -> Sequence[Value] | None:
-    """Reshape(Transpose(Reshape(x))) where only the axes before the last two are flattened and unflattened."""
+    """Simplify Reshape(Transpose(Reshape(x))) to Transpose(x); None if that is not possible.
+
+    The reshapes must only flatten and restore the axes before the last two.
+    """
     exchange = producer(node.inputs[0], "Transpose")
     flattening = None if exchange is None else producer(exchange.inputs[0], "Reshape")
     if exchange is None or flattening is None or permutation(exchange) != (0, 2, 1):
@@ -74,7 +79,7 @@ def _unflattened(node: Node) -> Sequence[Value] | None:
 
 
 def _merged_into(x: Value, perm: Sequence[int], like: Node, name: str) -> Sequence[Value]:
-    """x transposed, in one go with a Transpose that makes it."""
+    """Return x transposed by `perm`. If x is the result of a Transpose, merge both into one."""
     inner = producer(x, "Transpose")
     before = None if inner is None else permutation(inner)
     if inner is None or before is None:
@@ -83,12 +88,12 @@ def _merged_into(x: Value, perm: Sequence[int], like: Node, name: str) -> Sequen
 
 
 def _transposed(x: Value, perm: Sequence[int], like: Node, name: str = "") -> Sequence[Value]:
-    """x transposed, in place of the output of `like`."""
+    """Return x transposed by `perm`, which replaces the output of `like`."""
     names = [v.name for v in like.outputs]
     return Node(Transpose(perm=perm), (x,), name or like.name, like.meta, output_names=names).outputs
 
 
-def _moved(node: Node, readers: Readers) -> Sequence[Value] | None:
+def _moved_behind(node: Node, readers: Readers) -> Sequence[Value] | None:
     perm: tuple[int, ...] | None = None
     transpose: Node | None = None
     for value in node.operands:
@@ -101,15 +106,17 @@ def _moved(node: Node, readers: Readers) -> Sequence[Value] | None:
         perm, transpose = its, found
     if perm is None or transpose is None or node.output.rank != len(perm):
         return None
-    sources = [None if v is None else _before(v, perm, node) for v in node.inputs]
+    sources = [None if v is None else _untransposed(v, perm, node) for v in node.inputs]
     if any(v is not None and source is None for v, source in zip(node.inputs, sources, strict=True)):
         return None
     moved = Node(node.op, sources, node.name, node.meta)
     return _transposed(moved.output, perm, node, transpose.name)
 
 
-def _before(value: Value, perm: tuple[int, ...], node: Node) -> Value | None:
-    """What broadcasts to the result before the transpose as `value` does behind it."""
+def _untransposed(value: Value, perm: tuple[int, ...], node: Node) -> Value | None:
+    """Return the operand that corresponds to `value` if the transpose comes after the pointwise node; None if there is
+    none.
+    """
     found = producer(value, "Transpose")
     if found is not None:
         return first(found)
