@@ -1,10 +1,9 @@
 """Group the iterations of loops in blocks, so that differentiation needs memory for sqrt(T) iterations instead of T.
 
 A Scan of T iterations becomes a Scan over blocks of k iterations, marked `recompute`, around a Scan inside a block. The
-gradient keeps the states at the borders of blocks (T / k of them) and computes one block at a time again (k
-iterations), as in Chen et al., "Training deep nets with sublinear memory cost", 2016. The iterations after the last
-whole block are a separate Scan. A Loop becomes a Loop of Loops in the same way, and its trip count is decided as
-before.
+gradient stores the states at the borders of blocks (T / k of them) and recomputes one block of k iterations at a time,
+as in Chen et al., "Training deep nets with sublinear memory cost", 2016. The iterations after the last whole block are
+a separate Scan. A Loop becomes a Loop of Loops in the same way, with the same number of iterations.
 """
 
 from __future__ import annotations
@@ -31,11 +30,13 @@ Block: TypeAlias = int | Literal["sqrt"]
 
 
 def block_loops(graph: Graph, block: Block) -> Graph:
-    """Put the iterations of every Scan and Loop of `graph` (not of subgraphs) into blocks. Linear.
+    """Put the iterations of every Scan and Loop of `graph`, but not of its subgraphs, into blocks. Takes linear time.
 
-    block: iterations in a block; "sqrt": about sqrt(T), for loops whose number of iterations T is known. Loops that
-    are marked `recompute` already stay, and Loops with scan outputs, whose blocks would differ in length. Raises
-    UsageError, naming the node, for "sqrt" where T is not known.
+    Kept are loops that are already marked `recompute`, and Loops with scan outputs, because their blocks could have
+    different lengths.
+
+    block: The number of iterations in a block. "sqrt": about sqrt(T) for T iterations; if T is unknown, this raises
+    UsageError, which names the node.
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -49,7 +50,7 @@ def block_loops(graph: Graph, block: Block) -> Graph:
 
 
 def in_blocks(node: Node, block: Block) -> Sequence[Value]:
-    """The results of a Scan, or of a Loop without scan outputs, computed block by block."""
+    """Return the results of a Scan, or of a Loop without scan outputs, that is computed in blocks."""
     if block != "sqrt" and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
         raise UsageError(
             f"{node.describe()}: a block must have a positive number of iterations or 'sqrt', not {block!r}"
@@ -70,7 +71,9 @@ def in_blocks(node: Node, block: Block) -> Sequence[Value]:
 
 
 def _near_sqrt(trips: int) -> int:
-    """The divisor of `trips` nearest to its square root, if one is within a factor of 2; the square root otherwise."""
+    """Return the divisor of `trips` that is nearest to its square root. If none is within a factor of 2, return the
+    root.
+    """
     root = math.sqrt(trips)
     near = [k for k in range(max(math.ceil(root / 2), 1), int(2 * root) + 1) if trips % k == 0]
     return min(near, key=lambda k: abs(math.log(k / root))) if near else max(math.ceil(root), 1)
@@ -90,40 +93,40 @@ def _loop_trips(node: Node) -> Dim | None:
 # --- Scan -----------------------------------------------------------------------------------------
 
 
-class _Along(NamedTuple):
-    """How a scan operand, or a scan output, is laid out: the axis of the iterations, and whether they go backwards."""
+class _ScanLayout(NamedTuple):
+    """The layout of a scan operand or scan output: the axis of the iterations, and whether it is scanned in reverse."""
 
     axis: int
     backwards: int
 
     @staticmethod
-    def of(scanned: Along) -> _Along:
-        return _Along(normal_axis(scanned.axis, scanned.outer.rank or 1), scanned.backwards)
+    def of(scanned: Along) -> _ScanLayout:
+        return _ScanLayout(normal_axis(scanned.axis, scanned.outer.rank or 1), scanned.backwards)
 
-    def divided(self, x: Value, border: Value) -> tuple[Value, Value]:
-        """What the first `border` iterations read, and what the others do."""
+    def split(self, x: Value, border: Value) -> tuple[Value, Value]:
+        """Split x into the parts that the first `border` iterations and the other iterations read."""
         length = _size(x, self.axis)
         sizes = [border, F.sub(length, border)]
         parts = F.split(x, F.concat(*sizes[:: -1 if self.backwards else 1], axis=0), axis=self.axis)
         return (parts[1], parts[0]) if self.backwards else (parts[0], parts[1])
 
-    def united(self, first: Value, others: Value) -> Value:
+    def concatenated(self, first: Value, others: Value) -> Value:
         parts = (others, first) if self.backwards else (first, others)
         whole: Value = F.concat(*parts, axis=self.axis)
         return whole
 
     def in_blocks(self, x: Value, blocks: Value, block: int) -> Value:
-        """[..., blocks * block, ...] as [..., blocks, block, ...]."""
+        """Reshape [..., blocks * block, ...] to [..., blocks, block, ...]."""
         return _reshaped(x, self.axis, self.axis + 1, [blocks, F.constant(value=i64(block))])
 
     def joined(self, x: Value) -> Value:
-        """The inverse of `in_blocks`."""
+        """Invert `in_blocks`."""
         count = F.mul(_size(x, self.axis), _size(x, self.axis + 1))
         return _reshaped(x, self.axis, self.axis + 2, [count])
 
 
 def _check_ranks(node: Node) -> None:
-    """Raises UsageError, naming the node, where the rank of something scanned is not known."""
+    """Raise UsageError, which names the node, if the rank of a scan input or output is unknown."""
     view = LoopView.of(node)
     for along in (*view.scan_inputs, *view.scan_outputs):
         if along.outer.rank is None:
@@ -132,38 +135,41 @@ def _check_ranks(node: Node) -> None:
 
 
 def _blocked_scan(node: Node, block: int, trips: Dim | None) -> list[Value]:
-    """Whole blocks in the order of iterations, then the rest."""
+    """Return the results of a Scan over whole blocks, followed by a Scan over the remaining iterations."""
     _check_ranks(node)
     op = operator(node, Scan)
     view = LoopView.of(node)
     states = view.state_count
     start, captured = [s.initial for s in view.states], [c.outer for c in view.captures]
     inputs = [s.outer for s in view.scan_inputs]
-    read, written = (list(map(_Along.of, part)) for part in (view.scan_inputs, view.scan_outputs))
+    read, written = (list(map(_ScanLayout.of, part)) for part in (view.scan_inputs, view.scan_outputs))
     op = op.replace(scan_input_axes=[p.axis for p in read], scan_output_axes=[p.axis for p in written])
     rest: Sequence[Value] = ()
     if isinstance(trips, int):
         blocks = F.constant(value=i64(trips // block))
     else:
-        # The last block counts as rest: ONNX Runtime refuses to scan nothing.
+        # Leave at least one iteration for the last Scan: ONNX Runtime rejects a Scan without iterations.
         before_last = F.max(F.sub(_size(inputs[0], read[0].axis), i64(1)), i64(0))
         blocks = F.div(before_last, i64(block))
     if not isinstance(trips, int) or trips % block:
         border = F.mul(blocks, i64(block))
-        divided = [p.divided(x, border) for p, x in zip(read, inputs, strict=True)]
-        inputs, rest = [a for a, _ in divided], [b for _, b in divided]
+        split = [p.split(x, border) for p, x in zip(read, inputs, strict=True)]
+        inputs, rest = [a for a, _ in split], [b for _, b in split]
     folded = [p.in_blocks(x, blocks, block) for p, x in zip(read, inputs, strict=True)]
     found = _over_blocks(node, op, [*start, *folded, *captured], read)
     final, stacked = found[:states], [p.joined(y) for p, y in zip(written, found[states:], strict=True)]
     if rest:
-        last = Node(op, [*final, *rest, *captured], _named(node, "rest"), node.meta).outputs
+        last = Node(op, [*final, *rest, *captured], _name_with(node, "rest"), node.meta).outputs
         final = last[:states]
-        stacked = [p.united(a, b) for p, a, b in zip(written, stacked, last[states:], strict=True)]
+        stacked = [p.concatenated(a, b) for p, a, b in zip(written, stacked, last[states:], strict=True)]
     return [*final, *stacked]
 
 
-def _over_blocks(node: Node, op: Scan, values: Sequence[Value], read: Sequence[_Along]) -> tuple[Value, ...]:
-    """The Scan over blocks around `op`, which scans one block. Both count along the same axes, the outer one first."""
+def _over_blocks(node: Node, op: Scan, values: Sequence[Value], read: Sequence[_ScanLayout]) -> tuple[Value, ...]:
+    """Return the results of the Scan over blocks. Its body is `op`, which scans one block.
+
+    The outer Scan removes the axis of the blocks, so the inner one scans along the same axis number.
+    """
     states = len(values) - op.num_scan_inputs - op.captures
     inside = [_inside(v) for v in values]
     for i, along in enumerate(read, states):
@@ -173,46 +179,59 @@ def _over_blocks(node: Node, op: Scan, values: Sequence[Value], read: Sequence[_
         inside[i] = Value(TensorType(kind.dtype, shape), f"{values[i].name}_block" if values[i].name else "")
     body = Graph(inside, Node(op, inside, node.name, node.meta).outputs, name="block")
     outer = op.replace(body=body, recompute=True)
-    return Node(outer, values, _named(node, "blocks"), node.meta).outputs
+    return Node(outer, values, _name_with(node, "blocks"), node.meta).outputs
 
 
 # --- Loop -----------------------------------------------------------------------------------------
 
 
 def _blocked_loop(node: Node, block: int) -> Sequence[Value]:
-    """Iteration b of the outer Loop runs min(block, m - b * block) iterations, or until the condition falls."""
+    """Return the results of a Loop over blocks.
+
+    Iteration b runs at most min(block, m - b * block) iterations of the original loop, where m is its trip count. It
+    stops earlier if the condition becomes false.
+    """
     op = operator(node, Loop)
     view = LoopView.of(node)
     limit, condition = view.operands[: view.lead]
     states = view.state_count
     given = [s.initial for s in view.states]
     captured = [c.outer for c in view.captures] if limit is None else [*(c.outer for c in view.captures), limit]
-    number, going = _copies(op.body.inputs[:2])
+    number, inner_condition = _copies(op.body.inputs[:2])
     before, inside = [_inside(v) for v in given], [_inside(v) for v in captured]
     done = F.mul(F.reshape(number, i64()), np.int64(block))
     trips = F.constant(value=np.int64(block))
     if limit is not None:
         trips = F.min(trips, F.sub(F.reshape(inside[-1], i64()), done))
-    again, *after = _one_block(node, trips, going, [*before, *inside[: op.captures], done], states)
-    body = Graph([number, going, *before, *inside], [again, *after], name="block")
+    next_condition, *after = _one_block(node, trips, inner_condition, [*before, *inside[: op.captures], done], states)
+    body = Graph([number, inner_condition, *before, *inside], [next_condition, *after], name="block")
     blocks = None
     if limit is not None:
         blocks = F.div(F.add(F.reshape(limit, i64()), np.int64(block - 1)), np.int64(block))
     outer = op.replace(body=body, captures=len(captured), recompute=True)
-    return Node(outer, [blocks, condition, *given, *captured], _named(node, "blocks"), node.meta).outputs
+    return Node(outer, [blocks, condition, *given, *captured], _name_with(node, "blocks"), node.meta).outputs
 
 
-def _one_block(node: Node, trips: Value, going: Value, values: Sequence[Value], states: int) -> Sequence[Value]:
-    """(condition, *states) after at most `trips` iterations; the last of `values` is the number of those before."""
+def _one_block(
+    node: Node, trips: Value, inner_condition: Value, values: Sequence[Value], states: int
+) -> Sequence[Value]:
+    """Return (condition, *states) after at most `trips` iterations.
+
+    values: The states, the captures, and as the last value the number of iterations in earlier blocks.
+    """
     op = operator(node, Loop)
     number, entered = _copies(op.body.inputs[:2])
     inside = [_inside(v) for v in values]
-    again = _inside(going)
+    next_condition = _inside(inner_condition)
     offset = F.add(number, F.reshape(inside[-1], F.shape(number)))
     results = inline(op.body, [offset, entered, *inside[:-1]])
-    body = Graph([number, entered, *inside[:states], again, *inside[states:]], [*results, results[0]], name="iteration")
+    body = Graph(
+        [number, entered, *inside[:states], next_condition, *inside[states:]], [*results, results[0]], name="iteration"
+    )
     inner = op.replace(body=body, captures=op.captures + 1)
-    found = Node(inner, [trips, None, *values[:states], going, *values[states:]], node.name, node.meta).outputs
+    found = Node(
+        inner, [trips, None, *values[:states], inner_condition, *values[states:]], node.name, node.meta
+    ).outputs
     return [found[states], *found[:states]]
 
 
@@ -220,7 +239,7 @@ def _one_block(node: Node, trips: Value, going: Value, values: Sequence[Value], 
 
 
 def _inside(value: Value) -> Value:
-    """An input of a subgraph that stands for a value around it."""
+    """Return a new subgraph input for an outer value."""
     return Value(without_value(value.type), value.name)
 
 
@@ -228,7 +247,7 @@ def _copies(values: Sequence[Value]) -> list[Value]:
     return [Value(v.type, v.name) for v in values]
 
 
-def _named(node: Node, what: str) -> str:
+def _name_with(node: Node, what: str) -> str:
     return f"{node.name}_{what}" if node.name else ""
 
 
@@ -237,7 +256,7 @@ def _size(x: Value, axis: int) -> Any:
 
 
 def _reshaped(x: Value, first: int, last: int, sizes: Sequence[Value]) -> Value:
-    """x with its axes from `first` up to `last` (excluded) replaced by axes of `sizes`."""
+    """Return x with its axes from `first` up to `last` (excluded) replaced by axes of the given sizes."""
     assert x.rank is not None
     around = [F.shape(x, start=0, end=first)] if first else []
     behind = [F.shape(x, start=last, end=x.rank)] if last < x.rank else []

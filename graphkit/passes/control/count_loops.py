@@ -1,6 +1,6 @@
-"""Loops that count: a Loop whose condition compares a counter with a constant gets a trip count.
+"""Add a trip count to Loops whose condition compares a counter with a constant.
 
-Exporters write `while` loops as Loops without a trip count: PyTorch's exporter does for EmbeddingBag. With a trip
+Exporters write `while` loops as Loops without a trip count; PyTorch's exporter does so for EmbeddingBag. With a trip
 count, the sizes of scan outputs are known, and sequences that the loop fills become scan outputs.
 """
 
@@ -21,7 +21,7 @@ from graphkit.passes.core.declare import CONTROL, graph_pass
 from graphkit.passes.core.match import is_op, producer
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
-# Operators of one operand whose result has the operand's element if there is only one.
+# Operators that keep the element of an operand with one element.
 _SAME_ELEMENT = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Cast", "CastLike")
 
 
@@ -36,22 +36,22 @@ class _Counter(NamedTuple):
 
 @graph_pass(at=["Loop"])
 def count_loops(graph: Graph) -> Graph:
-    """Give Loops that count up to a constant a trip count, in subgraphs too.
+    """Add a trip count to Loops that count up to a constant, also in subgraphs. Takes linear time.
 
-    In their bodies, a slice of one element at a position that depends on the counter, and is within the data, becomes
-    a Gather, whose result has a known size. Linear.
+    In their bodies, a Slice of one element becomes a Gather, whose result has a known size. This requires that its
+    position is the counter plus a constant, and always within the data.
     """
     if graph.operators.isdisjoint(CONTROL):
         return graph
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         made = map_subgraphs(node, operands, count_loops)
-        return (_counted(made) if is_op(made, "Loop") else made).outputs
+        return (_with_trip_count(made) if is_op(made, "Loop") else made).outputs
 
     return rewrite(graph, rule, at=CONTROL)
 
 
-def _counted(node: Node) -> Node:
+def _with_trip_count(node: Node) -> Node:
     view = LoopView.of(node)
     counter = _counter(view)
     if counter is None:
@@ -73,7 +73,7 @@ def _counted(node: Node) -> Node:
 
 
 def _counter(view: LoopView) -> _Counter | None:
-    """Return the state that decides how often the loop runs; None if there is none."""
+    """Return the state that determines the number of iterations; None if there is none."""
     again = producer(view.body.outputs[0], "Less", "LessOrEqual")
     limit, condition = view.operands[:2]
     if again is None or (condition is not None and condition.tensor.constants != (1,)):
@@ -99,7 +99,7 @@ def _counter(view: LoopView) -> _Counter | None:
 
 
 def _integer(value: Value, known: Mapping[Value, Sequence[float] | None]) -> int | None:
-    """Return the element of a constant int64 scalar, or of one that the loop captures."""
+    """Return the value of a constant int64 scalar, which may be a capture of the loop; None if it is not constant."""
     constants = known.get(value, value.tensor.constants)
     if constants is None and (node := producer(value, *_SAME_ELEMENT)) is not None:
         return _integer(node.operands[0], known)
@@ -108,7 +108,7 @@ def _integer(value: Value, known: Mapping[Value, Sequence[float] | None]) -> int
 
 
 def _with_gathered_elements(body: Graph, trips: int) -> Graph:
-    """The body with a Gather for each slice of one element at a position that the number of the iteration gives."""
+    """Return the body with Slices of one element, at the iteration number plus a constant, replaced by Gathers."""
     number = body.inputs[0]
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -120,7 +120,7 @@ def _with_gathered_elements(body: Graph, trips: int) -> Graph:
             for v, wanted in zip(operands[3:], ((0,), (1,)), strict=False)
         ):
             return None
-        first, behind, size = _shift(start, number), _shift(end, number), data.shape[0]
+        first, behind, size = _offset_from_iteration(start, number), _offset_from_iteration(end, number), data.shape[0]
         if first is None or behind is None or not isinstance(size, int):
             return None
         if behind - first != 1 or first < 0 or behind + trips - 1 > size:
@@ -130,8 +130,8 @@ def _with_gathered_elements(body: Graph, trips: int) -> Graph:
     return rewrite(body, rule, at=["Slice"])
 
 
-def _shift(value: Value, number: Value) -> int | None:
-    """Return the difference of a single element and the number of the iteration; None if it is not constant."""
+def _offset_from_iteration(value: Value, number: Value) -> int | None:
+    """Return the constant by which a single element exceeds the iteration number; None if it is not constant."""
     shift = 0
     while value is not number:
         if (node := producer(value, *_SAME_ELEMENT)) is not None:

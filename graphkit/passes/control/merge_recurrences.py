@@ -1,6 +1,6 @@
-"""Take the results of a recurrent layer from the recurrence that its gradient reads.
+"""Compute a recurrent layer only once if its gradient reads a second copy that saves gates.
 
-Differentiation makes such pairs: the layer itself, and the recurrence that saves the values its gradient needs.
+Differentiation creates such pairs: the layer itself, and a recurrence that also saves the values for the gradient.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from graphkit.passes.core.sweep import map_bodies, rewrite
 
 @graph_pass(requires=[Property.COMPOSITES_EXPANDED], at=["RNNRecurrence", "GRURecurrence", "LSTMRecurrence"])
 def merge_recurrences(graph: Graph) -> Graph:
-    """Replace layers by recurrences over the same operands, in subgraphs too. Linear in nodes."""
+    """Replace layers by saving recurrences with the same operands, also in subgraphs. Takes linear time."""
     recurrences: dict[Any, Node] = {}
     for node in graph.nodes:
         if isinstance(node.op, SavingRecurrence):
             recurrences.setdefault((node.op.forward, _operands(node)), node)
     if not recurrences and not any(node.op.subgraphs() for node in graph.nodes):
         return graph
-    # By the recurrence that takes over: it is made where the first of its readers stands.
+    # The new nodes, by the old recurrence. Each is made at the place of the first node that it replaces.
     made: dict[Node, Node] = {}
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -40,7 +40,7 @@ def merge_recurrences(graph: Graph) -> Graph:
 
 
 def _operands(node: Node) -> tuple[Value | None, ...]:
-    """Without those that are absent at the end."""
+    """Return the operands without absent ones at the end."""
     given = list(node.inputs)
     while given and given[-1] is None:
         given.pop()

@@ -1,7 +1,7 @@
-"""Remove unread parts of control flow: results, states that only serve themselves, operands.
+"""Remove unused parts of If, Loop and Scan: results, states that affect only themselves, and operands.
 
-Differentiation leaves such parts: if the backward pass runs a forward loop again for the values that it saves, this
-loop also has its own results.
+Differentiation creates such parts: the backward pass may contain a copy of a forward loop that returns saved values,
+besides the results of the loop.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from graphkit.passes.core.sweep import is_control, rewrite, use_counts
 
 @graph_pass(requires=[Property.CONTROL_MERGED], at=CONTROL)
 def prune_control(graph: Graph) -> Graph:
-    """Drop unread results of If, Loop and Scan, and what is computed for them alone, in subgraphs too. Linear.
+    """Remove unused results of If, Loop and Scan, and the nodes that compute only these. Also applies to subgraphs.
 
-    The condition of a Loop stays, and one scan input of a Scan, for they decide how often the body runs.
+    The condition of a Loop is kept, and so is at least one scan input of a Scan: they determine the number of
+    iterations. Takes linear time.
     """
     if graph.operators.isdisjoint(CONTROL):
         return graph
@@ -31,7 +32,7 @@ def prune_control(graph: Graph) -> Graph:
         read = [i for i, v in enumerate(node.outputs) if counts[v]]
         pruned, kept = (_pruned_if if is_if(node) else _pruned_loop)(node, operands, read)
         results = dict(zip(kept, pruned.outputs, strict=True))
-        # Any value serves for a result that nothing reads.
+        # An unused result may be replaced by any value: the old one.
         return [results.get(i, old) for i, old in enumerate(node.outputs)]
 
     return rewrite(graph, rule, at=CONTROL)
@@ -47,7 +48,7 @@ def _pruned_if(node: Node, operands: Sequence[Value | None], read: list[int]) ->
         return node.rebuilt(operands, None if same else view.with_branches(then, other)), read
     then, other = (_with_inputs(g, captures) for g in (then, other))
     given = [view.condition, *(view.captures[k] for k in captures)]
-    return _made(node, view.with_branches(then, other), given, read), read
+    return _rebuilt(node, view.with_branches(then, other), given, read), read
 
 
 def _pruned_loop(node: Node, operands: Sequence[Value | None], read: list[int]) -> tuple[Node, list[int]]:
@@ -76,11 +77,11 @@ def _pruned_loop(node: Node, operands: Sequence[Value | None], read: list[int]) 
             for what in ("axes", "directions"):
                 along = getattr(op, f"scan_{kind}_{what}")
                 changes[f"scan_{kind}_{what}"] = None if along is None else [along[k - offset] for k in chosen]
-    return _made(node, op.replace(**changes), [view.operands[k] for k in inputs], kept), kept
+    return _rebuilt(node, op.replace(**changes), [view.operands[k] for k in inputs], kept), kept
 
 
 def _live_states(body: Graph, lead: int, first: int, count: int, read: list[int], stacks: list[int]) -> list[int]:
-    """The states that are read after the loop, or that decide what is."""
+    """Return the states that are read after the loop, or that affect the condition, live states or stacked results."""
     live = set(read)
     while True:
         wanted = [*body.outputs[:first], *(body.outputs[first + i] for i in (*sorted(live), *stacks))]
@@ -92,7 +93,7 @@ def _live_states(body: Graph, lead: int, first: int, count: int, read: list[int]
 
 
 def _inputs_read(*graphs: Graph) -> set[int]:
-    """The positions of the inputs that a graph reads, or returns."""
+    """Return the positions of the inputs that one of the graphs reads or returns."""
     found: set[int] = set()
     for graph in graphs:
         used = {*graph.outputs, *(v for node in graph.nodes for v in node.operands)}
@@ -108,5 +109,5 @@ def _with_inputs(graph: Graph, chosen: list[int]) -> Graph:
     return graph if len(chosen) == len(graph.inputs) else graph.replace(inputs=[graph.inputs[i] for i in chosen])
 
 
-def _made(node: Node, op: Any, operands: Sequence[Value | None], kept: list[int]) -> Node:
+def _rebuilt(node: Node, op: Any, operands: Sequence[Value | None], kept: list[int]) -> Node:
     return Node(op, operands, node.name, node.meta, output_names=[node.outputs[i].name for i in kept])

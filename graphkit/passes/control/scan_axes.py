@@ -1,4 +1,4 @@
-"""Make every Scan read and write along the first axis: slices are contiguous, so native loops need no copies."""
+"""Transpose the operands and results of Scan so that it scans along the first axis. Slices are then contiguous."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from graphkit.passes.core.sweep import all_nodes, map_bodies, rewrite
 
 
 def _axes_to_move(view: LoopView) -> tuple[list[int], list[int]] | None:
-    """The axes of scan inputs and scan outputs where one of them is not the first, and their ranks are known."""
+    """Return the axes of the scan inputs and of the scan outputs.
+
+    Returns None if all of them are the first axis, or if a rank is unknown.
+    """
     read, written = ([axis for axis, _ in places] for places in (view.scan_input_places, view.scan_output_places))
     along = zip((*read, *written), (*view.scan_inputs, *view.scan_outputs), strict=True)
     moved = [scanned.outer for axis, scanned in along if axis]
@@ -37,9 +40,9 @@ def _is_scan(node: Node) -> bool:
     at=["Scan"],
 )
 def scan_axes(graph: Graph) -> Graph:
-    """Transpose what a Scan reads or writes along another axis than the first. Linear.
+    """Transpose scan inputs and outputs that a Scan does not read or write along the first axis. Takes linear time.
 
-    A Scan stays as it is where the rank of such an operand or result is unknown.
+    A Scan is kept if the rank of such an operand or result is unknown.
     """
     if not any(_is_scan(node) for node in all_nodes(graph)):
         return graph
@@ -61,15 +64,15 @@ def _along_first_axis(node: Node) -> Sequence[Value] | None:
     read, written = axes
     operands = list(node.inputs)
     for i, (axis, scanned) in enumerate(zip(read, view.scan_inputs, strict=True)):
-        operands[states + i] = _moved(scanned.outer, axis, 0)
+        operands[states + i] = _move_axis(scanned.outer, axis, 0)
     plain = op.replace(scan_input_axes=None, scan_output_axes=None)
     results = Node(plain, operands, node.name, node.meta, output_names=[v.name for v in node.outputs]).outputs
-    moved = [_moved(v, 0, axis) for axis, v in zip(written, results[states:], strict=True)]
+    moved = [_move_axis(v, 0, axis) for axis, v in zip(written, results[states:], strict=True)]
     return (*results[:states], *moved)
 
 
-def _moved(value: Value, source: int, target: int) -> Value:
-    """The value with its axis `source` at `target`, the others in their order."""
+def _move_axis(value: Value, source: int, target: int) -> Value:
+    """Return the value with its axis `source` moved to `target`. The other axes keep their order."""
     if source == target:
         return value
     assert value.rank is not None

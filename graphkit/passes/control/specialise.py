@@ -1,4 +1,4 @@
-"""Specialise subgraphs to the types that they run on, to prepare every node for one set of shapes."""
+"""Specialise subgraphs to the types of their actual operands, so that kernels can be prepared for known shapes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ Unspecialised: TypeAlias = Mapping[tuple[Node, str], str]
 
 
 def specialise_subgraphs(graph: Graph, passes: Sequence[Step] = ()) -> tuple[Graph, Unspecialised]:
-    """Put every subgraph on the types of what goes in, and rewrite it by `passes`; nested ones after those around them.
+    """Give every subgraph the types of its actual operands, and rewrite it by `passes`. Outer subgraphs come first.
 
-    The body of a Loop or a Scan gets the types that hold in every iteration. The types of results stay. A subgraph that
-    types rule out stays as it is, for it may never run: the second result says why. Linear.
+    The body of a Loop or Scan gets types that hold in every iteration. The types of results do not change. Takes linear
+    time.
+
+    Returns:
+        The graph, and the subgraphs that are kept because inference rejects the types, with the reason. A run may never
+            execute them.
     """
     unspecialised: dict[tuple[Node, str], str] = {}
     return _specialised(graph, passes, unspecialised), unspecialised
@@ -60,7 +64,7 @@ def _specialised(graph: Graph, passes: Sequence[Step], unspecialised: dict[tuple
 
 
 def _typed(node: Node, subgraph: Graph) -> Graph:
-    """The subgraph on the types of the node's operands. Raises TypeMismatch."""
+    """Return the subgraph with the types of the node's operands. Raises TypeMismatch."""
     if node.op.name == "If":
         given = [v.type for v in node.inputs[1:] if v is not None]
         return rebind(subgraph, dict(zip(subgraph.inputs, given, strict=True)))
@@ -68,7 +72,7 @@ def _typed(node: Node, subgraph: Graph) -> Graph:
 
 
 def _typed_body(view: LoopView) -> Graph:
-    """The body on the types that hold in every iteration."""
+    """Return the body with types that hold in every iteration. Raises TypeMismatch."""
     dtypes = (DType.INT64, DType.BOOL)
     entry: list[Type] = [TensorType(dtype, v.shape) for dtype, v in zip(dtypes, view.entry, strict=False)]
     initial = [without_value(s.initial.type) for s in view.states]
