@@ -130,8 +130,7 @@ def axes_of(node: Node, position: int = 1) -> tuple[int, ...] | None:
 
 
 class FixedValues:
-    """The values that do not change between runs: they depend only on constants, parameters, and states that no update
-    writes.
+    """Values that are fixed between runs: they depend only on constants, parameters, and states that no update writes.
 
     The executor computes them when it prepares a graph, and again when a parameter is written.
     """

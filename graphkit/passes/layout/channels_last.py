@@ -1,7 +1,7 @@
-"""Layout assignment: convolutional parts of a graph, and their gradients, work on [N, *spatial, C].
+"""Layout assignment: run convolutional parts of a graph, and their gradients, with the layout [N, *spatial, C].
 
-Vectors of channels are contiguous there, so that convolutions, pools and what is pointwise between them need no other
-layout, and two convolutions never have a conversion between them.
+Vectors of channels are then contiguous. Convolutions, pools and the pointwise operators between them all use this
+layout, so there is never a conversion between two convolutions.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from graphkit.passes.layout.few_channels import keeps_order
 from graphkit.passes.layout.quantised_last import (
     INTEGER_CONVOLUTIONS,
     QUANTISED,
+    channels_last_convolution,
+    channels_last_quantised,
     is_integer_convolution,
-    moved_convolution,
-    moved_elements,
 )
 
-# Most graphs have few of these operators, and import no more of them.
+# Most graphs use few of these operators. Their modules are imported only when needed.
 if TYPE_CHECKING:
     from graphkit.ops.image.resize import Resize
     from graphkit.ops.math.reduce import Reduction
@@ -54,14 +54,16 @@ if TYPE_CHECKING:
     from graphkit.ops.tensor.shape import Shape
 
 _CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", *INTEGER_CONVOLUTIONS)
-# Elements of a window that one byte counts, as the kernels do.
+# Kernels store an index within the window in one byte, so it may have at most this many elements.
 _MOST_ELEMENTS = 256
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
 
 def channels_first(graph: Graph, kinds: Collection[DType] = frozenset({DType.FLOAT32})) -> Node | None:
-    """A convolution of floats of `kinds`, of known rank, that does not have the channels last."""
+    """Return a convolution of known rank, of float types in `kinds`, whose channels are not last; None if there is
+    none.
+    """
     names = {("", "Conv"), ("", "ConvTranspose"), (DOMAIN, "FusedConv")}
     convolutions = (node for node in graph.nodes if (node.op.domain, node.op.name) in names)
     ranked = (node for node in convolutions if not any(map(_unranked, node.operands)))
@@ -81,12 +83,14 @@ def channels_first(graph: Graph, kinds: Collection[DType] = frozenset({DType.FLO
 def channels_last(
     graph: Graph, *, kinds: Collection[DType] = frozenset({DType.FLOAT32, *BYTES}), filters_last: bool = False
 ) -> Graph:
-    """Put the channels last from each convolution on, as far as operators permit; transpose at the borders.
+    """Convert convolutions and the operators after them to the channels-last layout, with transposes at the borders.
 
-    Convolutions of `kinds`, of known rank, and gradients begin such a part; pools, batch normalisation, pointwise
-    operators, concatenations, reductions, resizing and the like carry it on, as do their gradients. With `filters_last`
-    channels are last in the filters of floats too. Otherwise, convolutions with few channels whose results are nothing
-    but outputs stay as they are. Linear.
+    A channels-last part of the graph begins at convolutions of known rank and of types in `kinds`, and at their
+    gradients. Pools, batch normalisation, pointwise operators, concatenations, reductions, resizing and their gradients
+    are converted if they read values of this part. Without `filters_last`, convolutions with few channels whose results
+    are only outputs of the graph stay as they are. Takes linear time.
+
+    filters_last: Whether the filters of float convolutions have the channels last, too.
     """
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
         return _Sweep(graph, kinds, filters_last=filters_last).result()
@@ -94,7 +98,7 @@ def channels_last(
 
 
 def _is_convolution(node: Node, kinds: Collection[DType]) -> bool:
-    """Of floats among `kinds`, and of known rank."""
+    """Return whether a convolution has known rank and a float type in `kinds`."""
     x, w = node.operands[:2]
     known = x.rank is not None and w.rank == x.rank and 3 <= x.rank <= 5
     return known and x.dtype in kinds and x.dtype in FLOATS
@@ -107,9 +111,10 @@ def _only_returned(graph: Graph, uses: Mapping[Value, int]) -> Callable[[Value],
 
 
 class _Sweep:
-    """Builds the new graph. A value of the old one is known in it in the standard order, with channels last, or both.
+    """Builds the new graph. `_standard` and `_last` map old values to new ones with the standard order and channels
+    last.
 
-    `home` holds the values whose nodes work on channels that are last.
+    `_converted_values` contains the old values whose new nodes compute with channels last.
     """
 
     def __init__(self, graph: Graph, kinds: Collection[DType], *, filters_last: bool):
@@ -119,9 +124,9 @@ class _Sweep:
         self._is_returned = _only_returned(graph, self._uses)
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
         self._last: dict[Value, Value] = {}
-        self._home: set[Value] = set()
-        # Of what gradients read: MaxPool (its operator, the indices within windows) by its indices, and the
-        # normalisations of a value.
+        self._converted_values: set[Value] = set()
+        # Needed for gradients: `_pools` maps the indices of a MaxPool to (gradient operator, new indices). `_norms`
+        # contains the batch normalisations of each value.
         self._gradients_read = _read_by_pool_gradients(graph)
         self._pools: dict[Value, tuple[Any, Value]] = {}
         self._norms: dict[Value, list[_Norm]] = {}
@@ -133,59 +138,59 @@ class _Sweep:
             for node in graph.nodes:
                 if not self._converted(node):
                     self._keep(node)
-            outputs = [self._in_order(v) for v in graph.outputs]
-            updates = [(state, self._in_order(new)) for state, new in graph.updates]
+            outputs = [self._standard_order(v) for v in graph.outputs]
+            updates = [(state, self._standard_order(new)) for state, new in graph.updates]
         return Graph(
             graph.inputs, outputs, updates, graph.name, output_names=graph.output_names, meta=graph.meta
         )  # fmt: skip
 
     def _keep(self, node: Node) -> None:
-        operands = [None if v is None else self._in_order(v) for v in node.inputs]
+        operands = [None if v is None else self._standard_order(v) for v in node.inputs]
         options: Any = dict(kinds=self._kinds, filters_last=self._filters_last)
         kept = map_bodies(node, operands, partial(channels_last, **options))
         self._standard.update(zip(node.outputs, kept.outputs, strict=True))
 
-    def _in_order(self, value: Value) -> Value:
-        """The value as the old graph has it."""
+    def _standard_order(self, value: Value) -> Value:
+        """Return the new value with the standard order of axes."""
         if value not in self._standard:
             moved = self._last[value]
             self._standard[value] = _transposed(moved, to_first(_rank(moved)), value.name)
         return self._standard[value]
 
-    def _moved(self, value: Value) -> Value:
-        """The value with its channels last."""
+    def _channels_last(self, value: Value) -> Value:
+        """Return the new value with the channels last."""
         if value not in self._last:
             spread = producer(value, "Expand")
-            if spread is not None and _names_all_sizes(spread):
-                # Before it is spread there is less to transpose.
-                sizes = F.gather(self._in_order(spread.operands[1]), ints(*to_last(_rank(value))))
-                self._last[value] = F.expand(self._moved(first(spread)), sizes)
+            if spread is not None and _has_equal_ranks(spread):
+                # Transpose the smaller tensor before the Expand.
+                sizes = F.gather(self._standard_order(spread.operands[1]), ints(*to_last(_rank(value))))
+                self._last[value] = F.expand(self._channels_last(first(spread)), sizes)
             else:
                 self._last[value] = _transposed(self._standard[value], to_last(_rank(value)))
         return self._last[value]
 
     def _converted(self, node: Node) -> bool:
-        """Whether the node now works on channels that are last."""
+        """Convert a node to channels last if possible. Return whether it was converted."""
         if not isinstance(node.op, Op) or node.op.subgraphs() or any(_unranked(v) for v in node.operands):
             return False
         results: Sequence[Value] | None = None
         if node.op.name in _CONVOLUTIONS and node.op.domain in ("", DOMAIN):
             results = self._convolution(node)
-        elif any(v in self._home for v in node.inputs):
+        elif any(v in self._converted_values for v in node.inputs):
             rule = {"": _RULES, DOMAIN: _GRADIENTS}.get(node.op.domain, {}).get(node.op.name)
             if node.op.name == "Transpose" and not node.op.domain:
                 return self._transpose(node)
             if node.op.name == "ControlDependency" and node.op.domain == DOMAIN:
-                return self._after(node)
+                return self._control_dependency(node)
             if node.op.pointwise and len(node.outputs) == 1:
                 results = self._pointwise(node)
-            elif rule is not None and (node.op.domain or node.inputs[0] in self._home):
+            elif rule is not None and (node.op.domain or node.inputs[0] in self._converted_values):
                 results = rule(self, node, node.op)
         if results is None:
             return False
         for old, new in zip(node.outputs, results, strict=False):
             self._last[old] = new
-            self._home.add(old)
+            self._converted_values.add(old)
         return True
 
     def _node(self, node: Node, op: Op, operands: Sequence[Value | None]) -> Sequence[Value]:
@@ -196,7 +201,7 @@ class _Sweep:
         if is_integer_convolution(node):
             if node.operands[0].dtype not in self._kinds:
                 return None
-            integers = moved_convolution(node, self._moved, self._in_order)
+            integers = channels_last_convolution(node, self._channels_last, self._standard_order)
             return self._node(node, integers.op, integers.operands)
         if not _is_convolution(node, self._kinds):
             return None
@@ -212,34 +217,34 @@ class _Sweep:
             made: Op = ChannelsLastConvTranspose(**self._attributes(op), **fields)
         else:
             made = ChannelsLastConv(**self._attributes(op), **(op.epilogue() if isinstance(op, FusedConv) else {}))
-        places = [self._moved, self._filters, self._in_order, self._moved]
+        places = [self._channels_last, self._filters, self._standard_order, self._channels_last]
         operands = [None if v is None else place(v) for v, place in zip(node.inputs, places, strict=False)]
         return self._node(node, made, operands)
 
     def _attributes(self, op: Convolution) -> dict[str, Any]:
-        """Of a convolution with the channels last that is `op` otherwise."""
+        """Return the attributes of the channels-last operator that corresponds to `op`."""
         return {**op.related(), "filters_last": self._filters_last}
 
     def _filters(self, w: Value) -> Value:
-        return self._moved(w) if self._filters_last else self._in_order(w)
+        return self._channels_last(w) if self._filters_last else self._standard_order(w)
 
     def _pointwise(self, node: Node) -> Sequence[Value] | None:
-        rank = max(_rank(v) for v in node.inputs if v in self._home)
+        rank = max(_rank(v) for v in node.inputs if v in self._converted_values)
         operands: list[Value | None] = []
         for value in node.inputs:
             if value is None or value.rank == 0:
-                operands.append(None if value is None else self._in_order(value))
+                operands.append(None if value is None else self._standard_order(value))
             elif value.rank == rank:
-                operands.append(self._moved(value))
+                operands.append(self._channels_last(value))
             elif value.rank is not None and value.rank < rank:
-                aligned = F.unsqueeze(self._in_order(value), ints(*range(rank - value.rank)))
+                aligned = F.unsqueeze(self._standard_order(value), ints(*range(rank - value.rank)))
                 operands.append(_transposed(aligned, to_last(rank)))
             else:
                 return None
         return self._node(node, operator(node, Op), operands)
 
     def _transpose(self, node: Node) -> bool:
-        """One permutation from where the channels are last; none when that is what was asked for."""
+        """Merge a Transpose with the conversion to the standard order. The result may need no transpose at all."""
         (x,) = node.operands
         order = permutation(node)
         if order is None:
@@ -249,22 +254,22 @@ class _Sweep:
         self._standard[node.output] = _transposed(self._last[x], joint, node.output.name)
         return True
 
-    def _after(self, node: Node) -> bool:
-        """Nothing is read of the token: it stays as it is."""
+    def _control_dependency(self, node: Node) -> bool:
+        """Convert a ControlDependency. Its token may have either layout, because its elements are not read."""
         x, token = node.operands
         op = operator(node, Op)
-        seen = self._last[token] if token in self._home else self._in_order(token)
-        if x in self._home:
+        seen = self._last[token] if token in self._converted_values else self._standard_order(token)
+        if x in self._converted_values:
             self._last[node.output] = self._node(node, op, [self._last[x], seen])[0]
-            self._home.add(node.output)
+            self._converted_values.add(node.output)
         else:
-            self._standard[node.output] = self._node(node, op, [self._in_order(x), seen])[0]
+            self._standard[node.output] = self._node(node, op, [self._standard_order(x), seen])[0]
         return True
 
     # --- operators that see axes ------------------------------------------------------------------
 
     def _quantised(self, node: Node, op: Op) -> Sequence[Value] | None:
-        found = moved_elements(node, self._moved, self._in_order)
+        found = channels_last_quantised(node, self._channels_last, self._standard_order)
         return None if found is None else self._node(node, found.op, found.operands)
 
     def _pool(self, node: Node, op: Pooling) -> Sequence[Value] | None:
@@ -272,22 +277,22 @@ class _Sweep:
             return self._pool_with_indices(node, op)
         made = ChannelsLastMaxPool if op.name == "MaxPool" else ChannelsLastAveragePool
         fields = {k: v for k, v in op.related().items() if k in made.fields}
-        return self._node(node, made(**fields), [self._moved(node.operands[0])])
+        return self._node(node, made(**fields), [self._channels_last(node.operands[0])])
 
     def _global_pool(self, node: Node, op: Op) -> Sequence[Value]:
-        x = self._moved(node.operands[0])
+        x = self._channels_last(node.operands[0])
         reduce = F.reduce_mean if op.name == "GlobalAveragePool" else F.reduce_max
         return [reduce(x, ints(*range(1, _rank(x) - 1)), keepdims=True, name=node.name)]
 
     def _along_axis(self, node: Node, op: Concat | Split | AlongAxis) -> Sequence[Value] | None:
-        """Operators with an attribute `axis`, all of whose data operands have one rank."""
+        """Convert operators with an attribute `axis` whose data operands all have the same rank."""
         rank = _rank(node.operands[0])
         if op.name == "Split":
-            operands = [self._moved(node.operands[0]), *(self._in_order(v) for v in node.operands[1:])]
+            operands = [self._channels_last(node.operands[0]), *(self._standard_order(v) for v in node.operands[1:])]
         elif any(v.rank != rank for v in node.operands):
             return None
         else:
-            operands = [self._moved(v) for v in node.operands]
+            operands = [self._channels_last(v) for v in node.operands]
         return self._node(node, op.replace(axis=_place(op.axis, rank)), operands)
 
     def _reduction(self, node: Node, op: Reduction) -> Sequence[Value] | None:
@@ -299,9 +304,9 @@ class _Sweep:
         if not axes:
             return None
         wanted = {int(a) % rank for a in axes}
-        operands = [self._moved(x), F.constant(value=ints(*sorted(_place(a, rank) for a in wanted)))]
+        operands = [self._channels_last(x), F.constant(value=ints(*sorted(_place(a, rank) for a in wanted)))]
         if not op.keepdims:
-            # Without the channels, or without all spatial axes, the others are in their standard order.
+            # If the channels or all spatial axes are reduced, the remaining axes are already in standard order.
             if 1 not in wanted and not wanted >= set(range(2, rank)):
                 return None
             results = self._node(node, op, operands)
@@ -314,12 +319,16 @@ class _Sweep:
             return self._trained_batch_norm(node, op)
         if any(self._uses[v] for v in node.outputs[1:]):
             return None
-        scale, bias, mean, variance = (self._in_order(v) for v in node.operands[1:])
+        scale, bias, mean, variance = (self._standard_order(v) for v in node.operands[1:])
         factor = F.div(scale, F.sqrt(F.add(variance, float(op.epsilon))))
-        return [F.add(F.mul(self._moved(node.operands[0]), factor), F.sub(bias, F.mul(mean, factor)), name=node.name)]
+        return [
+            F.add(
+                F.mul(self._channels_last(node.operands[0]), factor), F.sub(bias, F.mul(mean, factor)), name=node.name
+            )
+        ]
 
     def _shape(self, node: Node, op: Shape) -> Sequence[Value]:
-        x = self._moved(node.operands[0])
+        x = self._channels_last(node.operands[0])
         wanted = to_first(_rank(x))[op.start : op.end]
         self._standard[node.output] = F.gather(F.shape(x), ints(*wanted), name=node.name)
         return ()
@@ -330,9 +339,9 @@ class _Sweep:
         rank = _rank(x)
         if op.axes is not None or (settings and settings[0] is not None and settings[0].tensor.shape != (0,)):
             return None
-        operands: list[Value | None] = [self._moved(x), None]
+        operands: list[Value | None] = [self._channels_last(x), None]
         for value in settings[1:]:
-            array = None if value is None else array_of(self._in_order(value))
+            array = None if value is None else array_of(self._standard_order(value))
             if value is not None and (array is None or array.size not in (0, rank)):
                 return None
             given = array is not None and array.size == rank
@@ -357,7 +366,7 @@ class _Sweep:
             return None
         kind = np.int32 if listed is not None and listed.dtype is DType.INT32 else others[0].dtype.numpy
         placed = np.array([_place(int(a), rank) for a in axes], kind if op.name == "Slice" else np.int64)
-        operands = [self._moved(x), *(None if v is None else self._in_order(v) for v in others)]
+        operands = [self._channels_last(x), *(None if v is None else self._standard_order(v) for v in others)]
         operands += [None] * (position + 1 - len(operands))
         operands[position] = F.constant(value=placed)
         return self._node(node, op, operands)
@@ -367,13 +376,13 @@ class _Sweep:
     def _conv_grad_input(self, node: Node, op: Convolution) -> Sequence[Value]:
         dy, w, x = node.operands
         made = registry.get(DOMAIN, "ChannelsLastConvGradInput")(**self._attributes(op))
-        return self._node(node, made, [self._moved(dy), self._filters(w), self._moved(x)])
+        return self._node(node, made, [self._channels_last(dy), self._filters(w), self._channels_last(x)])
 
     def _conv_grad_weight(self, node: Node, op: Convolution) -> Sequence[Value]:
         x, dy, w = node.operands
         made = registry.get(DOMAIN, "ChannelsLastConvGradWeight")(**self._attributes(op))
-        (dw,) = self._node(node, made, [self._moved(x), self._moved(dy), self._filters(w)])
-        # What is computed of a gradient by weights has no channels: it is not at home.
+        (dw,) = self._node(node, made, [self._channels_last(x), self._channels_last(dy), self._filters(w)])
+        # Readers of this gradient work on weights, not images: do not convert them.
         (self._last if self._filters_last else self._standard)[node.output] = dw
         return ()
 
@@ -382,7 +391,7 @@ class _Sweep:
         if x.dtype not in self._kinds or any(v.dtype is not x.dtype for v in vectors):
             return None
         made = registry.get(DOMAIN, "ChannelsLastBatchNorm")(epsilon=op.epsilon, momentum=op.momentum)
-        operands = [self._moved(x), *(self._in_order(v) for v in vectors)]
+        operands = [self._channels_last(x), *(self._standard_order(v) for v in vectors)]
         names = [v.name for v in node.outputs]
         y, running_mean, running_var, *statistics = Node(
             made, operands, node.name, node.meta, output_names=[*names, "", ""]
@@ -394,26 +403,26 @@ class _Sweep:
     def _batch_norm_grad(self, node: Node, op: BatchNormGrad) -> Sequence[Value] | None:
         dy, x, scale = node.operands
         known = [n.operands for n in self._norms.get(x, ()) if n.epsilon == op.epsilon and n.scale is scale]
-        if not known and (x not in self._home or x.dtype is not DType.FLOAT32):
+        if not known and (x not in self._converted_values or x.dtype is not DType.FLOAT32):
             return None
-        operands = known[0] if known else self._with_statistics(self._last[x], self._in_order(scale), op.epsilon)
+        operands = known[0] if known else self._with_statistics(self._last[x], self._standard_order(scale), op.epsilon)
         names = [*(v.name for v in node.outputs), ""]
         gradient = registry.get(DOMAIN, "ChannelsLastBatchNormGrad")()
-        made = Node(gradient, [self._moved(dy), *operands], node.name, node.meta, output_names=names)
+        made = Node(gradient, [self._channels_last(dy), *operands], node.name, node.meta, output_names=names)
         self._standard.update(zip(node.outputs[1:], made.outputs[1:3], strict=True))
         return [made.outputs[0]]
 
     def _with_statistics(self, x: Value, scale: Value, epsilon: float) -> tuple[Value, ...]:
-        """The operands of a gradient behind dy, where no normalisation of x has its statistics."""
+        """Return the operands of the gradient after dy, for an x whose statistics no normalisation has computed."""
         axes = ints(*range(_rank(x) - 1))
         mean = F.reduce_mean(x, axes, keepdims=False)
         centred = F.sub(x, mean)
         spread = F.reduce_mean(F.mul(centred, centred), axes, keepdims=False)
-        # Of b nothing is read where there is no activation: a vector of the right size stands for it.
+        # Without an activation, the kernel does not read b: pass any vector of the right size.
         return x, scale, scale, mean, F.reciprocal(F.sqrt(F.add(spread, epsilon)))
 
     def _pool_with_indices(self, node: Node, op: Any) -> Sequence[Value] | None:
-        """MaxPool whose indices only its gradients read."""
+        """Convert a MaxPool whose indices are read only by its gradients."""
         indices = node.outputs[1] if len(node.outputs) > 1 else None
         if not isinstance(op, MaxPool) or indices is None or indices not in self._gradients_read or op.storage_order:
             return None
@@ -421,7 +430,7 @@ class _Sweep:
             return None
         with_indices = registry.get(DOMAIN, "ChannelsLastMaxPoolIndices")
         fields = {k: v for k, v in op.related().items() if k in with_indices.fields}
-        operands = [self._moved(node.operands[0])]
+        operands = [self._channels_last(node.operands[0])]
         made = Node(with_indices(**fields), operands, node.name, node.meta,
                     output_names=[node.outputs[0].name, ""])  # fmt: skip
         self._pools[indices] = (registry.get(DOMAIN, "ChannelsLastMaxPoolGrad")(**fields), made.outputs[1])
@@ -432,24 +441,24 @@ class _Sweep:
         if indices not in self._pools:
             return None
         made, chosen = self._pools[indices]
-        return self._node(node, made, [self._moved(dy), chosen, self._moved(x)])
+        return self._node(node, made, [self._channels_last(dy), chosen, self._channels_last(x)])
 
     def _reduce_to_shape(self, node: Node, op: Op) -> Sequence[Value] | None:
         x, like = node.operands
-        if x not in self._home or like.rank != _rank(x):
+        if x not in self._converted_values or like.rank != _rank(x):
             return None
-        return self._node(node, op, [self._moved(x), self._moved(like)])
+        return self._node(node, op, [self._channels_last(x), self._channels_last(like)])
 
     def _average_pool_grad(self, node: Node, op: Pooling) -> Sequence[Value] | None:
         dy, x = node.operands
-        if x not in self._home:
+        if x not in self._converted_values:
             return None
         made = registry.get(DOMAIN, "ChannelsLastAveragePoolGrad")(**op.related())
-        return self._node(node, made, [self._moved(dy), self._moved(x)])
+        return self._node(node, made, [self._channels_last(dy), self._channels_last(x)])
 
 
 class _Norm(NamedTuple):
-    """A batch normalisation in training: its scale in the old graph; x, scale, b, mean and deviation in the new."""
+    """A batch normalisation in training: its scale in the old graph; x, scale, b, mean and deviation in the new one."""
 
     epsilon: float
     scale: Value
@@ -470,7 +479,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(QUANTISED, _Sweep._quantised),
 }
 
-# Of graphkit's own operators; whichever operand has its channels last.
+# Rules for graphkit's own operators. They apply if any operand has its channels last.
 _GRADIENTS: dict[str, _Rule] = {
     "BatchNormGrad": _Sweep._batch_norm_grad,
     "MaxPoolGrad": _Sweep._max_pool_grad,
@@ -480,14 +489,14 @@ _GRADIENTS: dict[str, _Rule] = {
 }
 
 
-def _names_all_sizes(expand: Node) -> bool:
-    """Whether operand, target shape and result of an Expand have one rank."""
+def _has_equal_ranks(expand: Node) -> bool:
+    """Return whether operand, target shape and result of an Expand have the same rank."""
     x, target = expand.operands
     return x.rank is not None and x.rank == expand.output.rank and target.tensor.shape == (x.rank,)
 
 
 def _read_by_pool_gradients(graph: Graph) -> set[Value]:
-    """The values that nothing reads but gradients of the MaxPool that made them, as its indices."""
+    """Return the MaxPool indices that are read only by gradients of the same MaxPool."""
     found: set[Value] = set()
     elsewhere = {*graph.outputs, *(new for _, new in graph.updates)}
     for node in graph.nodes:
@@ -511,7 +520,7 @@ def _rank(value: Value) -> int:
 
 
 def _place(axis: int, rank: int) -> int:
-    """Where an axis is when the channels are last."""
+    """Return the position of an axis when the channels are last."""
     return to_last(rank).index(axis % rank)
 
 

@@ -1,7 +1,7 @@
 """Compute float16 and bfloat16 in float32, and round only at outputs, states, and explicit casts.
 
-Without it every operator rounds its result, and a sum of many layers loses digits that ONNX Runtime keeps, which runs
-float16 on a CPU in the same way.
+Without this pass, every operator rounds its result. Values that pass through many layers then lose accuracy. ONNX
+Runtime also computes float16 in float32 on CPUs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import is_control, map_bodies, rewrite
 from graphkit.passes.simplify.fold import fold
 
-# What the file rounds, it rounds.
+# Casts in the file keep their rounding.
 _CONVERSIONS = frozenset({"Cast", "CastLike", "BitCast"})
-# Operators that hand elements on: they stay in half precision unless an operand is there in float32 already.
+# Data movement. These operators stay in 16 bits, unless an operand is already available in float32.
 _MOVEMENT = frozenset(
     {
         "Identity", "StopGradient", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile",
@@ -30,11 +30,11 @@ _MOVEMENT = frozenset(
 
 @graph_pass(ensures=[Property.HALVES_WIDENED])
 def widen_halves(graph: Graph, halves: Collection[DType] = HALVES) -> Graph:
-    """Replace operators on types of `halves` by the same ones on float32, with casts where halves come in and leave.
+    """Run operators on the types `halves` in float32, with casts where such values enter and leave. Takes linear time.
 
-    A result is rounded where it is an output, a new state, a value that a loop carries, or the operand of a cast or of
-    an operator that reads bits; what is between stays float32, and constants are float32 too. A graph without half
-    floats is returned as it is. Linear.
+    A result is rounded only if it is an output, a new state, a value that a loop carries, or the operand of a cast or
+    of an operator that reads bits. All values between are float32, including constants. A graph without such types is
+    returned unchanged.
     """
 
     def is_half(value: Value | None) -> bool:
@@ -43,43 +43,43 @@ def widen_halves(graph: Graph, halves: Collection[DType] = HALVES) -> Graph:
     found = any(is_half(v) for v in graph.values)
     if not found and not any(is_control(n) for n in graph.nodes):
         return graph
-    # The same elements before they were rounded, or after they were read.
-    wide: dict[Value, Value] = {}
+    # For each 16-bit value, the float32 value with the same elements.
+    float32_values: dict[Value, Value] = {}
 
-    def widened(value: Value | None) -> Value | None:
+    def as_float32(value: Value | None) -> Value | None:
         if value is None or not is_half(value):
             return value
-        if value not in wide:
-            wide[value] = F.cast(value, to=DType.FLOAT32)
-        return wide[value]
+        if value not in float32_values:
+            float32_values[value] = F.cast(value, to=DType.FLOAT32)
+        return float32_values[value]
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if is_control(node):
             return map_bodies(node, operands, lambda inner: widen_halves(inner, halves)).outputs
-        if not any(is_half(v) for v in operands) or not _computes(node, operands, wide):
+        if not any(is_half(v) for v in operands) or not _computes(node, operands, float32_values):
             return None
         try:
-            results = node.rebuilt([widened(v) for v in operands]).outputs
-        except GraphkitError:  # an operator that float32 does not fit, beside an operand or an attribute of half type
+            results = node.rebuilt([as_float32(v) for v in operands]).outputs
+        except GraphkitError:  # another operand or an attribute has a 16-bit type
             return None
         if any(is_half(v) or not isinstance(v.type, TensorType) for v in results):
             return None
         return [rounded(new, old) for new, old in zip(results, node.outputs, strict=True)]
 
     def rounded(result: Value, old: Value) -> Value:
-        # In the type that the graph declares; readers that compute take the result itself.
+        # Return the declared type. Readers that compute in float32 use `result` itself.
         if not is_half(old):
             return result
         half: Value = F.cast(result, to=old.dtype)
-        wide[half] = result
+        float32_values[half] = result
         return half
 
     result = rewrite(graph, rule)
     return fold(result) if found else result
 
 
-def _computes(node: Node, operands: Sequence[Value | None], wide: Collection[Value]) -> bool:
-    """Whether the node rounds what it makes, or hands on what is there in float32."""
+def _computes(node: Node, operands: Sequence[Value | None], float32_values: Collection[Value]) -> bool:
+    """Return whether the node must run in float32: it computes, or it moves data that are available in float32."""
     op = node.op
     if (
         not isinstance(op, Op)
@@ -88,4 +88,4 @@ def _computes(node: Node, operands: Sequence[Value | None], wide: Collection[Val
         or (not op.domain and op.name in _CONVERSIONS)
     ):
         return False
-    return op.name not in _MOVEMENT or any(v in wide for v in operands if v is not None)
+    return op.name not in _MOVEMENT or any(v in float32_values for v in operands if v is not None)

@@ -1,4 +1,4 @@
-"""How operators on quantised numbers carry on a part of a graph whose channels are last."""
+"""Convert operators on quantised numbers to the channels-last layout."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from graphkit.ops.internal.channels_last import to_last
 from graphkit.ops.nn.conv import Convolution
 from graphkit.ops.quant.rounding import BYTES
 
-# Operands that have an element for each one of the result; the others are parameters of all.
+# Positions of the elementwise operands; the other operands are quantisation parameters.
 _ELEMENTWISE = {"QLinearAdd": (0, 3), "QLinearMul": (0, 3), "TableLookup": (0,)}
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 
 INTEGER_CONVOLUTIONS = ("ConvInteger", "QLinearConv")
 QUANTISED = (*_ELEMENTWISE, *_LINEAR, "QLinearGlobalAveragePool")
 
-Place = Callable[[Value], Value]
+Convert = Callable[[Value], Value]
 
 
-class Moved(NamedTuple):
-    """An operator on channels that are last, and its operands."""
+class ChannelsLastOp(NamedTuple):
+    """An operator that works with channels last, and its operands."""
 
     op: Op
     operands: list[Value | None]
 
 
 def is_integer_convolution(node: Node) -> bool:
-    """Whether a node is a convolution of bytes of known rank, with one to three spatial axes."""
+    """Return whether a node is a convolution of 8-bit integers, of known rank, with one to three spatial axes."""
     if node.op.domain or node.op.name not in INTEGER_CONVOLUTIONS:
         return False
     x, w = node.operands[0], node.operands[operator(node, Op).inputs.index("w")]
     return x.dtype in BYTES and x.rank is not None and w.rank == x.rank and 3 <= x.rank <= 5
 
 
-def moved_convolution(node: Node, moved: Place, in_order: Place) -> Moved:
-    """An integer convolution with its image's channels last."""
+def channels_last_convolution(node: Node, channels_last: Convert, standard_order: Convert) -> ChannelsLastOp:
+    """Return an integer convolution with the channels of its image last."""
     made = registry.get(DOMAIN, f"ChannelsLast{node.op.name}")
-    return Moved(made(**operator(node, Convolution).related()), _placed(node, (0,), moved, in_order))
+    return ChannelsLastOp(
+        made(**operator(node, Convolution).related()), _converted_operands(node, (0,), channels_last, standard_order)
+    )
 
 
-def moved_elements(node: Node, moved: Place, in_order: Place) -> Moved | None:
-    """An operator of QUANTISED with its tensors' channels last; None for one that has to stay."""
+def channels_last_quantised(node: Node, channels_last: Convert, standard_order: Convert) -> ChannelsLastOp | None:
+    """Return an operator of QUANTISED with the channels last; None if it cannot be converted."""
     op = operator(node, Op)
     name, x = op.name, node.operands[0]
     rank = x.rank
@@ -56,15 +58,23 @@ def moved_elements(node: Node, moved: Place, in_order: Place) -> Moved | None:
             return None
         axis = int(op.attributes()["axis"])
         axis = to_last(rank).index(axis % rank) if -rank <= axis < rank else axis
-        return Moved(op.replace(axis=axis), _placed(node, (0, 1, 2) if blocks else (0,), moved, in_order))
+        return ChannelsLastOp(
+            op.replace(axis=axis),
+            _converted_operands(node, (0, 1, 2) if blocks else (0,), channels_last, standard_order),
+        )
     if name == "QLinearGlobalAveragePool":
         made = registry.get(DOMAIN, f"ChannelsLast{name}")
-        return Moved(made(), _placed(node, (0,), moved, in_order))
+        return ChannelsLastOp(made(), _converted_operands(node, (0,), channels_last, standard_order))
     positions = _ELEMENTWISE[name]
     if any(node.operands[i].rank != rank for i in positions):
         return None
-    return Moved(op, _placed(node, positions, moved, in_order))
+    return ChannelsLastOp(op, _converted_operands(node, positions, channels_last, standard_order))
 
 
-def _placed(node: Node, positions: tuple[int, ...], moved: Place, in_order: Place) -> list[Value | None]:
-    return [None if v is None else moved(v) if i in positions else in_order(v) for i, v in enumerate(node.inputs)]
+def _converted_operands(
+    node: Node, positions: tuple[int, ...], channels_last: Convert, standard_order: Convert
+) -> list[Value | None]:
+    return [
+        None if v is None else channels_last(v) if i in positions else standard_order(v)
+        for i, v in enumerate(node.inputs)
+    ]

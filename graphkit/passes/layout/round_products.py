@@ -40,15 +40,18 @@ _PRODUCTS = {
     breaks=[Property.SIMPLIFIED],
 )
 def round_products(graph: Graph, *, kind: DType = DType.BFLOAT16, attention: bool = False) -> Graph:
-    """Round the operands and the result of every float32 product to `kind`.
+    """Round the operands and the result of every float32 matrix product and convolution to `kind`. Takes linear time.
 
-    A value rounded to bfloat16 has a relative error of at most 2^-8, to float16 of at most 2^-11 unless it is below
-    2^-14 or above 65504. Casts that meet each other vanish in `simplify`, so that products which follow each other
-    hand half floats on. What a mask adds to the scores of attention stays float32. The gradient of a convolution's
-    weights is not rounded: it has the type of the weights, of which it reads the shape alone. Convolutions with one
-    filter for each channel that have nothing fused behind them, and their gradients, are bound by memory and stay as
-    they are, and so do transposed convolutions over an odd number of channels, gradients in the input among them.
-    Linear.
+    Rounding to bfloat16 has a relative error of at most 2^-8. Rounding to float16 has at most 2^-11 for magnitudes
+    between 2^-14 and 65504. `simplify` removes casts that cancel, so successive products pass 16-bit values to each
+    other.
+
+    Not rounded: the mask that is added to attention scores, and the gradient of a convolution's weights, which keeps
+    the type of the weights.
+
+    Some convolutions are kept, and so are their gradients: depthwise ones without a fused bias or activation, because
+    memory bandwidth limits them, and transposed ones with an odd number of channels (including gradients for the
+    input).
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -56,7 +59,7 @@ def round_products(graph: Graph, *, kind: DType = DType.BFLOAT16, attention: boo
             return _attention(node, operands, kind)
         if (node.op.domain, node.op.name) not in _PRODUCTS:
             return map_bodies(node, operands, partial(round_products, kind=kind, attention=attention)).outputs
-        if any(v is not None and v.dtype is not DType.FLOAT32 for v in operands) or _is_bare_depthwise(node):
+        if any(v is not None and v.dtype is not DType.FLOAT32 for v in operands) or _is_plain_depthwise(node):
             return None
         if _sums_odd_channels(node):
             return None
@@ -72,10 +75,10 @@ def _attention(node: Node, operands: Sequence[Value | None], kind: DType) -> Seq
         return None
     op = operator(node, AttentionOp)
     if math.isfinite(op.mask_value):
-        # It stays finite: a query that sees nothing has equal weights.
+        # Keep the mask value finite. A query whose keys are all masked then gets equal weights.
         least, most = (float(limit) for limit in (ml_dtypes.finfo(kind.numpy).min, ml_dtypes.finfo(kind.numpy).max))
         op = op.replace(mask_value=min(max(op.mask_value, least), most))
-    # Statistics are float32 always.
+    # Statistics are always float32.
     exact = {"mask", "largest", "total"}
     positions = [i for i, formal in enumerate(op.formals[: len(operands)]) if formal.name not in exact]
     return _rounded(node, operands, kind, positions, op)
@@ -84,7 +87,7 @@ def _attention(node: Node, operands: Sequence[Value | None], kind: DType) -> Seq
 def _rounded(
     node: Node, operands: Sequence[Value | None], kind: DType, positions: Sequence[int], op: Op
 ) -> Sequence[Value]:
-    """The node, with another operator in its place, on operands of which some are rounded."""
+    """Return the results of the node with operator `op`, with the operands at `positions` cast to `kind`."""
     rounded = list(operands)
     for i in positions:
         operand = operands[i]
@@ -93,7 +96,7 @@ def _rounded(
     made = Node(op, rounded, node.name, node.meta)
     if all(y.dtype is DType.FLOAT32 for y in made.outputs):
         return node.rebuilt(rounded).outputs
-    # The values that others know are those in float32.
+    # Other nodes read float32 values, which keep the names.
     return tuple(
         Node(Cast(to=DType.FLOAT32), (new,), output_names=[old.name]).output if new.dtype is kind else new
         for old, new in zip(node.outputs, made.outputs, strict=True)
@@ -101,9 +104,10 @@ def _rounded(
 
 
 def _sums_odd_channels(node: Node) -> bool:
-    """Whether this is a transposed convolution, or a gradient that is one, over an odd number of channels.
+    """Return whether this is a transposed convolution, or the input gradient of a convolution, with an odd number of
+    channels.
 
-    The library has no implementation of these, or only for some windows.
+    The library supports these not at all, or only for some kernel sizes.
     """
     if not node.op.name.endswith(("ConvTranspose", "GradInput")):
         return False
@@ -112,7 +116,7 @@ def _sums_odd_channels(node: Node) -> bool:
     return isinstance(channels, int) and channels // node.op.attributes()["group"] % 2 == 1
 
 
-def _is_bare_depthwise(node: Node) -> bool:
+def _is_plain_depthwise(node: Node) -> bool:
     op = node.op
     group = getattr(op, "group", 1)
     w = node.operands[2 if op.name.endswith("GradWeight") else 1]

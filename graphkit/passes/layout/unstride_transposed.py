@@ -1,4 +1,4 @@
-"""Transposed convolutions without strides are convolutions: with the kernel reversed and the padding complemented."""
+"""Convert transposed convolutions without strides to convolutions, with reversed kernels and complementary padding."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from graphkit.passes.core.sweep import Readers, fuse
 
 _ALL_THE_WAY = np.iinfo(np.int64).min
 _LANES = 16
-_FEW_FILTERS = 8  # convolutions of no more have kernels that leave no lanes empty
-_LEAST_GAIN = 1.6  # where it is less, the library's convolutions make up for what they compute at the border
+_FEW_FILTERS = 8  # convolutions with at most this many filters have kernels that use all lanes
+_LEAST_GAIN = 1.6  # below it, the library's convolutions are faster although they compute more at the border
 
 
 def scatters(x: Sequence[Dim], w: Sequence[int], y: Sequence[Dim]) -> bool:
-    """Whether a transposed convolution without strides is faster by products that are added up than as a convolution.
+    """Return whether a transposed convolution without strides is faster as scattered products than as a convolution.
 
-    That has a term for each tap at each result, in vectors of filters; products are as many as the elements of x, in
-    vectors of filters and taps. It is where most results lie at the border, or few filters leave lanes empty.
-    x: [N, C, *spatial], w: [C, M, *kernel], y: [N, M, *spatial]; False where spatial dimensions are not known.
+    A convolution computes one term for each tap at each result, in vectors of filters. Scattered products compute one
+    term for each element of x, in vectors of filters and taps, and add them to the results. The latter are faster if
+    most results are near the border, or if the filters do not fill the vectors.
+
+    x: [N, C, *spatial], w: [C, M, *kernel], y: [N, M, *spatial]. Returns False if spatial dimensions are unknown.
     """
     channels, filters = w[:2]
     before, after = ([d for d in dims[2:] if isinstance(d, int)] for dims in (x, y))
@@ -41,10 +43,11 @@ def scatters(x: Sequence[Dim], w: Sequence[int], y: Sequence[Dim]) -> bool:
 
 @graph_pass(requires=[Property.RANKS_KNOWN], ensures=[Property.TRANSPOSED_CONVOLUTIONS_CONVERTED], at=["ConvTranspose"])
 def unstride_transposed(graph: Graph) -> Graph:
-    """Make a Conv of each ConvTranspose whose strides are 1 and whose padding the kernel covers. Linear.
+    """Replace each ConvTranspose with strides of 1, whose padding is smaller than the kernel, by a Conv. Takes linear
+    time.
 
-    Those in float32 and of one group that `scatters` tells of stay. The reversed weights depend on the weights alone:
-    an executor computes them once.
+    Float32 nodes with one group are kept if `scatters` returns True. The reversed weights depend only on the weights,
+    so an executor computes them once.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -77,7 +80,7 @@ def _as_convolution(node: Node) -> Sequence[Value] | None:
 
 
 def _reversed(w: Value, group: int) -> Value:
-    """[C, M / group, *kernel] -> [M, C / group, *kernel], every kernel axis from its end to its beginning."""
+    """Convert weights [C, M / group, *kernel] to [M, C / group, *kernel], with all kernel axes reversed."""
     channels, per_group, *kernel = w.tensor.static_shape
     axes = np.arange(2, 2 + len(kernel))
     step = np.full(len(kernel), -1)

@@ -62,12 +62,12 @@ def drop_outer_taps(graph: Graph) -> Graph:
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-        return _cut(node) if is_op(node, "Conv") else None
+        return _without_idle_taps(node) if is_op(node, "Conv") else None
 
     return fuse(graph, rule, at=["Conv"])
 
 
-def _cut(node: Node) -> Sequence[Value] | None:
+def _without_idle_taps(node: Node) -> Sequence[Value] | None:
     x, w, *bias = node.inputs
     assert x is not None
     assert w is not None
