@@ -16,8 +16,8 @@ _X = Some("x")
 _SIXTH = Number(1.0 / 6.0)
 
 
-def _limited(shift: Number, high: Number) -> Pattern:
-    """min(max(x + shift, 0), high)."""
+def _clipped(shift: Number, high: Number) -> Pattern:
+    """Return the pattern of min(max(x + shift, 0), high)."""
     return Op("Clip", Shifted(_X, shift), Number(0.0), high, name="clip")
 
 
@@ -44,12 +44,12 @@ def _made(op: type[Any], first_part: str) -> Callable[[Match, Node], Value]:
     return lambda found, node: fused_node(op(), (found.values["x"],), (found.node(first_part), node))
 
 
-# Formulas, and what makes an operator of them, or None; x has the type of the result.
+# Formulas, and functions that return the operator for a match, or None. x must have the type of the result.
 _FORMULAS: tuple[tuple[Pattern, Callable[[Match, Node], Value | None]], ...] = (
-    (Scaled(_limited(Number("shift"), Number("high")), Number("factor")), _hard_sigmoid),
-    (Scaled(Op("Mul", _X, _limited(Number(3.0), Number(6.0)), name="product"), _SIXTH), _made(HardSwish, "product")),
+    (Scaled(_clipped(Number("shift"), Number("high")), Number("factor")), _hard_sigmoid),
+    (Scaled(Op("Mul", _X, _clipped(Number(3.0), Number(6.0)), name="product"), _SIXTH), _made(HardSwish, "product")),
     (Op("Mul", _X, Op("HardSigmoid", _X, name="hard")), _of_hard_sigmoid),
-    (Op("Mul", Scaled(_X, _SIXTH), _limited(Number(3.0), Number(6.0))), _made(HardSwish, "clip")),
+    (Op("Mul", Scaled(_X, _SIXTH), _clipped(Number(3.0), Number(6.0))), _made(HardSwish, "clip")),
     (Op("Mul", _X, Op("Sigmoid", _X, name="sigmoid")), _swish),
     (Op("Mul", _X, Op("Sigmoid", Scaled(_X, Number("alpha")), name="sigmoid")), _swish),
     (Op("Mul", _X, Op("Tanh", Op("Softplus", _X, name="softplus"))), _made(Mish, "softplus")),
@@ -62,9 +62,10 @@ _FORMULAS: tuple[tuple[Pattern, Callable[[Match, Node], Value | None]], ...] = (
     at=["Mul", "Div", "Max", "Min", "Clip"],
 )
 def fuse_activation(graph: Graph, bounds: bool = True) -> Graph:
-    """Replace the nodes of an activation by the operator, when nothing else reads what is between. Linear.
+    """Replace the formulas of activations by operators. Takes linear time.
 
-    Without `bounds` Max, Min and Clip stay: at a bound their gradients differ.
+    No other node may read an intermediate value. bounds: Whether Max, Min and Clip may be replaced, too. Set it to
+    False before differentiation: at a bound, the operators have different gradients.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -85,7 +86,7 @@ def _formula(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 
 def _bound(node: Node, readers: Readers) -> Sequence[Value] | None:
-    """max(x, c), min(x, c) and their chains, as Clip."""
+    """Replace max(x, c), min(x, c), and a Min after a Clip, by Clip."""
     if not is_op(node, "Max", "Min") or len(node.inputs) != 2:
         return None
     for x, other in operand_orders(node):
@@ -99,7 +100,7 @@ def _bound(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 
 def _relu(node: Node) -> Sequence[Value] | None:
-    """Clip at 0 without an upper bound; Clip of a Relu between 0 and a bound."""
+    """Replace a Clip at 0 without upper bound by Relu, and a Clip of a Relu by one Clip."""
     if not is_op(node, "Clip") or len(node.inputs) < 2 or scalar(node.inputs[1]) != 0.0:
         return None
     if len(node.inputs) == 2 or node.inputs[2] is None:

@@ -1,7 +1,7 @@
-"""Fuse attention of decoders with its cache: read the past in place, and append new keys and values on the way.
+"""Fuse a decoder's attention with its cache of keys and values: read the cache once, and append the new rows meanwhile.
 
-Beside its weights, the past is most of the data that a decoder reads. If it is concatenated first, it is read, written,
-and read again.
+Besides the weights, the cache is most of the data that a decoder reads. A separate concatenation would read it, write
+it, and read it again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ _ROWS = 2
 
 @graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.CACHES_ATTENDED], at=["FusedAttention"])
 def fuse_attention_cache(graph: Graph) -> Graph:
-    """Make CachedAttention of float32 attention and of the joins of keys and of values before it, where nothing else
-    reads what is joined but who runs the graph. Shapes are asked of the parts. Linear.
+    """Fuse float32 attention and the concatenations of its keys and values into CachedAttention. Takes linear time.
+
+    Apart from attention, only the caller of the graph may read the concatenated keys and values. Shape nodes that read
+    them compute the shape from the parts.
     """
     if graph.operators.isdisjoint(("FusedAttention", *CONTROL)):
         return graph
     found = _with_caches(graph)
-    joined = {v for node in found for v in node.inputs[1:3]}
-    whole: dict[Value, Value] = {}
+    concatenated = {v for node in found for v in node.inputs[1:3]}
+    new_caches: dict[Value, Value] = {}
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if is_control(node):
@@ -42,20 +44,20 @@ def fuse_attention_cache(graph: Graph) -> Graph:
         if node in found:
             attention = node.rebuilt(operands)
             y, keys, values = _cached(attention).outputs
-            whole.update(zip(attention.operands[1:3], (keys, values), strict=True))
+            new_caches.update(zip(attention.operands[1:3], (keys, values), strict=True))
             return (y,)
-        if is_op(node, "Shape") and node.inputs[0] in joined:
+        if is_op(node, "Shape") and node.inputs[0] in concatenated:
             return (_shape_of_parts(node.rebuilt(operands)),)
         return None
 
     fused = rewrite(graph, rule, at=("FusedAttention", "Shape", *CONTROL))
-    if not whole:
+    if not new_caches:
         return fused
-    return fused.replace(outputs=[whole.get(v, v) for v in fused.outputs], output_names=fused.output_names)
+    return fused.replace(outputs=[new_caches.get(v, v) for v in fused.outputs], output_names=fused.output_names)
 
 
 def _with_caches(graph: Graph) -> set[Node]:
-    """Attention whose keys and values are joined for it and for the graph's caller alone."""
+    """Return the attention nodes whose keys and values are concatenated, and read only by them and the caller."""
     counts, returned = use_counts(graph), Counter(graph.outputs)
     counts.subtract(node.operands[0] for node in graph.nodes if is_op(node, "Shape"))
 
@@ -66,12 +68,12 @@ def _with_caches(graph: Graph) -> set[Node]:
         node
         for node in graph.nodes
         if isinstance(node.op, FusedAttention)
-        and all(_is_joined(v, node) and is_kept(v, node) for v in node.operands[1:3])
+        and all(_is_concatenated(v, node) and is_kept(v, node) for v in node.operands[1:3])
     }
 
 
-def _is_joined(value: Value, reader: Node) -> bool:
-    """Whether an operand of attention is what was there with one more behind it, along the axis of its rows."""
+def _is_concatenated(value: Value, reader: Node) -> bool:
+    """Return whether an operand of attention is the concatenation of two tensors along the axis of the rows."""
     join = producer(value, "Concat")
     if join is None or len(join.inputs) != 2 or join.output.dtype is not DType.FLOAT32:
         return False
@@ -80,7 +82,7 @@ def _is_joined(value: Value, reader: Node) -> bool:
 
 def _parts(value: Value) -> Sequence[Value]:
     join = producer(value, "Concat")
-    assert join is not None, "it is joined"
+    assert join is not None, "it is concatenated"
     return join.operands
 
 
@@ -93,7 +95,7 @@ def _cached(node: Node) -> Node:
 
 
 def _shape_of_parts(node: Node) -> Value:
-    """The Shape of what is joined."""
+    """Return the shape of a concatenation, computed from its parts."""
     past, new = (node.rebuilt([part]).output for part in _parts(node.operands[0]))
     op = operator(node, Shape)
     rows = np.eye(1, 4, _ROWS, dtype=np.int64)[0, op.start : op.end]

@@ -1,6 +1,6 @@
-"""Batch normalisation in training with what follows it: the sum with a residual, the activation; and their gradients.
+"""Fuse batch normalisation in training with the residual sum and the activation after it, also in the backward pass.
 
-One kernel then reads and writes each array once where a chain of operators would do so several times.
+One kernel then reads and writes each array once, instead of once for each operator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphkit.passes.fuse.epilogue import activation_of
 
 @dataclass
 class _Fusion:
-    """What the normalisation `node` becomes. `result` is the value whose place its output takes."""
+    """The fusion of the normalisation `node`. Its output replaces the value `result`."""
 
     node: Node
     result: Value
@@ -31,9 +31,11 @@ class _Fusion:
 
 @dataclass
 class _Gradient:
-    """The gradient node `node`, made in place of `source`, its first operand, which it returns as well.
+    """The fusion of the gradient node `node`.
 
-    The operand is the sum of `terms` (one or two) where the activation of `mask` let values through.
+    It replaces the node that computes `source`, the first operand of `node`, and returns `source` as an additional
+    result. `source` is the sum of `terms` (one or two). If `mask` is given, it is zero where the gradient of its
+    activation is zero.
     """
 
     node: Node
@@ -44,7 +46,7 @@ class _Gradient:
 
 @graph_pass(requires=[Property.CHANNELS_LAST, Property.POINTWISE_APART], at=["ChannelsLastBatchNorm"])
 def fuse_batch_norm(graph: Graph) -> Graph:
-    """Let ChannelsLastBatchNorm absorb what follows it, and its gradient what comes before. Linear."""
+    """Fuse ChannelsLastBatchNorm with the operators after it, and its gradient with those before. Takes linear time."""
     return _Plan(graph).result() if any(_is_norm(node) or node.op.subgraphs() for node in graph.nodes) else graph
 
 
@@ -63,11 +65,13 @@ class _Plan:
             if is_op(node, "ChannelsLastBatchNormGrad", domain=DOMAIN):
                 gradients.setdefault(node.operands[4], []).append(node)
         self._fusions: dict[Node, _Fusion] = {}
-        self._ends: dict[Node, Value] = {}  # nodes that became part of a fusion, by the value that replaces them
+        self._fused_nodes: dict[
+            Node, Value
+        ] = {}  # fused nodes, with the old value whose new value replaces their result
         self._sources: dict[Node, _Gradient] = {}  # by the node of their source
         for node in graph.nodes:
             if _is_norm(node):
-                self._consider(node, gradients.get(node.outputs[3], []))
+                self._plan_fusion(node, gradients.get(node.outputs[3], []))
         self._gradients = {g.node: g for g in self._sources.values()}
         self._built: dict[Value, Value] = {v: v for v in graph.inputs}
         self._made: dict[Node, Sequence[Value]] = {}  # fused gradients
@@ -80,9 +84,9 @@ class _Plan:
 
     # --- what fits --------------------------------------------------------------------------------
 
-    def _consider(self, node: Node, gradients: Sequence[Node]) -> None:
+    def _plan_fusion(self, node: Node, gradients: Sequence[Node]) -> None:
         y = node.outputs[0]
-        fusion = self._with_limits(node, gradients) or self._with_residual(node) or self._with_relu(node, y, None)
+        fusion = self._with_clip(node, gradients) or self._with_residual(node) or self._with_relu(node, y, None)
         if fusion is not None and fusion.result.node is not None:
             self._fusions[node] = fusion
         for gradient in gradients:
@@ -94,26 +98,26 @@ class _Plan:
         reader = self._sole_reader(y)
         if reader is None or not is_op(reader, "Relu"):
             return None
-        self._ends[reader] = y
+        self._fused_nodes[reader] = y
         return _Fusion(node, reader.output, residual, {"activation": "Relu"})
 
     def _with_residual(self, node: Node) -> _Fusion | None:
         y = node.outputs[0]
         add = self._sole_reader(y)
-        if add is None or not is_op(add, "Add") or add in self._ends:
+        if add is None or not is_op(add, "Add") or add in self._fused_nodes:
             return None
         other = next((b for a, b in operand_orders(add) if a is y), y)
-        if other is y or not same_type(y, other) or not self._is_there(other, node):
+        if other is y or not same_type(y, other) or not self._is_available(other, node):
             return None
-        self._ends[add] = y
+        self._fused_nodes[add] = y
         return self._with_relu(node, add.output, other) or _Fusion(node, add.output, other)
 
-    def _is_there(self, value: Value, node: Node) -> bool:
-        """Whether the value is computed before the node."""
+    def _is_available(self, value: Value, node: Node) -> bool:
+        """Return whether the value is computed before the node."""
         return value.node is None or self._place[value.node] < self._place[node]
 
-    def _with_limits(self, node: Node, gradients: Sequence[Node]) -> _Fusion | None:
-        """Clip between constants, whose gradient asks again which values lie outside."""
+    def _with_clip(self, node: Node, gradients: Sequence[Node]) -> _Fusion | None:
+        """Fuse a Clip with constant bounds. Its gradient compares the values with the bounds again."""
         y = node.outputs[0]
         readers = self._readers.get(y, [])
         clips = [r for r in readers if is_op(r, "Clip") and first(r) is y]
@@ -126,13 +130,13 @@ class _Plan:
         beside = [r for r in readers if r is not clips[0]]
         if beside:
             masked = [m for g in gradients if (m := self._masked(first(g), fusion)) is not None]
-            if len(masked) != 1 or not self._only_for(beside, masked[0]):
+            if len(masked) != 1 or not self._read_only_by(beside, masked[0]):
                 return None
-        self._ends[clips[0]] = y
+        self._fused_nodes[clips[0]] = y
         return fusion
 
-    def _only_for(self, comparisons: Sequence[Node], mask: Node) -> bool:
-        """Whether nothing but the operand of `mask` reads the comparisons."""
+    def _read_only_by(self, comparisons: Sequence[Node], mask: Node) -> bool:
+        """Return whether only the condition of `mask` reads the comparisons."""
         joint = first(mask).node
         return joint is not None and all(
             c is joint or self._sole_reader(c.output) is joint for c in comparisons
@@ -141,7 +145,7 @@ class _Plan:
     # --- gradients --------------------------------------------------------------------------------
 
     def _masked(self, value: Value, fusion: _Fusion) -> Node | None:
-        """The Where that leaves of a gradient what the activation let through, when that is what `value` is."""
+        """Return the Where that computes `value` if it is the gradient of the fused activation; else None."""
         where = value.node
         if where is None or not is_op(where, "Where"):
             return None
@@ -176,9 +180,9 @@ class _Plan:
         return None if terms is None else _Gradient(node, dy, terms)
 
     def _terms(self, value: Value) -> Sequence[Value] | None:
-        """The two values whose sum this is."""
+        """Return the two terms if `value` is a sum; else None."""
         node = value.node
-        if node is None or not is_op(node, "Sum", "Add") or len(node.operands) != 2 or node in self._ends:
+        if node is None or not is_op(node, "Sum", "Add") or len(node.operands) != 2 or node in self._fused_nodes:
             return None
         return node.operands if all(same_type(v, value) for v in node.operands) else None
 
@@ -195,8 +199,8 @@ class _Plan:
     def _replaced(self, node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         if node in self._fusions:
             return self._fused(self._fusions[node])
-        if node in self._ends:
-            return (self._built[self._ends[node]],)
+        if node in self._fused_nodes:
+            return (self._built[self._fused_nodes[node]],)
         if node in self._gradients:
             return self._made[node]
         if node in self._sources:

@@ -28,10 +28,10 @@ from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
     at=["Conv", "FusedConv"],
 )
 def fuse_conv(graph: Graph) -> Graph:
-    """Make FusedConv of a Conv and the nodes behind it that are its only readers, one after the other.
+    """Fuse a Conv and the operators after it into FusedConv. Takes linear time.
 
-    Those are the sum with one number per channel, an activation (see FusedConv), and the sum with a tensor of the
-    result's shape. Linear.
+    These are: the sum with one number per channel, an activation (see FusedConv), and the sum with a tensor of the
+    result's shape. Each of them must be the only reader of its operand.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -51,7 +51,7 @@ def _form(value: Value) -> Product[FusedConv] | None:
 
 
 def _bias(product: Product[FusedConv], value: Value) -> Value | None:
-    """The bias [M] that adding `value` to each position is."""
+    """Return the bias [M] for which adding it equals adding `value`; None if there is none."""
     rank, channels = product.node.output.rank, product.node.output.tensor.known_shape[1]
     if rank is None or not isinstance(channels, int) or not is_channel_vector(value, channels, 1, rank):
         return None

@@ -1,4 +1,4 @@
-"""The operators that fused convolutions and matrix products absorb: an activation, the sum with a residual."""
+"""The operators that can be fused into convolutions and matrix products: activations, and the sum with a residual."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, 
 from graphkit.passes.core.match import is_op, operand_orders, same_type, scalar
 from graphkit.passes.core.sweep import Readers, fused_node
 
-# Operators that are an activation without attributes, and those with attributes alpha and beta.
+# Activations without attributes, and those with attributes alpha and beta.
 _PLAIN = (Relu, Sigmoid, Tanh, HardSwish)
 _WITH_ALPHA = (LeakyRelu, Elu, HardSigmoid)
 _ACTIVATIONS = (*_PLAIN, *_WITH_ALPHA, Gelu, Swish, Clip)
 
-# The operators that `absorb` may find a product in front of.
+# The operators that `absorb` may fuse into a product.
 ABSORBED = frozenset({"Add", *(op.name for op in _ACTIVATIONS)})
 
 Fused = TypeVar("Fused", bound=Epilogue)
 
 
 class Product(NamedTuple, Generic[Fused]):
-    """A product in fused form: the operator and its operands (two factors, bias, residual), and the node it is now."""
+    """A product in fused form: the fused operator, its operands (two factors, bias, residual), and the node in the
+    graph.
+    """
 
     op: Fused
     operands: tuple[Value | None, ...]
@@ -41,25 +43,27 @@ class Product(NamedTuple, Generic[Fused]):
         return self.operands[3]
 
     @property
-    def open(self) -> bool:
-        """Whether what is added now is added to the plain product."""
+    def is_plain(self) -> bool:
+        """Return whether the product has neither an activation nor a residual yet."""
         return not self.op.activation and self.residual is None
 
-    def node_with(
+    def extended(
         self, last: Node, *, bias: Value | None = None, residual: Value | None = None, **changes: Any
     ) -> Value:
-        """The product's output with more in it, in place of the output of `last`."""
+        """Return the output of the product with a further bias, residual or attributes. It replaces the output of
+        `last`.
+        """
         a, b, old_bias, old_residual = self.operands
         operands = (a, b, old_bias if bias is None else bias, old_residual if residual is None else residual)
         return fused_node(self.op.replace(**changes), operands, (self.node, last))
 
 
-# The product that computes a value in fused form, when it is one that a fused operator can stand for.
+# Returns the product that computes a value, in fused form; None if no fused operator can express it.
 Form: TypeAlias = Callable[[Value], Product[Fused] | None]
 
 
 def activation_of(node: Node) -> dict[str, Any] | None:
-    """The attributes by which a fused operator applies this node's function; None when it cannot."""
+    """Return the attributes of a fused operator for this activation; None if it does not support it."""
     op = node.op
     if isinstance(op, _PLAIN):
         return {"activation": op.name}
@@ -84,9 +88,9 @@ def activation_of(node: Node) -> dict[str, Any] | None:
 def absorb(
     node: Node, readers: Readers, form: Form[Fused], bias_of: Callable[[Product[Fused], Value], Value | None]
 ) -> Sequence[Value] | None:
-    """The output of a product with `node`'s function in it, when it is an activation or a sum behind one.
+    """Fuse an activation or a sum into the product before it. Return the new output, or None.
 
-    `bias_of` gives the vector by which adding a value is adding a bias to the product, or None.
+    bias_of: Returns the bias vector that has the same effect as adding a value to the product, or None.
     """
     if is_op(node, "Add"):
         return _absorb_sum(node, readers, form, bias_of)
@@ -99,7 +103,7 @@ def absorb(
     product = None if function is None else form(operand)
     if function is None or product is None or product.op.activation or product.op.residual_last:
         return None
-    return (product.node_with(node, **function),)
+    return (product.extended(node, **function),)
 
 
 def _absorb_sum(
@@ -113,16 +117,17 @@ def _absorb_sum(
         bias = None if product.op.activation else bias_of(product, other)
         if bias is not None:
             total = bias if product.bias is None else F.add(product.bias, bias)
-            return (product.node_with(node, bias=total),)
+            return (product.extended(node, bias=total),)
         if product.residual is None and same_type(other, node.output):
             candidates.append((product, other))
     if not candidates:
         return None
-    # The later of two products takes the other's result as its residual: that one is there by then.
+    # If both operands are products, fuse into the later one: the result of the earlier one is then available as
+    # residual.
     product, other = max(candidates, key=lambda c: c[0].node.serial)
-    return (product.node_with(node, residual=other, residual_last=bool(product.op.activation)),)
+    return (product.extended(node, residual=other, residual_last=bool(product.op.activation)),)
 
 
 def is_single(value: Value) -> bool:
-    """Whether a fused kernel takes the value's element type."""
+    """Return whether the value is float32, the only type of the fused kernels."""
     return value.tensor.dtype is DType.FLOAT32

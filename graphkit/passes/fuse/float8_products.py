@@ -1,4 +1,4 @@
-"""Matrix products of 8-bit floating point numbers, for devices that have them.
+"""Run matrix products with 8-bit floating-point operands, on devices that support them.
 
 "FP8 Formats for Deep Learning", Micikevicius et al. 2022, arXiv:2209.05433.
 """
@@ -22,17 +22,20 @@ from graphkit.passes.core.sweep import elements_read, map_bodies, rewrite
 from graphkit.passes.fuse.epilogue import Product
 from graphkit.passes.fuse.matmul import product_form
 
-# Operators whose results have the elements of an operand: they make no gradient of what is none.
-_MOVING = frozenset(
+# Data movement. If no operand is a gradient, the result is none, even if the node is part of the backward pass.
+_DATA_MOVEMENT = frozenset(
     {"Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"}
     | {"Tile", "Transpose", "Unsqueeze"}
 )
 
 
 class _Values(NamedTuple):
-    """What is known of a graph's values. gradients: those that flow backward; fixed: those that no run changes.
+    """Properties of a graph's values.
 
-    matrices: for what was reshaped, and a size of the last axis, the first such matrix that was an operand.
+    Attributes:
+        gradients: The values that are gradients.
+        fixed: The values that do not change between runs.
+        matrices: For each (value, size): the first operand that is this value, reshaped to a last axis of this size.
     """
 
     gradients: Collection[Value]
@@ -41,7 +44,7 @@ class _Values(NamedTuple):
 
 
 class _Factor(NamedTuple):
-    """An operand in 8 bits, with the axis that is summed over last, and its scale."""
+    """An 8-bit operand, whose last axis is the one that the product sums over, and its scale."""
 
     elements: Value
     scale: Value
@@ -49,15 +52,18 @@ class _Factor(NamedTuple):
 
 @graph_pass(requires=[Property.MATMULS_FUSED, Property.POINTWISE_APART], breaks=[Property.SIMPLIFIED])
 def float8_products(graph: Graph) -> Graph:
-    """Products of float32 matrices with operands of 8 bits, sums in float32 and a result of bfloat16, behind a cast.
+    """Run float32 matrix products with 8-bit operands, float32 sums, and a bfloat16 result that is cast to float32.
 
-    Each operand has one scale, by which its largest element is the format's largest number (see ScaledFloat8): an
-    element is off by a relative 2^-4 at most in E4M3, 2^-3 in E5M2, and where it is small by 2^-18 and 2^-32 of that
-    largest element. Gradients, as nodes tell that were made in the scope of `context.GRADIENT`, are E5M2, all else is
-    E4M3. What a run computes is rounded to bfloat16 first, as it is between nodes that read bfloat16; what is fed and
-    parameters are not. A product is one of many rows and a matrix, [..., m, k] and [k, n], with n a multiple of 16;
-    the sum's size k is filled up to one by zeros, and is 16 at least where it is known. Others stay as they are.
-    Linear.
+    Each operand has one scale, which maps its largest element to the largest number of the format (see ScaledFloat8).
+    Gradients use the format E5M2, all other operands E4M3. Nodes in the scope of `context.GRADIENT` compute gradients.
+    The relative error of an element is at most 2^-4 in E4M3, and 2^-3 in E5M2. Small elements have an absolute error of
+    at most 2^-18 (E4M3) or 2^-32 (E5M2) of the largest element.
+
+    Computed operands are rounded to bfloat16 first, because their other readers read bfloat16. Inputs and parameters
+    are not.
+
+    A product has the form [..., m, k] times [k, n], with n a multiple of 16. k is padded with zeros to a multiple of
+    16, and must be at least 16 if it is known. Other products are kept. Takes linear time.
     """
     values = _Values(_gradients(graph), FixedValues(graph), {})
 
@@ -65,9 +71,9 @@ def float8_products(graph: Graph) -> Graph:
         if node.op.name not in ("MatMul", "Gemm", "FusedMatMul"):
             return map_bodies(node, operands, float8_products).outputs
         form = product_form(node.rebuilt(operands))
-        if form is None or not _fits(form):
+        if form is None or not _is_supported(form):
             return None
-        return _in_8_bits(node, form, values)
+        return _float8_matmul(node, form, values)
 
     return rewrite(graph, rule)
 
@@ -76,14 +82,14 @@ def _gradients(graph: Graph) -> set[Value]:
     found: set[Value] = set()
     for node in graph.nodes:
         read = elements_read(node)
-        made = bool(read) and context.GRADIENT in node.meta and node.op.name not in _MOVING
+        made = bool(read) and context.GRADIENT in node.meta and node.op.name not in _DATA_MOVEMENT
         if made or not found.isdisjoint(read):
             found.update(node.outputs)
     return found
 
 
-def _fits(form: Product[FusedMatMul]) -> bool:
-    """Whether the library multiplies such operands."""
+def _is_supported(form: Product[FusedMatMul]) -> bool:
+    """Return whether the library supports a product with such operands."""
     a, b = form.operands[:2]
     assert a is not None
     assert b is not None
@@ -97,8 +103,8 @@ def _fits(form: Product[FusedMatMul]) -> bool:
     return isinstance(n, int) and n > 0 and n % PADDED_TO == 0 and not short
 
 
-def _in_8_bits(node: Node, form: Product[FusedMatMul], values: _Values) -> Sequence[Value]:
-    # No product has two operands of E5M2.
+def _float8_matmul(node: Node, form: Product[FusedMatMul], values: _Values) -> Sequence[Value]:
+    # The library supports no product of two E5M2 operands.
     factors = node.operands[:2]
     left, right = (v in values.gradients for v in factors)
     formats = [DType.FLOAT8E5M2 if flag else DType.FLOAT8E4M3FN for flag in (left, right and not left)]
@@ -110,23 +116,27 @@ def _in_8_bits(node: Node, form: Product[FusedMatMul], values: _Values) -> Seque
     while added and added[-1] is None:
         added.pop()
     y = Node(Float8MatMul(alpha=form.op.alpha), (*a, *b, *added), node.name, node.meta).output
-    # The value that others know is the one in float32.
+    # Other nodes read the float32 value, which keeps the name.
     return Node(Cast(to=DType.FLOAT32), (y,), output_names=[node.output.name]).outputs
 
 
 def _factor(
     x: Value | None, to: DType, transposed: bool, computed: bool, matrices: dict[tuple[Value, int], Value]
 ) -> _Factor:
-    """An operand in a format. transposed: the axis that is summed over is not the last one of x. computed: in a run.
+    """Return an operand in the format `to`.
 
-    What lies there in another shape is rounded as it lies there, so that all of its readers share that.
+    If x is a reshaped value, the original value is rounded, so that all readers of it share the result.
+
+    transposed: Whether the product sums over another axis of x than the last one. computed: Whether each run computes
+    x.
     """
     assert x is not None
-    source, views = _as_it_lies(x, always=transposed)
+    source, views = _before_reshapes(x, always=transposed)
     if (node := producer(source, "Reshape")) is not None and not views:
         size = source.tensor.known_shape[-1]
         known = matrices.setdefault((first(node), size), source) if isinstance(size, int) else source
-        # Other rows and columns of the same elements have the same transpose.
+        # The transposed copy does not depend on how the leading axes are grouped, so matrices of the same elements
+        # share it.
         source = known if transposed else source
     if computed and source.node is not None:
         source = F.cast(source, to=DType.BFLOAT16)
@@ -138,10 +148,10 @@ def _factor(
     return _Factor(rows, scale)
 
 
-def _as_it_lies(x: Value, always: bool) -> tuple[Value, list[Node]]:
-    """What x is with other leading axes, and the nodes that give it these, the last one first.
+def _before_reshapes(x: Value, always: bool) -> tuple[Value, list[Node]]:
+    """Return the value before reshapes that only change leading axes, and these reshapes, the last one first.
 
-    always: also where rows have zeros behind them, which these nodes do not know.
+    always: Follow reshapes also if the last axis will be padded. They cannot be applied to padded rows.
     """
     views: list[Node] = []
     while (node := producer(x, "Reshape", "Flatten")) is not None:

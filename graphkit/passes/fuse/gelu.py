@@ -1,4 +1,4 @@
-"""GELU from its formulas: x (1 + erf(x / sqrt 2)) / 2, and the one with tanh."""
+"""Recognise GELU in its formulas: x (1 + erf(x / sqrt 2)) / 2, and the approximation with tanh."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from graphkit.passes.fuse.polynomial import Expansion, Polynomial, matches
 
 _ERF: Polynomial = {(1,): math.sqrt(0.5)}
 _TANH: Polynomial = {(1,): math.sqrt(2.0 / math.pi), (3,): math.sqrt(2.0 / math.pi) * 0.044715}
-# x / 2 + x t / 2, in x and t, the erf or tanh.
+# The polynomial x / 2 + x t / 2 in x and t, where t is the erf or tanh.
 _GELU: Polynomial = {(1, 0): 0.5, (1, 1): 0.5}
 
-# Products between the result and the sum with 1.
+# The largest number of products between the result and the sum with 1.
 _DEPTH = 3
-# Products and sums between the argument of the erf or tanh and x.
+# The largest number of products and sums between x and the argument of the erf or tanh.
 _ARGUMENT_DEPTH = 4
 
 
@@ -27,8 +27,9 @@ _ARGUMENT_DEPTH = 4
     requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.GELUS_FUSED], at=["Erf", "Tanh"]
 )
 def fuse_gelu(graph: Graph) -> Graph:
-    """Replace the nodes of a GELU by Gelu, with approximate="tanh" for the formula with tanh, when nothing else reads
-    what is between. Factors and terms may come in any order. Linear.
+    """Replace the formula of GELU by Gelu. The formula with tanh gets approximate="tanh". Takes linear time.
+
+    Factors and terms may be in any order. No other node may read an intermediate value.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -45,7 +46,7 @@ def fuse_gelu(graph: Graph) -> Graph:
 
 
 def _curves(root: Node) -> Iterator[Node]:
-    """The erf or tanh in a sum that is a factor of the root's product."""
+    """Yield each Erf or Tanh in a sum that is a factor of the root's product."""
     level = [v for v in root.operands if scalar(v) is None]
     for _ in range(_DEPTH):
         below: list[Value] = []
@@ -65,7 +66,7 @@ def _curves(root: Node) -> Iterator[Node]:
 
 
 def _arguments(curve: Node) -> Iterator[Value]:
-    """What x may be: values that the argument of the erf or tanh is made of by products and sums."""
+    """Yield the candidates for x: values that the argument of the erf or tanh contains in products and sums."""
     seen: dict[Value, None] = {}
     level = list(curve.operands)
     for _ in range(_ARGUMENT_DEPTH):

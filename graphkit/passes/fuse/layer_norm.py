@@ -1,4 +1,4 @@
-"""LayerNormalization and RMSNormalization from the nodes that exporters write for them."""
+"""Recognise LayerNormalization and RMSNormalization in the formulas that exporters write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from graphkit.passes.core.match import (
 )
 from graphkit.passes.core.sweep import Readers, fuse
 
-# Statistics of these are computed in float32 in either form.
+# For these types, the formula and the operator both compute the statistics in float32.
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 _MATCHED = ("ReduceMean", "LayerNormalization", "RMSNormalization")
 
@@ -141,7 +141,12 @@ def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:
     for y, scale in operand_orders(node):
         norm = _norm(y, readers)
         ones = None if norm is None or len(norm.inputs) > 2 else producer(norm.inputs[1], "Constant")
-        if norm is not None and ones is not None and _per_place(norm, scale) and bool((_array(ones) == 1).all()):
+        if (
+            norm is not None
+            and ones is not None
+            and _has_normalised_shape(norm, scale)
+            and bool((_array(ones) == 1).all())
+        ):
             return (_normalised(_operator(norm), (first(norm), scale), (norm, node)),)
     return None
 
@@ -153,7 +158,7 @@ def _term(node: Node, readers: Readers) -> Sequence[Value] | None:
         norm = _norm(y, readers)
         if norm is None or norm.op.name != LayerNormalization.name:
             continue
-        if len(norm.operands) == 2 and _per_place(norm, term):
+        if len(norm.operands) == 2 and _has_normalised_shape(norm, term):
             return (_normalised(operator(norm, LayerNormalization), (*norm.operands, term), (norm, node)),)
     return None
 
@@ -167,8 +172,8 @@ def _norm(y: Value, readers: Readers) -> Node | None:
     return node if node is not None and y is node.outputs[0] and readers.has_one_use(y) else None
 
 
-def _per_place(norm: Node, vector: Value) -> bool:
-    """Whether the vector has the shape of the normalised axes."""
+def _has_normalised_shape(norm: Node, vector: Value) -> bool:
+    """Return whether the vector has the shape of the normalised axes."""
     op = _operator(norm)
     shape = first(norm).tensor.known_shape
     return op.axis < 0 and vector.shape == shape[op.axis :] and vector.tensor.dtype is first(norm).tensor.dtype

@@ -1,4 +1,4 @@
-"""A loss and its gradient in one pass over the scores."""
+"""Compute a loss and its gradient in one pass over the scores."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from graphkit.passes.core.sweep import is_constant, rewrite, use_counts
 
 @graph_pass(requires=[Property.CONSTANTS_FOLDED], at=["SoftmaxCrossEntropyGrad"])
 def fuse_loss_grad(graph: Graph) -> Graph:
-    """Make SoftmaxCrossEntropyWithGrad of a loss and its gradient.
+    """Fuse SoftmaxCrossEntropyLoss and its gradient into SoftmaxCrossEntropyWithGrad. Takes linear time.
 
-    Both are of rows; nothing else reads the log-probabilities, and the gradient of the loss is a constant. Linear.
+    The scores must be a matrix. Only the gradient may read the log-probabilities, and the gradient of the loss must be
+    constant.
     """
     counts = use_counts(graph)
-    gradients: dict[Node, Node] = {}  # of a loss
+    gradients: dict[Node, Node] = {}  # by the node of the loss
     for node in graph.nodes:
         if is_op(node, "SoftmaxCrossEntropyGrad", domain=DOMAIN):
             loss = producer(node.inputs[1], "SoftmaxCrossEntropyLoss")
-            if loss is not None and counts[loss.outputs[1]] == 1 and _belongs(loss, node):
+            if loss is not None and counts[loss.outputs[1]] == 1 and _is_gradient_of(loss, node):
                 gradients[loss] = node
     made: dict[Node, Value] = {}  # dscores, by the node of the gradient
 
@@ -40,14 +41,14 @@ def fuse_loss_grad(graph: Graph) -> Graph:
         names = [node.outputs[0].name, gradient.output.name]
         both = Node(fused, [scores, labels, gradient.inputs[0], *weights], node.name, node.meta, output_names=names)
         made[gradient] = both.outputs[1]
-        # In the place of the log-probabilities stands their gradient: who alone read them is replaced as well.
+        # The second result replaces the log-probabilities by a gradient. Their only reader is replaced, too.
         return both.outputs
 
     return rewrite(graph, rule) if gradients else graph
 
 
-def _belongs(loss: Node, gradient: Node) -> bool:
-    """Whether the gradient is that of the loss, for a constant, and both are of rows."""
+def _is_gradient_of(loss: Node, gradient: Node) -> bool:
+    """Return whether the gradient is that of the loss, its incoming gradient is constant, and the scores a matrix."""
     a, b = operator(loss, SoftmaxCrossEntropyLoss), operator(gradient, SoftmaxCrossEntropyGrad)
     dloss = gradient.inputs[0]
     return (

@@ -1,4 +1,4 @@
-"""Matrix products with the transposes and factors before them, and with what follows: bias, activation, residual."""
+"""Fuse matrix products with transposes and factors of their operands, and with bias, activation and residual."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from graphkit.passes.core.match import (
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
 
-# Products, and what may become part of one.
+# Products, and the operators that may be fused into them.
 _OPERATORS = ABSORBED | {"MatMul", "Gemm", "Reshape", "Transpose", "Mul", "Div"}
 
 
@@ -43,12 +43,14 @@ _OPERATORS = ABSORBED | {"MatMul", "Gemm", "Reshape", "Transpose", "Mul", "Div"}
     at=["MatMul", "Gemm", "FusedMatMul"],
 )
 def fuse_matmul(graph: Graph, *, activations: bool = True) -> Graph:
-    """Make FusedMatMul of a MatMul or Gemm and its neighbours. activations: whether these go in.
+    """Fuse a MatMul or Gemm with its neighbours into FusedMatMul. Takes linear time.
 
-    Before it: transposes of the last two axes, constant factors. Behind it, as its only readers: the transpose of a
-    matrix, a constant factor, the sum with a vector, an activation (see FusedMatMul), the sum with a tensor of the
-    result's shape. A product of rows that were flattened before and are unflattened behind takes them as they were.
-    Linear.
+    Before it: transposes of the last two axes, and constant factors. After it, each as the only reader: the transpose
+    of a matrix, a constant factor, the sum with a vector, an activation (see FusedMatMul), and the sum with a tensor of
+    the result's shape. If the rows are flattened before the product and unflattened after it, both reshapes are
+    removed.
+
+    activations: Whether activations are fused.
     """
     rule = partial(_rule, activations=activations)
     return fuse(graph, rule, needs=("MatMul", "Gemm", "FusedMatMul"), at=_OPERATORS)
@@ -76,8 +78,9 @@ def _form(value: Value) -> Product[FusedMatMul] | None:
 
 
 def product_form(node: Node) -> Product[FusedMatMul] | None:
-    """A FusedMatMul, or a MatMul or Gemm as one; None for other operators, and what is no product of matrices with a
-    bias, a residual or nothing behind it.
+    """Return a FusedMatMul, MatMul or Gemm in fused form; None for other nodes.
+
+    Also None for a MatMul with a vector, and a Gemm whose third operand is neither a bias nor a residual.
     """
     if is_op(node, "FusedMatMul", domain=DOMAIN):
         return Product(operator(node, FusedMatMul), (*node.inputs, None, None)[:4], node)
@@ -88,7 +91,7 @@ def product_form(node: Node) -> Product[FusedMatMul] | None:
 
 
 def _gemm_form(node: Node) -> Product[FusedMatMul] | None:
-    """A Gemm whose third operand is a bias, a residual or nothing."""
+    """Return the fused form of a Gemm whose third operand is a bias, a residual or absent; else None."""
     op = operator(node, Gemm)
     fused = FusedMatMul(transA=op.transA, transB=op.transB, alpha=op.alpha)
     a, b, c = (*node.inputs, None)[:3]
@@ -107,7 +110,7 @@ def _bias(product: Product[FusedMatMul], value: Value) -> Value | None:
 
 
 def _vector(value: Value, y: Value) -> Value | None:
-    """`value` as a vector of y's last axis, when it broadcasts to y as one."""
+    """Return `value` as a vector along y's last axis if it broadcasts to y in this way; else None."""
     rank = y.rank
     columns = None if y.shape is None else y.shape[-1]
     if rank is None:
@@ -123,7 +126,7 @@ def _vector(value: Value, y: Value) -> Value | None:
 
 
 def _operands(node: Node, readers: Readers) -> Sequence[Value] | None:
-    """A product of transposed or scaled operands takes them as they were before."""
+    """Remove transposes and constant factors from the operands of a product."""
     product = _form(node.output)
     if product is None:
         return None
@@ -133,9 +136,9 @@ def _operands(node: Node, readers: Readers) -> Sequence[Value] | None:
     for position, flag in ((0, "transA"), (1, "transB")):
         value, transposed = operands[position], getattr(product.op, flag)
         assert value is not None
-        # Scaling the result instead saves a pass over the operand; that of a weight is not done at every run.
+        # Scaling the result saves a pass over the operand.
         while value.node is not None:
-            source = _exchanged(value.node)
+            source = _swapped_operand(value.node)
             factor = split_scale(value.node) if readers.has_one_use(value) and is_single(value) else None
             if source is not None:
                 value, transposed = source, not transposed
@@ -150,8 +153,8 @@ def _operands(node: Node, readers: Readers) -> Sequence[Value] | None:
     return (fused_node(product.op.replace(alpha=alpha, **changes), operands, (node,)),)
 
 
-def _exchanged(node: Node) -> Value | None:
-    """The operand of a Transpose that exchanges the last two axes."""
+def _swapped_operand(node: Node) -> Value | None:
+    """Return the operand of a Transpose that exchanges the last two axes; None for another node."""
     perm = permutation(node) if is_op(node, "Transpose") else None
     rank = 0 if perm is None else len(perm)
     if perm is None or rank < 2 or perm != (*range(rank - 2), rank - 1, rank - 2):
@@ -163,10 +166,10 @@ def _exchanged(node: Node) -> Value | None:
 
 
 def _transposed(node: Node, readers: Readers) -> Sequence[Value] | None:
-    """Transpose(a b) of matrices is the product of b transposed and a transposed."""
-    x = _exchanged(node)
+    """Replace the transpose of a product of matrices by the product of the transposed factors in reverse order."""
+    x = _swapped_operand(node)
     product = _form(x) if x is not None and x.rank == 2 and readers.has_one_use(x) else None
-    if product is None or not product.open or product.bias is not None or product.residual is not None:
+    if product is None or not product.is_plain or product.bias is not None or product.residual is not None:
         return None
     op, (a, b) = product.op, product.operands[:2]
     return (fused_node(op.replace(transA=not op.transB, transB=not op.transA), (b, a), (product.node, node)),)
@@ -177,13 +180,16 @@ def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:
     if found is None or found[0].node is None or not readers.has_one_use(found[0]):
         return None
     product = _form(found[0])
-    if product is None or not product.open or product.bias is not None:
+    if product is None or not product.is_plain or product.bias is not None:
         return None
-    return (product.node_with(node, alpha=product.op.alpha * found[1]),)
+    return (product.extended(node, alpha=product.op.alpha * found[1]),)
 
 
 def _unflattened(node: Node, readers: Readers) -> Sequence[Value] | None:
-    """Reshape(product(x, b)) that keeps the columns is a product of reshaped rows: what follows fits their shape."""
+    """Replace Reshape(product(Flatten(x), b)) by product(x, b) if the Reshape keeps the columns.
+
+    Operators after the Reshape, such as a residual sum, can then be fused into the product.
+    """
     y, x = node.output, first(node)
     product = _form(x) if x.node is not None and readers.has_one_use(x) else None
     if product is None or product.residual is not None or product.op.transA or x.rank != 2:
@@ -201,12 +207,14 @@ def _unflattened(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 
 def _rows(source: Value, shape: tuple[Dim, ...], node: Node) -> Value | None:
-    """`source` in the given shape, which has the leading dimensions that `node` reshapes to."""
+    """Return `source` in the given shape, whose leading dimensions are those of the target of `node`; None if
+    impossible.
+    """
     if source.shape == shape:
         return source
     target = node.inputs[1]
     known = None if target is None else target.tensor.value
-    # A 0 in the target copies a dimension of another operand; -1 stands for what the operand's size leaves.
+    # A 0 in the target copies a dimension of another operand. -1 is computed from the number of elements.
     if target is None or known is None or 0 in known or isinstance(shape[-1], DimExpr):
         return None
     leading = F.slice(target, ints(0), ints(len(shape) - 1), ints(0))

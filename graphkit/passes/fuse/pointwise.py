@@ -1,4 +1,4 @@
-"""Regions of pointwise nodes as one operator, which runs them block by block in one pass over memory."""
+"""Fuse regions of pointwise nodes into one operator, which processes them block by block in one pass over memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import FixedValues, array_of
 from graphkit.passes.core.sweep import map_bodies, readers_of, rewrite
 
-# A region's intermediate results share one cache: nodes, and operands that are read at once.
+# Limits of a region, so that a block of all its operands and intermediate results fits into the cache.
 NODE_LIMIT = 64
 OPERAND_LIMIT = 24
 
 
 class _Region:
-    """Nodes in topological order, from the last back; only the last one, the root, is read from outside."""
+    """A region. `members` are in reverse topological order. Only the result of the last node, `root`, is read from
+    outside.
+    """
 
     def __init__(self, root: Node):
         self.root = root
@@ -34,11 +36,11 @@ class _Region:
     breaks=[Property.POINTWISE_APART],
 )
 def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Node], bool] = lambda node: True) -> Graph:
-    """Make Fused of each maximal region of pointwise nodes that all have the shape of the region's result.
+    """Fuse each maximal region of pointwise nodes with the same shape into a Fused operator. Takes linear time.
 
-    A node belongs to the region of its readers when all of them are in one. Nodes that depend on parameters alone
-    stay, as they do not run every time, and so does a node that would be alone, or that is not `fusable`: a region is
-    one kernel, which has to know all of it. Linear.
+    A node joins a region if all of its readers are in this region. Not fused: nodes that depend only on parameters,
+    because they do not run every time; regions of one node; and nodes for which `fusable` returns False. A region
+    becomes one kernel, which must support all of its nodes.
     """
     regions = _regions(graph, nested, fusable)
     built: dict[Value, Value] = {}
@@ -48,7 +50,7 @@ def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Nod
         region = regions.get(node)
         if region is not None and region.root is node and len(region.members) > 1:
             return (_fused(region, built),)
-        # The other members of a region are rebuilt for those who read their shapes.
+        # Keep the other members, too: nodes that read only their shapes may remain.
         return map_bodies(node, operands, lambda inner: fuse_pointwise(inner, nested=True, fusable=fusable)).outputs
 
     return rewrite(graph, rule)
@@ -66,7 +68,7 @@ def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> dic
     for node in reversed(graph.nodes):
         if not _is_pointwise(node) or node.output in fixed or not fusable(node):
             continue
-        region = None if node.output in results else _common(node, readers.get(node.output, []), found)
+        region = None if node.output in results else _shared_region(node, readers.get(node.output, []), found)
         if region is None or not _fits(node, region):
             region = _Region(node)
         found[node] = region
@@ -79,28 +81,28 @@ def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> dic
 def _is_pointwise(node: Node) -> bool:
     if not getattr(node.op, "pointwise", False) or len(node.outputs) != 1:
         return False
-    # Elements that inference knows are shape arithmetic: constants as soon as dimensions are bound.
+    # Known elements are shape arithmetic. They become constants when the dimensions are bound.
     return getattr(node.output.type, "value", None) is None and all(
         isinstance(v.type, TensorType) and v.type.shape is not None and v.type.dtype is not DType.STRING
         for v in (*node.operands, node.output)
     )
 
 
-def _common(node: Node, readers: Sequence[Node], found: dict[Node, _Region]) -> _Region | None:
-    """The one region that all readers of the node are in."""
+def _shared_region(node: Node, readers: Sequence[Node], found: dict[Node, _Region]) -> _Region | None:
+    """Return the region that contains all readers of the node; None if there is none."""
     regions = [found.get(reader) for reader in readers]
     return regions[0] if regions and all(r is regions[0] for r in regions) else None
 
 
 def _fits(node: Node, region: _Region) -> bool:
-    """Whether the region may take the node: every element is computed once, and there is room."""
+    """Return whether the region may contain the node: it has the same shape, and the region is within its limits."""
     if node.output.tensor.shape != region.root.output.tensor.shape or len(region.members) >= NODE_LIMIT:
         return False
     return len(region.operands | set(node.operands)) - 1 <= OPERAND_LIMIT
 
 
 def _fused(region: _Region, built: dict[Value, Value]) -> Value:
-    """The Fused node of a region; `built` has the values of the new graph."""
+    """Return the Fused node of a region. built: the new values, by the old ones."""
     root = region.root
     try:
         body, operands = _body(region, built, embed=True)
@@ -108,14 +110,16 @@ def _fused(region: _Region, built: dict[Value, Value]) -> Value:
     except TypeMismatch:  # an operator that broadcasts one operand to the other, which was embedded
         fits = False
     if not fits:
-        # The result has axes that only the constants have.
+        # Some axes of the result come only from constants, so these must stay operands.
         body, operands = _body(region, built, embed=False)
     meta: dict[str, Any] = {k: v for node in reversed(region.members) for k, v in node.meta.items()}
     return Node(Fused(body=body), operands, root.name, meta, output_names=[root.output.name]).output
 
 
 def _body(region: _Region, built: dict[Value, Value], embed: bool) -> tuple[Graph, list[Value]]:
-    """The region as a graph, and its operands. With `embed`, constants of one element are 0-d constants inside."""
+    """Return the region as a graph, and its operands. embed: whether constants of one element become 0-d constants
+    inside.
+    """
     inner: dict[Value, Value] = {}
     inputs: list[Value] = []
     operands: list[Value] = []

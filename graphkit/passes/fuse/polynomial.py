@@ -1,4 +1,4 @@
-"""A value as a polynomial in given values: formulas are recognised whatever the order they were written in."""
+"""Expand values into polynomials, to recognise a formula independently of the order of its operations."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from graphkit.ir.graph import Node, Value
 from graphkit.passes.core.match import is_op, scalar
 from graphkit.passes.core.sweep import Readers
 
-# Exponents of the given values, in their order -> coefficient.
+# Maps the exponents of the given values, in their order, to the coefficient.
 Polynomial: TypeAlias = dict[tuple[int, ...], float]
 
-# Formulas have few terms; whatever has more is none that is looked for.
+# Formulas of interest have at most this many terms.
 _TERMS = 8
 _POWERS = (2.0, 3.0)
 _ARITHMETIC = ("Add", "Sum", "Sub", "Mul", "Div", "Pow", "Neg")
 
 
 class Expansion:
-    """`of(value)` multiplies out sums, products, and powers of `atoms` and constants; None for other values.
+    """Expands values that are computed from `atoms` and constants by sums, products and powers.
 
-    `closed(readers)` says whether nothing else reads what lies between the atoms and the values asked for.
+    `of(value)` returns the polynomial, or None for other values. `closed(readers, roots)` returns whether no other node
+    reads the intermediate values.
     """
 
     def __init__(self, atoms: Sequence[Value], nodes: int = 16):
@@ -34,12 +35,12 @@ class Expansion:
         self._left = nodes
 
     def of(self, value: Value) -> Polynomial | None:
-        """The polynomial, or None."""
+        """Return the polynomial, or None if the value is no polynomial in the atoms."""
         self._reads[value] += 1
         return self._of(value)
 
     def closed(self, readers: Readers, roots: Sequence[Value]) -> bool:
-        """Whether every value but the atoms, the constants and `roots` is read here only."""
+        """Return whether only expanded nodes read the visited values, except the atoms, the constants and `roots`."""
         return all(
             readers.count(v) == self._reads[v]
             for v in self._found
@@ -98,7 +99,7 @@ def _product(a: Polynomial, b: Polynomial) -> Polynomial | None:
 
 
 def matches(found: Polynomial | None, wanted: Polynomial, tolerance: float = 1e-5) -> bool:
-    """Whether the coefficients agree relatively; those that are not wanted must vanish."""
+    """Return whether the coefficients agree up to the relative tolerance, and other coefficients are zero."""
     if found is None or any(abs(c) > 1e-12 for k, c in found.items() if k not in wanted):
         return False
     return all(abs(found.get(k, 0.0) - c) <= tolerance * abs(c) for k, c in wanted.items())

@@ -1,4 +1,4 @@
-"""Formulas that are operators with gradients of their own, found before a graph is differentiated."""
+"""Replace formulas by operators with their own gradients, before a graph is differentiated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.passes.fuse.layer_norm import fuse_layer_norm
 from graphkit.passes.fuse.softmax import fuse_softmax
 
 _FORMULAS = pipeline(*CLEANUP, fuse_layer_norm, fuse_gelu, fuse_activation.with_options(bounds=False), fuse_softmax)
-# Of these operators each formula has one.
+# Each formula contains at least one of these operators.
 _NEEDS = frozenset({"Clip", "Erf", "HardSigmoid", "Log", "ReduceMax", "ReduceMean", "Sigmoid", "Tanh"})
 
 

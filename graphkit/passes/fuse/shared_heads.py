@@ -1,9 +1,9 @@
-"""Heads of keys and values that several heads of queries share: they are read where they are, and never repeated.
+"""Grouped-query attention: do not repeat the heads of keys and values that several heads of queries share.
 
-Ainslie et al. 2023, arXiv:2305.13245. Graphs have two forms of it. Exporters repeat: they expand an axis that is put
-behind that of the heads, and join both. `shared_product` puts the rows of the heads that share one below each other,
-which does not look like attention. So `repeat_heads` makes the first form of the second where attention is about to be
-looked for, and `share_heads` takes all repetitions back, those of files too.
+Ainslie et al. 2023, arXiv:2305.13245. Graphs contain two forms. Exporters repeat the heads: they insert an axis after
+that of the heads, expand it, and merge both axes. `shared_product` stacks the rows of all query heads that share a
+head, but `fuse_attention` does not recognise this form. So `repeat_heads` converts the second form to the first one
+before attention is fused. Afterwards, `share_heads` removes all repetitions, including those of exporters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, is_op, producer
 from graphkit.passes.core.sweep import Readers, fuse
-from graphkit.passes.fuse.attention import Factor, peeled
+from graphkit.passes.fuse.attention import Factor, peel
 
 _HEADS = 1
 _KEPT, _SWAPPED = (0, 1, 2, 3), (0, 1, 3, 2)
@@ -28,24 +28,26 @@ _KEPT, _SWAPPED = (0, 1, 2, 3), (0, 1, 3, 2)
 
 @graph_pass(ensures=[Property.HEADS_REPEATED], at=["Softmax"])
 def repeat_heads(graph: Graph) -> Graph:
-    """Products of heads that share a factor, as `shared_product` writes them: of a factor for each. Linear."""
+    """Convert products of the form of `shared_product` to products with repeated heads. Takes linear time."""
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         shared = _shared_product(node) if is_op(node, "Reshape") else None
         if shared is None:
             return None
-        factor = peeled(shared.b)
+        factor = peel(shared.b)
         if factor.perm not in (_KEPT, _SWAPPED):
             factor = Factor(shared.b, 1.0, _KEPT)
         every = repeated_heads(factor.source, shared.a)
-        return (F.mat_mul(shared.a, _with_peel(every, factor)),)
+        return (F.mat_mul(shared.a, _like_factor(every, factor)),)
 
     return fuse(graph, rule, needs=("Softmax",), at=("Reshape",))
 
 
 @graph_pass(requires=[Property.ATTENTION_FUSED], ensures=[Property.HEADS_SHARED], at=["Expand", "Tile"])
 def share_heads(graph: Graph) -> Graph:
-    """Give attention, and products of heads, what heads were before each was repeated for neighbours. Linear."""
+    """Let attention and products of heads read the heads of keys and values before they were repeated. Takes linear
+    time.
+    """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         if is_op(node, "MatMul"):
@@ -55,15 +57,15 @@ def share_heads(graph: Graph) -> Graph:
     return fuse(graph, rule, needs=("Expand", "Tile"), at=("FusedAttention", "MatMul"))
 
 
-class _Shared(NamedTuple):
-    """Factors [B, H, L, m] and [B, G, m, n]."""
+class _SharedProduct(NamedTuple):
+    """The factors [B, H, L, m] and [B, G, m, n] of a product whose H heads share G heads."""
 
     a: Value
     b: Value
 
 
-def _shared_product(node: Node) -> _Shared | None:
-    """What a reshaped product is, if rows of heads are below each other in its first factor."""
+def _shared_product(node: Node) -> _SharedProduct | None:
+    """Return the factors if `node` reshapes the result of a product in the form of `shared_product`; else None."""
     product = producer(first(node), "MatMul")
     stack = None if product is None else producer(product.operands[0], "Reshape")
     if product is None or stack is None:
@@ -80,11 +82,11 @@ def _shared_product(node: Node) -> _Shared | None:
         and y.shape == (batch, heads, rows, _size(b, 3))
         and _size(b, 0) == batch
     )  # fmt: skip
-    return _Shared(a, b) if is_shared else None
+    return _SharedProduct(a, b) if is_shared else None
 
 
-def _with_peel(x: Value, factor: Factor) -> Value:
-    """What a factor is of its source, of another one."""
+def _like_factor(x: Value, factor: Factor) -> Value:
+    """Apply the scale and the transposition of a factor to x."""
     if factor.scale != 1.0:
         x = F.mul(x, scalar_like(factor.scale, x))
     return F.transpose(x, perm=_SWAPPED) if factor.perm == _SWAPPED else x
@@ -93,7 +95,7 @@ def _with_peel(x: Value, factor: Factor) -> Value:
 def _attention(node: Node) -> Sequence[Value] | None:
     q, k, v, *mask = node.inputs
     axis = _HEADS if operator(node, FusedAttention).layout == "NHLD" else _HEADS + 1
-    shared_k, shared_v = (_before_repetition(x, axis) for x in (k, v))
+    shared_k, shared_v = (_unrepeated(x, axis) for x in (k, v))
     if shared_k is None or shared_v is None or _size(shared_k, axis) != _size(shared_v, axis):
         return None
     return node.rebuilt([q, shared_k, shared_v, *mask]).outputs
@@ -103,16 +105,18 @@ def _product(node: Node) -> Sequence[Value] | None:
     a, b = node.operands
     if a.rank != 4 or b.rank != 4:
         return None
-    factor = peeled(b)
-    shared = _before_repetition(factor.source, _HEADS) if factor.perm in (_KEPT, _SWAPPED) else None
+    factor = peel(b)
+    shared = _unrepeated(factor.source, _HEADS) if factor.perm in (_KEPT, _SWAPPED) else None
     if shared is None or _size(a, _HEADS) != _size(b, _HEADS) or _size(a, 0) != _size(b, 0):
         return None
-    y: Value = shared_product(a, _with_peel(shared, factor))
+    y: Value = shared_product(a, _like_factor(shared, factor))
     return (y,)
 
 
-def _before_repetition(value: Value | None, axis: int) -> Value | None:
-    """What `value` [.., H, ..] was, [.., G, ..] along an axis, before each came H / G times, one behind the other."""
+def _unrepeated(value: Value | None, axis: int) -> Value | None:
+    """Return the value [.., G, ..] from which `value` [.., H, ..] was made by repeating each head H / G times; else
+    None.
+    """
     joined = producer(value, "Reshape")
     repeated = None if joined is None else producer(first(joined), "Expand", "Tile")
     apart = None if repeated is None else producer(first(repeated), "Unsqueeze", "Reshape")

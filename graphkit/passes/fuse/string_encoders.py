@@ -1,4 +1,4 @@
-"""Encode several columns of strings in one operator, as the pipelines of scikit-learn need it."""
+"""Encode several columns of strings in one operator, for pipelines of scikit-learn."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from graphkit.passes.core.sweep import rewrite, use_counts
 
 @graph_pass(at=["OneHotEncoder", "LabelEncoder"])
 def fuse_string_encoders(graph: Graph) -> Graph:
-    """Make EncodedColumns of neighbouring operands of a Concat that encode columns of strings. Linear.
+    """Fuse neighbouring operands of a Concat that encode columns of strings into EncodedColumns. Takes linear time.
 
-    Each encoder is read by the Concat alone. What selects its column may have other readers.
+    Only the Concat may read an encoder. The node that selects the column may have other readers.
     """
     if graph.operators.isdisjoint((OneHotEncoder.name, LabelEncoder.name)):
         return graph
@@ -51,7 +51,7 @@ def fuse_string_encoders(graph: Graph) -> Graph:
 
 
 def _is_last(node: Node) -> bool:
-    """Whether a Concat is along the last axis."""
+    """Return whether a Concat is along the last axis."""
     rank = node.output.rank
     return rank is not None and operator(node, Concat).axis in (-1, rank - 1)
 
@@ -61,12 +61,14 @@ def _encodes_a_column(value: Value) -> bool:
     if node is None or not isinstance(node.op, (OneHotEncoder, LabelEncoder)):
         return False
     x = node.operands[0]
-    fails = isinstance(node.op, OneHotEncoder) and not node.op.zeros  # names the string, which one operator cannot
+    fails = (
+        isinstance(node.op, OneHotEncoder) and not node.op.zeros
+    )  # its error names the string, which EncodedColumns cannot do
     return x.dtype is DType.STRING and value.dtype is not DType.STRING and not fails and selected_column(x) is not None
 
 
 def _encoded(concat: Node, values: Sequence[Value], names: Sequence[str]) -> Sequence[Value]:
-    """The result, under these names, of EncodedColumns in place of a Concat of these encoders."""
+    """Return the results, with these names, of an EncodedColumns that replaces a Concat of these encoders."""
     matrices: dict[Value, Value] = {}
     parts = []
     for value in values:

@@ -1,4 +1,4 @@
-"""Make optimizer updates of tables use gradients by rows instead of gradients that are zero nearly everywhere."""
+"""Update embedding tables only at the rows that were read, instead of with a gradient that is mostly zero."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _GRADIENT = 1  # the position of the gradient among an update's operands
 
 @graph_pass(at=["GatherGrad"])
 def fuse_table_update(graph: Graph) -> Graph:
-    """Make TableUpdate of each elementwise update with a GatherGrad along axis 0 that nobody else reads. Linear."""
+    """Fuse an elementwise optimizer update and the GatherGrad along axis 0 of its gradient into TableUpdate.
+
+    The update must be the only reader of the gradient. Takes linear time.
+    """
     counts = use_counts(graph)
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -51,7 +54,11 @@ def fuse_table_update(graph: Graph) -> Graph:
 
 
 def _is_table(node: Node, gather: Node) -> bool:
-    """Whether the update is one of float32 along axis 0, of arrays of one known shape, not empty, and scalars."""
+    """Return whether the update can be fused: GatherGrad is along axis 0, and all tensors have the table's type or are
+    scalars.
+
+    The table must be float32, of known shape, and not empty.
+    """
     op = operator(gather, GatherGrad)
     table = gather.output.tensor
     return (

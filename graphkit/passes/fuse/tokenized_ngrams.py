@@ -1,4 +1,4 @@
-"""Count n-grams of words without making a string of each word."""
+"""Count n-grams of words without creating a string for each word."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from graphkit.passes.core.sweep import rewrite, use_counts
 
 @graph_pass(at=["TfIdfVectorizer"])
 def fuse_tokenized_ngrams(graph: Graph) -> Graph:
-    """Make TokenizedNgrams of a TfIdfVectorizer and what splits texts into words before it. Linear.
+    """Fuse a TfIdfVectorizer and the Tokenizer before it into TokenizedNgrams. Takes linear time.
 
-    That is a Tokenizer; a Flatten behind it; a StringNormalizer before it; and what makes a vector of the texts. Nobody
-    else reads what lies between.
+    A Flatten after the Tokenizer, a StringNormalizer before it, and a Reshape of the texts to a vector are fused, too.
+    No other node may read an intermediate value.
     """
     if TfIdfVectorizer.name not in graph.operators:
         return graph
@@ -51,10 +51,10 @@ def fuse_tokenized_ngrams(graph: Graph) -> Graph:
 
 
 def _chain(counter: Node, counts: Mapping[Value, int]) -> list[Node]:
-    """The nodes from the texts to `counter`; empty if its rows are not texts."""
+    """Return the nodes from the texts to `counter`; an empty list if they cannot be fused."""
 
     def before(node: Node) -> Node | None:
-        """What makes the first operand, if nobody else reads it."""
+        """Return the node of the first operand if it has no other reader; else None."""
         x = node.operands[0]
         return x.node if counts[x] == 1 else None
 
@@ -66,7 +66,7 @@ def _chain(counter: Node, counts: Mapping[Value, int]) -> list[Node]:
     if words is None or not isinstance(words.op, Tokenizer):
         return []
     x = words.operands[0]
-    # Of a column, a Flatten has to drop the axis; a vector has no further one.
+    # If the texts are a column, a Flatten must remove its second axis. If they are a vector, there is none.
     if not _is_one_column(x) or (x.rank == 2) != (len(chain) == 2):
         return []
     chain.insert(0, words)
@@ -80,7 +80,7 @@ def _is_one_column(x: Value) -> bool:
 
 
 def _keeps_texts(node: Node) -> bool:
-    """Whether a node's result is its operand's texts, each perhaps in another case, in a vector."""
+    """Return whether the result is a vector of the operand's texts, possibly in another case."""
     if node.output.rank != 1:
         return False
     if isinstance(node.op, Reshape):
