@@ -1,1 +1,1 @@
-"""Quantised graphs in integers: what lies between DequantizeLinear and QuantizeLinear as operators on 8-bit numbers."""
+"""Run quantised graphs with integers: convert operators between DequantizeLinear and QuantizeLinear to 8-bit ones."""

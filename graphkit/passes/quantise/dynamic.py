@@ -1,4 +1,4 @@
-"""Products of operands that are quantised at run time, as one operator: what dynamic quantisation writes."""
+"""Fuse matrix products of operands that are quantised at run time, as tools for dynamic quantisation write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphkit.ops.internal.quantised import DynamicQuantizeMatMul, MatMulInteger
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import array_of, is_op, operand_orders, producer
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
-from graphkit.passes.quantise.match import is_one_number, is_vector
+from graphkit.passes.quantise.match import is_single_element, is_vector
 
 
 @graph_pass(
@@ -23,10 +23,10 @@ from graphkit.passes.quantise.match import is_one_number, is_vector
     at=["MatMulInteger", "MatMulIntegerToFloat"],
 )
 def dynamic_products(graph: Graph) -> Graph:
-    """Make one operator of Cast(MatMulInteger(a, b, a_zero, b_zero)) * (a_scale * b_scale), and a bias behind it.
+    """Fuse Cast(MatMulInteger(a, b, a_zero, b_zero)) * (a_scale * b_scale), and a bias after it. Takes linear time.
 
-    That is MatMulIntegerToFloat; DynamicQuantizeMatMul where a, a_zero and a_scale are a DynamicQuantizeLinear's that
-    nothing else reads. Linear.
+    The result is a MatMulIntegerToFloat. If a, a_scale and a_zero are the results of a DynamicQuantizeLinear without
+    other readers, it is a DynamicQuantizeMatMul.
     """
     needs = ("MatMulInteger", "MatMulIntegerToFloat")
     return fuse(graph, _rule, needs=needs, at=("Mul", "Add", "MatMulIntegerToFloat"))
@@ -38,7 +38,7 @@ def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 
 class _Scaled(NamedTuple):
-    """The product, and the scales of its factors."""
+    """A MatMulInteger, and the scales of its factors."""
 
     product: Node
     a_scale: Value
@@ -53,7 +53,7 @@ def _scaled(node: Node, readers: Readers) -> Value | None:
     a, b, a_zero, b_zero = (*product.inputs, None, None)[:4]
     assert a is not None
     assert b is not None
-    if a_zero is not None and not is_one_number(a_zero):
+    if a_zero is not None and not is_single_element(a_zero):
         return None
     dynamic = producer(a, "DynamicQuantizeLinear")
     if dynamic is not None and _reads_once(dynamic, (a, found.a_scale, a_zero), readers):
@@ -74,30 +74,32 @@ def _factors(node: Node, readers: Readers) -> _Scaled | None:
         b = product.operands[1]
         columns = None if b.shape is None or len(b.shape) != 2 else b.shape[1]
         for of_a, of_b in _scales(scale):
-            fits = is_one_number(of_b) or is_vector(of_b, columns)
-            if fits and is_one_number(of_a) and _is_scale_of(of_a, product):
+            fits = is_single_element(of_b) or is_vector(of_b, columns)
+            if fits and is_single_element(of_a) and _is_scale_of(of_a, product):
                 return _Scaled(product, of_a, of_b)
     return None
 
 
 def _scales(scale: Value) -> Iterator[tuple[Value, Value]]:
-    """What the scales of a and b may be, where `scale` is their product."""
+    """Yield candidates for the scales of a and b, whose product is `scale`."""
     node = producer(scale, "Mul")
     if node is not None:
         yield from operand_orders(node)
     elif array_of(scale) is not None:
-        # Two constants have become one.
+        # Constant folding has multiplied the two scales.
         yield constant(np.float32(1.0)), scale
 
 
 def _is_scale_of(scale: Value, product: Node) -> bool:
-    """Whether a scale is known to be of the first factor: the one that DynamicQuantizeLinear found with it, if any."""
+    """Return whether a scale may be that of the first factor. If DynamicQuantizeLinear made the factor, it also made
+    the scale.
+    """
     dynamic = producer(product.inputs[0], "DynamicQuantizeLinear")
     return dynamic is None or scale is dynamic.outputs[1]
 
 
 def _reads_once(dynamic: Node, values: tuple[Value | None, ...], readers: Readers) -> bool:
-    """Whether the values are the results of a DynamicQuantizeLinear, and nothing else reads them."""
+    """Return whether the values are the results of this DynamicQuantizeLinear and have no other readers."""
     results = zip(values, dynamic.outputs, strict=True)
     return all(v is made and readers.has_one_use(made) for v, made in results)
 

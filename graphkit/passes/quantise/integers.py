@@ -1,4 +1,4 @@
-"""QDQ form to integers: operators between DequantizeLinear and QuantizeLinear become integer operators."""
+"""Convert the QDQ form: operators between DequantizeLinear and QuantizeLinear become integer operators."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import array_of, first, is_op, scalar
 from graphkit.passes.core.sweep import Readers, fuse
 from graphkit.passes.quantise.match import Quantised, dequantised, quantisation
-from graphkit.passes.quantise.moves import MOVES, before_moves, moved, moved_integers
-from graphkit.passes.quantise.pointwise import quantised_mean, quantised_pair, table
+from graphkit.passes.quantise.moves import MOVES, move_integers, reapply_moves, strip_moves
+from graphkit.passes.quantise.pointwise import lookup_table, quantised_mean, quantised_pair
 from graphkit.passes.quantise.products import float_product, quantised_product
 
 _PRODUCTS = ("MatMul", "Gemm")
@@ -29,45 +29,46 @@ _PRODUCTS = ("MatMul", "Gemm")
     at=["DequantizeLinear"],
 )
 def integers(graph: Graph) -> Graph:
-    """Make integer operators of what lies between DequantizeLinear and QuantizeLinear of 8 bits and one scale.
+    """Convert operators between DequantizeLinear and QuantizeLinear of 8 bits and one scale to integer operators.
 
-    Moves of elements come before the dequantisation, and behind the quantisation. Convolutions and products become
-    QLinearConv, QLinearMatMul and QGemm, sums and products of elements QLinearAdd and QLinearMul, functions of one
-    tensor's elements tables. Products whose result is not quantised become MatMulIntegerToFloat. What has no such form
-    stays between its dequantisations and quantisations; so does all of a graph that writes states, as training does.
-    Results are those of the nodes replaced up to one step of the quantisation; of float32 results, up to rounding.
-    Linear.
+    Data movement runs on the quantised integers. Convolutions and matrix products become QLinearConv, QLinearMatMul and
+    QGemm. Elementwise sums and products become QLinearAdd and QLinearMul. Elementwise functions of one tensor become
+    tables. Matrix products whose result is not quantised become MatMulIntegerToFloat. Other operators are kept,
+    together with their dequantisation and quantisation. A graph that writes states, as in training, is not changed.
+
+    Quantised results differ from those of the replaced nodes by at most one quantisation step, and float32 results only
+    by rounding. Takes linear time.
     """
     if graph.updates:
         return graph
-    folded = fuse(graph, _fold_back, needs=("DequantizeLinear",), at=(*MOVES, "QuantizeLinear"))
+    folded = fuse(graph, _convert, needs=("DequantizeLinear",), at=(*MOVES, "QuantizeLinear"))
     return fuse(folded, _product, needs=("DequantizeLinear",), at=_PRODUCTS)
 
 
-def _fold_back(node: Node, readers: Readers) -> Sequence[Value] | None:
+def _convert(node: Node, readers: Readers) -> Sequence[Value] | None:
     if not is_op(node, "QuantizeLinear"):
-        return moved_integers(node) if node.op.name in MOVES and not node.op.domain else None
+        return move_integers(node) if node.op.name in MOVES and not node.op.domain else None
     y = quantisation(node)
     if y is None:
         return None
     x = node.inputs[0]
     assert x is not None
-    source, moves = before_moves(x, readers)
+    source, moves = strip_moves(x, readers)
     inner = node if not moves else _quantised(source, y)
     found = _integer_form(inner, y, readers)
     if found is None:
-        # Integers are fewer bytes to move.
-        return None if not moves else (moved(inner.output, moves),)
-    return (moved(found, moves),)
+        # Moving 8-bit integers is faster than moving floats.
+        return None if not moves else (reapply_moves(inner.output, moves),)
+    return (reapply_moves(found, moves),)
 
 
 def _quantised(x: Value, y: Quantised) -> Node:
-    """x quantised as `y` says."""
+    """Return the node that quantises x with the parameters of `y`."""
     return Node(QuantizeLinear(), (x, y.scale, y.zero))
 
 
 def _integer_form(end: Node, y: Quantised, readers: Readers) -> Value | None:
-    """What the quantisation `end` makes of its operand, by an operator on integers."""
+    """Return the result of the QuantizeLinear `end`, computed by an integer operator; None if there is none."""
     x = end.inputs[0]
     assert x is not None
     node = x.node
@@ -79,31 +80,31 @@ def _integer_form(end: Node, y: Quantised, readers: Readers) -> Value | None:
             if found is not None:
                 return found
         if is_op(node, "Concat"):
-            return _joined(node, y, readers)
+            return _quantised_concat(node, y, readers)
         if is_op(node, "Relu", "Clip"):
-            bounded = _bounded(node, y, readers)
+            bounded = _clipped(node, y, readers)
             if bounded is not None:
                 return bounded
-    return table(end, y, readers)
+    return lookup_table(end, y, readers)
 
 
-def _joined(node: Node, y: Quantised, readers: Readers) -> Value | None:
-    """A Concat of dequantised tensors, each quantised as `y` says before it."""
+def _quantised_concat(node: Node, y: Quantised, readers: Readers) -> Value | None:
+    """Convert a Concat of dequantised tensors: quantise each with the parameters of `y`, then concatenate."""
     given = [dequantised(v) for v in node.inputs]
     if any(g is None or g.axis is not None for g in given):
         return None
     parts = []
     for value in node.operands:
         end = _quantised(value, y)
-        found = table(end, y, readers)
+        found = lookup_table(end, y, readers)
         parts.append(end.output if found is None else found)
     return Node(node.op, parts, node.name, node.meta).output
 
 
-def _bounded(node: Node, y: Quantised, readers: Readers) -> Value | None:
-    """A Relu or a Clip behind a product or a sum: the quantised product within the quantised bounds.
+def _clipped(node: Node, y: Quantised, readers: Readers) -> Value | None:
+    """Convert a Relu or Clip after a product or sum: clip the quantised result to the quantised bounds.
 
-    Larger numbers are quantised to larger integers, so that either may come first.
+    Quantisation is monotonic, so it may come before or after the clipping.
     """
     x, limits = first(node), _limits(node)
     if limits is None or x.node is None or not readers.has_one_use(x):
@@ -129,14 +130,14 @@ def _bounded(node: Node, y: Quantised, readers: Readers) -> Value | None:
 
 
 def _limits(node: Node) -> tuple[float | None, float | None] | None:
-    """The bounds, as far as there are any, of a Relu or a Clip by constants that are numbers."""
+    """Return the bounds of a Relu or Clip (None: no bound); None if they are not finite constants in order."""
     if is_op(node, "Relu"):
         return 0.0, None
     given = [*node.inputs[1:], None, None][:2]
     known = [scalar(v) for v in given]
-    told = all(v is None or (k is not None and np.isfinite(k)) for v, k in zip(given, known, strict=True))
+    are_finite = all(v is None or (k is not None and np.isfinite(k)) for v, k in zip(given, known, strict=True))
     in_order = known[0] is None or known[1] is None or known[0] <= known[1]
-    return (known[0], known[1]) if told and in_order else None
+    return (known[0], known[1]) if are_finite and in_order else None
 
 
 def _product(node: Node, readers: Readers) -> Sequence[Value] | None:

@@ -1,4 +1,4 @@
-"""Operators that only move or select elements, on integers instead of floats."""
+"""Run data movement and selection of elements on integers instead of floats."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from graphkit.passes.core.match import array_of, is_op
 from graphkit.passes.core.sweep import Readers
 from graphkit.passes.quantise.match import Quantised, dequantised
 
-# What moves the elements of its first operand and makes none that was not there.
+# Data movement: the results contain only elements of the first operand.
 _MOVES = (
     "DepthToSpace", "Flatten", "Gather", "GatherElements", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze",
     "Transpose", "Unsqueeze",
 )  # fmt: skip
-# What chooses the largest ones: that, too, where larger integers stand for larger numbers.
+# These select the largest or smallest elements. They run on integers if larger integers represent larger numbers.
 _CHOICES = ("ArgMax", "ArgMin", "MaxPool")
 MOVES = frozenset({*_MOVES, *_CHOICES, "Concat", "Pad", "Resize"})
 
 
 def is_move(node: Node) -> bool:
-    """Whether the node moves the elements of its first operand alone, whatever they are."""
+    """Return whether the node only moves elements of its first operand, independently of their values."""
     if is_op(node, "Resize"):
         return _is_nearest(node)
     return is_op(node, *_MOVES)
@@ -36,10 +36,12 @@ def _is_nearest(node: Node) -> bool:
     return op.mode == "nearest" and op.coordinate_transformation_mode != "tf_crop_and_resize"
 
 
-def moved_integers(node: Node) -> Sequence[Value] | None:
-    """A move of dequantised values as the dequantisation of moved integers."""
+def move_integers(node: Node) -> Sequence[Value] | None:
+    """Return the results of a node that moves dequantised values: move the integers, then dequantise. None if
+    impossible.
+    """
     if is_op(node, "Concat"):
-        return _joined(node)
+        return _move_concat(node)
     given = dequantised(node.inputs[0])
     if given is None or given.axis is not None or not _commutes(node, given):
         return None
@@ -66,12 +68,12 @@ def _commutes(node: Node, given: Quantised) -> bool:
         known = None if fill is None else array_of(fill)
         if getattr(node.op, "mode", "") != "constant":
             return True
-        # The zero point stands for zero, where scales are finite.
+        # The zero point represents zero if the scale is finite.
         return given.is_factor and (fill is None or (known is not None and not known.any()))
     return is_move(node)
 
 
-def _joined(node: Node) -> Sequence[Value] | None:
+def _move_concat(node: Node) -> Sequence[Value] | None:
     given = [dequantised(v) for v in node.inputs]
     known = [g for g in given if g is not None]
     if len(known) < len(given) or any(not g.same_parameters(known[0]) for g in known):
@@ -80,8 +82,10 @@ def _joined(node: Node) -> Sequence[Value] | None:
     return [F.dequantize_linear(joined, known[0].scale, known[0].zero)]
 
 
-def before_moves(value: Value, readers: Readers) -> tuple[Value, list[Node]]:
-    """What there was before moves whose only reader is the next one, and the moves, the last one first."""
+def strip_moves(value: Value, readers: Readers) -> tuple[Value, list[Node]]:
+    """Return the value before a chain of moves, and the moves, the last one first. Each must be the only reader of its
+    operand.
+    """
     moves: list[Node] = []
     while (node := value.node) is not None and len(node.outputs) == 1 and is_move(node) and readers.has_one_use(value):
         source = node.inputs[0]
@@ -91,8 +95,8 @@ def before_moves(value: Value, readers: Readers) -> tuple[Value, list[Node]]:
     return value, moves
 
 
-def moved(value: Value, moves: list[Node]) -> Value:
-    """The value after the moves, the last one first."""
+def reapply_moves(value: Value, moves: list[Node]) -> Value:
+    """Apply the moves to a value. The list contains the last move first."""
     for node in reversed(moves):
         operands = [value, *node.inputs[1:]]
         value = Node(operator(node, Op), operands, node.name, node.meta).output

@@ -1,4 +1,4 @@
-"""Elementwise functions between dequantisation and quantisation: sums, products, and tables of one operand."""
+"""Convert elementwise functions between dequantisation and quantisation to integer operators or tables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from graphkit.ops.internal.quantised import QLinearAdd, QLinearGlobalAveragePool
 from graphkit.ops.quant.rounding import bounds
 from graphkit.passes.core.match import array_of, first, is_op
 from graphkit.passes.core.sweep import Readers, fused_node
-from graphkit.passes.quantise.match import Quantised, dequantised, is_one_number
+from graphkit.passes.quantise.match import Quantised, dequantised, is_single_element
 
-# Nodes that one table stands for.
+# The largest number of nodes that one table replaces.
 _TABLE_NODES = 32
 
 
 def quantised_pair(node: Node, y: Quantised, end: Node) -> Value | None:
-    """The sum or the product of two dequantised tensors, quantised as `y` says by the node `end`."""
+    """Return the integer form of the sum or product of two dequantised tensors; None if there is none.
+
+    y: The parameters with which the result is quantised. end: The QuantizeLinear node.
+    """
     if not is_op(node, "Add", "Mul"):
         return None
     a, b = (dequantised(v) for v in node.inputs)
@@ -37,7 +40,10 @@ def quantised_pair(node: Node, y: Quantised, end: Node) -> Value | None:
 
 
 def quantised_mean(node: Node, y: Quantised, end: Node) -> Value | None:
-    """The mean over the spatial axes of a dequantised image, quantised as `y` says by the node `end`."""
+    """Return the integer form of a GlobalAveragePool of a dequantised image; None if there is none.
+
+    y: The parameters with which the result is quantised. end: The QuantizeLinear node.
+    """
     if not is_op(node, "GlobalAveragePool"):
         return None
     x = dequantised(first(node))
@@ -46,10 +52,11 @@ def quantised_mean(node: Node, y: Quantised, end: Node) -> Value | None:
     return fused_node(QLinearGlobalAveragePool(), (x.x, x.scale, x.zero, y.scale, y.zero), (node, end))
 
 
-def table(end: Node, y: Quantised, readers: Readers) -> Value | None:
-    """What a QuantizeLinear makes of one dequantised tensor by elementwise functions, as a table of 256 results.
+def lookup_table(end: Node, y: Quantised, readers: Readers) -> Value | None:
+    """Replace elementwise functions between one dequantised tensor and the QuantizeLinear `end` by a table of 256
+    results.
 
-    A quantisation that takes back a dequantisation is nothing at all.
+    If there are no functions between, and the parameters are equal, return the quantised tensor itself.
     """
     found = _region(first(end), readers)
     if found is None:
@@ -64,7 +71,7 @@ def table(end: Node, y: Quantised, readers: Readers) -> Value | None:
 
 
 def _region(value: Value, readers: Readers) -> tuple[Value, list[Node]] | None:
-    """The dequantised value that `value` is a function of, alone, and the nodes between, in their order."""
+    """Return a dequantised value and the nodes that compute `value` from it alone; None if there is none."""
     members: dict[Node, int] = {}
     inner: dict[Value, int] = {}
     source: Value | None = None
@@ -72,7 +79,7 @@ def _region(value: Value, readers: Readers) -> tuple[Value, list[Node]] | None:
     while pending:
         current = pending.pop()
         inner[current] = inner.get(current, 0) + 1
-        if inner[current] > 1 or (array_of(current) is not None and is_one_number(current)):
+        if inner[current] > 1 or (array_of(current) is not None and is_single_element(current)):
             continue
         given = dequantised(current)
         if given is not None and given.axis is None:
@@ -87,7 +94,8 @@ def _region(value: Value, readers: Readers) -> tuple[Value, list[Node]] | None:
         pending += node.operands
     if source is None or any(readers.count(n.output) > inner[n.output] for n in members):
         return None
-    # Nodes that were replaced in this sweep are newer than their readers need them to be, never older.
+    # Sort by serial number. A node that this sweep replaced has a larger number, but still a smaller one than its
+    # readers.
     return source, sorted(members, key=lambda n: members[n])
 
 
@@ -103,7 +111,7 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _elements(source: Value, members: list[Node], end: Node, given: Quantised, y: Quantised) -> Value | None:
-    """The results for all integers of the source's type: a constant, where all that they depend on is."""
+    """Return the results for all 256 integers; as a constant if the parameters are constants."""
     least, most = bounds(given.x.dtype)
     integers = constant(np.arange(least, most + 1, dtype=given.x.dtype.numpy))
     table: dict[Value, Value] = {source: F.dequantize_linear(integers, given.scale, given.zero)}

@@ -1,4 +1,4 @@
-"""Convolutions and products of dequantised operands, by their integers."""
+"""Run convolutions and matrix products of dequantised operands on the integers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from graphkit.passes.quantise.match import Quantised, dequantised, integer_bias
 
 
 def quantised_product(node: Node, y: Quantised, end: Node) -> Value | None:
-    """A Conv, MatMul or Gemm of dequantised operands whose result is quantised as `y` says, by the node `end`."""
+    """Return the integer form of a Conv, MatMul or Gemm of dequantised operands; None if there is none.
+
+    y: The parameters with which the result is quantised. end: The QuantizeLinear node.
+    """
     if not y.is_divisor:
         return None
     if is_op(node, "Conv"):
@@ -42,8 +45,9 @@ def _conv(node: Node, y: Quantised, end: Node) -> Value | None:
 
 
 def _factors(node: Node, columns: int) -> tuple[Quantised, Quantised] | None:
-    """The factors of a product, where `columns` is the axis of b's columns, as far as they have scales that products
-    take: one number for a, one number or one for each column for b.
+    """Return the dequantised factors of a product; None if their scales are not supported.
+
+    a must have a scalar scale; b a scalar scale, or one for each column. columns: the axis of b's columns.
     """
     a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])
     if a is None or b is None or a.axis is not None or not (a.is_factor and b.is_factor):
@@ -79,7 +83,7 @@ def _gemm(node: Node, y: Quantised | None, end: Node | None) -> Value | None:
 
 
 def float_product(node: Node) -> Value | None:
-    """A MatMul or Gemm of dequantised operands, its result in float32."""
+    """Return the integer form of a MatMul or Gemm of dequantised operands with a float32 result, or None."""
     if is_op(node, "Gemm"):
         return _gemm(node, None, None)
     factors = _factors(node, 1) if is_op(node, "MatMul") else None

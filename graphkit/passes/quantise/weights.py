@@ -1,4 +1,4 @@
-"""Products with weights of few bits, which stay packed until they are multiplied."""
+"""Keep quantised weights packed in matrix products. The kernel unpacks them during the multiplication."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from graphkit.ops.quant.linear import DequantizeLinear
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import FixedValues, array_of, is_op, permutation, producer
 from graphkit.passes.core.sweep import fuse, fused_node
-from graphkit.passes.quantise.match import is_one_number
+from graphkit.passes.quantise.match import is_single_element
 
 _BITS = {DType.INT4: 4, DType.UINT4: 4, DType.INT8: 8, DType.UINT8: 8}
-# Kernels have as many terms in one word.
+# Kernels read weights in words of this many bits, so a block must fill whole words.
 _WORD_BITS = 32
 
 
@@ -28,16 +28,18 @@ _WORD_BITS = 32
     at=["DequantizeLinear"],
 )
 def weight_products(graph: Graph) -> Graph:
-    """Make one operator of MatMul with a matrix that is dequantised from 4 or 8 bits: WeightOnlyMatMul. Linear.
+    """Fuse a MatMul and the dequantisation of its 4-bit or 8-bit weight matrix into WeightOnlyMatMul. Takes linear
+    time.
 
-    The matrix is a parameter or a constant, dequantised in blocks of its terms, by columns, or as a whole.
+    The matrix must be a parameter or a constant. It may have a scale for each block of terms, for each column, or a
+    single scale.
     """
     fixed = FixedValues(graph)
     return fuse(graph, lambda node, _: _rule(node, fixed), needs=("DequantizeLinear",), at=("MatMul",))
 
 
 class _Weights(NamedTuple):
-    """[columns, terms], and [columns, blocks] parameters of as many terms each."""
+    """Weights [columns, terms], with scales and zero points [columns, blocks] for blocks of `block` terms."""
 
     w: Value
     scale: Value
@@ -65,7 +67,10 @@ def _rule(node: Node, fixed: FixedValues) -> Sequence[Value] | None:
 
 
 def _weights(node: Node, fixed: FixedValues, columns: int) -> _Weights | None:
-    """The operands of a dequantisation whose axis `columns` is that of the columns; None for what has no kernel."""
+    """Return the weights that a DequantizeLinear unpacks; None if there is no kernel for them.
+
+    columns: The axis of the columns.
+    """
     op = operator(node, DequantizeLinear)
     w, scale = node.operands[:2]
     zero = node.inputs[2] if len(node.inputs) > 2 else None
@@ -84,7 +89,7 @@ def _weights(node: Node, fixed: FixedValues, columns: int) -> _Weights | None:
             return None
         block = min(op.block_size, terms)
         placed = [None if v is None else _columns_first(v, columns) for v in (scale, zero)]
-    elif is_one_number(scale):
+    elif is_single_element(scale):
         block, sizes = terms, np.array([count, 1])
         placed = [None if v is None else F.expand(F.reshape(v, np.array([1, 1])), sizes) for v in (scale, zero)]
     elif scale.rank == 1 and axis == columns:
@@ -100,7 +105,9 @@ def _weights(node: Node, fixed: FixedValues, columns: int) -> _Weights | None:
 
 
 def _bits_of(w: Value) -> int:
-    """How many bits weights have: those of their type, or 4 where the higher ones of bytes were taken away."""
+    """Return the number of bits of the weights: those of their type, or 4 if a BitwiseAnd clears the upper half of the
+    bytes.
+    """
     value = w
     while (node := value.node) is not None and is_op(node, "Reshape", "Slice", "Transpose"):
         value = node.operands[0]
