@@ -1,1 +1,1 @@
-"""Passes that prepare a graph for training, or for what follows it."""
+"""Passes that prepare a graph for training, or a trained graph for inference."""

@@ -1,4 +1,4 @@
-"""Quantisation that is trained through: QuantizeLinear and DequantizeLinear behind it as one operator."""
+"""Quantisation-aware training: replace QuantizeLinear followed by DequantizeLinear with one differentiable operator."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
 
 def fake_quantise(graph: Graph) -> Graph:
-    """Make FakeQuantize of a DequantizeLinear whose operand a QuantizeLinear made, by the same scale and zero point.
+    """Replace each QuantizeLinear and the DequantizeLinear after it, with equal scale and zero point, by FakeQuantize.
 
-    Values stay the same; the gradient is straight-through (see FakeQuantize). Subgraphs included. Linear.
+    Values do not change. The gradient is the straight-through estimator (see FakeQuantize). Subgraphs are included.
+    Takes linear time.
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -49,7 +50,7 @@ def _parameters(operands: Sequence[Value | None]) -> tuple[Value | None, Value |
 
 
 def _equal(a: Value | None, b: Value | None) -> bool:
-    """Whether two scales, or zero points, are one value, or equal constants; an absent zero point is 0."""
+    """Return whether two scales or zero points are the same value or equal constants. An absent zero point is 0."""
     if a is b:
         return True
     if a is None or b is None:

@@ -1,4 +1,4 @@
-"""Marks of nodes: metadata that `gk.attr_scope` gives them."""
+"""Read the marks of nodes: attributes that `gk.attr_scope` sets."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from graphkit.ir.graph import Node
 
 
 def is_marked(node: Node, mark: str) -> bool:
-    """Whether a node has the mark."""
+    """Return whether a node has the mark."""
     return node.meta.get(mark, "").lower() in ("1", "true", "yes")

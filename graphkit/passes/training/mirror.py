@@ -1,4 +1,4 @@
-"""The graph transformation behind recomputation: backward nodes read copies of forward values."""
+"""Recompute forward values in the backward pass: backward nodes read copies of forward nodes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,39 @@ from graphkit.passes.core.sweep import elements_read, read_positions
 
 
 def mirrored(graph: Graph, segments: Sequence[frozenset[Node]], kept: frozenset[Value] = frozenset()) -> Graph:
-    """`graph` with the segments' values computed again for the backward part, those in `kept` excepted.
+    """Return the graph with copies of the segments, which the backward part reads instead of the original values.
 
-    The forward part is what the graph's outputs depend on; the updates need the backward part beside it. `segments`
-    are disjoint parts of the forward nodes, in their order. A segment's nodes are repeated when the gradient has come
-    back to it: what they read of other segments is passed through ControlDependency, with a gradient that depends on
-    later parts alone as the token. A segment that no gradient comes back to is kept. Linear.
+    The forward part consists of the nodes that the outputs depend on. The backward part consists of the other nodes,
+    which compute the updates.
+
+    A segment is recomputed when the gradient reaches it. To enforce this order, its inputs pass through
+    ControlDependency. The token is a gradient that depends only on later parts of the graph. A segment that no gradient
+    reaches is not copied. Takes linear time.
+
+    Args:
+        graph: A training step.
+        segments: Disjoint sets of forward nodes, in their order.
+        kept: Values that are not recomputed.
     """
     return _Mirror(graph, segments, kept).result()
 
 
 @dataclass
 class _Part:
-    """A segment: where it ends in the graph's order, which of its values the backward part reads, and the gradient that
-    it waits for.
+    """A segment.
+
+    Attributes:
+        nodes: The nodes.
+        end: The position of its last node in the graph.
+        wanted: Its values that the backward part reads.
+        token: The gradient that its copies wait for.
     """
 
     nodes: frozenset[Node]
     end: int
     wanted: dict[Value, None] = field(default_factory=dict)
     token: Value | None = None
-    # The copies of its values, when they are made.
+    # The copies of its values, once they exist.
     copies: dict[Value, Value] | None = None
 
 
@@ -54,24 +66,25 @@ class _Mirror:
         self._find_tokens()
 
     def _segment(self, value: Value) -> int | None:
-        """The segment that a value of the forward part is copied with; None when it is kept."""
+        """Return the index of the segment that recomputes a forward value; None if the value is kept."""
         if value.node is None or value in self._kept or getattr(value.node.op, "collective", False):
             return None
         return self._part_of.get(value.node)
 
     def _find_tokens(self) -> None:
-        """Fill in `wanted` and `token` of the parts.
+        """Set `wanted` and `token` of the segments.
 
-        Of a node of the backward part, `earliest` is the first segment whose copies it depends on, and `latest` the
-        place of the last forward node, in or behind a segment, that it depends on by the backward part. Gradients come
-        back from the last segment to the first: one with a later `earliest` than a segment cannot depend on that
-        segment's copies, and one with a `latest` behind the segment has come back to it.
+        For a backward node, `earliest` is the first segment whose copies it depends on. `latest` is the position of the
+        last forward node, in or after a segment, whose value the backward part reads to compute it. The gradient
+        reaches the segments from the last to the first. So a node whose `earliest` is a later segment does not depend
+        on the copies of this one. A node whose `latest` is after the end of this segment has a gradient that has
+        reached it.
         """
         earliest: dict[Node, float] = {}
         latest: dict[Node, int] = {}
         reached = self._behind_segments()
         for node in self._backward:
-            # What a guard lets through is no gradient, although it waits for the loss.
+            # A FiniteGuard waits for the loss, but its results are not gradients.
             guards = isinstance(node.op, FiniteGuard)
             before = [v.node for v in node.operands[: 1 if guards else None] if v.node in earliest]
             first = min((earliest[n] for n in before), default=math.inf)
@@ -97,7 +110,7 @@ class _Mirror:
                     best[segment], part.token = rank, value
 
     def _behind_segments(self) -> set[Node]:
-        """The nodes of the forward part that are in a segment, or depend on one."""
+        """Return the forward nodes that are in a segment or depend on one."""
         found = set(self._part_of)
         for node in self._graph.nodes:
             if node in self._forward and any(v.node in found for v in node.operands):
@@ -118,7 +131,7 @@ class _Mirror:
         return self._graph.replace(updates=updates, output_names=self._graph.output_names)
 
     def _ordered(self) -> list[Node]:
-        """The backward nodes, each after its operands and after the gradients that its copies wait for."""
+        """Return the backward nodes in an order where each is after its operands and the tokens of its copies."""
         order: list[Node] = []
         done: dict[Node, bool] = {}
         backward = set(self._backward)
@@ -147,7 +160,7 @@ class _Mirror:
         return found
 
     def _copy(self, value: Value) -> Value:
-        """What a backward node reads in the place of `value`."""
+        """Return the value that a backward node reads instead of `value`."""
         segment = self._segment(value)
         if segment is None or self._parts[segment].token is None:
             return self._table.get(value, value)
@@ -164,11 +177,11 @@ class _Mirror:
         for node in self._closure(part, segment):
             if is_undetermined(node):
                 raise UsageError(
-                    f"{node.describe()} would draw other numbers when it is computed again; call bind_rng first"
+                    f"{node.describe()} would generate other random numbers when it is recomputed; call bind_rng first"
                 )
             operands = [None if v is None else copies.get(v, v) for v in node.inputs]
             if not any(v in copies for v in node.operands):
-                # One operand that waits is enough for a node to wait.
+                # To delay a node, it is enough to delay one of its operands.
                 at = next(i for i, v in enumerate(operands) if v is not None)
                 waiting = operands[at]
                 assert waiting is not None
@@ -179,7 +192,7 @@ class _Mirror:
         return copies
 
     def _closure(self, part: _Part, segment: int) -> list[Node]:
-        """The nodes of a segment that its wanted values take, in forward order."""
+        """Return the nodes of a segment that are needed to compute its wanted values, in forward order."""
         found: set[Node] = set()
         pending = [v.node for v in part.wanted if v.node is not None]
         while pending:

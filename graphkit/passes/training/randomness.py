@@ -25,12 +25,14 @@ def _first_unbound(graph: Graph) -> Node | None:
 
 @graph_pass(ensures=[Property.STREAMS_BOUND], check=_first_unbound)
 def bind_rng(graph: Graph) -> Graph:
-    """Append one input `rng` (role "rng", uint64[2] = (seed, step)) and connect all random nodes to it.
+    """Add a graph input `rng` (role "rng", uint64[2] = (seed, step)), and connect all random nodes to it.
 
-    Each gets a distinct stream number, in topological order, subgraphs included. The bodies of Loop and Scan draw
-    from a state derived from `rng` and the iteration, so that no two iterations draw alike. Nodes that have a
-    state already keep it and their stream; a graph without any other random node is returned as it is. Raises
-    UnsupportedError for a random node inside an operator whose subgraphs cannot be given a capture.
+    Each node gets its own stream number, in topological order; subgraphs are included. In the body of a Loop or Scan,
+    the state is derived from `rng` and the iteration, so each iteration generates different numbers.
+
+    Nodes that are connected to a state keep it and their stream. If there are no other random nodes, the graph is
+    returned unchanged. Raises UnsupportedError if a random node is in a subgraph of an operator that cannot capture the
+    state.
     """
     if not _has_unbound(graph):
         return graph
@@ -41,7 +43,7 @@ def bind_rng(graph: Graph) -> Graph:
 
 
 def bind_nested(graph: Graph) -> Graph:
-    """`bind_rng` where a subgraph draws, so that what it computes can be computed again; other graphs as they are."""
+    """Apply `bind_rng` if a node in a subgraph generates random numbers, so that subgraphs can be recomputed."""
     nested = (inner for node in graph.nodes for g in node.op.subgraphs().values() for inner in all_nodes(g))
     return bind_rng(graph) if any(map(draws_without_state, nested)) else graph
 
@@ -57,7 +59,7 @@ def _bound_streams(graph: Graph) -> Iterator[int]:
 
 
 def _bind(graph: Graph, state: Value, streams: Iterator[int], extra: Sequence[Value]) -> Graph:
-    """Connect the random nodes to `state`; `extra` inputs are appended."""
+    """Connect the random nodes to `state`. `extra` inputs are appended to the graph."""
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if is_unbound(node):
@@ -104,7 +106,7 @@ def _bind_loop(node: Node, operands: Sequence[Value | None], state: Value, strea
 
 
 def _bind_scan(node: Node, operands: Sequence[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
-    # A Scan's body does not see the iteration: the state carries a counter, after what it carried before.
+    # The body of a Scan has no iteration number. Add a counter as its last state.
     op = repeating(node)
     body = op.body
     states = LoopView.of(node).state_count

@@ -23,9 +23,9 @@ from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training import marks
 from graphkit.passes.training.mirror import mirrored
 
-# What stands for a dimension of unknown size where activations are compared.
+# The assumed size of an unknown dimension, to compare the bytes of activations.
 NOMINAL_SIZE = 16
-# Values below this part of all that is kept are not worth computing again.
+# Values that are smaller than this part of all saved bytes are not recomputed.
 _SMALL = 1 / 4096
 _THRESHOLDS = 24
 
@@ -34,7 +34,7 @@ MARK = "recompute"
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the forward nodes: the bytes that recomputing it saves, and the arithmetic that it costs."""
+    """A part of the forward nodes, the bytes that recomputing it saves, and the operations that it costs."""
 
     nodes: frozenset[Node]
     bytes: int
@@ -43,33 +43,36 @@ class Segment:
 
 @dataclass(frozen=True)
 class Segments:
-    """The forward part of `graph`, cut; `kept` are values that are read across cuts, or too small to matter."""
+    """The segments of the forward part of `graph`. `kept`: values that cross a cut, or are too small to recompute."""
 
     graph: Graph
     parts: tuple[Segment, ...]
     kept: frozenset[Value]
 
-    def worth(self) -> list[int]:
-        """The segments, those first that save most bytes for their arithmetic."""
+    def by_benefit(self) -> list[int]:
+        """Return the indices of the segments, sorted by saved bytes per operation, largest first."""
         return sorted(range(len(self.parts)), key=lambda i: -self.parts[i].bytes / (1 + self.parts[i].flops))
 
     def apply(self, chosen: Sequence[int] | None = None) -> Graph:
-        """The graph that computes the chosen segments (by default all) again for its backward part."""
+        """Return the graph that recomputes the chosen segments (default: all) for its backward part."""
         parts = range(len(self.parts)) if chosen is None else sorted(chosen)
         return mirrored(self.graph, [self.parts[i].nodes for i in parts], self.kept)
 
 
 def recompute_sqrt(graph: Graph, sizes: Mapping[str, int] | None = None) -> Segments:
-    """Cut so that what crosses cuts and the largest segment together take fewest bytes.
+    """Choose cuts that minimise the bytes that cross cuts plus the bytes of the largest segment. Takes linear time.
 
-    That is about the square root of the whole for a chain of equal layers. `graph` is a training step whose first
-    outputs are the forward part, with its equal nodes merged; `sizes` are of dimension names. Linear.
+    For a chain of n equal layers, the result is proportional to sqrt(n).
+
+    Args:
+        graph: A training step whose first outputs are the forward part. Run `cse` before.
+        sizes: Sizes of dimension names.
     """
     return _Forward(graph, sizes or {}).cut()
 
 
 def recompute_marked(graph: Graph) -> Graph:
-    """Nodes with the attribute recompute=True are computed again (`gk.attr_scope(recompute=True)`)."""
+    """Return the graph that recomputes nodes with the attribute recompute=True (`gk.attr_scope(recompute=True)`)."""
     forward = _Forward(graph, {})
     runs: list[list[Node]] = []
     for marked, run in itertools.groupby(forward.nodes, is_marked):
@@ -79,13 +82,17 @@ def recompute_marked(graph: Graph) -> Graph:
 
 
 def is_marked(node: Node) -> bool:
-    """Whether a node is to be computed again."""
+    """Return whether a node is marked to be recomputed."""
     return marks.is_marked(node, MARK)
 
 
 @dataclass
-class _Life:
-    """Bytes of a forward value with its views: where it is made, where the forward part reads it last."""
+class _Lifetime:
+    """The lifetime of a forward value and its views: its bytes, and the positions of its producer and of its last
+    forward reader.
+
+    needed: Whether the backward part reads it.
+    """
 
     bytes: int
     made: int
@@ -94,19 +101,19 @@ class _Life:
 
 
 class _Forward:
-    """The nodes that the outputs of a training step depend on, and what the others read of them."""
+    """The forward nodes of a training step, and the lifetimes of their values."""
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int]):
         self.graph = graph
         self.nodes = [n for n in topological(graph.outputs) if n.inputs]
         self._sizes = sizes
         self._root: dict[Value, Value] = {}
-        self._lives: dict[Value, _Life] = {}
+        self._lives: dict[Value, _Lifetime] = {}
         for position, node in enumerate(self.nodes):
             self._add(position, node)
         inside = set(self.nodes)
         for node in graph.nodes:
-            # A guard reads the loss, an output, which is there anyway.
+            # A guard reads only the loss, which is an output and stays in memory anyway.
             if node not in inside and not isinstance(node.op, FiniteGuard):
                 for value in elements_read(node):
                     if (root := self._root.get(value)) is not None:
@@ -123,7 +130,7 @@ class _Forward:
                 self._root[value] = self._root[source]
             elif source is None:
                 self._root[value] = value
-                self._lives[value] = _Life(self._bytes(value), position, position)
+                self._lives[value] = _Lifetime(self._bytes(value), position, position)
 
     def _bytes(self, value: Value) -> int:
         if not isinstance(value.type, TensorType) or value.type.shape is None or value.type.dtype is DType.STRING:
@@ -155,7 +162,7 @@ class _Forward:
         return {value for value, root in self._root.items() if root in kept}
 
     def _estimate(self, cuts: Sequence[int], needed: Sequence[int]) -> int:
-        """Bytes that cross cuts, and the most that a segment adds when it is computed again."""
+        """Return the bytes that cross cuts plus the largest number of bytes that recomputing a segment adds."""
         across = 0
         inside = [0] * (len(cuts) + 1)
         for life in self._lives.values():
@@ -166,7 +173,7 @@ class _Forward:
         return across + max(inside)
 
     def _parts(self, cuts: Sequence[int], kept: set[Value]) -> Iterator[Segment]:
-        # The gradient comes back to the last segment at once: nothing is gained there.
+        # Leave out the last segment: the gradient reaches it immediately, so recomputing it saves nothing.
         for begin, end in itertools.pairwise((0, *(c + 1 for c in cuts))):
             nodes = self.nodes[begin:end]
             made = [v for n in nodes for v in n.outputs if v in self._lives and v not in kept]
@@ -175,21 +182,24 @@ class _Forward:
                 yield Segment(frozenset(nodes), saved, sum(self._flops(n) for n in nodes))
 
     def _flops(self, node: Node) -> int:
-        """Two for each multiply-add of what sums products; one per element elsewhere."""
+        """Return two operations per multiply-add for products, and one per element for other nodes."""
         products = multiply_adds(node)
         if products is not None:
             return 2 * self._dim(products)
         return sum(self._bytes(v) // v.dtype.itemsize for v in node.outputs if isinstance(v.type, TensorType))
 
 
-def _crosses(life: _Life, cuts: Sequence[int]) -> bool:
-    """Whether a cut lies between where a value is made and where it is last read."""
+def _crosses(life: _Lifetime, cuts: Sequence[int]) -> bool:
+    """Return whether a cut is between the producer and the last reader of a value."""
     at = bisect.bisect_left(cuts, life.made)
     return at < len(cuts) and cuts[at] < life.last
 
 
 def _cuts(needed: Sequence[int], crossing: Sequence[int], most: float) -> Iterator[int]:
-    """Positions after which to cut: each where fewest bytes cross, in the second half of `most` bytes kept."""
+    """Yield the positions after which to cut.
+
+    A segment contains about `most` bytes. Its end is the position in its second half where the fewest bytes cross.
+    """
     held, best = 0, None
     for position, size in enumerate(needed):
         held += size

@@ -1,4 +1,4 @@
-"""One tensor for each role: exporters merge equal tensors, which training has to tell apart again."""
+"""Split tensors with several roles: exporters merge equal tensors, but training must update them separately."""
 
 from __future__ import annotations
 
@@ -14,45 +14,52 @@ from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.training.to_training import is_batch_norm
 
 _STATISTICS = {3: "running_mean", 4: "running_var"}
-# Roles that several readers share. A running statistic is its node's alone: its role is (node, position).
+# Roles that several readers may share. The role of a running statistic belongs to one node: it is (node, position).
 _LEARNED, _SETTING = "learned", "setting"
 
 
 def separate_roles(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """The graph with a copy of each stored tensor for each role that it has, and the tensor's name by the copy's.
+    """Return the graph with a separate copy of each stored tensor for each of its roles, and the origin of each copy.
 
-    Roles are: learned (all layers that share it go on sharing it), a running statistic of one BatchNormalization, a
-    setting (a bound of Clip, a ratio of Dropout, ...). A tensor stays what it is in the first of these that it has; the
-    copies are inputs at the end, of role "state", named after the node and what they are there. Copies that Identity
-    nodes make are seen through, as are captures of If, Loop and Scan. Linear in nodes.
+    Roles are:
+    - learned: all layers that share the tensor continue to share it,
+    - a running statistic of one BatchNormalization,
+    - a setting, such as a bound of Clip or a ratio of Dropout.
+
+    The tensor itself keeps the first role in this list that it has. The copies are appended to the inputs. They have
+    the role "state" and the name of the node and the operand. Tensors are followed through Identity nodes and captures
+    of If, Loop and Scan. Takes linear time.
+
+    Returns:
+        The graph, and a dictionary from the names of copies to the names of the original tensors.
     """
     stored = {v: v for v in graph.inputs if v.role in ("parameter", "state")}
     uses: dict[Value, dict[Hashable, str]] = {}
-    seen_through = False
+    has_indirect_statistic = False
     for use in _uses(graph, stored):
         uses.setdefault(use.origin, {}).setdefault(use.role, use.name)
-        seen_through = seen_through or (use.is_statistic and not use.direct)
+        has_indirect_statistic = has_indirect_statistic or (use.is_statistic and not use.direct)
     copies: dict[tuple[Value, Hashable], Value] = {}
     sources: dict[Value, Value] = {}
     unlearned: dict[Value, Value] = {}
     names = Names(graph.input_names)
     for origin, found in uses.items():
-        for role in _beside_the_first(origin, list(found)):
+        for role in _copied_roles(origin, list(found)):
             name = names.take(found[role] or f"{graph.name_of(origin)}_{_suffix(role)}")
             copies[origin, role] = Value(origin.type, name, role="state")
             sources[copies[origin, role]] = origin
         if origin.role == "parameter" and _LEARNED not in found and any(isinstance(role, tuple) for role in found):
             unlearned[origin] = origin.like(role="state", name=graph.name_of(origin))
-    if not copies and not seen_through and not unlearned:
+    if not copies and not has_indirect_statistic and not unlearned:
         return graph, {}
-    result = _separated(graph, stored, copies, list(copies.values()), unlearned)
+    result = _with_copies(graph, stored, copies, list(copies.values()), unlearned)
     return result, {result.name_of(copy): graph.name_of(origin) for copy, origin in sources.items()}
 
 
 class _Use(NamedTuple):
-    """An operand that is a stored tensor: its role there, and the name that a copy would have.
+    """An operand that is a stored tensor, with its role, and the name for a copy.
 
-    direct: no Identity lies between.
+    direct: Whether the node reads the tensor itself, and not the result of an Identity.
     """
 
     origin: Value
@@ -65,8 +72,12 @@ class _Use(NamedTuple):
         return isinstance(self.role, tuple)
 
 
-def _beside_the_first(origin: Value, roles: Sequence[Hashable]) -> list[Hashable]:
-    """The roles that get a copy. Who reads a state that is only updated elsewhere wants to see the updates."""
+def _copied_roles(origin: Value, roles: Sequence[Hashable]) -> list[Hashable]:
+    """Return the roles that get a copy.
+
+    If a state is the statistic of a BatchNormalization, its other readers keep reading it, because they need the
+    updates.
+    """
     statistics = [r for r in roles if r not in (_LEARNED, _SETTING)]
     if origin.role == "state" and statistics:
         return statistics[1:]
@@ -88,9 +99,9 @@ def _role(node: Node, position: int) -> Hashable:
 
 
 def _uses(graph: Graph, table: Mapping[Value, Value]) -> Iterator[_Use]:
-    """Every use of a stored tensor; `table` has the one that an input stands for.
+    """Yield every use of a stored tensor. `table` maps inputs of the graph to stored tensors.
 
-    Names are those that Identity nodes gave to the copies, else made of the name of the node.
+    A copy is named after the result of an Identity, if there is one, or else after the node.
     """
     table = dict(table)
     named: dict[Value, str] = {}
@@ -103,7 +114,7 @@ def _uses(graph: Graph, table: Mapping[Value, Value]) -> Iterator[_Use]:
             for body in node.op.subgraphs().values():
                 yield from _uses(body, {inner: table[outer] for outer, inner in captured(node, body) if outer in table})
         for position, value in enumerate(node.inputs):
-            # What is captured is used where a body reads it.
+            # A captured tensor is used where the body reads it.
             if value in table and not _is_capture(node, position):
                 role = _role(node, position)
                 own = f"{node.name}.{_suffix(role)}" if node.name and role != _LEARNED else ""
@@ -121,16 +132,17 @@ def _is_capture(node: Node, position: int) -> bool:
     return is_control(node) and position >= len(node.inputs) - capture_count(node)
 
 
-def _separated(
+def _with_copies(
     graph: Graph,
     stored: Mapping[Value, Value],
     copies: Mapping[tuple[Value, Hashable], Value],
     added: Sequence[Value],
     replaced: Mapping[Value, Value] | None = None,
 ) -> Graph:
-    """The graph with `added` at the end of its inputs, each use on its copy; `replaced` inputs are others.
+    """Return the graph with each use on its copy.
 
-    `stored` has the origins that values stand for, `copies` what stands here for the copy of an origin in a role.
+    stored: By value, the stored tensor that it is. copies: The value of the copy in this graph, by (tensor, role).
+    added: Inputs to append. replaced: Inputs to replace.
     """
     table, inputs = dict(stored), dict(replaced or {})
     here = {origin: inputs.get(v, v) for v, origin in stored.items()}
@@ -138,7 +150,7 @@ def _separated(
     def placed(old: Value | None, new: Value | None, role: Hashable) -> Value | None:
         if old not in table:
             return new
-        # A statistic is updated: what is read is the stored tensor itself, not what an Identity gives.
+        # A statistic is updated, so the node must read the stored tensor itself, not the result of an Identity.
         return copies.get((table[old], role), here[table[old]] if isinstance(role, tuple) else new)
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -159,7 +171,7 @@ def _in_bodies(
     table: Mapping[Value, Value],
     copies: Mapping[tuple[Value, Hashable], Value],
 ) -> Sequence[Value]:
-    """The node with the uses in its bodies on copies that they capture."""
+    """Return the results of the node with uses in its subgraphs replaced by copies, which become captures."""
     origins = {
         key: {inner: table[outer] for outer, inner in captured(node, body) if outer in table}
         for key, body in node.op.subgraphs().items()
@@ -169,5 +181,5 @@ def _in_bodies(
     bodies = {}
     for key, body in node.op.subgraphs().items():
         inner = {k: Value(copies[k].type, copies[k].name) for k in wanted}
-        bodies[key] = _separated(body, origins[key], inner, list(inner.values()))
+        bodies[key] = _with_copies(body, origins[key], inner, list(inner.values()))
     return add_captures(node, operands, bodies, [copies[k] for k in wanted]).outputs

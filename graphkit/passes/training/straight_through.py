@@ -1,4 +1,4 @@
-"""Rounding that gradients pass through as if it were not there: the straight-through estimator."""
+"""Straight-through estimator: the gradient of a rounding is that of the identity."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ ROUNDING = frozenset({"Ceil", "Floor", "Round", "Sign"})
 
 
 def pass_through_rounding(graph: Graph) -> Graph:
-    """Mark every rounding, subgraphs included, so that its gradient is that of the identity; values stay the same.
+    """Mark every rounding, also in subgraphs, so that its gradient is that of the identity. Values do not change.
 
-    A rounding is Round, Floor, Ceil, Sign, or a Cast of a float tensor to integers that is cast back. Linear.
+    A rounding is Round, Floor, Ceil, Sign, or a Cast of a float tensor to integers that is cast back. Takes linear
+    time.
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -32,7 +33,7 @@ def pass_through_rounding(graph: Graph) -> Graph:
 
 
 def _rounded(node: Node, operands: Sequence[Value | None]) -> Value | None:
-    """What the node rounds, in the type of its result; None for another node."""
+    """Return the value that the node rounds, in the type of the result; None for another node."""
     if node.op.domain or node.op.name not in ROUNDING | {"Cast"}:
         return None
     x, result = operands[0], node.output.type

@@ -1,6 +1,6 @@
 """Mark nodes whose results may be moved to host memory between the forward and the backward pass.
 
-The executor carries this out: see `graphkit.executor.memory.swapping`.
+`graphkit.executor.memory.swapping` moves them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ MARK = "swap_memory"
 
 
 def is_swapped(node: Node) -> bool:
-    """Whether a node is in a `gk.attr_scope(swap_memory=True)`."""
+    """Return whether a node is in a `gk.attr_scope(swap_memory=True)`."""
     return is_marked(node, MARK)
 
 
 def mark_forward(graph: Graph) -> Graph:
-    """The graph with a mark on all nodes that its outputs depend on: of a training step, its forward part.
+    """Mark all nodes that the outputs depend on; in a training step, this is the forward part. Takes linear time.
 
-    Where a node says itself what it wants, `swap_memory=False` too, it stays as it is. Linear.
+    Nodes with the attribute `swap_memory`, also `swap_memory=False`, are not changed.
     """
     forward = set(topological(graph.outputs))
 

@@ -1,7 +1,7 @@
-"""BatchNormalization over the samples of all processes, before differentiation.
+"""BatchNormalization over the samples of all processes. Applied before differentiation.
 
-Each process computes the moments of its own samples, AllReduceMoments merges them, and each normalises by the result.
-The gradients go the same way back, so that they are those of one process with all samples.
+Each process computes the moments of its own samples, AllReduceMoments merges them, and each process normalises by the
+result. The gradients are all-reduced, too, so they equal those of one process with all samples.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from graphkit.passes.training.to_training import is_batch_norm
 
 
 def synchronise(graph: Graph) -> Graph:
-    """The graph with the statistics of every BatchNormalization in training mode over all processes.
+    """Return the graph whose BatchNormalizations in training mode compute statistics over all processes.
 
-    Each AllReduceMoments comes after the one before it: the order is the same in all processes. Raises UnsupportedError
-    for one inside of an If, Loop or Scan, which processes need not run equally often, and for operands of unknown rank.
+    A ControlDependency puts each AllReduceMoments after the one before it, so all processes use the same order. Raises
+    UnsupportedError for a BatchNormalization of unknown rank, or inside of an If, Loop or Scan: processes may run those
+    a different number of times.
     """
     previous: Value | None = None
     number = 0
@@ -38,8 +39,8 @@ def synchronise(graph: Graph) -> Graph:
             for body in node.op.subgraphs().values():
                 if found := next(filter(_in_training, all_nodes(body)), None):
                     raise UnsupportedError(
-                        f"{found.describe()} is inside of {node.describe()}, which ranks need not run equally "
-                        "often; statistics over all ranks need a node outside of control flow"
+                        f"{found.describe()} is inside of {node.describe()}, which ranks may run a different number "
+                        "of times; statistics over all ranks need a node outside of If, Loop and Scan"
                     )
         if not _in_training(node):
             return None
@@ -58,23 +59,23 @@ def _in_training(node: Node) -> bool:
 def _synchronised(
     node: Node, operands: Sequence[Value | None], key: str, previous: Value | None
 ) -> tuple[Sequence[Value], Value]:
-    """What stands for the node's outputs, and what the next AllReduceMoments comes after."""
+    """Return values that replace the node's outputs, and the value on which the next AllReduceMoments must depend."""
     op = operator(node, BatchNormalization)
     x, scale, b, mean, var = operands
     assert x is not None and scale is not None and b is not None and mean is not None and var is not None  # noqa: PT018
     rank, wide = known_rank(node, x), wide_type(x.dtype)
     given = converted(x, wide)
     axes = channel_axes(rank)
-    # Deviations from a number near the mean: neither the mean nor the variance loses digits to a large mean.
-    near = F.stop_gradient(mean_over(given, axes))
-    apart = F.sub(given, near)
+    # Subtract a value near the mean first. Otherwise, mean and variance would be inaccurate for a large mean.
+    pivot = F.stop_gradient(mean_over(given, axes))
+    centred = F.sub(given, pivot)
     number = F.reduce_prod(F.gather(F.shape(given), np.asarray(axes, np.int64)), keepdims=False)
     count = F.cast(number, to="float64")
-    shift = F.cast(F.reshape(near, np.array([-1])), to="float64")
-    off = F.div(F.cast(per_channel(apart), to="float64"), count)
-    own_mean = F.add(shift, off)
-    squares = F.cast(per_channel(F.mul(apart, apart)), to="float64")
-    own_deviations = F.sub(squares, F.mul(count, F.mul(off, off)))
+    shift = F.cast(F.reshape(pivot, np.array([-1])), to="float64")
+    mean_offset = F.div(F.cast(per_channel(centred), to="float64"), count)
+    own_mean = F.add(shift, mean_offset)
+    squares = F.cast(per_channel(F.mul(centred, centred)), to="float64")
+    own_deviations = F.sub(squares, F.mul(count, F.mul(mean_offset, mean_offset)))
     if previous is not None:
         own_mean = F.control_dependency(own_mean, previous)
     total, joint_mean, deviations = F.all_reduce_moments(number, own_mean, own_deviations, key=key, name=node.name)
@@ -82,7 +83,7 @@ def _synchronised(
     r = F.reciprocal(F.sqrt(F.add(spread, scalar_like(op.epsilon, spread))))
     factor = F.mul(converted(scale, wide), converted(r, wide))
     offset = converted(F.sub(joint_mean, shift), wide)
-    normal = F.mul(F.sub(apart, columns(offset, rank)), columns(factor, rank))
+    normal = F.mul(F.sub(centred, columns(offset, rank)), columns(factor, rank))
     y = converted(F.add(normal, columns(converted(b, wide), rank)), x.dtype)
     return (y, _running(op, mean, joint_mean), _running(op, var, spread)), total
 
@@ -94,7 +95,7 @@ def _running(op: BatchNormalization, before: Value, current: Value) -> Value:
 
 
 def chained(graph: Graph, first: Value) -> Graph:
-    """The graph with each AllReduce after the one before it, and all after `first`, which depends on none of them."""
+    """Return the graph in which each AllReduce depends on the one before it, and the first one on the value `first`."""
     previous = first
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:

@@ -1,4 +1,4 @@
-"""Switch a graph between inference and training: BatchNormalization statistics, Dropout, in subgraphs as well."""
+"""Switch a graph between inference and training mode: BatchNormalization and Dropout, also in subgraphs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
 
 def to_training(graph: Graph, frozen: Collection[Value] = (), *, batch_statistics: bool = True) -> Graph:
-    """BatchNormalization normalises by its batch and updates its running statistics; Dropout drops.
+    """Return the graph in training mode: BatchNormalization uses batch statistics, and Dropout drops elements.
 
-    Running statistics that are graph inputs (role "state") get an entry in `updates`; those that an If, Loop or Scan
-    captures become results of it, so that a loop updates them in every iteration and a branch when it is taken. A
-    BatchNormalization whose statistics are computed inside the graph, or whose scale and offset are both in `frozen`,
-    has its inference form; with `batch_statistics=False` every one has. Raises InvalidModel when two nodes update one
+    Running statistics that are graph inputs (role "state") get an entry in `updates`. If an If, Loop or Scan captures a
+    statistic, its update becomes a result of the node: a loop updates it in every iteration, and a branch only if it is
+    taken.
+
+    A BatchNormalization stays in inference mode if its statistics are computed inside the graph, if its scale and
+    offset are both in `frozen`, or if `batch_statistics` is False. Raises InvalidModel if two nodes update the same
     statistic.
     """
     return _in_training(graph, set(graph.inputs), set(frozen), batch_statistics)
 
 
 def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Value], batch_statistics: bool) -> Graph:
-    """The graph in training mode; statistics are updated where they are in `stored`, its inputs that outlive a run."""
+    """Return the graph in training mode. Only statistics in `stored`, which are inputs of the graph, are updated."""
     updates: dict[Value, Value] = {}
     known = {state for state, _ in graph.updates}
 
@@ -71,14 +73,15 @@ def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Val
 
 
 def batch_norms(graph: Graph) -> int:
-    """How many BatchNormalizations the graph has that `to_training` makes normalise by their batch."""
+    """Return the number of BatchNormalization nodes in training mode."""
     return sum(isinstance(node.op, BatchNormalization) and node.op.training_mode for node in all_nodes(graph))
 
 
 def to_inference(graph: Graph) -> Graph:
-    """BatchNormalization uses its running statistics, Dropout passes through; updates are dropped.
+    """Return the graph in inference mode, without updates: BatchNormalization uses running statistics, Dropout is the
+    identity.
 
-    An `rng` input that nothing reads any more is dropped too.
+    An `rng` input that is no longer read is removed.
     """
     names = graph.output_names
     plain = _in_inference(graph.replace(updates=()))
@@ -102,7 +105,7 @@ def _in_inference(graph: Graph) -> Graph:
 
 
 def is_in_training(graph: Graph) -> bool:
-    """Whether a BatchNormalization is in training mode, or a Dropout may be; in subgraphs as well."""
+    """Return whether a BatchNormalization is in training mode, or a Dropout may be, also in subgraphs."""
     return any(
         (isinstance(node.op, BatchNormalization) and node.op.training_mode)
         or (is_dropout(node) and len(node.inputs) > 2 and _may_be_true(node.inputs[2]))
@@ -111,7 +114,9 @@ def is_in_training(graph: Graph) -> bool:
 
 
 def _bodies_with_modes(node: Node) -> dict[str, Graph]:
-    """The subgraphs of a node of control flow when there is something in them to switch, else none."""
+    """Return the subgraphs of an If, Loop or Scan if they contain a BatchNormalization or Dropout; else an empty
+    dictionary.
+    """
     bodies: Mapping[str, Graph] = node.op.subgraphs() if is_control(node) else {}
     switched = any(is_batch_norm(n) or is_dropout(n) for body in bodies.values() for n in all_nodes(body))
     return dict(bodies) if switched else {}

@@ -64,7 +64,7 @@ def limit_memory(
         return segments.apply()
     if arena_bytes(program) <= recompute:
         return program
-    order = segments.worth()
+    order = segments.by_benefit()
     best = segments.apply()
     if (least := arena_bytes(best)) > recompute:
         raise UsageError(

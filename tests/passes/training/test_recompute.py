@@ -76,7 +76,7 @@ def test_the_step_computes_the_same(net: gk.Model, loss: str, optimize: bool) ->
     assert segments.parts
     feeds = feeds_of(net, loss)
     wanted = run(trainer, plain, feeds, optimize=optimize)
-    for chosen in (None, [0], segments.worth()[:1]):
+    for chosen in (None, [0], segments.by_benefit()[:1]):
         graph = segments.apply(chosen)
         assert any(node.op.name == "ControlDependency" for node in graph.nodes)
         found = run(trainer, graph, feeds, optimize=optimize)
@@ -146,7 +146,7 @@ def test_random_nodes_without_a_state_are_refused() -> None:
     trainer = gk.Trainer(deep(6, dropout=0.4), "mse", threads=1)
     unbound = Graph(trainer.graph.inputs, trainer.graph.outputs, trainer.graph.updates)
     drawn = rewrite(unbound, lambda n, v: Node(n.op, v[:3], n.name).outputs if n.op.name == "Dropout" else None)
-    with pytest.raises(UsageError, match=r"Dropout.* would draw other numbers"):
+    with pytest.raises(UsageError, match=r"Dropout.* would generate other random numbers"):
         recompute_sqrt(drawn).apply()
 
 
