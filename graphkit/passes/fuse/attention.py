@@ -104,7 +104,7 @@ class Factor(NamedTuple):
     perm: tuple[int, ...]
 
 
-class Attended(NamedTuple):
+class AttentionMatch(NamedTuple):
     """A product of weights and values, recognised as attention: an operator on q, k, v and a mask, and its scores.
 
     Its result has four axes, also if the result of the product has only the last three.
@@ -115,7 +115,7 @@ class Attended(NamedTuple):
     scores: Scores
 
 
-Sole: TypeAlias = Callable[[Value], bool]
+HasOneUse: TypeAlias = Callable[[Value], bool]
 Attention = TypeVar("Attention", bound=AttentionOp)
 
 
@@ -123,7 +123,7 @@ def _attention(node: Node, readers: Readers, guards: bool) -> Sequence[Value] | 
     guard = guard_of(node.operands[0], readers) if guards else None
     if guard is not None:
         return _guarded(node, guard, readers)
-    found = attended(node, readers.has_one_use) if readers.has_one_use(node.operands[0]) else None
+    found = match_attention(node, readers.has_one_use) if readers.has_one_use(node.operands[0]) else None
     if found is None:
         return None
     result = fused_node(found.op, found.operands, (found.scores.product, node))
@@ -132,7 +132,7 @@ def _attention(node: Node, readers: Readers, guards: bool) -> Sequence[Value] | 
 
 def _guarded(node: Node, guard: Guard, readers: Readers) -> Sequence[Value] | None:
     """Attention whose weights are 0 for some queries: so is its result."""
-    found = attended(node, readers.has_one_use, guard=guard)
+    found = match_attention(node, readers.has_one_use, guard=guard)
     if found is None or node.output.rank != 4:
         return None
     if guard.sees is not None:
@@ -147,10 +147,13 @@ def _guarded(node: Node, guard: Guard, readers: Readers) -> Sequence[Value] | No
     return (guarded(made.outputs[0], has_weights(made.outputs[2])),)
 
 
-def attended(node: Node, sole: Sole, *, peel_scales: bool = True, guard: Guard | None = None) -> Attended | None:
-    """Attention whose last product is `node`, a MatMul; None where it is not.
+def match_attention(
+    node: Node, has_one_use: HasOneUse, *, peel_scales: bool = True, guard: Guard | None = None
+) -> AttentionMatch | None:
+    """Return the attention whose last product is the MatMul `node`; None if there is none.
 
-    sole: whether a value before the softmax has one reader. peel_scales: factors of q and k are taken into the scale.
+    has_one_use: Returns whether a value before the softmax has a single reader. peel_scales: Whether constant factors
+    of q and k become part of the scale.
     guard: what made the weights, if it was not the softmax alone.
     """
     weights, v = node.operands
@@ -160,11 +163,11 @@ def attended(node: Node, sole: Sole, *, peel_scales: bool = True, guard: Guard |
     if softmax is None or rank not in (3, 4) or weights.rank != rank or v.rank != rank:
         return None
     scores = first(softmax) if guard is None else guard.scores
-    masked = _masked(scores, sole) if operator(softmax, Softmax).axis in (-1, rank - 1) else None
+    masked = _masked(scores, has_one_use) if operator(softmax, Softmax).axis in (-1, rank - 1) else None
     if masked is None:
         return None
     found, mask = masked.scores, masked.mask
-    q, k = (peeled(x, scales=peel_scales) for x in found.product.operands[:2])
+    q, k = (peel(x, scales=peel_scales) for x in found.product.operands[:2])
     if len(q.perm) != rank or len(k.perm) != rank:
         return None
     value = Factor(v, 1.0, tuple(range(rank)))
@@ -185,7 +188,7 @@ def attended(node: Node, sole: Sole, *, peel_scales: bool = True, guard: Guard |
         op = op.replace(causal=True)
     else:
         return None
-    return Attended(op, tuple(operands) if mask is None else (*operands, mask), found)
+    return AttentionMatch(op, tuple(operands) if mask is None else (*operands, mask), found)
 
 
 def _without_batch(result: Value, node: Node) -> Value:
@@ -222,15 +225,15 @@ def _go_together(operands: Sequence[Value], layout: str) -> bool:
     return all(s is not None for s in shapes) and len({(s[0], s[heads]) for s in shapes if s is not None}) == 1
 
 
-def _masked(value: Value, sole: Sole) -> Masked | None:
+def _masked(value: Value, has_one_use: HasOneUse) -> Masked | None:
     """What a softmax is taken of."""
     node = value.node
-    if node is None or not sole(value):
+    if node is None or not has_one_use(value):
         return None
     plain, mask, hidden = value, None, -np.inf
     if is_op(node, "Add"):
         for a, b in operand_orders(node):
-            if _scores(a, sole) is not None and b.dtype is a.dtype:
+            if _scores(a, has_one_use) is not None and b.dtype is a.dtype:
                 plain, mask = a, b
                 break
     elif is_op(node, "Where"):
@@ -241,21 +244,21 @@ def _masked(value: Value, sole: Sole) -> Masked | None:
         elif other is not None:
             plain, mask, hidden = b, F.not_(condition), other
         if mask is not None and hidden == -np.inf and producer(plain, "Add") is not None and same_type(plain, value):
-            inner = _masked(plain, sole)
+            inner = _masked(plain, has_one_use)
             return None if inner is None else inner._replace(seen=mask)
-    found = _scores(plain, sole)
+    found = _scores(plain, has_one_use)
     # A mask that is larger than the scores would broadcast them.
     if found is None or not same_type(plain, value) or (mask is not None and found.mask is not None):
         return None
     return Masked(found, found.mask if mask is None else mask, hidden, None)
 
 
-def _scores(value: Value, sole: Sole) -> Scores | None:
+def _scores(value: Value, has_one_use: HasOneUse) -> Scores | None:
     scale = 1.0
-    factor = None if value.node is None or not sole(value) else split_scale(value.node)
+    factor = None if value.node is None or not has_one_use(value) else split_scale(value.node)
     if factor is not None:
         value, scale = factor
-    if value.node is None or not sole(value):
+    if value.node is None or not has_one_use(value):
         return None
     if is_op(value.node, "MatMul"):
         return Scores(value.node, False, scale, None)
@@ -268,7 +271,7 @@ def _scores(value: Value, sole: Sole) -> Scores | None:
     return Scores(value.node, op.transB, scale * op.alpha, mask)
 
 
-def peeled(value: Value, *, scales: bool = True) -> Factor:
+def peel(value: Value, *, scales: bool = True) -> Factor:
     """A factor of Q K^T without constant scales, where these are wanted, and transposes."""
     scale = 1.0
     perm = tuple(range(value.rank or 0))

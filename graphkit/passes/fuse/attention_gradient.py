@@ -15,7 +15,7 @@ from graphkit.ops.internal.softmax_grad import SoftmaxGrad
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer, scalar, split_scale
 from graphkit.passes.core.sweep import Readers, is_control, map_bodies, readers_of, rewrite, use_counts
-from graphkit.passes.fuse.attention import Attended, attended, peeled, swapped
+from graphkit.passes.fuse.attention import AttentionMatch, match_attention, peel, swapped
 from graphkit.passes.fuse.softmax import SoftmaxGradient, softmax_gradient
 from graphkit.passes.simplify.transpose import eliminate_transpose
 
@@ -50,7 +50,7 @@ class _Training:
 
     def __init__(self, forward: Node, spread: Node, dq: Node, dk: Node, dv: Node):
         self.forward, self.spread, self.dq, self.dk, self.dv = forward, spread, dq, dk, dv
-        self._made: tuple[Attended, Node] | None = None
+        self._made: tuple[AttentionMatch, Node] | None = None
         self._gradients: tuple[Value, ...] | None = None
 
     @property
@@ -76,7 +76,7 @@ class _Training:
 
     def _with_statistics(self, node: Node) -> Value:
         """The result of attention in the place of a product's."""
-        found = attended(node, lambda value: True, peel_scales=False)
+        found = match_attention(node, lambda value: True, peel_scales=False)
         assert found is not None
         attributes = {**found.op.attributes(), "output_layout": found.op.layout}
         parts = (found.scores.product, node)
@@ -159,7 +159,7 @@ class _Search:
         if softmax is None or spread is None or not last or not self._sole(dp):
             return None
         products = self._of_weights(weights, gradient.nodes)
-        found = None if products is None else attended(products[0], self._sole, peel_scales=False)
+        found = None if products is None else match_attention(products[0], self._sole, peel_scales=False)
         if products is None or found is None or not is_op(found.scores.product, "MatMul"):
             return None
         forward, dv = products
@@ -181,7 +181,7 @@ class _Search:
         (dv,) = self._of(transpose.output)
         return (forward, dv) if is_op(dv, "MatMul") and dv.inputs[0] is transpose.output else None
 
-    def _scores_gradient(self, value: Value, softmax: Node, found: Attended) -> Value | None:
+    def _scores_gradient(self, value: Value, softmax: Node, found: AttentionMatch) -> Value | None:
         """The gradient of the product q k^T, behind a mask and a scale."""
         masked = first(softmax).node
         if masked is not None and is_op(masked, "Where"):
@@ -201,7 +201,9 @@ class _Search:
             value = node.output
         return value
 
-    def _products(self, scores: Value, found: Attended, forward: Node, spread: Node, dv: Node) -> _Training | None:
+    def _products(
+        self, scores: Value, found: AttentionMatch, forward: Node, spread: Node, dv: Node
+    ) -> _Training | None:
         q, k = found.scores.product.operands[:2]
         readers = self._of(scores)
         if len(readers) != 2 or not all(is_op(n, "MatMul") for n in readers):
@@ -220,6 +222,6 @@ def _exchanges(transpose: Node) -> bool:
 
 def _same(a: Value, b: Value, *, exchanged: bool = False) -> bool:
     """Whether two values are the same, but for transpositions; exchanged: one's last two axes are the other's."""
-    left, right = (peeled(x, scales=False) for x in (a, b))
+    left, right = (peel(x, scales=False) for x in (a, b))
     perm = (*right.perm[:-2], right.perm[-1], right.perm[-2]) if exchanged else right.perm
     return left.source is right.source and left.perm == perm

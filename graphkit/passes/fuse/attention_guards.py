@@ -36,7 +36,13 @@ def guard_of(weights: Value, readers: Readers) -> Guard | None:
         return Guard(b, first(softmax), None) if softmax is not None and alone else None
     softmax = producer(a, "Softmax")
     inner = None if softmax is None else producer(first(softmax), "Where")
-    if softmax is None or inner is None or scalar(b) != 0 or not readers.has_one_use(a) or not readers.has_one_use(first(softmax)):
+    if (
+        softmax is None
+        or inner is None
+        or scalar(b) != 0
+        or not readers.has_one_use(a)
+        or not readers.has_one_use(first(softmax))
+    ):
         return None
     sees, scores, zero = inner.operands
     same = sees is condition and scalar(zero) == 0 and scores.type == first(softmax).type

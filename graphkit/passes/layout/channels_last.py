@@ -205,7 +205,11 @@ class _Sweep:
             return self._node(node, integers.op, integers.operands)
         if not _is_convolution(node, self._kinds):
             return None
-        if not self._filters_last and node.inputs[0] not in self._home and keeps_order(node, self._is_returned):
+        if (
+            not self._filters_last
+            and node.inputs[0] not in self._converted_values
+            and keeps_order(node, self._is_returned)
+        ):
             return None
         op = operator(node, Convolution)
         if isinstance(op, ConvGradInput):

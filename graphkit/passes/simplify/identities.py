@@ -174,7 +174,7 @@ def _identity_element(node: Node) -> Sequence[Value] | None:
 def _is_identity(operator_name: str, value: Value) -> bool:
     """Whether every element of a constant, which may be expanded, leaves the other operand as it is."""
     while value.node is not None and not value.node.op.domain and value.node.op.name == "Expand":
-        value = _first(value.node)
+        value = first(value.node)
     array = array_of(value)
     if array is None or not 0 < array.size <= _SEARCHED or not (value.dtype.is_float or value.dtype.is_integer):
         return False

@@ -35,7 +35,8 @@ def _gradient(node: Node, context: KernelContext) -> Kernel | None:
     if node.outputs[0].dtype is not DType.FLOAT32:
         return None
     options = _options(operator(node, FusedAttentionGrad), operand(node, 3))
-    return native.AttentionGradient(*(shape(x) for x in node.inputs[:3]), **options, threads=context.threads)
+    q, k, v = (shape(x) for x in node.inputs[:3])
+    return native.AttentionGradient(q, k, v, **options, threads=context.threads)
 
 
 def _options(op: AttentionOp, mask: Value | None) -> dict[str, Any]:
@@ -58,8 +59,11 @@ def _native(
     if node.outputs[0].dtype is not DType.FLOAT32:
         return None
     returned = (*context.used_outputs, True, True, True)
+    q, k, v = (shape(x) for x in node.inputs[:3])
     return native.Attention(
-        *(shape(x) for x in node.inputs[:3]),
+        q,
+        k,
+        v,
         **_options(op, operand(node, mask_at)),
         statistics=statistics,
         past=past,
