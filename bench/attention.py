@@ -33,6 +33,7 @@ from graphkit.ops import F
 HEADS = 8
 OPERANDS = ("q", "k", "v", "dy")
 FORMS = ("causal", "full", "mask")
+HEAD = ("attention", "graphkit, ms", "PyTorch, ms", "Gflop/s", "to PyTorch")
 
 
 def model(form: str, length: int, depth: int, gradients: bool) -> gk.Model:
@@ -128,9 +129,11 @@ def main() -> None:
         print("\n" + table(["attention", "graphkit, MB", "PyTorch, MB"], [memory_row(*size) for size in sizes]))
         return None
     for threads in options.threads:
-        body = [row(*size, threads, gradients, options.rounds) for size in sizes for gradients in (False, True)]
-        head = ["attention", "graphkit, ms", "PyTorch, ms", "Gflop/s", "to PyTorch"]
-        print(f"\n{heading(threads)}\n\n{table(head, body)}")
+        print(f"\n{heading(threads)}\n\n{table(HEAD, [])}", flush=True)
+        for size in sizes:
+            for gradients in (False, True):
+                found = row(*size, threads, gradients, options.rounds)
+                print("| " + " | ".join(found) + " |", flush=True)
     return None
 
 
