@@ -45,6 +45,7 @@ from graphkit.frontend._leaves import (
     without,
 )
 from graphkit.frontend.scopes import attr_scope
+from graphkit.ir import dims
 from graphkit.ir.graph import Value
 from graphkit.ir.subgraph import checkpoint, close_over, inline
 from graphkit.ir.types import DType, TensorType
@@ -147,7 +148,8 @@ def while_loop(
         The last state.
 
     Raises:
-        TypeMismatch: body_fn returns a state of another form or element type. The message names the value.
+        TypeMismatch: body_fn returns a state of another form or element type, or cond_fn does not return a boolean
+            scalar. The message names the value.
     """
     _check_parallel(name, parallel_iterations)
     shape = tree.skeleton(state)
@@ -164,24 +166,52 @@ def while_loop(
         if states.hold([v.type for v in following]):
             break
 
-    predicate_mark = checkpoint()  # the condition is evaluated before the loop, and at the end of the body
-    placeholders = [v.like() for v in inside]
-    holds = leaf(cond_fn(tree.unflatten(shape, placeholders)))
-    check_predicate(holds, name, "cond_fn's result")
-    condition, outer = close_over([holds], placeholders, predicate_mark, name="condition")
-    (first,) = inline(condition, [*start, *outer])
-    (again,) = inline(condition, [*following, *outer])
-    if again.shape != holds.shape:
-        raise TypeMismatch(
-            f"{name}: cond_fn's result must be a boolean scalar, but it is {holds.type} before and {again.type} after "
-            "one iteration, because the shape of the state changes; reduce it to one value"
-        )
+    first, again = _conditions(name, lambda values: cond_fn(tree.unflatten(shape, values)), start, inside, following)
+    if again.rank != 0:
+        _check_next_condition(name, first, again, start, [iteration, going, *inside], mark)
     first, again = (predicate(value, name, "cond_fn's result") for value in (first, again))
     body, captured = close_over([again, *following], [iteration, going, *inside], mark, name="body")
     limit = None if maximum_iterations is None else count(maximum_iterations, name, "maximum_iterations")
     with _marked(name, swap_memory):
         found = F.loop(limit, first, *start, *captured, body=body, captures=len(captured), name=name)
     return tree.unflatten(shape, _recomputed(outputs(found), recompute))
+
+
+def _conditions(
+    name: str, cond_fn: Callable[[Sequence[Value]], Any], start: Sequence[Value], inside: Sequence[Value],
+    following: Sequence[Value],
+) -> tuple[Value, Value]:  # fmt: skip
+    """Return the condition of a while_loop for the state `start`, and for the state `following`.
+
+    inside: The state at the start of an iteration; `following` is the one that the body computes from it.
+    """
+    mark = checkpoint()
+    placeholders = [v.like() for v in inside]
+    holds = leaf(cond_fn(placeholders))
+    check_predicate(holds, name, "cond_fn's result")
+    condition, outer = close_over([holds], placeholders, mark, name="condition")
+    (first,) = inline(condition, [*start, *outer])
+    (again,) = inline(condition, [*following, *outer])
+    return first, again
+
+
+def _check_next_condition(
+    name: str, first: Value, again: Value, start: Sequence[Value], inputs: Sequence[Value], mark: Any
+) -> None:
+    """Raise TypeMismatch if the condition has one element before the loop, but not after the first iteration.
+
+    again: The condition at the end of the body, as a function of its `inputs`. mark: The checkpoint before the body.
+    """
+    body, captured = close_over([again], inputs, mark)
+    try:
+        (following,) = inline(body, [as_value(np.int64(0)), as_value(np.bool_(True)), *start, *captured])
+    except TypeMismatch:
+        return  # the Loop will raise it, with the name of its node
+    if following.shape is not None and not all(dims.may_equal(d, 1) for d in following.shape):
+        raise TypeMismatch(
+            f"{name}: cond_fn's result must be a boolean scalar, but it is {first.type} before the loop and "
+            f"{following.type} after one iteration, because the shape of the state changes; reduce it to one value"
+        )
 
 
 @typed("gk.scan")

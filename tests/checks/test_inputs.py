@@ -7,7 +7,8 @@ import pytest
 
 import graphkit as gk
 from graphkit.checks.inputs import make_feeds
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import InputError, OutOfMemory, UsageError
+from graphkit.ir import limits
 
 
 def test_dimension_names_are_guessed_and_announced() -> None:
@@ -102,3 +103,12 @@ def test_guesses_leave_room_for_windows() -> None:
     waves = gk.conv(x, gk.parameter("w", [2, 1, 5, 5], init="ones"), strides=[2, 2])
     net = gk.Model({"y": gk.global_average_pool(waves)})
     assert np.isfinite(net.run(make_feeds(net).arrays)["y"]).all()
+
+
+def test_memory_error_says_how_bytes_are_counted() -> None:
+    net = gk.Model({"y": gk.input("x", ["N", 3])})
+    expected = r"input 'x' of shape \[7, 3\], with up to 16 bytes for each element: 336 bytes are needed, .* 335 bytes"
+    with limits.limited(335, None, None), pytest.raises(OutOfMemory, match=expected):
+        make_feeds(net, shapes={"x": (7, 3)})
+    with limits.limited(336, None, None):
+        assert make_feeds(net, shapes={"x": (7, 3)}).arrays["x"].shape == (7, 3)
