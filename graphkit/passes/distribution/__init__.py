@@ -1,1 +1,1 @@
-"""A graph divided among ranks that may need each other in any way, through branches and loops."""
+"""Divide a graph among ranks or devices, including the subgraphs of If, Loop and Scan."""

@@ -1,4 +1,4 @@
-"""An If on several ranks: each has one, on the same condition, with its part of both branches."""
+"""Divide an If among ranks: each rank has an If with the same condition, and with its part of both branches."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class BranchLevel(Level):
         self._parent = parent
         self._outer = dict(zip(graph.inputs, captures, strict=True))
 
-    def is_near(self, rank: int, value: Value) -> bool:
-        if super().is_near(rank, value):
+    def is_local(self, rank: int, value: Value) -> bool:
+        if super().is_local(rank, value):
             return True
-        return value in self._outer and self._parent.is_near(rank, self._outer[value])
+        return value in self._outer and self._parent.is_local(rank, self._outer[value])
 
-    def enter(self, side: Side, value: Value) -> Value:
+    def make_input(self, side: Side, value: Value) -> Value:
         home = self.homes.of[value]
-        if home is None or self.is_near(side.rank, value):
-            return side.bring(self._parent.at(side.rank, self._outer[value]))
-        self.carry(value, home, side.rank)
+        if home is None or self.is_local(side.rank, value):
+            return side.capture(self._parent.at(side.rank, self._outer[value]))
+        self.transfer(value, home, side.rank)
         return side.table[value]
 
-    def like(self, side: Side, source: Value) -> Value:
-        return side.bring(self._parent.like(self._parent.side(side.rank), source))
+    def outermost_input(self, side: Side, source: Value) -> Value:
+        return side.capture(self._parent.outermost_input(self._parent.side(side.rank), source))
 
 
 def divide_if(level: Level, node: Node) -> None:
@@ -40,8 +40,8 @@ def divide_if(level: Level, node: Node) -> None:
     pairs = zip(view.branches, level.homes.inner[node], ("then", "else"), strict=True)
     branches = [BranchLevel(level, graph, homes, view.captures, f"{path}/{part}/") for graph, homes, part in pairs]
     for branch in branches:
-        branch.walk()
-    # By rank, the positions of the results whose home it is, and their values in each branch.
+        branch.build_nodes()
+    # By rank: (position, values in both branches) of the results whose home is this rank.
     results: dict[int, list[tuple[int, list[Value]]]] = {}
     for i, value in enumerate(node.outputs):
         if (home := level.homes.of[value]) is not None:
@@ -61,7 +61,7 @@ def _build(
     captured = list(dict.fromkeys(outer for side in sides for outer in side.captured))
     graphs = []
     for number, (branch, side) in enumerate(zip(branches, sides, strict=True)):
-        inputs, outputs = [side.bring(v) for v in captured], [values[number] for _, values in results]
+        inputs, outputs = [side.capture(v) for v in captured], [values[number] for _, values in results]
         if exchanges:
             inputs, outputs = [*inputs, side.start], [*outputs, side.token]
         graphs.append(Graph(inputs, outputs, name=branch.graph.name))

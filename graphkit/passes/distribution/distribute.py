@@ -1,25 +1,24 @@
-"""One graph as a graph for each rank, which exchange values in the middle of their runs, inside branches and loops too.
+"""Divide a graph into one graph for each rank. The ranks exchange values during a run, also in branches and loops.
 
-What crosses, and when, follows TensorFlow (Abadi et al., OSDI 2016, section 4.4; Yu et al., "Dynamic control flow in
-large-scale machine learning", EuroSys 2018), in a form for structured control flow:
+The transfers follow TensorFlow (Abadi et al., OSDI 2016, section 4.4; Yu et al., "Dynamic control flow in large-scale
+machine learning", EuroSys 2018), adapted to structured control flow:
 
-- A value goes once from its home to each rank that reads it.
-- An If whose branches have nodes on several ranks is an If on each of them. Its condition goes to each, as one message;
-  what a branch needs of another rank goes inside the branch, so that a branch that is not taken sends nothing: it
-  costs no more than that word, as a dead token does.
-- A Loop or Scan is a loop on each rank that has a part of its body. What it captures and scans goes to whoever reads
-  it, once, before it begins, and so does what a state begins with. In each iteration, values and states go to where
-  they are read, and the condition from where it is computed to the others. There is no barrier: a rank is ahead of
-  another one as far as data and the window of the channels allow.
+- A value is sent once from its home to each rank that reads it.
+- If the branches of an If have nodes on several ranks, each of these ranks has an If. Each rank gets the condition in
+  one message. A branch receives values of other ranks inside the branch, so a branch that is not taken sends nothing.
+- If the body of a Loop or Scan has nodes on several ranks, each of these ranks has a loop. Captures, scan inputs and
+  initial states are sent once to each rank that reads them, before the loop begins. In each iteration, values and
+  states are sent to the ranks that read them, and the condition to all of these ranks. There is no barrier: a rank may
+  be ahead of another one, as far as data dependencies and the window of the channels allow.
 
-No rank waits for ever. The transfers of a graph, and the nodes of control flow that have transfers inside, are made in
-one order, in which the two ends of a transfer are one event. In a run, the events of a branch or of an iteration stand
-at the place of the If or the loop; all ranks that have a part of it enter the same branch, and as many iterations, as
-they have the same condition. So the events of a run have one order, and tokens make each rank take its own in that
-order. Of those that have not taken place, look at the first one. Both of its ranks have all of their earlier ones
-behind them, and what they compute before this one ends by itself, so that both come to it. A sender waits at most until
-its receiver has taken an earlier value, which is an earlier event. So it takes place, and thus all do, whatever the
-window.
+There is no deadlock. Treat the send and the receive of a transfer as one event. The order in which this module makes
+the transfers, and the If, Loop and Scan nodes that contain transfers, defines an order of events. In a run, the events
+of a branch or an iteration take the place of the If or the loop. All ranks with a part of it get the same condition, so
+they take the same branch, and run the same number of iterations. So all events of a run have one order, and the tokens
+make each rank execute its own events in this order. Consider the first event that has not happened. Its two ranks have
+executed all of their earlier events, and the computation before it needs no further event, so both ranks reach it. A
+sender waits at most until the receiver has read an earlier value, which is an earlier event. So this event happens,
+and by induction all of them, with any window.
 """
 
 from __future__ import annotations
@@ -44,9 +43,12 @@ _STORED = ("parameter", "state")
 class Part:
     """The part of a graph that one rank computes.
 
-    graph: Its inputs are all data inputs of the whole graph, what is stored on this rank, and `start`, the begin of the
-    chain of tokens, which is fed any number. Its outputs are those that this rank wants, by their names, and `done`,
-    the end of the chain, which must be computed. Its updates are those of states that are stored on this rank.
+    Attributes:
+        graph: Its inputs are all data inputs of the undivided graph, the parameters and states that are stored on this
+            rank, and `start`. Its outputs are those that this rank needs, with their names, and `done`. Its updates are
+            those of the states on this rank.
+        start: The name of the first token. It may be fed with any number.
+        done: The name of the last token, which must be computed.
     """
 
     graph: Graph
@@ -55,13 +57,14 @@ class Part:
 
     @property
     def token(self) -> Value:
-        """The end of the chain."""
+        """The last token."""
         return self.graph.outputs[self.graph.output_names.index(self.done)]
 
 
 class _Outermost(Level):
-    """The whole graph. Its inputs are on every rank, but for what is stored, which is at home. They keep the names that
-    they have in the whole graph.
+    """The undivided graph. All ranks have its data inputs. Parameters and states are on their home rank.
+
+    Inputs keep their names.
     """
 
     def __init__(self, graph: Graph, homes: Homes, transfers: Transfers):
@@ -69,20 +72,20 @@ class _Outermost(Level):
         names = zip(graph.inputs, graph.input_names, strict=True)
         self.inputs = {v: v if v.name == name else v.like(name=name) for v, name in names}
 
-    def enter(self, side: Side, value: Value) -> Value:
+    def make_input(self, side: Side, value: Value) -> Value:
         home = self.homes.of[value]
         if home not in (None, side.rank):
-            self.carry(value, home, side.rank)
+            self.transfer(value, home, side.rank)
             return side.table[value]
         return self.inputs[value]
 
-    def like(self, side: Side, source: Value) -> Value:
+    def outermost_input(self, side: Side, source: Value) -> Value:
         return self.inputs[source]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything of a graph is. owners: the rank of each parameter and state. homes: see Homes."""
+    """The ranks of the values of a graph. owners: the rank of each parameter and state. homes: see Homes."""
 
     graph: Graph
     groups: Mapping[str, int]
@@ -90,7 +93,7 @@ class Placement:
     homes: Homes
 
     def home(self, value: Value) -> int | None:
-        """The rank that makes a value; None: every one that reads it."""
+        """Return the rank that computes a value; None: each rank that reads it."""
         return self.homes.of[value]
 
 
@@ -100,10 +103,13 @@ def place(
     owners: Mapping[str, int] | None = None,
     pinned: Mapping[Value, int] | None = None,
 ) -> Placement:
-    """Where the values of a graph are made, for the ranks of its groups.
+    """Choose the ranks that compute the values of a graph.
 
-    owners: of parameters and states, by name; that of any other one is the first rank that reads it. pinned: where
-    values are made whose nodes have no group.
+    Args:
+        graph: The graph.
+        groups: The rank of each group of nodes.
+        owners: The ranks of parameters and states, by name. Others are stored on the first rank that reads them.
+        pinned: The ranks of values whose nodes have no group.
     """
     symbols = frozenset(_sources(graph))
     nodes = {v.node: rank for v, rank in (pinned or {}).items() if v.node is not None}
@@ -118,9 +124,9 @@ def place(
 
 
 def _first_readers(graph: Graph, homes: Homes, wanted: Sequence[Value]) -> dict[Value, int]:
-    """The first rank that reads each of these inputs, or what is computed of them wherever it is read."""
+    """Return the first rank that needs each of these inputs, directly or to compute a value without a home."""
     found: dict[Value, int] = {}
-    # The inputs that values without a home depend on.
+    # For values without a home: the inputs on which they depend.
     behind: dict[Value, tuple[Value, ...]] = {v: (v,) for v in wanted}
     for node in graph.nodes:
         reads = dict.fromkeys(v for operand in node.operands for v in behind.get(operand, ()))
@@ -138,7 +144,9 @@ def _first_readers(graph: Graph, homes: Homes, wanted: Sequence[Value]) -> dict[
 
 
 def _reader_inside(node: Node, homes: Homes, value: Value, behind: Mapping[Value, Sequence[Value]]) -> int | None:
-    """The first rank that reads, in the subgraphs of a node, what depends on an input of the graph around it."""
+    """Return the first rank that reads, in the subgraphs of a node, a value that depends on an input of the enclosing
+    graph.
+    """
     places = [i for i, v in enumerate(node.inputs) if v is not None and value in behind.get(v, ())]
     for subgraph, inner in zip(node.op.subgraphs().values(), homes.inner[node], strict=True):
         skipped = len(node.inputs) - len(subgraph.inputs)  # the condition of an If
@@ -162,7 +170,7 @@ def distribute(placement: Placement, wanted: Sequence[Sequence[int] | None], ran
     results: list[dict[str, Value]] = [{} for _ in range(ranks)]
     updates: list[list[tuple[Value, Value]]] = [[] for _ in range(ranks)]
     with context.detached():
-        level.walk()
+        level.build_nodes()
         for name, value, places in zip(graph.output_names, graph.outputs, wanted, strict=True):
             home = homes.of[value]
             for rank in places if places is not None else range(ranks) if home is None else (home,):
@@ -196,5 +204,5 @@ def _divide(level: Level, node: Node) -> None:
 
 
 def _sources(graph: Graph) -> dict[str, tuple[Value, int]]:
-    """Which input that every rank has tells what a name of a size stands for, and along which axis."""
+    """Return, for each dimension name, a data input, which all ranks have, and the axis that determines the size."""
     return sources_of(v for v in graph.inputs if v.role not in _STORED)

@@ -1,9 +1,9 @@
-"""The rank that computes each value of a graph, at any depth, for groups of nodes that are placed on ranks.
+"""Choose the rank that computes each value of a graph and its subgraphs, given ranks for groups of nodes.
 
-A node with a group is computed on the group's rank. A node without a group, in a subgraph of control flow that has a
-group, is computed there as well. Any other node is computed where most bytes of its operands are (at the first of equal
-ranks). If it depends only on fed inputs and constants, it is computed wherever it is read. A value whose elements
-follow from its type, such as a shape, has no home either: it need not be sent.
+A node with a group is computed on the rank of the group. So is a node without a group in a subgraph of an If, Loop or
+Scan that has a group. Any other node is computed on the rank that holds most bytes of its operands (the first one of
+equal ranks). If it depends only on data inputs and constants, it has no home: each rank that reads it computes it. A
+value whose elements follow from its type, such as a shape, has no home, either, so it is not sent.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from graphkit.passes.core.bind import plain_name
 from graphkit.passes.core.match import is_op
 from graphkit.passes.core.sweep import is_control
 
-# For a size that only inputs tell, where bytes are compared.
+# The assumed size of an unknown dimension, to compare bytes.
 _ASSUMED_SIZE = 64
 
 
 class Homes:
-    """The homes of one graph: ranks, or None for what is computed wherever it is read.
+    """The homes in one graph: ranks, or None for values that each reading rank computes.
 
-    of: by value. nodes: by node. inner: of the subgraphs of each node of control flow that has a home somewhere.
-    symbols: the names of sizes that the inputs of the outermost graph tell, as far as they mean the same in this one.
+    Attributes:
+        of: The homes by value.
+        nodes: The homes by node.
+        inner: For each If, Loop or Scan with a part that has a home: the homes in its subgraphs.
+        symbols: The dimension names that the inputs of the outermost graph determine, and that have the same meaning in
+            this graph.
     """
 
     def __init__(self, symbols: frozenset[str]):
@@ -38,12 +42,12 @@ class Homes:
         self.nodes: dict[Node, int | None] = {}
         self.inner: dict[Node, tuple[Homes, ...]] = {}
 
-    def told(self, value: Value) -> bool:
-        return is_told(value, self.symbols)
+    def is_shape_value(self, value: Value) -> bool:
+        return is_shape_value(value, self.symbols)
 
     @property
     def ranks(self) -> Iterable[int]:
-        """Where something is computed, first things first."""
+        """Yield the ranks that compute something, in the order of the nodes."""
         for node, home in self.nodes.items():
             if home is not None:
                 yield home
@@ -58,9 +62,10 @@ def find_homes(
     symbols: frozenset[str],
     pinned: Mapping[Node, int],
 ) -> Homes:
-    """The homes of a graph whose inputs have the homes `given`; what is missing there is everywhere. `pinned` are those
-    of nodes without a group. Linear but for loops, whose bodies are looked at until their states stay where they are.
-    Raises UsageError for a group without a rank.
+    """Return the homes in a graph whose inputs have the homes `given`. Inputs that are not in `given` are on all ranks.
+
+    pinned: The homes of nodes without a group. Takes linear time, except for loops: their bodies are visited until the
+    homes of their states no longer change. Raises UsageError for a group without a rank.
     """
     homes = Homes(symbols)
     _Finder(groups, pinned).graph(graph, homes, given, None)
@@ -71,41 +76,43 @@ class _Finder:
     def __init__(self, groups: Mapping[str, int], pinned: Mapping[Node, int]):
         self._groups, self._pinned = groups, pinned
 
-    def graph(self, graph: Graph, homes: Homes, given: Mapping[Value, int | None], around: int | None) -> None:
-        """around: where the control flow is whose subgraph this is, if it has a group."""
-        homes.of = {v: None if homes.told(v) else given.get(v) for v in graph.inputs}
+    def graph(self, graph: Graph, homes: Homes, given: Mapping[Value, int | None], outer_rank: int | None) -> None:
+        """Fill in `homes`. outer_rank: The rank of the enclosing If, Loop or Scan, if this has a group."""
+        homes.of = {v: None if homes.is_shape_value(v) else given.get(v) for v in graph.inputs}
         homes.nodes, homes.inner = {}, {}
         for node in graph.nodes:
             if is_control(node):
-                found = self._control(node, homes, around)
+                found = self._control(node, homes, outer_rank)
             else:
-                homes.nodes[node] = home = self._of_node(node, homes, around)
+                homes.nodes[node] = home = self._of_node(node, homes, outer_rank)
                 found = [home] * len(node.outputs)
-            homes.of.update((v, None if homes.told(v) else h) for v, h in zip(node.outputs, found, strict=True))
+            homes.of.update(
+                (v, None if homes.is_shape_value(v) else h) for v, h in zip(node.outputs, found, strict=True)
+            )
 
-    def _of_node(self, node: Node, homes: Homes, around: int | None) -> int | None:
+    def _of_node(self, node: Node, homes: Homes, outer_rank: int | None) -> int | None:
         if not node.operands:
             return None
         if is_op(node, "ControlDependency", domain=DOMAIN):
             return homes.of[node.operands[0]]
-        if (found := self._group(node, around)) is not None:
+        if (found := self._group(node, outer_rank)) is not None:
             return found
-        return self._pinned.get(node, _heaviest(node.operands, homes))
+        return self._pinned.get(node, _rank_with_most_bytes(node.operands, homes))
 
-    def _group(self, node: Node, around: int | None) -> int | None:
+    def _group(self, node: Node, outer_rank: int | None) -> int | None:
         group = node.meta.get(GROUP)
         if group is None:
-            return around
+            return outer_rank
         if group not in self._groups:
             raise UsageError(f"groups= (--place): no rank is given for {group!r}, of {node.describe()}")
         return self._groups[group]
 
-    def _control(self, node: Node, homes: Homes, around: int | None) -> list[int | None]:
-        """The homes of the results."""
-        around = self._group(node, around)
-        place = around if around is not None else self._pinned.get(node)
+    def _control(self, node: Node, homes: Homes, outer_rank: int | None) -> list[int | None]:
+        """Return the homes of the results."""
+        outer_rank = self._group(node, outer_rank)
+        place = outer_rank if outer_rank is not None else self._pinned.get(node)
         divide = self._if if is_if(node) else self._loop
-        inner, found = divide(node, homes, around)
+        inner, found = divide(node, homes, outer_rank)
         ranks = [r for part in inner for r in part.ranks]
         operands = [homes.of[v] for v in node.operands]
         if place is None and not ranks and all(h is None for h in operands):
@@ -117,32 +124,34 @@ class _Finder:
         homes.nodes[node] = None
         return [fallback if h is None else h for h in found]
 
-    def _if(self, node: Node, homes: Homes, around: int | None) -> tuple[list[Homes], list[int | None]]:
+    def _if(self, node: Node, homes: Homes, outer_rank: int | None) -> tuple[list[Homes], list[int | None]]:
         view = IfView.of(node)
         made = []
         for branch in view.branches:
-            inner = Homes(homes.symbols if _keeps_names(branch.inputs, view.captures, homes.symbols) else frozenset())
+            inner = Homes(
+                homes.symbols if _same_dimensions(branch.inputs, view.captures, homes.symbols) else frozenset()
+            )
             given = {v: homes.of[outer] for v, outer in zip(branch.inputs, view.captures, strict=True)}
-            self.graph(branch, inner, given, around)
+            self.graph(branch, inner, given, outer_rank)
             made.append(inner)
         then, other = ([h.of[v] for v in b.outputs] for h, b in zip(made, view.branches, strict=True))
-        return made, [_joint(a, b, homes.of[view.condition]) for a, b in zip(then, other, strict=True)]
+        return made, [_result_home(a, b, homes.of[view.condition]) for a, b in zip(then, other, strict=True)]
 
-    def _loop(self, node: Node, homes: Homes, around: int | None) -> tuple[list[Homes], list[int | None]]:
+    def _loop(self, node: Node, homes: Homes, outer_rank: int | None) -> tuple[list[Homes], list[int | None]]:
         view = LoopView.of(node)
         outer = [*((s.before, s.initial) for s in view.states), *view.captures]
-        alike = _keeps_names([a for a, _ in outer], [b for _, b in outer], homes.symbols)
-        alike = alike and all(
+        same_dimensions = _same_dimensions([a for a, _ in outer], [b for _, b in outer], homes.symbols)
+        same_dimensions = same_dimensions and all(
             _same_names(s.inner.type, _without_axis(s.outer.type, s.axis), homes.symbols) for s in view.scan_inputs
         )
-        inner = Homes(homes.symbols if alike else frozenset())
+        inner = Homes(homes.symbols if same_dimensions else frozenset())
         fixed = {s.inner: homes.of[s.outer] for s in view.scan_inputs} | {a: homes.of[b] for a, b in view.captures}
-        # A state that is everywhere is computed by each rank that reads it; any other one has one home.
-        places = [homes.of[s.initial] if homes.of[s.initial] is not None else around for s in view.states]
+        # A state without a home is computed by each rank that reads it. Any other state has a single home.
+        places = [homes.of[s.initial] if homes.of[s.initial] is not None else outer_rank for s in view.states]
         settled = [False] * len(places)
         while True:
             given = {**fixed, **{s.before: p for s, p in zip(view.states, places, strict=True)}}
-            self.graph(view.body, inner, given, around)
+            self.graph(view.body, inner, given, outer_rank)
             moved = False
             for i, state in enumerate(view.states):
                 after = inner.of[state.after]
@@ -154,15 +163,17 @@ class _Finder:
         return [inner], [*places, *(inner.of[v] for v in view.body.outputs[view.at_slices])]
 
 
-def _joint(then: int | None, other: int | None, condition: int | None) -> int | None:
-    """The home of an If's result that the branches make in these places: where they differ, that of the condition."""
+def _result_home(then: int | None, other: int | None, condition: int | None) -> int | None:
+    """Return the home of an If's result, given its homes in both branches. If they differ, it is the home of the
+    condition.
+    """
     if then is None or other is None or then == other:
         return other if then is None else then
     return then if condition is None else condition
 
 
-def _heaviest(operands: Sequence[Value], homes: Homes) -> int | None:
-    """The rank that has most bytes of the operands, the first of equal ones; None where all are everywhere."""
+def _rank_with_most_bytes(operands: Sequence[Value], homes: Homes) -> int | None:
+    """Return the rank that holds most bytes of the operands (the first one of equal ranks); None if none has a home."""
     weights: dict[int, int] = {}
     for value in dict.fromkeys(operands):
         if (home := homes.of[value]) is not None:
@@ -171,7 +182,7 @@ def _heaviest(operands: Sequence[Value], homes: Homes) -> int | None:
 
 
 def tensor_bytes(value: Value) -> int:
-    """About how many bytes a value takes; a size that only inputs tell is assumed."""
+    """Return about how many bytes a value has. Unknown sizes are assumed."""
     kind = value.type
     if not isinstance(kind, TensorType) or kind.shape is None:
         return _ASSUMED_SIZE
@@ -181,8 +192,10 @@ def tensor_bytes(value: Value) -> int:
     return size
 
 
-def is_told(value: Value, symbols: Collection[str]) -> bool:
-    """Whether the elements follow from the type, as numbers or as sizes of these names."""
+def is_shape_value(value: Value, symbols: Collection[str]) -> bool:
+    """Return whether the elements of a value follow from its type: as numbers, or as expressions of these dimension
+    names.
+    """
     kind = value.type
     if not isinstance(kind, TensorType) or kind.value is None or not kind.is_static:
         return False
@@ -190,7 +203,7 @@ def is_told(value: Value, symbols: Collection[str]) -> bool:
 
 
 def sources_of(values: Iterable[Value]) -> dict[str, tuple[Value, int]]:
-    """Which of these values determines each name of a size, and along which axis."""
+    """Return, for each dimension name, one of these values and the axis that determines the size."""
     found: dict[str, tuple[Value, int]] = {}
     for value in values:
         for axis, dim in enumerate((value.type.shape if isinstance(value.type, TensorType) else None) or ()):
@@ -199,8 +212,10 @@ def sources_of(values: Iterable[Value]) -> dict[str, tuple[Value, int]]:
     return found
 
 
-def _keeps_names(inner: Sequence[Value], outer: Sequence[Value], symbols: frozenset[str]) -> bool:
-    """Whether names of sizes mean in a subgraph what they mean around it: its inputs have the sizes of the operands."""
+def _same_dimensions(inner: Sequence[Value], outer: Sequence[Value], symbols: frozenset[str]) -> bool:
+    """Return whether dimension names have the same meaning in a subgraph as outside: inputs and operands have equal
+    sizes.
+    """
     return all(_same_names(a.type, b.type, symbols) for a, b in zip(inner, outer, strict=True))
 
 

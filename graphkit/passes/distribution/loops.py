@@ -15,8 +15,8 @@ from graphkit.passes.distribution.levels import Level, Side
 
 
 @dataclass
-class _Own:
-    """What a rank has of a loop: the number of the iteration and the condition, states and slices by their numbers."""
+class _LoopPart:
+    """The part of a loop on one rank: iteration number and condition, and its states and slices by their index."""
 
     entry: list[Value]
     states: dict[int, Value] = field(default_factory=dict)
@@ -30,22 +30,22 @@ class LoopLevel(Level):
         self.view = LoopView.of(node)
         super().__init__(self.view.body, homes, parent.transfers, path)
         self.parent = parent
-        self._own: dict[int, _Own] = {}
+        self._own: dict[int, _LoopPart] = {}
         self._states = {s.before: i for i, s in enumerate(self.view.states)}
         self._slices = {s.inner: i for i, s in enumerate(self.view.scan_inputs)}
         self._captures = {c.inner: c.outer for c in self.view.captures}
 
-    def own(self, rank: int) -> _Own:
+    def own(self, rank: int) -> _LoopPart:
         if rank not in self._own:
-            self._own[rank] = _Own([Value(v.type, v.name) for v in self.view.entry])
+            self._own[rank] = _LoopPart([Value(v.type, v.name) for v in self.view.entry])
         return self._own[rank]
 
-    def is_near(self, rank: int, value: Value) -> bool:
-        return value in self._captures or value in self._slices or super().is_near(rank, value)
+    def is_local(self, rank: int, value: Value) -> bool:
+        return value in self._captures or value in self._slices or super().is_local(rank, value)
 
-    def enter(self, side: Side, value: Value) -> Value:
+    def make_input(self, side: Side, value: Value) -> Value:
         if value in self._captures:
-            return side.bring(self.parent.at(side.rank, self._captures[value]))
+            return side.capture(self.parent.at(side.rank, self._captures[value]))
         own = self.own(side.rank)
         if (number := self._slices.get(value)) is not None:
             self.parent.at(side.rank, self.view.scan_inputs[number].outer)
@@ -53,13 +53,13 @@ class LoopLevel(Level):
         if (number := self._states.get(value)) is not None:
             home = self.homes.of[value]
             if home in (None, side.rank):
-                return self.hold(side.rank, number)
-            self.carry(value, home, side.rank)
+                return self.add_state(side.rank, number)
+            self.transfer(value, home, side.rank)
             return side.table[value]
         return own.entry[list(self.view.entry).index(value)]
 
-    def hold(self, rank: int, number: int) -> Value:
-        """A state that the rank carries from iteration to iteration."""
+    def add_state(self, rank: int, number: int) -> Value:
+        """Let a rank carry a state from iteration to iteration. Return the state in the body."""
         state, own = self.view.states[number], self.own(rank)
         if number not in own.states:
             self.parent.at(rank, state.initial)
@@ -67,8 +67,8 @@ class LoopLevel(Level):
             self.side(rank).table[state.before] = own.states[number]
         return own.states[number]
 
-    def like(self, side: Side, source: Value) -> Value:
-        return side.bring(self.parent.like(self.parent.side(side.rank), source))
+    def outermost_input(self, side: Side, source: Value) -> Value:
+        return side.capture(self.parent.outermost_input(self.parent.side(side.rank), source))
 
 
 def divide_loop(level: Level, node: Node) -> None:
@@ -76,30 +76,33 @@ def divide_loop(level: Level, node: Node) -> None:
     (homes,) = level.homes.inner[node]
     body = LoopLevel(level, node, homes, f"{level.path}{level.graph.node_name(node)}/body/")
     view = body.view
-    body.walk()
+    body.build_nodes()
     for number, state in enumerate(view.states):
         home = homes.of[state.before]
         rank = level.homes.of[state.final] if home is None else home
         if rank is not None:
-            body.hold(rank, number)
-    # By rank, the numbers of the stacked results whose home it is, and their slices.
+            body.add_state(rank, number)
+    # By rank: the stacked results whose home is this rank, by index, with their slices.
     stacked: dict[int, dict[int, Value]] = {}
     for number, along in enumerate(view.scan_outputs):
         if (rank := level.homes.of[along.outer]) is not None:
             stacked.setdefault(rank, {})[number] = body.at(rank, along.inner)
-    ranks = _close(body, stacked)
+    ranks = _complete_states(body, stacked)
     lead = {rank: [None if v is None else level.at(rank, v) for v in view.operands[: view.lead]] for rank in ranks}
     lengths: dict[int, tuple[Value, int]] = {}
     for rank in ranks if view.scan_inputs else ():
         if not body.own(rank).slices:
             along = view.scan_inputs[0]
-            lengths[rank] = level.as_long(rank, along.outer, along.axis % len(along.outer.tensor.known_shape))
+            lengths[rank] = level.value_of_length(rank, along.outer, along.axis % len(along.outer.tensor.known_shape))
     for rank in ranks:
         _build(body, rank, stacked.get(rank, {}), lead[rank], lengths.get(rank))
 
 
-def _close(body: LoopLevel, stacked: Mapping[int, Mapping[int, Value]]) -> list[int]:
-    """Have the next values of the states that ranks hold, and the condition, on each rank that takes part: these."""
+def _complete_states(body: LoopLevel, stacked: Mapping[int, Mapping[int, Value]]) -> list[int]:
+    """Transfer the condition, and the next values of its states, to each rank that has a part of the loop.
+
+    Each transfer may add states to a rank, so this repeats until nothing changes. Returns the ranks.
+    """
     view, flags = body.view, body.view.body.outputs[: body.view.flag]
     done: set[tuple[int, Value]] = set()
     while True:
@@ -116,7 +119,9 @@ def _build(
     body: LoopLevel, rank: int, stacked: Mapping[int, Value], lead: Sequence[Value | None],
     length: tuple[Value, int] | None,
 ) -> None:  # fmt: skip
-    """The loop of one rank. length: what it scans, and along which axis, where it scans nothing else."""
+    """Make the loop of one rank. length: a value and its axis to scan if the rank has no scan inputs, so that a Scan
+    runs the right number of iterations.
+    """
     view, here, side, own = body.view, body.parent.side(rank), body.side(rank), body.own(rank)
     states, slices, op = sorted(own.states), sorted(own.slices), repeating(view.node)
     chain = [side.start] if side.exchanges else []

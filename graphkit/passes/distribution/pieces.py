@@ -1,10 +1,11 @@
-"""A graph whose nodes are at several places, cut into pieces: graphs of one place each, in an order in which each of
-them needs values of earlier ones alone.
+"""Cut a graph with nodes at several places (devices) into pieces: graphs that each belong to one place.
 
-The order is a greedy one: all that can be computed at a place is, before another one has its turn. New values of states
-are written by pieces of their own, one for each place, behind all others: `late` ones. These have the updates of
-optimizers, and pointwise nodes, that nothing but new values comes of, so that a new value may take the memory of the
-old one, and nothing in them fails for what data hold. They need nothing of each other.
+A piece needs only values of earlier pieces. The order is greedy: all nodes that can run at one place are run before
+those at another place.
+
+States are written by separate `late` pieces, one for each place, after all other pieces. They contain optimizer updates
+and pointwise nodes that compute only new values of states. Nothing in them can fail because of the data, so a new value
+may overwrite the old one. Late pieces do not depend on each other.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ from graphkit.passes.distribution.places import Places
 
 
 class Piece(NamedTuple):
-    """The nodes that one place computes in one go.
+    """A part of the graph that one place computes without interruption.
 
-    inputs and outputs: the values of the whole graph that those of `graph` correspond to; its updates are those of the
-    whole graph's states. late: it writes states, and has no outputs.
+    Attributes:
+        place: The place.
+        graph: The graph. Its updates are those of states of the whole graph.
+        inputs: The values of the whole graph that its inputs receive.
+        outputs: The values of the whole graph that its outputs return.
+        late: Whether it writes states. Then it has no outputs.
     """
 
     place: int
@@ -39,8 +44,9 @@ class Piece(NamedTuple):
 
 @without_gc
 def cut(places: Places, asynchronous: Sequence[bool]) -> list[Piece]:
-    """The pieces of a graph, in their order. asynchronous: by place, whether work there goes on beside that of others,
-    which makes it the first in turn. Linear in nodes times places.
+    """Return the pieces of a graph in the order in which they run. Takes time linear in nodes times places.
+
+    asynchronous: By place, whether it works in parallel to the other places. Such places get their turn first.
     """
     late = _late_nodes(places)
     turns = _turns([node for node in places.nodes if node not in late and node in places.of], places, asynchronous)
@@ -53,9 +59,9 @@ def cut(places: Places, asynchronous: Sequence[bool]) -> list[Piece]:
     }
     makers = {value: builder for builder in builders for node in builder.nodes for value in node.outputs}
     for value in dict.fromkeys(places.graph.outputs):
-        if value not in makers:  # an input, a constant, or what sizes tell
+        if value not in makers:  # an input, a constant, or a value that sizes determine
             home = places.home(value)
-            makers[value] = _somewhere(builders, places, home if home is not None else places.fallback)
+            makers[value] = _last_piece_of(builders, places, home if home is not None else places.fallback)
         makers[value].outputs[value] = None
     with context.detached():
         for builder in (*builders, *writers.values()):
@@ -70,8 +76,8 @@ def cut(places: Places, asynchronous: Sequence[bool]) -> list[Piece]:
         return [*(b.piece(late=False) for b in builders), *(b.piece(late=True) for b in writers.values())]
 
 
-def _somewhere(builders: list[_Builder], places: Places, place: int) -> _Builder:
-    """The last piece of a place, for what it passes on."""
+def _last_piece_of(builders: list[_Builder], places: Places, place: int) -> _Builder:
+    """Return the last piece of a place, to return a value that it does not compute. Makes one if there is none."""
     found = next((b for b in reversed(builders) if b.place == place), None)
     if found is None:
         found = _Builder(places, place, [])
@@ -80,7 +86,7 @@ def _somewhere(builders: list[_Builder], places: Places, place: int) -> _Builder
 
 
 def _late_nodes(places: Places) -> set[Node]:
-    """Nodes that cannot fail, and of which nothing comes but new values of states of their own place."""
+    """Return the nodes that cannot fail, and from which only new values of states at the same place are computed."""
     outputs, written = set(places.graph.outputs), {state for state, _ in places.graph.updates}
     states: dict[Value, list[Value]] = {}
     for state, new in places.graph.updates:
@@ -102,7 +108,7 @@ def _late_nodes(places: Places) -> set[Node]:
 
 
 def _cannot_fail(node: Node) -> bool:
-    """Whether a node is an optimizer's update, or arithmetic by elements in floating point: which has a result for all
+    """Return whether a node is an optimizer update or pointwise floating-point arithmetic, which is defined for all
     operands.
     """
     if getattr(node.op, "is_update", False):
@@ -120,9 +126,11 @@ def _readers(nodes: Iterable[Node]) -> dict[Value, list[Node]]:
 
 
 def _turns(nodes: Sequence[Node], places: Places, asynchronous: Sequence[bool]) -> list[tuple[int, list[Node]]]:
-    """Places with the nodes of a turn, by the first place with which there are fewest turns."""
+    """Return (place, nodes) for each turn. Tries each place as the first one, and returns the fewest turns."""
     readers, here = _readers(nodes), set(nodes)
-    needs = {node: len({v.node for v in node.operands if v.node in here and v not in places.told}) for node in nodes}
+    needs = {
+        node: len({v.node for v in node.operands if v.node in here and v not in places.shape_values}) for node in nodes
+    }
     orders = [_greedy(places, needs, readers, asynchronous, first) for first in dict.fromkeys(places.of.values())]
     return min(orders, key=len, default=[])
 
@@ -148,7 +156,9 @@ def _greedy(
         while ready[place]:
             node = ready[place].popleft()
             turn.append(node)
-            for reader in dict.fromkeys(r for v in node.outputs if v not in places.told for r in readers.get(v, ())):
+            for reader in dict.fromkeys(
+                r for v in node.outputs if v not in places.shape_values for r in readers.get(v, ())
+            ):
                 waiting[reader] -= 1
                 if not waiting[reader]:
                     ready[places.of[reader]].append(reader)
@@ -157,8 +167,12 @@ def _greedy(
 
 
 class _Builder:
-    """A piece that is being made. table: what stands in it for values of the whole graph; inputs: those of other pieces
-    and of the whole graph.
+    """Builds one piece.
+
+    Attributes:
+        table: The values of the piece, by those of the whole graph.
+        inputs: The inputs of the piece, by values of other pieces or inputs of the whole graph.
+        outputs: The values of the whole graph that it returns.
     """
 
     def __init__(self, places: Places, place: int, nodes: list[Node]):
@@ -177,9 +191,9 @@ class _Builder:
             self.table.update(zip(node.outputs, made.outputs, strict=True))
 
     def at(self, value: Value) -> Value:
-        """What stands in the piece for a value of the whole graph."""
+        """Return the value of the piece for a value of the whole graph."""
         if value not in self.table:
-            if value in self.places.told:
+            if value in self.places.shape_values:
                 self.table[value] = self._elements(value)
             elif value.node is not None and not value.node.operands:
                 self.table[value] = value  # computed wherever it is read
@@ -194,10 +208,10 @@ class _Builder:
         from graphkit.ops.internal.transfer import Elements
 
         kind = value.tensor
-        assert kind.value is not None, "its elements are told"
+        assert kind.value is not None, "its elements follow from its type"
         symbols = tuple(sorted({s for d in kind.value if not isinstance(d, int) for s in d.symbols}))
-        near = sources_of(self.inputs.values())
-        found = [near[s] if s in near else self._fed(s) for s in symbols]
+        local_sources = sources_of(self.inputs.values())
+        found = [local_sources[s] if s in local_sources else self._fed(s) for s in symbols]
         op = Elements(
             dtype=kind.dtype, shape=kind.static_shape, elements=tuple(map(str, kind.value)), symbols=symbols,
             axes=tuple(axis for _, axis in found),

@@ -1,9 +1,13 @@
-"""Which device of one process computes each node, for groups of nodes that are placed on devices.
+"""Choose the device of one process that computes each node, given devices for groups of nodes.
 
-A node of a group is computed on the group's device, control flow with all that is inside. A node without a group is
-computed on the default device where one is given, unless all that comes of it are new values of parameters and states.
-Otherwise it is computed where most bytes of its operands are (at the first of equal ones); what depends on fed inputs
-and constants alone, where it is read first. A parameter or state is on the device of the first node that reads it.
+A node with a group is computed on the group's device. An If, Loop or Scan is on one device, including its subgraphs.
+
+A node without a group is computed on the default device, if one is given. Nodes that compute only new values of
+parameters and states are an exception. These, and all nodes if there is no default, are on the device that holds most
+bytes of their operands (the first one of equal devices). If a node depends only on data inputs and constants, it is on
+the device of its first reader.
+
+A parameter or state is on the device of the first node that reads it.
 """
 
 from __future__ import annotations
@@ -16,31 +20,35 @@ from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ops import DOMAIN
 from graphkit.passes.core.match import is_op
 from graphkit.passes.core.sweep import groups_of, is_control
-from graphkit.passes.distribution.homes import is_told, sources_of, tensor_bytes
+from graphkit.passes.distribution.homes import is_shape_value, sources_of, tensor_bytes
 
 STORED = ("parameter", "state")
 
 
 class Places(NamedTuple):
-    """Places, by number, of a graph.
+    """The places (numbers of devices) of a graph.
 
-    nodes: computed nodes, each after its operands. of: the place of each node, except those without operands, which are
-    computed wherever they are read. homes: of parameters and states. told: values whose elements follow from the sizes
-    of fed inputs, which need not be computed. sources: for each of these sizes, the fed input and axis that determine
-    it.
+    Attributes:
+        graph: The graph.
+        nodes: The nodes to compute, in topological order.
+        of: The place of each node. Nodes without operands have none: they are computed wherever they are read.
+        homes: The places of parameters and states.
+        shape_values: The values whose elements follow from the sizes of data inputs. They need not be computed.
+        sources: For each of these sizes, the data input and the axis that determine it.
+        fallback: The place of nodes and states that no rule places.
     """
 
     graph: Graph
     nodes: Sequence[Node]
     of: Mapping[Node, int]
     homes: Mapping[Value, int]
-    told: frozenset[Value]
+    shape_values: frozenset[Value]
     sources: Mapping[str, tuple[Value, int]]
     fallback: int
 
     def home(self, value: Value) -> int | None:
-        """Where a value is; None for what is anywhere."""
-        if value in self.told:
+        """Return the place of a value; None if it is available at each place."""
+        if value in self.shape_values:
             return None
         return self.homes.get(value) if value.node is None else self.of.get(value.node)
 
@@ -48,28 +56,38 @@ class Places(NamedTuple):
 def find_places(
     graph: Graph, groups: Mapping[str, int], default: int | None, kept: Mapping[str, int] | None = None
 ) -> Places:
-    """The places of a graph's nodes for groups on places; `kept` are homes of parameters and states, by name. Linear.
+    """Choose the places of a graph's nodes. Takes linear time.
 
-    What neither a rule nor a reader places is at the default place, or else at that of the first group.
+    Nodes and states that no rule places are at the default place, or else at that of the first group.
+
+    Args:
+        graph: The graph.
+        groups: The place of each group.
+        default: The default place, or None.
+        kept: The places of parameters and states that must not change, by name.
     """
     sources = sources_of(v for v in graph.inputs if v.role not in STORED)
-    told = frozenset(
-        v for node in graph.nodes if node.operands and not is_control(node) for v in node.outputs if is_told(v, sources)
+    shape_values = frozenset(
+        v
+        for node in graph.nodes
+        if node.operands and not is_control(node)
+        for v in node.outputs
+        if is_shape_value(v, sources)
     )
-    nodes = topological([*graph.outputs, *(new for _, new in graph.updates)], stop=told)
+    nodes = topological([*graph.outputs, *(new for _, new in graph.updates)], stop=shape_values)
     fallback = default if default is not None else next(iter(groups.values()), 0)
     stored = [v for v in graph.inputs if v.role in STORED]
     given = {v: kept[name] for v in stored if kept and (name := graph.name_of(v)) in kept}
-    # Where a graph has no group's nodes, as one of updates alone, those say it that parameters were made in.
+    # A graph of only updates may have no nodes with a group. Then use the group in which a parameter was created.
     made_in = {v: groups[group] for v in stored if (group := str(v.attrs.get(GROUP))) in groups}
-    finder = _Finder(graph, nodes, told, groups, default, fallback)
+    finder = _Finder(graph, nodes, shape_values, groups, default, fallback)
     homes = {**finder.first_readers(finder.places({**made_in, **given})), **given}
     of = finder.places(homes)
     for state, new in graph.updates:
         homes.setdefault(state, of.get(new.node, fallback) if new.node is not None else fallback)
     for value in stored:
         homes.setdefault(value, fallback)
-    return Places(graph, nodes, of, homes, told, sources, fallback)
+    return Places(graph, nodes, of, homes, shape_values, sources, fallback)
 
 
 class _Finder:
@@ -77,14 +95,14 @@ class _Finder:
         self,
         graph: Graph,
         nodes: Sequence[Node],
-        told: frozenset[Value],
+        shape_values: frozenset[Value],
         groups: Mapping[str, int],
         default: int | None,
         fallback: int,
     ):
-        self._nodes, self._told, self._groups = nodes, told, groups
+        self._nodes, self._shape_values, self._groups = nodes, shape_values, groups
         self._default, self._fallback = default, fallback
-        # Nodes of which nothing comes but new values of states, which follow their operands.
+        # Nodes that compute only new values of states. They are placed with their operands.
         read: set[Value] = set(graph.outputs)
         self._writing: set[Node] = set()
         for node in reversed(nodes):
@@ -98,13 +116,13 @@ class _Finder:
         for node in self._nodes:
             if node.operands and (place := self._place(node, homes, of)) is not None:
                 of[node] = place
-        first: dict[Node, int] = {}  # the place of the first reader; reversed, readers come before what they read
+        first: dict[Node, int] = {}  # the place of the first reader. Reversed: readers come first
         for node in reversed(self._nodes):
             if not node.operands:
                 continue
             place = of.setdefault(node, first.get(node, self._fallback))
             for value in node.operands:
-                if value.node is not None and value not in self._told:
+                if value.node is not None and value not in self._shape_values:
                     first[value.node] = place
         return of
 
@@ -117,7 +135,7 @@ class _Finder:
         weights: dict[int, int] = {}
         for value in dict.fromkeys(node.operands[:1] if orders else node.operands):
             place = homes.get(value) if value.node is None else of.get(value.node)
-            if place is not None and value not in self._told:
+            if place is not None and value not in self._shape_values:
                 weights[place] = weights.get(place, 0) + tensor_bytes(value)
         return max(weights, key=weights.__getitem__) if weights else None
 
@@ -131,7 +149,7 @@ class _Finder:
 
 
 def _group(node: Node) -> str | None:
-    """The group of a node; of control flow that has none, the first one inside."""
+    """Return the group of a node. If an If, Loop or Scan has none, it is the first group in its subgraphs."""
     if (group := node.meta.get(GROUP)) is not None or not is_control(node):
         return group
     return next((found for inner in node.op.subgraphs().values() for found in groups_of(inner)), None)
