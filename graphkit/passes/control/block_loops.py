@@ -71,8 +71,9 @@ def in_blocks(node: Node, block: Block) -> Sequence[Value]:
 
 
 def _near_sqrt(trips: int) -> int:
-    """Return the divisor of `trips` that is nearest to its square root. If none is within a factor of 2, return the
-    root.
+    """Return the divisor of `trips` that is nearest to its square root.
+
+    If none is within a factor of 2, return the root.
     """
     root = math.sqrt(trips)
     near = [k for k in range(max(math.ceil(root / 2), 1), int(2 * root) + 1) if trips % k == 0]

@@ -87,8 +87,9 @@ class _Outputs:
 
 
 def _on_same_inputs(graphs: Sequence[Graph]) -> list[Sequence[Value]]:
-    """Return the outputs of each graph, all computed from the inputs of the first graph. Equal expressions become one
-    value.
+    """Return the outputs of each graph, all computed from the inputs of the first graph.
+
+    Equal expressions become one value.
     """
     inputs = graphs[0].inputs
     outputs = [graphs[0].outputs, *(inline(g, inputs) for g in graphs[1:])]
@@ -123,8 +124,9 @@ def _merged_loops(nodes: Sequence[Node]) -> _Merged:
 
 
 def _merged_members(carried: Sequence[Value], members: Sequence[tuple[Node, Sequence[Value]]], owner: Node) -> _Merged:
-    """Return the merge of `members`, which differ only in their scan outputs. Their values use the inputs of owner's
-    body.
+    """Return the merge of `members`, which differ only in their scan outputs.
+
+    Their values use the inputs of owner's body.
     """
     items = [list(zip(slices, LoopView.of(node).scan_output_places, strict=True)) for node, slices in members]
     outputs = _Outputs(items[0])

@@ -57,8 +57,9 @@ class Pattern(ABC):
 
 @dataclass(frozen=True)
 class Some(Pattern):
-    """Any value. All places with the same name must match the same value, including the result of an operator with this
-    name.
+    """Any value, with a name.
+
+    All places with the same name must match the same value, including the result of an operator with this name.
     """
 
     name: str

@@ -164,8 +164,9 @@ class _Finder:
 
 
 def _result_home(then: int | None, other: int | None, condition: int | None) -> int | None:
-    """Return the home of an If's result, given its homes in both branches. If they differ, it is the home of the
-    condition.
+    """Return the home of an If's result, given its homes in both branches.
+
+    If they differ, it is the home of the condition.
     """
     if then is None or other is None or then == other:
         return other if then is None else then

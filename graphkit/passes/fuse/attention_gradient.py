@@ -172,7 +172,10 @@ class _Search:
         return None if scores is None else self._products(scores, found, forward, spread, dv)
 
     def _of_weights(self, weights: Value, gradient: Collection[Node]) -> tuple[Node, Node] | None:
-        """The products that read the weights beside the gradient: the result, and the gradient in v."""
+        """Return the two other readers of the weights: the product with v, and the gradient of v.
+
+        None if there are others.
+        """
         readers = [node for node in self._of(weights) if node not in gradient]
         forward = next((n for n in readers if is_op(n, "MatMul") and n.inputs[0] is weights), None)
         transpose = next((n for n in readers if is_op(n, "Transpose") and _exchanges(n)), None)

@@ -127,10 +127,10 @@ class _Plan:
         if activation is None or not math.isfinite(activation["activation_alpha"] + activation["activation_beta"]):
             return None
         fusion = _Fusion(node, clips[0].output, None, activation)
-        beside = [r for r in readers if r is not clips[0]]
-        if beside:
+        other_readers = [r for r in readers if r is not clips[0]]
+        if other_readers:
             masked = [m for g in gradients if (m := self._masked(first(g), fusion)) is not None]
-            if len(masked) != 1 or not self._read_only_by(beside, masked[0]):
+            if len(masked) != 1 or not self._read_only_by(other_readers, masked[0]):
                 return None
         self._fused_nodes[clips[0]] = y
         return fusion

@@ -50,8 +50,9 @@ class Product(NamedTuple, Generic[Fused]):
     def extended(
         self, last: Node, *, bias: Value | None = None, residual: Value | None = None, **changes: Any
     ) -> Value:
-        """Return the output of the product with a further bias, residual or attributes. It replaces the output of
-        `last`.
+        """Return the output of the product with a further bias, residual or attributes.
+
+        It replaces the output of `last`.
         """
         a, b, old_bias, old_residual = self.operands
         operands = (a, b, old_bias if bias is None else bias, old_residual if residual is None else residual)

@@ -162,7 +162,7 @@ def _swapped_operand(node: Node) -> Value | None:
     return first(node)
 
 
-# --- behind it ------------------------------------------------------------------------------------
+# --- after the product ----------------------------------------------------------------------------
 
 
 def _transposed(node: Node, readers: Readers) -> Sequence[Value] | None:

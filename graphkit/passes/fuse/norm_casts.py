@@ -93,8 +93,9 @@ def _before_cast(value: Value) -> Value:
 
 
 def _rounded(value: Value, readers: Sequence[Node]) -> DType | None:
-    """Return the 16-bit type to which all readers cast the value; None if there is none. Readers of the shape do not
-    count.
+    """Return the 16-bit type to which all readers cast the value; None if there is none.
+
+    Readers of the shape do not count.
     """
     casts = [node for node in readers if is_op(node, "Cast")]
     kinds = {operator(node, Cast).to for node in casts}

@@ -21,8 +21,9 @@ OPERAND_LIMIT = 24
 
 
 class _Region:
-    """A region. `members` are in reverse topological order. Only the result of the last node, `root`, is read from
-    outside.
+    """A region of pointwise nodes, which becomes one kernel.
+
+    `members` are in reverse topological order. Only the result of the last node, `root`, is read from outside.
     """
 
     def __init__(self, root: Node):

@@ -45,8 +45,9 @@ def repeat_heads(graph: Graph) -> Graph:
 
 @graph_pass(requires=[Property.ATTENTION_FUSED], ensures=[Property.HEADS_SHARED], at=["Expand", "Tile"])
 def share_heads(graph: Graph) -> Graph:
-    """Let attention and products of heads read the heads of keys and values before they were repeated. Takes linear
-    time.
+    """Let attention and products of heads read the heads of keys and values before they were repeated.
+
+    Takes linear time.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:

@@ -91,8 +91,9 @@ def _scales(scale: Value) -> Iterator[tuple[Value, Value]]:
 
 
 def _is_scale_of(scale: Value, product: Node) -> bool:
-    """Return whether a scale may be that of the first factor. If DynamicQuantizeLinear made the factor, it also made
-    the scale.
+    """Return whether a scale may be that of the first factor.
+
+    If DynamicQuantizeLinear made the factor, it also made the scale.
     """
     dynamic = producer(product.inputs[0], "DynamicQuantizeLinear")
     return dynamic is None or scale is dynamic.outputs[1]

@@ -24,8 +24,9 @@ _BIAS_TOLERANCE = 1e-5
 
 
 class Quantised(NamedTuple):
-    """An 8-bit tensor `x` that represents (x - zero) * scale. `axis`: the axis of the scale; None if the scale is a
-    scalar.
+    """An 8-bit tensor `x` that represents (x - zero) * scale.
+
+    `axis`: the axis of the scale; None if the scale is a scalar.
     """
 
     x: Value
@@ -35,8 +36,9 @@ class Quantised(NamedTuple):
 
     @property
     def known_scale(self) -> np.ndarray | None:
-        """The scale, if it is constant, positive and not too large; else None. Then larger integers represent larger
-        numbers.
+        """The scale, if it is constant, positive and not too large; else None.
+
+        Then larger integers represent larger numbers.
         """
         array = array_of(self.scale)
         usable = array is not None and bool(np.all((array > np.finfo(np.float32).tiny) & (array <= _LARGEST_SCALE)))
@@ -44,16 +46,18 @@ class Quantised(NamedTuple):
 
     @property
     def is_factor(self) -> bool:
-        """Whether the scale may be multiplied with others. False for a constant scale that is NaN, infinite or too
-        large.
+        """Whether the scale may be multiplied with others.
+
+        False for a constant scale that is NaN, infinite or too large.
         """
         array = array_of(self.scale)
         return array is None or bool(np.all(np.abs(array) <= _LARGEST_SCALE))
 
     @property
     def is_divisor(self) -> bool:
-        """Whether a product of scales may be divided by the scale. False for a constant scale that is NaN, 0 or too
-        small.
+        """Whether a product of scales may be divided by the scale.
+
+        False for a constant scale that is NaN, 0 or too small.
         """
         array = array_of(self.scale)
         return array is None or bool(np.all(np.abs(array) >= 1 / _LARGEST_SCALE))

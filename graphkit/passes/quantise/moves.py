@@ -37,8 +37,9 @@ def _is_nearest(node: Node) -> bool:
 
 
 def move_integers(node: Node) -> Sequence[Value] | None:
-    """Return the results of a node that moves dequantised values: move the integers, then dequantise. None if
-    impossible.
+    """Return the results of a node that moves dequantised values: move the integers, then dequantise.
+
+    None if impossible.
     """
     if is_op(node, "Concat"):
         return _move_concat(node)
@@ -83,8 +84,9 @@ def _move_concat(node: Node) -> Sequence[Value] | None:
 
 
 def strip_moves(value: Value, readers: Readers) -> tuple[Value, list[Node]]:
-    """Return the value before a chain of moves, and the moves, the last one first. Each must be the only reader of its
-    operand.
+    """Return the value before a chain of moves, and the moves, the last one first.
+
+    Each must be the only reader of its operand.
     """
     moves: list[Node] = []
     while (node := value.node) is not None and len(node.outputs) == 1 and is_move(node) and readers.has_one_use(value):
