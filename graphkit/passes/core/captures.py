@@ -55,7 +55,7 @@ def drop_unused_captures(
 def lift_updates(
     node: Node, operands: Sequence[Value | None], bodies: Mapping[str, Graph]
 ) -> tuple[Sequence[Value], list[tuple[Value, Value]]]:
-    """Return the results of the node with other subgraphs, whose updates of captures become results of the node.
+    """Replace the subgraphs of a node by `bodies`. Their updates of captures become results of the node.
 
     A branch that does not update such a capture returns the old value. A loop carries it as a state.
 

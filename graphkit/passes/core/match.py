@@ -39,7 +39,7 @@ def first(node: Node) -> Value:
 
 
 def array_of(value: Value) -> np.ndarray | None:
-    """The array of a Constant node's output; None for any other value."""
+    """Return the array of a Constant node's output; None for any other value."""
     if value.node is None or not isinstance(value.node.op, Constant):
         return None
     array: np.ndarray = value.node.op.value.array

@@ -44,7 +44,7 @@ class Product(NamedTuple, Generic[Fused]):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the product has neither an activation nor a residual yet."""
+        """Whether the product has neither an activation nor a residual yet."""
         return not self.op.activation and self.residual is None
 
     def extended(

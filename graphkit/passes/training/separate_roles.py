@@ -171,7 +171,7 @@ def _in_bodies(
     table: Mapping[Value, Value],
     copies: Mapping[tuple[Value, Hashable], Value],
 ) -> Sequence[Value]:
-    """Return the results of the node with uses in its subgraphs replaced by copies, which become captures."""
+    """Let the subgraphs of a node read copies, which they capture. Return the results of the new node."""
     origins = {
         key: {inner: table[outer] for outer, inner in captured(node, body) if outer in table}
         for key, body in node.op.subgraphs().items()
