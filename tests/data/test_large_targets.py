@@ -88,5 +88,5 @@ def test_floats_beyond_their_digits_are_no_classes() -> None:
     for dtype in (np.float64, np.float32, np.float16):
         end = 2 ** (np.finfo(dtype).nmant + 1)
         assert targets.fitted({"t": np.array([0, end - 1], dtype)})["t"].tolist() == [0, end - 1]
-        with pytest.raises(GraphkitError, match=f"holds {float(end)}"):
+        with pytest.raises(GraphkitError, match=f"contain {float(end)}"):
             targets.fitted({"t": np.array([0, end], dtype)})

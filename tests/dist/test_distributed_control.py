@@ -366,7 +366,7 @@ def counting():
         return h, sums
 
     with group("a"):
-        start = x * np.float32(1)
+        start = x * np.float32(0.5)
     _, sums = gk.while_loop(lambda s: F.less(s[0], np.float32(10)), body, (start, np.float32(0)))
     return gk.Model({"sums": sums})
 
@@ -423,7 +423,7 @@ def test_a_full_window_makes_the_sender_wait(on_ranks, window):
         channels._wait_for_acknowledgement = waiting
         return channels
 
-    net, batches = counting(), [{"x": np.float32(n)} for n in (0, 3, 20)]
+    net, batches = counting(), [{"x": np.float32(2 * n)} for n in (0, 3, 20)]
     found = on_ranks(lambda store: run_part(store, net, AB, batches, window=window, wanted=[[1]], around=around))
     assert [float(f["sums"]) for f in found[1][0]] == [385, 385 - 14, 0]
     assert found[0][1].waits > 0

@@ -351,7 +351,9 @@ _BOTH_LAYOUTS = ("", "ChannelsLast")
 _AND_GRADIENT = ("", "Grad")
 # Which nodes of an operator are interpreted, by its name.
 INTERPRETED: dict[str, Callable[[Node], bool]] = {
-    **dict.fromkeys(("LpPool", "RoiAlign", "FusedAttention", "CachedAttention", "RNN", "GRU", "LSTM"), _not_float32),
+    **dict.fromkeys(("LpPool", "RoiAlign", "RNN", "GRU", "LSTM"), _not_float32),
+    **{f"FusedAttention{part}": _not_float32 for part in ("", "WithStatistics", "Grad")},
+    "CachedAttention": _not_float32,
     **{f"{layout}AveragePool{part}": _not_float32 for layout in _BOTH_LAYOUTS for part in _AND_GRADIENT},
     **{f"ChannelsLastMaxPool{part}": _not_float32 for part in ("Grad", "Indices")},
     "ChannelsLastMaxPool": _lacks(*(FLOATS - {DType.FLOAT32})),

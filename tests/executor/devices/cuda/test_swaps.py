@@ -189,13 +189,13 @@ def test_without_room_for_copies_nothing_is_swapped(card: Card, monkeypatch: pyt
 @pytest.mark.parametrize("missing", [SwapIn, SwapOut], ids=["in", "out"])
 def test_a_wait_that_is_missing_shows(missing: type, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that has not come back, and memory that is written over before it has been copied."""
-    follow = SwapQueue.follow
+    stream_wait = SwapQueue.stream_wait
 
     def forgetful(queue: SwapQueue, values: Sequence[gk.Value]) -> None:
-        follow(queue, [v for v in values if v.node is None or not isinstance(v.node.op, missing)])
+        stream_wait(queue, [v for v in values if v.node is None or not isinstance(v.node.op, missing)])
 
     right = trainer()
-    monkeypatch.setattr(SwapQueue, "follow", forgetful)
+    monkeypatch.setattr(SwapQueue, "stream_wait", forgetful)
     wrong = trainer(swap_memory=True, on_nonfinite="ignore")
     losses(right, [ROWS])
     losses(wrong, [ROWS])
