@@ -139,7 +139,7 @@ class SGD(Optimizer):
         return ("momentum",) if self.momentum else ()
 
     def ignores_zeros(self, decay: float) -> bool:
-        return not self.momentum and not self.weight_decay * decay
+        return type(self).update is SGD.update and not self.momentum and not self.weight_decay * decay
 
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
@@ -277,7 +277,7 @@ class Adagrad(Optimizer):
         return self.initial
 
     def ignores_zeros(self, decay: float) -> bool:
-        return self.epsilon > 0 and not self.weight_decay * decay
+        return type(self).update is Adagrad.update and self.epsilon > 0 and not self.weight_decay * decay
 
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float

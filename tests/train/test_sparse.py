@@ -160,6 +160,17 @@ def test_large_tables_have_sparse_updates_where_they_are_equal(
     assert tied.dense_tables == ()
 
 
+def test_own_formulas_have_dense_updates() -> None:
+    class Shrinking(gk.optim.SGD):
+        def update(self, weight, grad, slots, lr, step, decay):  # type: ignore[no-untyped-def]
+            return (weight - lr * (grad + 0.1 * gk.sign(weight)),)
+
+    net = large_lookup()
+    before = net.params["table"].copy()
+    gk.Trainer(net, "mse", Shrinking(0.1)).step(np.array([1, 2]), np.zeros((2, 4), np.float32))
+    assert (net.params["table"] != before).all()
+
+
 @pytest.mark.parametrize("optimizer", [gk.optim.SGD(0.1), gk.optim.Adagrad(0.1)], ids=["sgd", "adagrad"])
 def test_equal_sparse_updates_have_the_values_of_dense_ones(optimizer: gk.optim.Optimizer) -> None:
     """The second Trainer is the same with a second reader of the whole table, whose gradient is zero."""

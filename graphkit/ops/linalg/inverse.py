@@ -106,6 +106,7 @@ class Cofactor(Op):
         Sample(_DEFINITE, dtypes=REALS),
         Sample(Rand((2, 2, 2), definite=True), dtypes=REALS),
         Sample((1, 1), dtypes=REALS),
+        Sample((2, 0, 0), dtypes=REALS),
     )
 
     def infer(self, a: TensorType) -> TensorType:
@@ -122,7 +123,7 @@ class Cofactor(Op):
 
     def expand(self, a: Any) -> Any:
         n = None if a.shape is None else a.shape[-1]
-        if n == 1:
+        if isinstance(n, int) and n < 2:
             return F.constant_of_shape(F.shape(a), value=np.ones(1, a.dtype.numpy))
         if isinstance(n, int) and n <= _MINORS:
             return F.det(_minors(a, n)) * _signs(a.dtype, n)
@@ -132,7 +133,7 @@ class Cofactor(Op):
     def grad(self, node: Node, dy: Any) -> Any:
         y, (a,) = node.output, node.operands
         n = None if a.shape is None else a.shape[-1]
-        if n == 1:
+        if isinstance(n, int) and n < 2:
             return None
         if isinstance(n, int) and n <= _MINORS:
             return _of_minors(as_matrices(dy * _signs(a.dtype, n)) * F.cofactor(_minors(a, n)), n)

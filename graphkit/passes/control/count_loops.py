@@ -94,17 +94,20 @@ def _counter(view: LoopView) -> _Counter | None:
             continue
         last = end - 1 if is_op(again, "Less") else end
         trips = max((last - int(first[0])) // steps[0] + 1, 1)
+        if int(first[0]) + trips * steps[0] > np.iinfo(np.int64).max:
+            continue  # the counter wraps around
         return _Counter(i, int(first[0]), steps[0], trips if most is None else min(trips, int(most[0])))
     return None
 
 
 def _integer(value: Value, known: Mapping[Value, Sequence[float] | None]) -> int | None:
     """Return the value of a constant int64 scalar, which may be a capture of the loop; None if it is not constant."""
+    if value.dtype is not DType.INT64:
+        return None  # a Cast from it may have changed the number
     constants = known.get(value, value.tensor.constants)
     if constants is None and (node := producer(value, *_SAME_ELEMENT)) is not None:
         return _integer(node.operands[0], known)
-    single = value.dtype is DType.INT64 and constants is not None and len(constants) == 1
-    return int(constants[0]) if single and constants is not None else None
+    return int(constants[0]) if constants is not None and len(constants) == 1 else None
 
 
 def _with_gathered_elements(body: Graph, trips: int) -> Graph:

@@ -96,6 +96,26 @@ def test_steps(step: int, compared: str, expected: int) -> None:
     compare(proto)
 
 
+def test_a_narrowing_cast_of_the_end() -> None:
+    """259 is 3 as int8: the constant before the casts says nothing of the number of iterations."""
+    body = ROW + "  narrow = Cast <to = 3> (big)  bound = Cast <to = 7> (narrow)"
+    proto = model(body, end="bound")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.int64(259), "big"))
+    assert trips(proto) in (None, (3,))
+    compare(proto)
+
+
+@pytest.mark.parametrize(("first", "end"), [(-5, 2**63 - 1), (-(2**63), 2**63 - 1)])
+def test_counters_that_wrap_around_stay(first: int, end: int) -> None:
+    proto = model(ROW, first=first, end="far")
+    (loop,) = (n for n in proto.graph.node if n.op_type == "Loop")
+    for node in loop.attribute[0].g.node:
+        if node.output[0] == "again":
+            node.op_type = "LessOrEqual"
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.int64(end), "far"))
+    assert trips(proto) is None
+
+
 @in_one_item()
 @pytest.mark.parametrize(
     "options", [dict(end="most", start=False, limit="most"), dict(limit="m"), dict(end="bound"), dict(end="i")], ids=str

@@ -195,6 +195,18 @@ def test_rows_that_see_no_key_make_gradients_nan(isa):
     check(run(*arrays, mask), plain(*arrays, mask))
 
 
+@in_one_item()
+@pytest.mark.parametrize("boolean", [False, True])
+def test_rows_that_a_mask_hides_wholly_with_causal(boolean, isa):
+    """Their weights are NaN for all keys, also for those that no other row of the block sees."""
+    arrays = operands(1, 3, 65, 200, 32, 7)
+    sees = np.random.default_rng(4).random((1, 1, 65, 1)) < 0.7
+    mask = sees if boolean else np.where(sees, np.float32(0), np.float32(-np.inf))
+    options = {"causal": True, "hidden_score": -np.inf}
+    for threads in (1, 4):
+        check(run(*arrays, mask, threads=threads, **options), plain(*arrays, mask, **options))
+
+
 def test_scores_of_equal_size_far_from_zero(isa):
     """All scores of a row are near -1e9: log(sum) + largest would round log(sum) away."""
     arrays = operands(1, 1, 20, 40, 8, 8)

@@ -216,6 +216,10 @@ MANY_PLANES = [
     ((1, 19, 60, 9), dict(kernel_shape=(2, 3), strides=(9, 2), pads=(1, 1, 1, 2), ceil_mode=True)),
     ((1, 5, 12000), dict(kernel_shape=(3,), strides=(20,), dilations=(3,), pads=(2, 30))),
     ((1, 65, 3), dict(kernel_shape=(2,), strides=(2,), pads=(4, 9))),
+    # Neighbouring windows that have taps at opposite ends of the image.
+    ((1, 16, 101), dict(kernel_shape=(2,), dilations=(101,), pads=(1, 1))),
+    ((1, 6, 4), dict(kernel_shape=(2,), dilations=(4,), pads=(2, 1))),
+    ((1, 12, 6), dict(kernel_shape=(3,), dilations=(6,), pads=(2, 9))),
     ((2, 16, 3, 4, 5), dict(kernel_shape=(2, 3, 3), strides=(1, 2, 1), pads=(1, 0, 1, 0, 1, 1))),
     ((1, 36, 12, 1, 9), dict(kernel_shape=(5, 1, 9), strides=(2, 1, 9))),
     ((1, 2, 3, 0), dict(kernel_shape=(2, 2), pads=(1, 1, 1, 1))),

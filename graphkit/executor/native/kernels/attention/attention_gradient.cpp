@@ -46,7 +46,7 @@ class AttentionGradient : public Kernel {
     };
     std::int64_t dq_floats() const { return batch_ * heads_ * queries_ * block_.depth; }
     std::size_t blocks_bytes() const;
-    std::int64_t seen(std::int64_t row, std::int64_t rows) const;
+    std::int64_t seen(const AttentionGradientBlock& block, std::int64_t row) const;
     void run_part(const Operands& given, std::int64_t part, std::int64_t head, float* memory) const;
     AttentionGradientBlock block_at(const Operands& given, std::int64_t n, std::int64_t h, std::int64_t row) const;
     void add_terms(const Operands& given) const;
@@ -139,13 +139,14 @@ std::size_t AttentionGradient::scratch_bytes() const {
     return blocks_bytes() + static_cast<std::size_t>((parts_ - 1) * dq_floats()) * sizeof(float);
 }
 
-// The keys that rows [row, row + rows) read, from the first one on.
-std::int64_t AttentionGradient::seen(std::int64_t row, std::int64_t rows) const {
-    // A row that sees no key has NaN as weights, which make gradients of all values NaN.
-    if (!causal_ || block_.causal_offset + row < 0) {
+// The keys that the rows of a block, from `row` on, read, from the first one on.
+std::int64_t AttentionGradient::seen(const AttentionGradientBlock& block, std::int64_t row) const {
+    // A row that sees no key has NaN as weights, which make gradients of all values NaN. So does a score that is NaN.
+    const bool sees = std::all_of(block.total, block.total + block.rows, [](float total) { return total > 0; });
+    if (!causal_ || block_.causal_offset + row < 0 || !sees) {
         return keys_;
     }
-    return std::min(keys_, block_.causal_offset + row + rows);
+    return std::min(keys_, block_.causal_offset + row + block.rows);
 }
 
 AttentionGradientBlock AttentionGradient::block_at(const Operands& given, std::int64_t n, std::int64_t h,
@@ -190,7 +191,7 @@ void AttentionGradient::run_part(const Operands& given, std::int64_t part, std::
         block.dq = moved(dq, row * dq_stride);
         block.dq_stride = dq_stride;
         block.first_key = first;
-        block.last_key = std::min(last, seen(row, block.rows));
+        block.last_key = std::min(last, seen(block, row));
         if (block.last_key > first) {
             table_.run(block, memory);
         } else {

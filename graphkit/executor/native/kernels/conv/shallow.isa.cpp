@@ -17,8 +17,6 @@ constexpr int kGroup = 14;
 #else
 constexpr int kGroup = 6;
 #endif
-// Products that are added up in one chain.
-constexpr std::int64_t kChain = 256;
 constexpr std::int64_t kLongWindow = 128;
 
 // Where a tile of results lies, and which elements are added to it.
@@ -124,7 +122,7 @@ void run(const ShallowLine& line) {
     const bool filters_inside = line.end - line.begin >= kLongWindow;
     std::int64_t begin = line.begin;
     do {  // at least once, for sums that are given, and windows in the padding
-        const std::int64_t end = std::min(begin + kChain, line.end);
+        const std::int64_t end = std::min(begin + kShallowChain, line.end);
         if (filters_inside) {
             for (std::int64_t window = 0; window < line.count; window += kStep) {
                 for_each_group(kGroup, line.filters, [&](std::int64_t filter, std::int64_t filters) {

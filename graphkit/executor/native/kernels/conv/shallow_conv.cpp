@@ -159,8 +159,10 @@ void ShallowConvolution::choose_rows() {
          ++rows) {
         together = fewest_vectors(rows) <= fewest_vectors(together) ? rows : together;
     }
-    // Joining takes a vector as long as multiplying it by some filters.
-    joins_ = plane_.filters * (apart - fewest_vectors(together)) > 6 * apart;
+    // Joining takes a vector as long as multiplying it by some filters. With one channel, elements in the padding are
+    // left out of lines that are not joined: longer windows would be cut into other chains.
+    const bool same_chains = plane_.channels > 1 || elements() <= kShallowChain;
+    joins_ = same_chains && plane_.filters * (apart - fewest_vectors(together)) > 6 * apart;
     if (joins_) {
         rows_ = together;
         return;

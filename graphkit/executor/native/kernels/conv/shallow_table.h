@@ -9,6 +9,9 @@
 
 namespace graphkit {
 
+// Products that are added up in one chain.
+constexpr std::int64_t kShallowChain = 256;
+
 // Windows of results side by side, and all filters. Element e of window i is x[offsets[e] + i]; x may be read for whole
 // vectors of windows.
 struct ShallowLine {

@@ -51,7 +51,7 @@ LanesPool::LanesPool(const PoolGeometry& g, bool mean)
     std::size_t to = 0;
     std::int64_t stride = 1;
     for (int axis = 0; axis < 3; ++axis) {
-        Axis made{g.input[axis], g.dilation[axis], {}};
+        Axis made{g.input[axis], g.kernel[axis], g.dilation[axis], {}};
         for (const Span& span : g.windows[axis]) {
             const std::int64_t first = span.count() > 0 ? span.start + span.first * g.dilation[axis] : 0;
             made.windows.push_back({first, span.count()});
@@ -81,7 +81,8 @@ void LanesPool::cut(std::int64_t stride) {
     for (const PoolReach& window : axis.windows) {
         taps = std::max(taps, window.count);
     }
-    const std::int64_t reach = taps == 0 ? 0 : (taps - 1) * axis.dilation + 1;
+    // Of the whole window: neighbouring windows may lose their taps at opposite ends.
+    const std::int64_t reach = taps == 0 ? 0 : (axis.kernel - 1) * axis.dilation + 1;
     const std::int64_t whole = (taps + kTileRows - 1) / kTileRows * kTileRows;
     apart_ = axis.dilation == 1 && stride >= 4 * whole ? whole : 0;
     const auto stages_of = [&](std::int64_t windows) {

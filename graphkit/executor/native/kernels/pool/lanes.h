@@ -28,6 +28,7 @@ class LanesPool final : public VectorPool {
   private:
     struct Axis {
         std::int64_t size = 1;
+        std::int64_t kernel = 1;
         std::int64_t dilation = 1;
         std::vector<PoolReach> windows;
 
