@@ -162,7 +162,9 @@ def test_large_tables_have_sparse_updates_where_they_are_equal(
 
 def test_own_formulas_have_dense_updates() -> None:
     class Shrinking(gk.optim.SGD):
-        def update(self, weight, grad, slots, lr, step, decay):  # type: ignore[no-untyped-def]
+        def update(
+            self, weight: gk.Value, grad: gk.Value, slots: Any, lr: gk.Value, step: gk.Value, decay: float
+        ) -> Any:
             return (weight - lr * (grad + 0.1 * gk.sign(weight)),)
 
     net = large_lookup()

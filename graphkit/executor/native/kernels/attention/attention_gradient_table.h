@@ -19,7 +19,7 @@ struct AttentionGradientBlock : ScoreMask {
     const float* largest;  // [rows]: statistics of the forward pass
     const float* total;
     float* dq;  // `rows` rows of `depth`, which are overwritten
-    float* dk;  // the gradients of the block are added to rows of k and v; each of the three is null if nobody reads it
+    float* dk;  // the gradients of the block are added to rows of k and v; each of the three may be null
     float* dv;
     std::int64_t rows, first_key, last_key, depth, value_depth;
     std::int64_t q_stride, k_stride, v_stride, y_stride, dq_stride;

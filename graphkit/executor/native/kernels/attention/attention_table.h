@@ -29,8 +29,8 @@ struct AttentionBlock : ScoreMask {
     std::int64_t q_stride, k_stride, v_stride, y_stride;
     float scale;
 
-    // Of each row, [rows]: the largest score, and the sum of exp(score - largest). These and y are null if nobody reads
-    // them.
+    // Of each row, [rows]: the largest score, and the sum of exp(score - largest). These and y are null if they are not
+    // wanted.
     float* largest;
     float* total;
 

@@ -16,7 +16,7 @@ constexpr double kGroupElementNanoseconds = 0.5;
 // Fewer groups are computed one by one, with their channels shared among threads.
 constexpr std::int64_t kManyGroups = 16;
 
-// From dy, x and scale: dx, dscale and dbias. Outputs that nobody reads may be absent. Sums over a group are sums over
+// From dy, x and scale: dx, dscale and dbias. Outputs may be absent. Sums over a group are sums over
 // channels of sums over their positions, so results do not depend on the number of threads.
 class GroupNormGrad : public Kernel {
   public:
