@@ -39,6 +39,7 @@ def row(
     other: Sequence[Operand],
 ) -> None:
     """Add a row. `theirs` gets torch and torch.nn.functional before the tensors."""
+    assert name not in ROWS, f"two rows are called {name}"
     ROWS[name] = Gradient(name, ours, theirs, operands, other)
 
 

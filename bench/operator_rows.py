@@ -38,6 +38,7 @@ def row(
     **attributes: Any,
 ) -> None:
     """Add a row."""
+    assert name not in ROWS, f"two rows are called {name}"
     ROWS[name] = Row(name, operator, operands, other, outputs, opset, attributes)
 
 
