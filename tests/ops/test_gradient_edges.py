@@ -223,3 +223,27 @@ def test_nothing_to_choose_from_is_not_a_number(function: Callable[..., Any]) ->
 def test_every_edge_has_a_name_of_its_own() -> None:
     names = [edge.name for edge in EDGES]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "w_shape", "is_product"),
+    [
+        ((2, 3, 5, 6), (4, 3, 2, 3), True),
+        ((2, 3, 5, 6), (0, 3, 2, 3), False),
+        ((2, 0, 5, 6), (4, 0, 2, 3), False),
+    ],
+    ids=["patches", "no filters", "no channels"],
+)
+def test_gradient_of_a_convolution_of_patches(
+    x_shape: tuple[int, ...], w_shape: tuple[int, ...], is_product: bool
+) -> None:
+    """A product of the patches, unless there are none of some size."""
+    weights = np.random.default_rng(0).standard_normal(w_shape).astype(np.float32)
+    x = Value(TensorType("float32", x_shape), "x")
+    y = F.conv(x, constant(weights), strides=w_shape[2:])
+    (dx,) = gradient([F.reduce_sum(y, keepdims=False)], [x])
+    net = Model({"dx": dx})
+    assert any(n.op.name == "MatMul" for n in net.graph.nodes) == is_product
+    wanted = np.zeros(x_shape, np.float32)
+    wanted[:, :, :4, :6] = np.tile(weights.sum(axis=0), (1, 2, 2))
+    np.testing.assert_allclose(net.run({"x": np.zeros(x_shape, np.float32)})["dx"], wanted, rtol=1e-5, atol=1e-6)

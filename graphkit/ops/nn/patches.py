@@ -21,6 +21,7 @@ def cuts_patches(w: Any, x: Any, window: Window, group: int) -> bool:
     kernel = tuple(w.shape[2:])
     return (
         group == 1
+        and 0 not in w.shape  # a Reshape to such sizes would copy others
         and x.shape[1] < _FEW_CHANNELS
         and tuple(window.strides) == kernel
         and math.prod(kernel) > 1

@@ -65,9 +65,8 @@ class _Plan:
             if is_op(node, "ChannelsLastBatchNormGrad", domain=DOMAIN):
                 gradients.setdefault(node.operands[4], []).append(node)
         self._fusions: dict[Node, _Fusion] = {}
-        self._fused_nodes: dict[
-            Node, Value
-        ] = {}  # fused nodes, with the old value whose new value replaces their result
+        # For each fused node, the old value whose new value replaces the node's result.
+        self._fused_nodes: dict[Node, Value] = {}
         self._sources: dict[Node, _Gradient] = {}  # by the node of their source
         for node in graph.nodes:
             if _is_norm(node):
