@@ -138,7 +138,7 @@ def large_tables(graph: Graph, trained: Sequence[TrainedParameter]) -> list[Trai
             read.add(value)
             if not _gathers_rows(node, value):
                 del possible[value]
-    returned = set(graph.outputs)
+    returned = {*graph.outputs, *(new for _, new in graph.updates)}
     return [t for v, t in possible.items() if v in read and v not in returned]
 
 
