@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/conv/following.h"
 #include "kernels/conv/narrow_table.h"
 #include "kernels/conv/plane.h"
 #include "runtime/bindings.h"
@@ -24,34 +23,27 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) {
     return (a + b - 1) / b;
 }
 
-// y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, spatial], arrays lie as [N, spatial, C]; w [M, C, kernel]
-// lies as it is; constant weights may come packed. The residual is the last input.
-class NarrowConvolution final : public Kernel {
+// Shapes are given as [N, C, spatial], arrays lie as [N, spatial, C]; w [M, C, kernel] lies as it is.
+class NarrowConvolution final : public PlaneConvolution {
   public:
-    // Throws Unsupported for what ConvPlane does not cover, and for a scaled product; NativeError for shapes that do
-    // not fit.
     NarrowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const Epilogue& epilogue,
                       bool pack_weights, int threads);
 
     // Whether this is faster than filters in lanes.
     static bool suits(const Dims& x, const Dims& w, const Dims& y, const Window& window);
 
-    std::size_t scratch_bytes() const override;
-    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
-    std::vector<int> packed_inputs() const override { return packed_ ? std::vector{1} : std::vector<int>{}; }
-    std::size_t packed_bytes(int input) const override;
     std::string packed_layout(int input) const override;
-    void pack(int input, const void* plain, void* packed) const override;
     std::vector<std::pair<int, int>> inplace() const override;
-    std::string implementation() const override { return "narrow:" + isa_; }
 
   private:
-    struct Part {
-        std::int64_t image, row, rows, column, columns;
-    };
+    std::int64_t parts() const override { return plane_.images * row_parts_ * column_parts_; }
+    double part_nanoseconds() const override;
+    std::size_t arranged_floats() const override;
+    std::size_t copy_bytes() const override;
+    bool arrange(const float* w, float* to) const override;
+    void compute_parts(const Operands& given, std::int64_t begin, std::int64_t end, float* copied) const override;
 
     Part part(std::int64_t number) const;
-    std::int64_t parts() const { return plane_.images * row_parts_ * column_parts_; }
     // The image below a part's windows lies in itself, or is copied with zeros around it.
     bool inside(const Part& part) const;
     void copy(const Part& part, const float* image, float* to) const;
@@ -62,10 +54,6 @@ class NarrowConvolution final : public Kernel {
     std::int64_t run_floats() const {
         return plane_.dilations[1] == 1 ? plane_.kernel[1] * plane_.channels : plane_.channels;
     }
-    std::size_t weight_bytes() const;
-    std::size_t copy_bytes() const;
-    std::size_t workers() const { return static_cast<std::size_t>(std::min<std::int64_t>(threads(), parts())); }
-    void arrange(const float* w, std::byte* to) const;
     NarrowLine line() const;
     void place_runs(std::int64_t pitch, std::vector<std::int64_t>& offsets) const;
     void compute(const Part& part, NarrowLine line, bool sound, float* copied,
@@ -74,10 +62,6 @@ class NarrowConvolution final : public Kernel {
                      const float* image) const;
 
     const NarrowTable& table_;
-    std::string isa_;
-    ConvPlane plane_{};
-    bool packed_;
-    Following following_;
     std::int64_t rows_ = 1;  // of a part at most
     std::int64_t row_parts_ = 0;
     std::int64_t column_parts_ = 0;
@@ -101,29 +85,14 @@ bool NarrowConvolution::suits(const Dims& x, const Dims& w, const Dims& y, const
 
 NarrowConvolution::NarrowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                      const Epilogue& epilogue, bool pack_weights, int threads)
-    : Kernel("NarrowConvolution", threads > 0 ? threads : default_threads()),
-      table_(narrow_table()),
-      isa_(isa_name()),
-      packed_(pack_weights) {
-    inputs_ = {{"x", x}, {"w", w}};
-    outputs_ = {{"y", y}};
-    if (epilogue.alpha != 1 || !ConvPlane::covers(x, w, y, window)) {
-        throw Unsupported(describe() + ": not by the method narrow");
+    : PlaneConvolution("NarrowConvolution", "narrow", x, w, y, window, epilogue, pack_weights, threads),
+      table_(narrow_table()) {
+    const auto put_channels_last = [](Dims& dims) { std::rotate(dims.begin() + 1, dims.begin() + 2, dims.end()); };
+    put_channels_last(inputs_[0].shape);
+    put_channels_last(outputs_[0].shape);
+    if (inputs_.size() > 3) {
+        put_channels_last(inputs_[3].shape);
     }
-    plane_ = ConvPlane::of(*this, x, w, y, window);
-    const auto last = [](const Dims& dims) {
-        Dims moved(dims);
-        std::rotate(moved.begin() + 1, moved.begin() + 2, moved.end());
-        return moved;
-    };
-    inputs_[0].shape = last(x);
-    outputs_[0].shape = last(y);
-    inputs_.push_back({"bias", {plane_.filters}, ElementType::f32, !epilogue.bias});
-    if (epilogue.residual != 0) {
-        inputs_.push_back({"residual", outputs_[0].shape});
-    }
-    following_ =
-        Following(epilogue, plane_.images * plane_.out_height * plane_.out_width, plane_.filters, this->threads());
     column_parts_ = divide_up(plane_.out_width, kPartColumns);
     const std::int64_t columns = divide_up(plane_.out_width, std::max<std::int64_t>(column_parts_, 1));
     while (rows_ < plane_.out_height &&
@@ -171,10 +140,8 @@ void NarrowConvolution::copy(const Part& part, const float* image, float* to) co
     }
 }
 
-// Whether the weights are finite, then the weights.
-std::size_t NarrowConvolution::weight_bytes() const {
-    const std::int64_t run = divide_up(run_floats(), table_.grain) * table_.grain;
-    return kAlignment + aligned(static_cast<std::size_t>(plane_.filters * runs() * run) * sizeof(float));
+std::size_t NarrowConvolution::arranged_floats() const {
+    return static_cast<std::size_t>(plane_.filters * runs() * divide_up(run_floats(), table_.grain) * table_.grain);
 }
 
 std::size_t NarrowConvolution::copy_bytes() const {
@@ -183,36 +150,20 @@ std::size_t NarrowConvolution::copy_bytes() const {
     return plane_.pads() ? aligned(static_cast<std::size_t>(floats) * sizeof(float)) : 0;
 }
 
-// Weights, then a copy for each thread, then what follows.
-std::size_t NarrowConvolution::scratch_bytes() const {
-    return (packed_ ? 0 : weight_bytes()) + workers() * copy_bytes() + following_.scratch_bytes();
-}
-
-std::size_t NarrowConvolution::packed_bytes(int input) const {
-    require_packed(input);
-    return weight_bytes();
-}
-
 std::string NarrowConvolution::packed_layout(int input) const {
     require_packed(input);
     return implementation() + (plane_.dilations[1] == 1 ? " joined " : " ") + to_string(inputs_[1].shape);
-}
-
-void NarrowConvolution::pack(int input, const void* plain, void* packed) const {
-    require_packed(input);
-    arrange(static_cast<const float*>(plain), static_cast<std::byte*>(packed));
 }
 
 std::vector<std::pair<int, int>> NarrowConvolution::inplace() const {
     return inputs_.size() > 3 ? std::vector<std::pair<int, int>>{{3, 0}} : std::vector<std::pair<int, int>>{};
 }
 
-void NarrowConvolution::arrange(const float* w, std::byte* to) const {
+bool NarrowConvolution::arrange(const float* w, float* to) const {
     const std::int64_t taps = plane_.kernel[0] * plane_.kernel[1];
     const bool joined = plane_.dilations[1] == 1;
     const NarrowFilters given{w, plane_.channels, plane_.channels * taps, joined ? plane_.kernel[1] : 1, 1, taps};
-    const bool sound = table_.arrange(given, line(), reinterpret_cast<float*>(to + kAlignment));
-    *reinterpret_cast<std::uint8_t*>(to) = sound ? 1 : 0;
+    return table_.arrange(given, line(), to);
 }
 
 // What all lines share.
@@ -296,37 +247,26 @@ void NarrowConvolution::compute(const Part& part, NarrowLine line, bool sound, f
     }
 }
 
-void NarrowConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    const auto* weights = static_cast<const std::byte*>(inputs[1]);
-    if (!packed_) {
-        arrange(static_cast<const float*>(inputs[1]), scratch);
-        weights = scratch;
-        scratch += weight_bytes();
-    }
-    std::byte* const rest = scratch + workers() * copy_bytes();
-    const void* bias = inputs[2];
-    const void* residual = inputs_.size() > 3 ? inputs[3] : nullptr;
-    NarrowLine whole = line();
-    whole.w = reinterpret_cast<const float*>(weights + kAlignment);
-    whole.y = following_.product(outputs[0], rest);
-    whole.epilogue = following_.on_the_way(bias, residual);
-    const bool sound = *reinterpret_cast<const std::uint8_t*>(weights) != 0;
-    const auto* x = static_cast<const float*>(inputs[0]);
+double NarrowConvolution::part_nanoseconds() const {
     const std::int64_t vectors = plane_.filters * runs() * divide_up(run_floats(), table_.grain);
     const std::int64_t results = plane_.images * plane_.out_height * plane_.out_width;
-    const double cost = kVectorNanoseconds * static_cast<double>(vectors) * static_cast<double>(results) /
-                        static_cast<double>(std::max<std::int64_t>(parts(), 1));
-    parallel_for(threads(), parts(), cost, [&](std::int64_t begin, std::int64_t end) {
-        auto* copied = reinterpret_cast<float*>(scratch + static_cast<std::size_t>(thread_number()) * copy_bytes());
-        std::vector<std::int64_t> offsets;
-        for (std::int64_t at = begin; at < end; ++at) {
-            const Part here = part(at);
-            NarrowLine line = whole;
-            line.first = x + here.image * plane_.height * plane_.width * plane_.channels;
-            compute(here, line, sound, copied, offsets);
-        }
-    });
-    following_.pass(whole.y, residual, outputs[0], rest);
+    return kVectorNanoseconds * static_cast<double>(vectors) * static_cast<double>(results) /
+           static_cast<double>(std::max<std::int64_t>(parts(), 1));
+}
+
+void NarrowConvolution::compute_parts(const Operands& given, std::int64_t begin, std::int64_t end,
+                                      float* copied) const {
+    NarrowLine whole = line();
+    whole.w = given.weights;
+    whole.y = given.y;
+    whole.epilogue = given.epilogue;
+    std::vector<std::int64_t> offsets;
+    for (std::int64_t at = begin; at < end; ++at) {
+        const Part here = part(at);
+        NarrowLine line = whole;
+        line.first = given.x + here.image * plane_.height * plane_.width * plane_.channels;
+        compute(here, line, given.sound, copied, offsets);
+    }
 }
 
 GRAPHKIT_BINDINGS(narrow_conv, "conv", "epilogue") {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "runtime/isa.h"
+#include "runtime/threads.h"
+
 namespace graphkit {
 
 bool ConvPlane::covers(const Dims& x, const Dims& w, const Dims& y, const Window& window) {
@@ -36,6 +39,74 @@ ConvPlane ConvPlane::of(const Kernel& kernel, const Dims& x, const Dims& w, cons
         throw NativeError(kernel.describe() + ": batch or channels do not fit");
     }
     return plane;
+}
+
+PlaneConvolution::PlaneConvolution(const char* name, const char* method, const Dims& x, const Dims& w, const Dims& y,
+                                   const Window& window, const Epilogue& epilogue, bool pack_weights, int threads)
+    : Kernel(name, threads > 0 ? threads : default_threads()),
+      method_(method),
+      isa_(isa_name()),
+      packed_(pack_weights) {
+    inputs_ = {{"x", x}, {"w", w}};
+    outputs_ = {{"y", y}};
+    if (epilogue.alpha != 1 || !ConvPlane::covers(x, w, y, window)) {
+        throw Unsupported(describe() + ": not by the method " + method_);
+    }
+    plane_ = ConvPlane::of(*this, x, w, y, window);
+    inputs_.push_back({"bias", {plane_.filters}, ElementType::f32, !epilogue.bias});
+    if (epilogue.residual != 0) {
+        inputs_.push_back({"residual", y});
+    }
+    following_ =
+        Following(epilogue, plane_.images * plane_.out_height * plane_.out_width, plane_.filters, this->threads());
+}
+
+// A flag, whether the weights are sound, then the weights.
+std::size_t PlaneConvolution::weight_bytes() const {
+    return kAlignment + aligned(arranged_floats() * sizeof(float));
+}
+
+std::size_t PlaneConvolution::copies_bytes() const {
+    return static_cast<std::size_t>(std::clamp<std::int64_t>(parts(), 1, threads())) * copy_bytes();
+}
+
+// Weights, then a copy for each thread, then what follows.
+std::size_t PlaneConvolution::scratch_bytes() const {
+    return (packed_ ? 0 : weight_bytes()) + copies_bytes() + following_.scratch_bytes();
+}
+
+std::size_t PlaneConvolution::packed_bytes(int input) const {
+    require_packed(input);
+    return weight_bytes();
+}
+
+void PlaneConvolution::pack(int input, const void* plain, void* packed) const {
+    require_packed(input);
+    arrange_behind_flag(plain, static_cast<std::byte*>(packed));
+}
+
+void PlaneConvolution::arrange_behind_flag(const void* w, std::byte* to) const {
+    const bool sound = arrange(static_cast<const float*>(w), reinterpret_cast<float*>(to + kAlignment));
+    *reinterpret_cast<std::uint8_t*>(to) = sound ? 1 : 0;
+}
+
+void PlaneConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    const auto* weights = static_cast<const std::byte*>(inputs[1]);
+    if (!packed_) {
+        arrange_behind_flag(weights, scratch);
+        weights = scratch;
+        scratch += weight_bytes();
+    }
+    std::byte* const rest = scratch + copies_bytes();
+    const void* residual = inputs_.size() > 3 ? inputs[3] : nullptr;
+    const Operands given{static_cast<const float*>(inputs[0]), reinterpret_cast<const float*>(weights + kAlignment),
+                         *reinterpret_cast<const std::uint8_t*>(weights) != 0, following_.product(outputs[0], rest),
+                         following_.on_the_way(inputs[2], residual)};
+    parallel_for(threads(), parts(), part_nanoseconds(), [&](std::int64_t begin, std::int64_t end) {
+        std::byte* const copied = scratch + static_cast<std::size_t>(thread_number()) * copy_bytes();
+        compute_parts(given, begin, end, reinterpret_cast<float*>(copied));
+    });
+    following_.pass(given.y, residual, outputs[0], rest);
 }
 
 }  // namespace graphkit

@@ -1,6 +1,7 @@
-// A convolution of one group over one or two spatial dimensions, as one over two.
+// A convolution of one group over one or two spatial dimensions, as one over two, and what its kernels share.
 #pragma once
 
+#include "kernels/conv/following.h"
 #include "kernels/conv/window.h"
 #include "runtime/kernel.h"
 
@@ -21,6 +22,55 @@ struct ConvPlane {
     static bool covers(const Dims& x, const Dims& w, const Dims& y, const Window& window);
     // Throws NativeError, which describes the kernel, for shapes that do not fit together.
     static ConvPlane of(const Kernel& kernel, const Dims& x, const Dims& w, const Dims& y, const Window& window);
+};
+
+// y = epilogue(conv(x, w) + bias), part by part: constant weights may come packed, the residual is the last input, and
+// each thread has a copy of what its part reads.
+class PlaneConvolution : public Kernel {
+  public:
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<int> packed_inputs() const override { return packed_ ? std::vector{1} : std::vector<int>{}; }
+    std::size_t packed_bytes(int input) const override;
+    void pack(int input, const void* plain, void* packed) const override;
+    std::string implementation() const override { return method_ + ":" + isa_; }
+
+  protected:
+    // Some of the lines of results of an image, or a part of one line.
+    struct Part {
+        std::int64_t image, row, rows, column, columns;
+    };
+    struct Operands {
+        const float* x;
+        const float* weights;  // arranged
+        bool sound;            // whether all weights are finite, or it does not matter
+        float* y;
+        TiledEpilogue epilogue;
+    };
+
+    // Inputs and outputs lie as they are given. Throws Unsupported for what ConvPlane does not cover, and for a scaled
+    // product; NativeError for shapes that do not fit.
+    PlaneConvolution(const char* name, const char* method, const Dims& x, const Dims& w, const Dims& y,
+                     const Window& window, const Epilogue& epilogue, bool pack_weights, int threads);
+
+    virtual std::int64_t parts() const = 0;
+    virtual double part_nanoseconds() const = 0;
+    virtual std::size_t arranged_floats() const = 0;
+    virtual std::size_t copy_bytes() const = 0;
+    // Arranges the weights, and returns whether they are sound.
+    virtual bool arrange(const float* w, float* to) const = 0;
+    virtual void compute_parts(const Operands& given, std::int64_t begin, std::int64_t end, float* copied) const = 0;
+
+    ConvPlane plane_{};
+
+  private:
+    std::size_t weight_bytes() const;
+    std::size_t copies_bytes() const;
+    void arrange_behind_flag(const void* w, std::byte* to) const;
+
+    std::string method_, isa_;
+    bool packed_;
+    Following following_;
 };
 
 }  // namespace graphkit

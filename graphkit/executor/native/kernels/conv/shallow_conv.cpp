@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/conv/following.h"
 #include "kernels/conv/plane.h"
 #include "kernels/conv/shallow_table.h"
 #include "primitives/strided_copy.h"
@@ -48,31 +47,24 @@ struct PhaseLayout {
     std::int64_t line() const { return phases * floats; }
 };
 
-// y = epilogue(conv(x, w) + bias); x [N, C, spatial], w [M, C, kernel], y [N, M, spatial] and the residual, the last
-// input, lie as they are given. Constant weights may come packed.
-class ShallowConvolution final : public Kernel {
+// x [N, C, spatial], w [M, C, kernel], y [N, M, spatial] and the residual lie as they are given. Partial sums go to y
+// before the residual is read, so results must not take its memory.
+class ShallowConvolution final : public PlaneConvolution {
   public:
-    // Throws Unsupported for what ConvPlane does not cover, and for a scaled product; NativeError for shapes that do
-    // not fit.
     ShallowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const Epilogue& epilogue,
                        bool pack_weights, int threads);
 
-    std::size_t scratch_bytes() const override;
-    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
-    std::vector<int> packed_inputs() const override { return packed_ ? std::vector{1} : std::vector<int>{}; }
-    std::size_t packed_bytes(int input) const override;
     std::string packed_layout(int input) const override;
-    void pack(int input, const void* plain, void* packed) const override;
-    std::string implementation() const override { return "shallow:" + isa_; }
 
   private:
-    // Some of the lines of results of an image, or a part of one line.
-    struct Part {
-        std::int64_t image, row, rows, column, columns;
-    };
+    std::int64_t parts() const override { return plane_.images * row_parts_ * column_parts_; }
+    double part_nanoseconds() const override;
+    std::size_t arranged_floats() const override { return static_cast<std::size_t>(plane_.filters * elements()); }
+    std::size_t copy_bytes() const override;
+    bool arrange(const float* w, float* to) const override;
+    void compute_parts(const Operands& given, std::int64_t begin, std::int64_t end, float* copied) const override;
 
     Part part(std::int64_t number) const;
-    std::int64_t parts() const { return plane_.images * row_parts_ * column_parts_; }
     // Fewer would leave threads without work.
     std::int64_t wanted_parts() const { return threads() > 1 ? kChunksPerThread * threads() : 1; }
     void choose_rows();
@@ -81,10 +73,6 @@ class ShallowConvolution final : public Kernel {
     std::int64_t joined_step() const { return round_up(columns_ * rows_, kLongestVector) + kLongestVector; }
     std::int64_t elements() const { return plane_.channels * plane_.kernel[0] * plane_.kernel[1]; }
     void place_elements();
-    std::size_t weight_bytes() const;
-    std::size_t copy_bytes() const;
-    std::size_t workers() const { return static_cast<std::size_t>(std::clamp<std::int64_t>(parts(), 1, threads())); }
-    void arrange(const float* w, std::byte* to) const;
     float weight(const float* arranged, std::int64_t filter, std::int64_t element) const;
     void copy_line(const float* from, std::int64_t left, float* to) const;
     void copy(const Part& part, const float* image, float* to) const;
@@ -94,10 +82,6 @@ class ShallowConvolution final : public Kernel {
 
     const ShallowTable& table_;
     TransposeTable::Tile transpose_;
-    std::string isa_;
-    ConvPlane plane_{};
-    bool packed_;
-    Following following_;
     std::int64_t columns_ = 1;  // of a part at most
     std::int64_t rows_ = 1;
     bool joins_ = false;  // lines are joined that would not fill vectors
@@ -111,23 +95,9 @@ class ShallowConvolution final : public Kernel {
 
 ShallowConvolution::ShallowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                        const Epilogue& epilogue, bool pack_weights, int threads)
-    : Kernel("ShallowConvolution", threads > 0 ? threads : default_threads()),
+    : PlaneConvolution("ShallowConvolution", "shallow", x, w, y, window, epilogue, pack_weights, threads),
       table_(shallow_table()),
-      transpose_(transpose_table().tile[2]),
-      isa_(isa_name()),
-      packed_(pack_weights) {
-    inputs_ = {{"x", x}, {"w", w}};
-    outputs_ = {{"y", y}};
-    if (epilogue.alpha != 1 || !ConvPlane::covers(x, w, y, window)) {
-        throw Unsupported(describe() + ": not by the method shallow");
-    }
-    plane_ = ConvPlane::of(*this, x, w, y, window);
-    inputs_.push_back({"bias", {plane_.filters}, ElementType::f32, !epilogue.bias});
-    if (epilogue.residual != 0) {
-        inputs_.push_back({"residual", y});
-    }
-    following_ =
-        Following(epilogue, plane_.images * plane_.out_height * plane_.out_width, plane_.filters, this->threads());
+      transpose_(transpose_table().tile[2]) {
     const std::int64_t lines = plane_.images * plane_.out_height;
     const std::int64_t share =
         round_up((lines * plane_.out_width + wanted_parts() - 1) / wanted_parts(), kLeastColumns);
@@ -247,11 +217,6 @@ void ShallowConvolution::copy(const Part& part, const float* image, float* to) c
     }
 }
 
-// Whether the weights are finite, then the weights.
-std::size_t ShallowConvolution::weight_bytes() const {
-    return kAlignment + aligned(static_cast<std::size_t>(plane_.filters * elements()) * sizeof(float));
-}
-
 std::size_t ShallowConvolution::copy_bytes() const {
     const PhaseLayout layout(plane_, columns_);
     const std::int64_t lines = plane_.channels * plane_.span(0, rows_);
@@ -259,40 +224,24 @@ std::size_t ShallowConvolution::copy_bytes() const {
     return aligned(static_cast<std::size_t>(lines * layout.line() + joined) * sizeof(float));
 }
 
-// Weights, then a copy for each thread, then what follows.
-std::size_t ShallowConvolution::scratch_bytes() const {
-    return (packed_ ? 0 : weight_bytes()) + workers() * copy_bytes() + following_.scratch_bytes();
-}
-
-std::size_t ShallowConvolution::packed_bytes(int input) const {
-    require_packed(input);
-    return weight_bytes();
-}
-
 std::string ShallowConvolution::packed_layout(int input) const {
     require_packed(input);
     return implementation() + (plane_.pads() ? " watched " : " ") + to_string(inputs_[1].shape);
 }
 
-void ShallowConvolution::pack(int input, const void* plain, void* packed) const {
-    require_packed(input);
-    arrange(static_cast<const float*>(plain), static_cast<std::byte*>(packed));
-}
-
 // Without padding, it does not matter whether weights are finite.
-void ShallowConvolution::arrange(const float* w, std::byte* to) const {
+bool ShallowConvolution::arrange(const float* w, float* to) const {
     constexpr std::int64_t kSize = sizeof(float);
     float watch = 0;
     for (std::int64_t i = 0; i < plane_.filters * elements() && plane_.pads(); ++i) {
         watch += w[i] * 0.0F;
     }
-    *reinterpret_cast<std::uint8_t*>(to) = watch == 0 ? 1 : 0;
-    std::byte* place = to + kAlignment;
     for_each_group(table_.group, plane_.filters, [&](std::int64_t filter, std::int64_t filters) {
-        transpose_(reinterpret_cast<const std::byte*>(w + filter * elements()), place, elements() * kSize,
-                   filters * kSize, elements(), filters, false);
-        place += elements() * filters * kSize;
+        transpose_(reinterpret_cast<const std::byte*>(w + filter * elements()), reinterpret_cast<std::byte*>(to),
+                   elements() * kSize, filters * kSize, elements(), filters, false);
+        to += elements() * filters;
     });
+    return watch == 0;
 }
 
 float ShallowConvolution::weight(const float* arranged, std::int64_t filter, std::int64_t element) const {
@@ -370,39 +319,26 @@ void ShallowConvolution::compute(const Part& part, ShallowLine line, bool sound,
     }
 }
 
-void ShallowConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    const auto* weights = static_cast<const std::byte*>(inputs[1]);
-    if (!packed_) {
-        arrange(static_cast<const float*>(inputs[1]), scratch);
-        weights = scratch;
-        scratch += weight_bytes();
-    }
-    std::byte* const rest = scratch + workers() * copy_bytes();
-    const void* bias = inputs[2];
-    const void* residual = inputs_.size() > 3 ? inputs[3] : nullptr;
+double ShallowConvolution::part_nanoseconds() const {
+    return kProductNanoseconds * static_cast<double>(rows_ * columns_ * plane_.filters * elements());
+}
+
+void ShallowConvolution::compute_parts(const Operands& given, std::int64_t begin, std::int64_t end,
+                                       float* copied) const {
     ShallowLine whole{};
     whole.offsets = offsets_.data();
     whole.elements = whole.end = elements();
-    whole.w = reinterpret_cast<const float*>(weights + kAlignment);
+    whole.w = given.weights;
     whole.filters = plane_.filters;
     whole.filter_step = plane_.out_height * plane_.out_width;
-    whole.y = following_.product(outputs[0], rest);
-    whole.epilogue = following_.on_the_way(bias, residual);
-    const bool sound = *reinterpret_cast<const std::uint8_t*>(weights) != 0;
-    const auto* x = static_cast<const float*>(inputs[0]);
-    const std::int64_t products = rows_ * columns_ * plane_.filters * elements();
-    parallel_for(threads(), parts(), kProductNanoseconds * static_cast<double>(products),
-                 [&](std::int64_t begin, std::int64_t end) {
-                     auto* copied =
-                         reinterpret_cast<float*>(scratch + static_cast<std::size_t>(thread_number()) * copy_bytes());
-                     for (std::int64_t at = begin; at < end; ++at) {
-                         const Part here = part(at);
-                         ShallowLine line = whole;
-                         line.x = x + here.image * plane_.channels * plane_.height * plane_.width;
-                         compute(here, line, sound, copied);
-                     }
-                 });
-    following_.pass(whole.y, residual, outputs[0], rest);
+    whole.y = given.y;
+    whole.epilogue = given.epilogue;
+    for (std::int64_t at = begin; at < end; ++at) {
+        const Part here = part(at);
+        ShallowLine line = whole;
+        line.x = given.x + here.image * plane_.channels * plane_.height * plane_.width;
+        compute(here, line, given.sound, copied);
+    }
 }
 
 GRAPHKIT_BINDINGS(shallow_conv, "conv", "epilogue") {
