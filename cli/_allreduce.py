@@ -70,8 +70,9 @@ def command(
 ) -> int:
     """Time the all-reduce over processes: graphkit's KVStore.pushpull and MPI's Allreduce take turns.
 
-    Each call sums one float32 array of every process. A time is the median, over rounds, of the mean time of the
-    slowest process. GB/s is the size of the array divided by the time. Both results are compared before timing begins.
+    Each call sums one float32 array of every process. In each round, every process measures its mean time per call, and
+    the slowest process counts. The time shown is the median of the rounds. GB/s is the size of the array divided by
+    this time. Both results are compared before timing begins.
 
     \b
     graphkit bench allreduce --processes 4

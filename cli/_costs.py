@@ -14,7 +14,7 @@ from graphkit.model import Model
 from graphkit.ops.cost import Cost, Costs, costs
 from graphkit.passes.control.specialise import specialise_subgraphs
 from graphkit.passes.core.bind import bind
-from graphkit.text import human, si
+from graphkit.text import human, quantity, si
 
 
 class Sized(NamedTuple):
@@ -58,7 +58,7 @@ def cost_cells(cost: Cost) -> list[str]:
 def notes(sized: Sized) -> list[str]:
     """Return sentences about what the totals leave out."""
     unknown = sized.costs.total.unknown
-    left_out = [f"not counted: {unknown} nodes with data-dependent shapes"] if unknown else []
+    left_out = [f"not counted: {quantity(unknown, 'node')} with data-dependent shapes"] if unknown else []
     return [*left_out, *(f"loop {name!r}: only one iteration is counted" for name in sized.costs.open_loops)]
 
 

@@ -54,7 +54,7 @@ def report(error: BaseException, argv: Sequence[str], whole: bool = False) -> in
     elif expected or isinstance(error, OSError):
         click.echo(f"graphkit: {message}", err=True)
     else:
-        click.echo(f"graphkit: internal error, please report it: {kind}: {message}", err=True)
+        click.echo(f"graphkit: internal error: {kind}: {message}. Please report it, with the traceback above", err=True)
     print_error(error, argv)
     return code
 

@@ -216,9 +216,9 @@ def run_job(processes: int, arguments: Sequence[str], folder: str | None, restar
             return status
         restarts -= 1
         if not resumes and _run_in(folder) == before:
-            log(f"the job failed before training began; restarting it ({restarts} restarts left)")
+            log(f"the job failed before training began; restarting it (restarts left: {restarts})")
             continue
-        log(f"the job failed; restarting it from its last checkpoint ({restarts} restarts left)")
+        log(f"the job failed; restarting it from its last checkpoint (restarts left: {restarts})")
         given = [a for a in given if a != "--overwrite"]
         if "--resume" not in given:
             given.append("--resume")

@@ -128,8 +128,14 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
         raise UsageError(
             f"model {name!r} has no default for {', '.join(missing)}; add {' '.join(f'-p {k}=...' for k in missing)}"
         )
-    with running(path) if separator else contextlib.nullcontext(), _seeded(seed):
-        built = function(**chosen)
+    try:
+        with running(path) if separator else contextlib.nullcontext(), _seeded(seed):
+            built = function(**chosen)
+    except UsageError as error:
+        measured = [f"{k}={v}" for k, v in chosen.items() if k not in options and k in str(error)]
+        if separator or train is None or not measured:
+            raise
+        raise UsageError(f"{error}. From the data {train.name}: {', '.join(measured)}") from None
     if not isinstance(built, Model):
         raise UsageError(f"{name} returned {type(built).__name__}; expected a gk.Model")
     return built if train is None else data.described(built, train)

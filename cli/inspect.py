@@ -190,7 +190,7 @@ def _print_outline(path: str, why: UnsupportedError, as_json: bool) -> None:
             show(f"{kind} {name}: {told or 'of unknown type'}")
     print_table(found.name or "unnamed", Entry._fields, found.nodes)
     click.echo(f"stored: {len(found.stored)} tensors, {human(found.stored_bytes)}")
-    log(f"graphkit cannot run this file, so the types are those that it declares: {why}")
+    log(f"the types above are those that the file declares, because graphkit cannot run it: {why}")
 
 
 def _print_passes(net: Model, as_json: bool) -> None:

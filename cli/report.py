@@ -28,7 +28,7 @@ _REFRESH = 10
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...")
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="Output file, .html.")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="Output file (HTML).")
 @click.option(
     "--data",
     "spec",

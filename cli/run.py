@@ -164,7 +164,8 @@ def _origin(net: Model, feeds: Mapping[str, Any], results: Mapping[str, np.ndarr
         return None
     listed = ", ".join(map(repr, bad))
     return {
-        "message": f"output {listed}, only in the native kernels: all values of the reference implementation are finite"
+        "message": f"output {listed} of the native kernels; in the reference implementation (numpy), all values are "
+        "finite"
     }
 
 

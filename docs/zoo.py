@@ -214,7 +214,8 @@ def times_of(name: str, batch: int, record: Mapping[str, Any]) -> Iterator[str]:
     rows = [("a run with 1 sample", _ms(found["inference"]))]
     if "training" in found:
         per_second = 1e3 * batch / found["training"]
-        rows.append((f"a training step with {batch}", f"{_ms(found['training'])} ({per_second:,.0f} samples a second)"))
+        text = f"{_ms(found['training'])} ({per_second:,.0f} samples a second)"
+        rows.append((f"a training step with {batch} samples", text))
     yield "## Time"
     yield table(("", "median"), rows)
     yield f"Measured on {found['machine']}."
@@ -225,7 +226,7 @@ _LABEL = re.compile(r"(Inputs|Outputs|Inputs and outputs|Options|Parameters): ")
 
 _SIZE = """\
 FLOPs are for one sample{steps}: two for each multiply-add of matrix products, convolutions and recurrent layers.
-Activations are the planned peak of live intermediate values, without results. Inference has one sample.{training}"""
+Activations are the planned peak memory of intermediate values, without outputs. Inference has one sample.{training}"""
 _TRAINING = """
 Training has a batch of {batch}, `{loss}` and Adam.
 Parameters, and two optimizer states for each, need additional memory."""

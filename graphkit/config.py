@@ -35,7 +35,7 @@ class Knob(Generic[T]):
         try:
             return self.parse(text)
         except ValueError as error:
-            raise UsageError(f"environment variable {self.name}={text!r}: {error}. Its meaning: {self.help}") from None
+            raise UsageError(f"environment variable {self.name}={text!r}: {error} ({self.help})") from None
 
 
 def _flag(text: str) -> bool:
@@ -114,7 +114,10 @@ DEBUG = Knob(
     " of each program",
 )
 CHECK_PASSES = Knob(
-    "GRAPHKIT_CHECK_PASSES", _flag, False, "1: check after every graph pass that the graph is as the pass declares"
+    "GRAPHKIT_CHECK_PASSES",
+    _flag,
+    False,
+    "1: check after every graph pass that its result has the properties that the pass ensures",
 )
 SEED = Knob("GRAPHKIT_SEED", _integer, 0, "default seed of initial parameters, training and random operators")
 CACHE: Knob[str | None] = Knob(

@@ -17,8 +17,8 @@ _Path: TypeAlias = "str | os.PathLike[str]"
 def allowed_cores() -> int:
     """Return the number of cores that this process can keep busy, at least one.
 
-    A container limited to 1.5 cores of a machine with 64 can run on each of them, but is throttled after its share of a
-    period. For such quotas, a fraction counts as a whole core.
+    A container may be limited to the time of 1.5 cores although it can run on each core of its host. The limit (a CPU
+    quota of the control group) is rounded up: here to 2 cores.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota()

@@ -32,7 +32,7 @@ class UsageError(GraphkitError):
 
 
 class InputError(UsageError):
-    """An input array or a data set is wrong: its name, shape, dtype or values, or a file that cannot be read."""
+    """An input array or a data set has a wrong name, shape, dtype or value, or its file cannot be read."""
 
 
 class DamagedSample(InputError):

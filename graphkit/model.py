@@ -261,7 +261,10 @@ class Model:
 
     @typed("Model.infer_shapes")
     def infer_shapes(self, **shapes: Sequence[Any]) -> dict[str, Type]:
-        """Return the types of all values and outputs for given input shapes. None keeps a declared dimension."""
+        """Return the types of all values and outputs, by name, for the given shapes of inputs.
+
+        Inputs are keywords: `infer_shapes(x=[32, None])`. A None in a shape keeps the declared dimension.
+        """
         from graphkit.passes.core.bind import bind
 
         given = {}
@@ -284,7 +287,14 @@ class Model:
     def __call__(self, *operands: Any, **named: Any) -> Any:
         """Apply the network to values of a graph under construction; parameters are shared, not copied.
 
-        If the operands are arrays, compute the outputs (see `run`): one array, or a tuple if there are several outputs.
+        If all operands are arrays, compute the outputs on the CPU instead (see `run`).
+
+        Args:
+            operands: The data inputs by position.
+            named: The data inputs by name.
+
+        Returns:
+            The output (a graph value, or an array), or a tuple if there are several outputs.
         """
         table = operands_by_name(titled(self.graph, "model"), self.inputs, operands, named)
         arrays = [name for name, operand in table.items() if not isinstance(operand, Value)]
@@ -596,9 +606,9 @@ def grad(
         names = [n for n in model.trainable if n in known]
         if not names:
             raise UsageError(
-                f"{titled(model.graph, 'model')}: {', '.join(targets)} depends on no parameter; give wrt=, names "
-                "of inputs or internal values, or turn weights in Constant nodes into parameters with "
-                "constants_to_parameters"
+                f"{titled(model.graph, 'model')}: {', '.join(targets)} depends on no parameter; give wrt= "
+                "(--wrt), names of inputs or internal values, or turn weights in Constant nodes into parameters with "
+                "constants_to_parameters (--constants)"
             )
     else:
         names = [wrt] if isinstance(wrt, str) else list(wrt)
@@ -654,7 +664,7 @@ def block_loops(model: Model, block: Block = "sqrt") -> Model:
 
     Args:
         model: Any model.
-        block: Iterations per block, or "sqrt" for loops of known length.
+        block: Iterations per block; or "sqrt" for the square root of the number of iterations, which must be known.
 
     Raises:
         UsageError: "sqrt" is given, and the number of iterations is unknown.

@@ -83,7 +83,7 @@ def si(count: int) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line for each row, with aligned columns. The first row has the largest number of cells."""
+    """Return a line for each row, with left-aligned columns. All rows must have the same number of cells."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

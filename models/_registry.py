@@ -15,6 +15,11 @@ from graphkit.errors import UsageError, did_you_mean
 from graphkit.model import Model
 from graphkit.signatures import typed
 
+# Kinds of options in words.
+_EXPECTED = {
+    "int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "None": "none",
+    "tuple[int, ...]": "one or more integers such as 64,32",
+}  # fmt: skip
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -46,7 +51,9 @@ class Option(NamedTuple):
                         return text
             except (ValueError, KeyError):
                 continue
-        raise UsageError(f"option {self.name}: {text!r} is not of type {self.type}")
+        named = [kind for kind in kinds if kind != "int" or "tuple[int, ...]" not in kinds]
+        expected = " or ".join(_EXPECTED.get(kind, kind) for kind in named)
+        raise UsageError(f"option {self.name}: expected {expected}, not {text!r}")
 
 
 _networks: dict[str, Callable[..., Model]] = {}

@@ -28,12 +28,13 @@ def bert(
     classes: int = 2,
     dropout: float = 0.1,
 ) -> Model:
-    """An encoder of bidirectional attention and feed-forward layers of 4 * width, each normalised after (post-norm).
+    """Encoder of bidirectional attention and feed-forward layers (4 * width), each followed by layer normalisation.
 
-    Inputs: x is int64 [N, T], T <= length, the tokens. segments is int64 [N, T], 0 or 1. mask is int64 [N, T], 0 at
-    padding.
+    Inputs: x is int64 [N, T], T <= length, the tokens. segments is int64 [N, T], 0 or 1. mask is int64 [N, T], 1 at
+    tokens and 0 at padding.
 
-    Outputs: logits is float32 [N, classes]. It classifies the sequence by tanh(linear) of its first token.
+    Outputs: logits is float32 [N, classes]. The classifier reads the first token, after a linear layer with tanh (the
+    pooler).
 
     Options: `dropout` is the dropout ratio after embedding, attention, feed-forward layer and pooling, in training.
 

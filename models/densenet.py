@@ -26,7 +26,7 @@ def densenet(
     layers: int = 121, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, growth: int | None = None,
     dropout: float = 0.0,
 ) -> Model:  # fmt: skip
-    """Four blocks. Each layer reads the channels of all earlier layers. Between blocks, channels and pixels halve.
+    """Four blocks. Each layer reads the channels of all earlier layers. Between blocks, channels and sides halve.
 
     Inputs: x is float32 [N, *image].
 

@@ -26,17 +26,17 @@ def dlrm(
     numbers: int = 13, sizes: tuple[int, ...] = _CRITEO, width: int = 16, bottom: tuple[int, ...] = (512, 256, 64),
     top: tuple[int, ...] = (512, 256), interaction: str = "dot",
 ) -> Model:  # fmt: skip
-    """A perceptron for numbers, a table per category, the products of all pairs of vectors, and a perceptron on top.
+    """An MLP for numbers, an embedding table per categorical column, dot products of all pairs of vectors, and an MLP.
 
     Inputs: x is float32 [N, numbers]. categories is int64 [N, columns], column i below sizes[i].
 
     Outputs: logits is float32 [N, 1], the logit of the probability of a click.
 
-    Options: `bottom` and `top` are the widths of ReLU layers. A layer of `width` follows bottom, and the logit follows
-    top. `interaction` is "dot" or "cat". Z contains the vector of the numbers and those of the columns. "dot" takes the
-    vector of the numbers, followed by the elements of Z Z^T below the diagonal. "cat" concatenates the vectors. The
-    defaults are the authors' widths for Criteo's Kaggle data. The tables are cut to 1000 rows; theirs have up to
-    10,131,227.
+    Options: `bottom` and `top` are the widths of the ReLU layers of the two MLPs. The bottom MLP ends with a ReLU layer
+    of `width` units, the top MLP with a linear layer of one unit. `interaction` is "dot" or "cat", and computes the
+    input of the top MLP. "cat" concatenates the bottom MLP's output and the embeddings. "dot" concatenates the bottom
+    MLP's output and the elements of Z Z^T below the diagonal; the rows of Z are the same vectors. The defaults are the
+    authors' widths for Criteo's Kaggle data. The tables are cut to 1000 rows; theirs have up to 10,131,227.
 
     Parameters: bottom<n>_weight, bottom<n>_bias, table<i>_weight [sizes[i], width], top<n>_*, click_*.
     """

@@ -26,7 +26,8 @@ def gan(part: str = "generator", image: tuple[int, ...] = (3, 64, 64), latent: i
     1). The discriminator maps x, float32 [N, *image], to logits, [N, 1], the logit of the probability that x is real.
 
     Options: `part` is "generator" or "discriminator". Images are squares. Their side is a power of two, at least 8.
-    `width` is the number of channels next to the image. It doubles with every halving of the image.
+    `width` is the number of channels of the generator's last hidden layer and of the discriminator's first. It doubles
+    each time the side halves.
 
     Layers: The generator has transposed convolutions that double the side, from 4. The discriminator has convolutions
     that halve it. Kernels are 4x4. Batch normalisation follows, except next to the image and the logits. The generator

@@ -37,9 +37,9 @@ def inception_bn(image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, dr
 
     Options: `dropout` is the dropout ratio before the last layer, in training.
 
-    Sizes: The first two poolings include the last rows and columns (ceil). This gives the sizes of the paper: 112, 56,
-    28, 14 and 7 pixels per side. Convolutions have biases, as in the published weights. The gradient of these biases is
-    0 in training.
+    Sizes: The first two poolings round sizes up (ceil_mode). This gives the sizes of the paper: 112, 56, 28, 14 and 7
+    pixels per side. Convolutions have biases, as in the published weights. The gradient of these biases is 0 in
+    training.
 
     Parameters: conv1_weight, conv1_bn_weight, inception3a/1x1_weight, inception3a/double_3x3_reduce_weight, ...,
     fc_bias. 11,295,240 with 1,000 classes.

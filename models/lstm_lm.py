@@ -28,8 +28,8 @@ def lstm_lm(
     Options: `embedding` is the width of the token table; the default is `hidden`. With `tied`, the table is also the
     output layer. `dropout` is the dropout ratio before, between and after the LSTM layers, in training. With
     `stateful`, a text can be processed in pieces. The first state is an input (h, c: float32 [layers, N, hidden]), and
-    the last one is an output (last_h, last_c). Training carries the state from batch to batch (`carry`); a caller feeds
-    it back.
+    the last one is an output (last_h, last_c). In training, `carry` passes the state from batch to batch. At inference,
+    feed the last state back yourself.
 
     Parameters: token_weight, lstm0_weight, lstm0_recurrent, lstm0_bias, ..., fc_weight, fc_bias. 4,653,200 with the
     default options, as in torch.nn.Embedding, LSTM and Linear together.

@@ -21,8 +21,9 @@ def ncf(
 
     Outputs: logits is float32 [N, 1], the logit of the probability that the user likes the item.
 
-    Options: `factors` is the width of the factorisation. The first element of `hidden` is the width of both vectors of
-    the perceptron together. The others are the widths of its ReLU layers, as in the authors' program.
+    Options: `factors` is the width of the factorisation. The first element of `hidden` is the width of the perceptron's
+    input: two concatenated embeddings of half that width. The others are the widths of its ReLU layers, as in the
+    authors' program.
 
     Training: Use `sigmoid_binary_cross_entropy`. The target is 1 for items that a user had, and 0 for items drawn from
     the others.

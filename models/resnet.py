@@ -53,11 +53,11 @@ def resnet(
 
     Options: With 20, 32, 44, 56 or 110 `layers`, you get the paper's networks for CIFAR-10. They begin with a 3x3
     convolution, halve the image twice, and have widths of 16, 32 and 64. A shortcut takes every second pixel, and adds
-    channels of zeros. With `preactivation`, known as ResNet v2, normalisation and ReLU come before a convolution.
-    Nothing comes after a sum. The sums end in their own normalisation, bn2.
+    channels of zeros. With `preactivation` (ResNet v2), batch normalisation and ReLU come before each convolution of a
+    block, and not after the sum. After the last block, there is one more batch normalisation (bn2) with ReLU.
 
     Parameters: conv1_weight, bn1_weight, layer1/0/conv1_weight, layer2/0/downsample_weight, ..., fc_bias. Convolutions
-    have no biases, and are initialised with He's normal distribution by fan out. With 1,000 classes: 11,689,512,
+    have no biases, and are initialised as in He et al. (Kaiming normal, fan_out). With 1,000 classes: 11,689,512,
     21,797,672, 25,557,032, 44,549,160 and 60,192,808, in the order of `layers`. With `preactivation`: 11,687,848,
     21,796,008, 25,549,480, 44,541,608 and 60,185,256. For small RGB images and 10 classes: 269,722, 464,154, 658,586,
     853,018 and 1,727,962.

@@ -46,7 +46,7 @@ def seq2seq(
     attention: str = "luong", dropout: float = 0.0, decode: int = 0, start: int = 1, end: int = 2, beam: int = 1,
     length_penalty: float = 0.0,
 ) -> Model:  # fmt: skip
-    """GRU layers that read a sentence, and GRU layers that write one, with attention to the states of the first ones.
+    """A GRU encoder, and a GRU decoder with attention to the states of the encoder.
 
     Inputs: source is int64 [N, S], below `vocab`. lengths is int64 [N]; the rest of a row is padding. For training
     (teacher forcing), there is also previous: int64 [N, T], below `target_vocab` (default: `vocab`). It contains
@@ -56,12 +56,12 @@ def seq2seq(
     decode], padded with `end`. With `beam`, tokens is int64 [N, beam, decode], the most likely first, and
     log_probability is float32 [N, beam].
 
-    Options: With `decode` of 1 or more, the network writes by itself in a loop. It takes the most likely token each
-    time, until every sentence has `end` or there are `decode` tokens. With `beam` of 2 or more, the loop keeps that
-    many hypotheses. `length_penalty` is alpha of Wu et al. 2016, 0 for none: hypotheses are compared by log p / ((5 +
-    length) / 6)^alpha. `attention` is "luong" or "bahdanau". "luong" has general scores of the state after the step,
-    with input feeding. "bahdanau" has additive scores of the state before it. `dropout` is the dropout ratio after the
-    embeddings and before the last layer, in training.
+    Options: With `decode` of 1 or more, the network generates tokens in a loop (greedy search), until every sentence
+    has `end` or there are `decode` tokens. With `beam` of 2 or more, it is a beam search with that many hypotheses.
+    `length_penalty` is alpha of Wu et al. 2016, 0 for none: hypotheses are compared by log p / ((5 + length) /
+    6)^alpha. `attention` is "luong" or "bahdanau". "luong" computes general scores from the new decoder state, with
+    input feeding. "bahdanau" computes additive scores from the previous decoder state. `dropout` is the dropout ratio
+    after the embeddings and before the last layer, in training.
 
     Parameters: source_weight, encoder0_*, ..., target_weight, decoder0_input_*, decoder0_hidden_*, ..., attend_*, fc_*,
     as many as torch.nn.Embedding, GRU and Linear of these sizes have. They do not depend on `decode` and `beam`.

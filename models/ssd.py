@@ -41,8 +41,8 @@ def ssd(image: tuple[int, ...] = (3, 300, 300), classes: int = 21, width: int = 
     Options: `classes` includes the background, class 0. `width` is the number of channels of the first convolution. All
     others are in proportion.
 
-    Detection: scores must be above 0.01. The best 400 boxes of a class are taken, except boxes that overlap a better
-    one by more than 0.45.
+    Detection: boxes with scores above 0.01, at most the best 400 of each class, go through non-maximum suppression with
+    an IoU threshold of 0.45.
 
     Training: Use `multibox_loss`, with targets from `match`.
 

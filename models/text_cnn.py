@@ -27,7 +27,7 @@ def text_cnn(
 
     Outputs: logits is float32 [N, classes].
 
-    Options: `maps` is the number of maps for each size in `windows`. A sentence is padded with `window` - 1 zero
+    Options: `maps` is the number of filters for each size in `windows`. A sentence is padded with `window` - 1 zero
     vectors at both ends, as in the author's program. So it may be shorter than a window. Windows after its end do not
     count. With `static`, the embedding is not trained: assign word vectors to `params["token_weight"]`. This is
     CNN-static. Otherwise the network is CNN-rand, or CNN-non-static with such vectors. `dropout` is the dropout ratio

@@ -19,9 +19,9 @@ from graphkit.ops import F
 def transformer_lm(
     vocab: int = 8192, width: int = 256, heads: int = 4, layers: int = 4, length: int = 128, dropout: float = 0.1
 ) -> Model:
-    """Blocks of causal attention and a feed-forward layer of 4 * width, each normalised before (pre-norm).
+    """Blocks of causal attention and a feed-forward layer (4 * width), with layer normalisation before each (pre-norm).
 
-    Inputs: x is int64 [N, T], T <= length, below `vocab`.
+    Inputs: x is int64 [N, T], tokens below `vocab`, T <= length.
 
     Outputs: logits is float32 [N, T, vocab], for the next token. The token table is also the output layer.
 

@@ -24,8 +24,8 @@ def unet(
 
     Inputs: x is float32 [N, *image], sides divisible by 2^depth.
 
-    Outputs: logits is [N, classes, height, width]. The classes come before the image, as ONNX's losses need them.
-    Unlike in the paper, convolutions are padded, so the logits have the size of the image.
+    Outputs: logits is [N, classes, height, width]. The class axis is the second one, as ONNX's losses require. Unlike
+    in the paper, convolutions are padded, so the logits have the size of the image.
 
     Options: `width` is the number of channels at the finest scale. It doubles at each coarser one. With `batch_norm`,
     every convolution is normalised and has no bias.

@@ -25,7 +25,7 @@ def vit(
     size: str = "base", patch: int = 16, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000,
     dropout: float = 0.0, layers: int | None = None,
 ) -> Model:  # fmt: skip
-    """An encoder of pre-norm attention and feed-forward layers over patches of an image, and a classifier of one token.
+    """An encoder of pre-norm attention and feed-forward layers over image patches, and a classifier on the class token.
 
     Inputs: x is float32 [N, *image], height and width divisible by `patch`.
 

@@ -31,10 +31,11 @@ def wide_and_deep(
     Outputs: logits is float32 [N, classes]. With one class, it is the logarithm of the odds.
 
     Options: `crosses` lists pairs of columns, one pair after the other. Each pair of their values is a feature of the
-    wide part (equation 1) with its own weight. The deep part a has ReLU layers of the widths `hidden`. They read x, and
-    a row of `width` numbers for each category. `dropout` is the dropout ratio after each of them, in training. The
-    defaults are the paper's widths and the columns of the Census Income data. For these columns, the default crosses
-    are TensorFlow's: education with occupation, and country with occupation. Other columns have no default crosses.
+    wide part (equation 1) with its own weight. The deep part has ReLU layers of the widths `hidden`; a is the output of
+    the last one. They read x, and an embedding of `width` numbers for each categorical column. `dropout` is the dropout
+    ratio after each of them, in training. The defaults are the paper's widths and the columns of the Census Income
+    data. For these columns, the default crosses are TensorFlow's: education with occupation, and country with
+    occupation. Other columns have no default crosses.
 
     Parameters: wide_x_weight [classes, numbers], wide<i>_weight [sizes[i], classes], wide<i>x<j>_weight [sizes[i] *
     sizes[j], classes], embed<i>_weight [sizes[i], width], fc<n>_weight, fc<n>_bias.

@@ -238,6 +238,10 @@ def test_integers_that_are_too_large_are_named():
     ]:
         with pytest.raises(UsageError, match=message):
             gk.constant(given)
+    with pytest.raises(InputError, match=r"a constant: 300 cannot be converted to an array: .* out of bounds for int8"):
+        gk.constant(300, "int8")
+    with pytest.raises(UsageError, match=r"the number 300 does not fit the dtype of k: int8\[2\]: cast the value"):
+        gk.input("k", [2], "int8") + 300
     with pytest.raises(InputError, match="input 'x' contains an integer of 65 bits"):
         network().run({"x": [[2**64, 0, 0, 0]]})
 

@@ -121,8 +121,12 @@ def _table(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except FileNotFoundError:
         raise UsageError(f"there is no file {str(path)!r}") from None
-    except (OSError, ValueError, RecursionError) as error:  # a TOMLDecodeError is a ValueError
-        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:  # a TOMLDecodeError is a ValueError
+        raise UsageError(
+            f'{path} is not valid TOML: {error}. In TOML, text needs quotes: network = "net.json"'
+        ) from None
 
 
 def _network(path: Path, value: Any) -> Network:

@@ -37,8 +37,9 @@ _DATA = (
     option(
         "--valid", "valid_spec", group=DATA, metavar="DATA",
         help="Validation data, in any form that --data has. Default: the test part of --data, if it has one, as MNIST "
-        "has; otherwise a part of --data is held out, and training uses the rest. With --valid, nothing is held "
-        "out: training uses the whole training part of --data. A test part of --data is not used.",
+        "has; otherwise a fifth of --data (a tenth of texts) is held out, and training uses the rest. --data-option "
+        "test_fraction=X sets another share. With --valid, nothing is held out: training uses the whole training part "
+        "of --data, and its test part, if any, is ignored.",
     ),
     option(
         "--batch-size", group=DATA, type=IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
@@ -74,7 +75,7 @@ _DATA = (
 _NETWORK = (
     option(
         "--dynamic-batch/--no-dynamic-batch", "--free-batch/--no-free-batch", "free_batch", group=NETWORK,
-        help="Make the first dimension of inputs a dynamic batch size, if the file fixes it to 1.",
+        help="Make the batch dimension of all inputs dynamic, in a model that was exported for a batch of 1.",
     ),
     option(
         "--constants/--no-constants", group=NETWORK,
@@ -290,7 +291,8 @@ _RUN = (
 _PARALLEL = (
     option(
         "--sync-batch-norm/--no-sync-batch-norm", group=PROCESSES,
-        help="Compute the batch statistics of BatchNormalization over the samples of all processes.",
+        help="Compute the batch statistics of BatchNormalization over the samples of all processes, with --kvstore "
+        "dist_sync.",
     ),
     option(
         "--shard-optimizer/--no-shard-optimizer", group=PROCESSES,
@@ -300,7 +302,8 @@ _PARALLEL = (
         "--place", "places", group=PROCESSES, multiple=True, metavar="GROUP=RANK",
         help="Model parallelism: compute the nodes of GROUP, built under gk.attr_scope(ctx_group=GROUP), in process "
         "RANK. The processes form a pipeline if they can be put in an order in which the forward pass of each reads "
-        "only values of earlier ones. Give the option once for each group.",
+        "only values of earlier ones. Needs several processes and --kvstore dist_sync. Give the option once for each "
+        "group.",
     ),
     option(
         "--micro-batches", group=PROCESSES, type=IntRange(1), default=1, show_default=True,

@@ -43,12 +43,13 @@ def gradient(
         wrt: Graph values of the same kinds: inputs, parameters or intermediate values. Each gradient has the type of
             its value.
         seeds: One value per output, of the type of the output. By default they are 1; only tensors have this default.
-        allow_unused: Return zeros for a value of `wrt` that an output does not depend on.
+        allow_unused: Return zeros for a value of `wrt` that gets no gradient from any output.
         meta: Metadata to attach to the new nodes. Nodes into which a composite operator is expanded do not get it.
 
     Raises:
         MissingGradient: Operators have no gradient rule; the message lists all of them.
-        UsageError: An output does not depend on a value of `wrt`.
+        UsageError: A value is not a float; seeds are missing or too many; or a value of `wrt` gets no gradient, because
+            no output depends on it, or because every path stops at an operator such as Floor.
     """
     for value in (*outputs, *wrt):
         if not differentiable(value):

@@ -38,9 +38,17 @@ DIRECTIONS = 4
 
 @dataclass(frozen=True)
 class GradientEntry:
-    """Comparison for one input, or for several that move together: the largest errors, and where the worst one is.
+    """The comparison for one input, or for a group of inputs that are changed together.
 
-    The place is an index, or the number of a direction.
+    Attributes:
+        name: Name of the input, or "3 together" for a group of 3.
+        passed: Whether all derivatives agree within the tolerances.
+        max_abs: Largest absolute error of a derivative.
+        max_rel: Largest relative error of a derivative.
+        worst: Place of the worst error: the index of the element, or (number of the direction,).
+        numeric: Numeric derivative at that place.
+        symbolic: Derivative by graphkit's gradient at that place.
+        checked: Number of derivatives that were compared.
     """
 
     name: str

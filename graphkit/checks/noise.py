@@ -26,9 +26,15 @@ _LARGER, _NEIGHBOURS = 4.0, 64
 
 @dataclass(frozen=True)
 class Noise:
-    """One output beside double precision: largest and mean error of graphkit and of ONNX Runtime, and the verdict.
+    """Errors of one output of graphkit and of ONNX Runtime, compared with double precision, and the verdict.
 
-    graphkit's largest error is that of the elements that are not within the tolerances.
+    Attributes:
+        passed: The verdict.
+        max_abs: Largest error of graphkit, over the elements that are not within the tolerances.
+        mean_abs: Mean error of graphkit, over all elements.
+        other_max_abs: Largest error of ONNX Runtime, over all elements.
+        other_mean_abs: Mean error of ONNX Runtime, over all elements.
+        reason: Why the output failed, or "".
     """
 
     passed: bool

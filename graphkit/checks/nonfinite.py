@@ -29,7 +29,8 @@ class NonFinite:
 
     `kind` is "node", "input" or "parameter" (also for running statistics). `name` is the name of the node, if it has
     one, or of the input or parameter. `operator` is the operator of the node, with its operand types. `value` is the
-    name of the result that is not finite. `place` lists the If, Loop and Scan nodes around it, from the outside in,
+    name of the result that is not finite, `shape` its shape; `nan` and `infinite` are the numbers of its elements that
+    are NaN or infinite. `place` lists the If, Loop and Scan nodes around it, from the outside in,
     each with its branch or iteration. `infinite_before` lists the inputs and parameters that contain infinities.
     """
 
@@ -61,12 +62,14 @@ def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None =
 
     This is the first node, in topological order, with a NaN in a result and none in its operands, or with an infinity
     in a result and only finite operands. Constants may be infinite, such as masks of attention. An input or parameter
-    with a NaN is reported itself. An input or parameter with an infinity is reported only if no node qualifies and a
-    result is not finite. The graph is interpreted without fusion, which takes long for large models.
+    with a NaN is itself reported, as `kind` "input" or "parameter". An input or parameter with an infinity is reported
+    only if there is no such node, and a result is not finite. The graph is interpreted without fusion, which takes long
+    for large models.
 
     Args:
+        model: The model.
         feeds: Arrays by input name.
-        seed: Seed of random operators.
+        seed: Seed of random operators (default: GRAPHKIT_SEED).
 
     Raises:
         InputError: An input is missing, or does not fit the model.

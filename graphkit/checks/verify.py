@@ -105,7 +105,7 @@ class Report:
         return "NOT TESTED" if all(output.untested for output in self.outputs) else "PASSED"
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed, which names differing outputs, unless the report passed; also if nothing was compared."""
+        """Raise CheckFailed if an output differs, or if nothing was compared. The message names these outputs."""
         if self.verdict == "NOT TESTED":
             raise CheckFailed(
                 "nothing was compared with ONNX Runtime: "
@@ -182,7 +182,7 @@ def verify(
             or "arange".
         shapes: Input name to shape, for generated inputs with unknown sizes.
         seed: Seed of generated inputs.
-        threads: Number of CPU threads of both engines.
+        threads: Number of CPU threads of both engines (default: GRAPHKIT_NUM_THREADS, else one per core).
         device: Device that graphkit runs the model on: "cpu" or "cuda".
         against: An ONNX file (a path or a ModelProto) that ONNX Runtime runs instead of a new export: the file that the
             model was read from, or written to.

@@ -29,8 +29,9 @@ class Samples(Protocol):
 class Batch:
     """One rank's part of a batch. It unpacks to (inputs, targets).
 
-    `size` is the number of samples of this rank, `global_size` the number over all ranks. `replaced` is the number of
-    samples of this rank that replace damaged ones.
+    `inputs` is an array, or a dict of arrays by name. `targets` is the same, or None. `size` is the number of samples
+    of this rank, `global_size` the number over all ranks. `replaced` is the number of samples of this rank that replace
+    damaged ones.
     """
 
     inputs: Any

@@ -115,6 +115,7 @@ class Dataset:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the inputs."""
         return tuple(self.arrays)
 
     @property
@@ -190,7 +191,10 @@ class Dataset:
         return Dataset(self._given(arrays), targets, names, classes=self.classes, name=name, axes=self.axes)
 
     def renumbered(self, classes: Sequence[str]) -> Dataset:
-        """Return the same samples, with targets numbered as in `classes`. If it lacks a class, InputError is raised."""
+        """Return the same samples with other target numbers: target i then means `classes[i]`.
+
+        Raises InputError if `classes` lacks a class of this data set.
+        """
         if self.classes is None or self.classes == tuple(classes) or self.targets is None:
             return self
         if missing := [name for name in self.classes if name not in classes]:
@@ -218,12 +222,15 @@ class Dataset:
             test_fraction: Share of the samples in the test part.
             seed: Chooses the samples.
             stratify: If targets are one integer per sample, take `test_fraction` of each class.
-            by: "name" or "position" (default: by name, if the samples have names). By name, a hash of the seed and the
-                name of a sample chooses its part. The sample stays there when others are added or removed. (Exception:
-                if the hash puts all samples of a class into one part, one of them is moved.) By name, the share of the
-                test part is `test_fraction` on average, and more for small classes: see `order.split_by_name`. By
-                position, samples are chosen at random by their numbers, and the test part has exactly
+            by: "name" or "position" (default: "name" if the samples have names, else "position").
+                "name": a hash of the seed and the sample's name chooses its part, so a sample stays in its part when
+                others are added or removed. (Exception: if all samples of a class would be in one part, one of them is
+                moved.) The share of the test part is `test_fraction` on average, and more for small classes.
+                "position": samples are chosen at random by their numbers. The test part has exactly
                 round(test_fraction * n) samples.
+
+        Raises:
+            UsageError: `test_fraction` is not between 0 and 1, or `by` is "name" and the samples have no names.
         """
         labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None
@@ -266,7 +273,7 @@ class Dataset:
 
 
 class Splits(NamedTuple):
-    """A training part and a test part."""
+    """The training part and the test part of a data set, both Datasets: `train, test = splits`."""
 
     train: Dataset
     test: Dataset

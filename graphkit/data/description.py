@@ -17,8 +17,8 @@ from graphkit.signatures import typed
 def described(model: Model, data: Dataset) -> Model:
     """Return the model with class names, vocabulary, preprocessing and column encodings of `data` in its metadata.
 
-    The metadata is part of every JSON and ONNX file that is written. If the data set has more classes than the model's
-    only output, class names are omitted.
+    The metadata is part of every JSON and ONNX file that is written. Class names are omitted if every output of the
+    model has fewer elements along its last axis than there are classes. (One element is enough for two classes.)
     """
     meta = dict(model.meta)
     if data.vocabulary is not None:

@@ -25,8 +25,8 @@ def employed(workers: int | Workers | None, *data: Any) -> Iterator[list[Any]]:
     if pool.count and not any(lazy):
         names = " and ".join(found.name for found in data if found is not None)
         raise UsageError(
-            f"workers={pool.count}: {names} cannot use workers; they are for lazy data sets, and for objects with a "
-            "length and items"
+            f"workers={pool.count} (--workers): {names} cannot use workers, because no sample is loaded from a file or "
+            "by __getitem__ of an object; leave workers out"
         )
     with contextlib.nullcontext() if pool is workers else pool:
         pool.start()

@@ -27,8 +27,8 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterable
     first array has as many axes as the model's first input, and a sample if it has one axis less. A sample or batch is
     a pair (inputs, targets), or a dict by name. In a dict, every array that is not an input is a target.
 
-    Two items are the pair (inputs, targets). A list of two items is two samples if both items have the form of a
-    sample: tuples of two or dicts, with one axis less than the model's first input.
+    A tuple or list of length 2 is read as the pair (inputs, targets). Exception: a list of two samples (each a tuple of
+    length 2, or a dict), if the first array of the first sample has one axis less than the model's first input.
 
     Args:
         data: See above.

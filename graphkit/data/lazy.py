@@ -79,8 +79,8 @@ class LazyDataset(Dataset):
 
         Args:
             number: Number of the sample, from 0.
-            draw: Random generator for changes at random; it depends on the seed, the epoch and this sample. None: do
-                not change the sample.
+            draw: Random generator for random changes of the sample (augmentation). It depends on the seed, the epoch
+                and the number of the sample. None: do not change the sample.
 
         Returns:
             The inputs, and the target. If the data set was created with `targets`, the target may be None: then

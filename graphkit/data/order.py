@@ -131,8 +131,8 @@ def hold_out(
     if not train.size or not test.size:
         raise InputError(
             f"{source}: {quantity(count, 'sample')} cannot be divided into training and test data (test_fraction="
-            f"{test_fraction}), because one part would be empty. Add samples, or give validation data separately "
-            "(valid=, --valid)"
+            f"{test_fraction}), because one part would be empty. Add samples, choose another test_fraction "
+            "(--data-option test_fraction=X), or give validation data separately (valid=, --valid)"
             + ("" if names is None else "; or use split='position', since the split depends on the names of the files")
         )
     return train, test

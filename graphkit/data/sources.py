@@ -94,7 +94,8 @@ def load(
       different text becomes a column of 0 and 1. Options: target, columns, drop, categorical, categories, missing,
       indicator, scale, header, delimiter; see docs/tables.md.
     - "ratings:FOLDER", or the folder: u.data, ratings.dat or ratings.csv of MovieLens; "ratings:FILE": such a file with
-      any name; see Ratings. Options: held_out.
+      any name; see Ratings. Option: held_out, "random" (default) or "last". With "last", the test part consists of the
+      latest rating of each user.
     - "images:FOLDER", or the folder: images FOLDER/CLASS/a.png, or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
       validation or test; "images:FILE": a text file that lists images. float32 [3, H, W]; see docs/images.md. Options:
       size, augment, preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype.
@@ -245,6 +246,8 @@ def _function(spec: str) -> tuple[Callable[..., Dataset | Splits], Path | None]:
         raise InputError(f"{kind} does not come with the package and needs a path: {kind}:PATH")
     if not path.exists():
         raise InputError(f"{spec}: no such file or folder, and no data set of that name{did_you_mean(spec, names())}")
+    if path.suffix == ".py":
+        raise InputError(f"{spec} is a Python file: also name the function that returns the data: {spec}:FUNCTION")
     by_suffix = _by_suffix()
     if path.suffix not in by_suffix:
         raise InputError(f"{spec}: the suffix is {path.suffix!r}; known: {', '.join(by_suffix)}, or a folder")

@@ -181,7 +181,11 @@ class KVStore:
         return [RowSparse(indices, self._stored(key)[indices]) for key, indices in wanted]
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
-        """Call `push`, then `pull`. Without an updater, the keys need no `init`, and nothing is stored."""
+        """Call `push`, then `pull`, and return its result.
+
+        Without an updater, return the sum of the values of all processes. The keys then need no `init`, and stored
+        values do not change.
+        """
         if self._updater is not None:
             self._to_write(key, out)
             self.push(key, value, priority)

@@ -136,8 +136,8 @@ def while_loop(
             are then unknown in the result.
         state: The initial state: a graph value, or nested tuples, lists and dicts of graph values. Both functions get
             it as one argument.
-        maximum_iterations: An integer, or a graph value, int64 [] (default: no limit). recompute="sqrt" needs a value
-            known before the run.
+        maximum_iterations: An integer, or a graph value, int64 [] (default: no limit). With recompute="sqrt", it must
+            be an integer or a constant.
         parallel_iterations: Accepted as in TensorFlow, but has no effect: iterations run one after another.
         recompute: Number of iterations per block: an integer, or "sqrt" (of the number of iterations). Only states
             between blocks are kept for the backward pass, which computes the other values again. Default: keep all.

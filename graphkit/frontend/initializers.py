@@ -22,7 +22,7 @@ from graphkit.signatures import typed_constructor
 
 
 class Stream:
-    """Random numbers for one parameter."""
+    """Source of random numbers for one parameter, from the seed and the name of the parameter."""
 
     def __init__(self, seed: int, name: str):
         digest = hashlib.sha256(f"{int(seed)}\0{name}".encode()).digest()
@@ -54,9 +54,9 @@ _registry: dict[str, type[Initializer]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Initializer:
-    """Base class. A subclass sets its `type` and implements `sample(stream, shape)`.
+    """Base class of initialisers. A subclass is a frozen dataclass that sets `type` and implements `sample`.
 
-    `sample` returns float64 values for an array of this shape, in this shape or as a vector.
+    `type` is the name by which `gk.init.of` finds the class. The fields of the dataclass are its options.
     """
 
     type: ClassVar[str] = ""
@@ -68,6 +68,10 @@ class Initializer:
             _registry[cls.type] = cls
 
     def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the values of a parameter of this shape, float64, with this shape or as a vector.
+
+        stream: source of random numbers, which depends on the seed and on the name of the parameter.
+        """
         raise NotImplementedError(f"{type(self).__name__}.sample")
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,7 +80,10 @@ class Initializer:
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(fan in, fan out) of a weight laid out as PyTorch and ONNX do: [out, in, *kernel]. UsageError below rank 2."""
+    """Return (fan in, fan out) of a weight with the shape [out, in, *kernel], as in PyTorch and ONNX.
+
+    Raises UsageError if the weight has fewer than 2 axes.
+    """
     if len(shape) < 2:
         raise UsageError(
             f"this initialiser needs a weight with at least 2 axes (fan in and fan out), not shape {list(shape)}"
@@ -311,9 +318,10 @@ class LeCunNormal(Initializer):
 @typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class FanInUniform(Initializer):
-    """Uniform in +-1/sqrt(fan in): PyTorch's default for weights and biases of linear and convolution layers.
+    """Uniform in [-b, b) with b = 1 / sqrt(fan_in): PyTorch's default for linear and convolution layers.
 
-    By default, the fan in is that of the parameter's shape. A bias has no fan in, so `fan_in` is required for it.
+    By default, `fan_in` is computed from the shape of the parameter (see `fans`). For a bias, pass the fan in of the
+    layer's weight, because a vector has none.
     """
 
     fan_in: int | None = None
@@ -374,8 +382,17 @@ def of(spec: Any) -> Initializer:
 def initialize(target: TensorType | Value, spec: Any, seed: int, name: str) -> np.ndarray:
     """Return a new array of `target`'s static shape and dtype for the parameter called `name`.
 
-    Values are drawn in float64 and rounded once. Raises UsageError if the shape is not static, or if a random
-    initialiser is used for a dtype that is not floating point.
+    Values are drawn in float64 and rounded once.
+
+    Args:
+        target: Type of the parameter, or the parameter.
+        spec: The initialiser, in a form that `of` accepts.
+        seed: Seed of the random numbers.
+        name: Name of the parameter. Parameters with different names get different numbers.
+
+    Raises:
+        UsageError: The shape is not static, a random initialiser is used for a dtype that is not floating point, or the
+            initialiser needs more axes.
     """
     wanted = target.tensor if isinstance(target, Value) else target
     initializer = of(spec)

@@ -26,7 +26,10 @@ Skeleton: TypeAlias = Any
 
 
 class Nest(ABC):
-    """A container class for states of control flow. Two with LEAF as items are equal if their nesting is equal."""
+    """Base class of containers for states of control flow.
+
+    A subclass defines `==`: after all items are replaced by LEAF, two containers of the same nesting must be equal.
+    """
 
     @abstractmethod
     def items(self) -> Sequence[Any]:
@@ -34,7 +37,7 @@ class Nest(ABC):
 
     @abstractmethod
     def around(self, items: Sequence[Any]) -> Nest:
-        """Return a container of the same kind that contains other items."""
+        """Return a container of the same kind that contains `items`."""
 
 
 def _keys(tree: dict[Any, Any]) -> list[Any]:

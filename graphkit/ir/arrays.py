@@ -22,8 +22,8 @@ def array_of(what: str, given: Any, dtype: np.dtype | None = None, *, objects: b
         objects: Also accept object arrays with elements that are not strings, and return them unchanged.
 
     Raises:
-        InputError: `given` is none of these, its rows have different lengths, or its elements are neither numbers nor
-            strings.
+        InputError: `given` is none of these, its rows have different lengths, its elements are neither numbers nor
+            strings, or an integer does not fit `dtype`.
     """
     if getattr(given, "requires_grad", False) and hasattr(given, "detach"):
         given = given.detach()
@@ -35,7 +35,7 @@ def array_of(what: str, given: Any, dtype: np.dtype | None = None, *, objects: b
         found = np.asarray(given, dtype=dtype)
     except MemoryError:
         raise
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (OverflowError, TypeError, ValueError, RuntimeError) as error:
         if "inhomogeneous" in str(error):
             raise InputError(
                 f"{what}: its nested lists have different lengths; all rows of an array need one length"

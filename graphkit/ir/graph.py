@@ -157,8 +157,8 @@ class Node:
     """One application of an operator to values. Raises TypeMismatch, which names the node, if the operands do not fit.
 
     If `types` is given, the output types are not inferred; it must contain the types that inference would return.
-    `meta` contains attributes of the user, text by key, which rewrites of the graph keep. `scope` contains the settings
-    of `gk.name_scope` and `gk.attr_scope` under which the node was created.
+    `meta` contains attributes of the user: texts by key. They are kept when a pass rewrites the graph. `scope` contains
+    the settings of `gk.name_scope` and `gk.attr_scope` under which the node was created.
     """
 
     __slots__ = ("op", "inputs", "outputs", "name", "meta", "scope", "serial", "__weakref__")
@@ -315,9 +315,19 @@ def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> l
 class Graph:
     """A graph: inputs, outputs, updates, and the nodes that compute the outputs and updates.
 
-    An update is a pair `(state input, new value)`. All updates take effect together after a run. Raises InvalidModel if
-    a node needs an input that `inputs` lacks, if an input occurs twice, or if a new value does not have the type of its
-    state input.
+    A graph never changes after its creation. `nodes` contains its nodes in topological order.
+
+    Args:
+        inputs: The inputs, parameters and states included.
+        outputs: The values that a run returns.
+        updates: Pairs (state input, new value). All updates take effect together after a run.
+        name: Name of the graph.
+        output_names: One name per output (default: the names of the values).
+        meta: Metadata: strings by name.
+
+    Raises:
+        InvalidModel: A node needs an input that `inputs` lacks, an input occurs twice, or a new value does not have the
+            type of its state input.
     """
 
     __slots__ = (
@@ -398,7 +408,7 @@ class Graph:
 
     @property
     def spent(self) -> tuple[tuple[Value, ...], ...]:
-        """For each node, the operands and results that nothing reads after this node has run, each once."""
+        """For each node, those of its operands and results that nothing reads later. No value occurs twice."""
         if self._spent is None:
             read = {*self.outputs, *(new for _, new in self.updates)}
             spent = []

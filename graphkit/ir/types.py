@@ -22,7 +22,10 @@ MAX_KNOWN_FLOATS = 16
 
 
 class DType(enum.Enum):
-    """Element type of a tensor, with the name that numpy (or ml_dtypes) gives it."""
+    """Element type of a tensor. `DType.FLOAT32.value` is "float32", numpy's name for it, or else that of ml_dtypes.
+
+    Where a function takes a dtype, you may also pass this name, a numpy dtype or a Python type (see `of`).
+    """
 
     FLOAT32 = "float32"
     FLOAT64 = "float64"
@@ -59,6 +62,7 @@ class DType(enum.Enum):
 
     @property
     def numpy(self) -> np.dtype:
+        """The numpy dtype; for types that numpy lacks, such as bfloat16, that of ml_dtypes; object for strings."""
         return _numpy_dtype(self)
 
     @property
@@ -68,15 +72,20 @@ class DType(enum.Enum):
 
     @property
     def is_float(self) -> bool:
+        """Whether this is a floating-point type of 4 to 64 bits. Complex types are not."""
         return self in FLOATS or self in TINY_FLOATS
 
     @property
     def is_integer(self) -> bool:
+        """Whether this is a signed or unsigned integer type of 2 to 64 bits. bool is not."""
         return self in INTEGERS
 
     @staticmethod
     def of(spec: Any) -> DType:
-        """Return the DType for a name, a numpy dtype, a Python type or a DType. Raises UsageError for others."""
+        """Return the DType for a name, a numpy dtype, a Python type or a DType.
+
+        float means float32, int int64, bool bool, str string. Raises UsageError for anything else.
+        """
         return dtype_of(spec)
 
 
@@ -224,6 +233,7 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
+        """Number of bytes in memory; raises TypeMismatch if the rank or a dimension is unknown."""
         return dims.size_bytes(self.static_shape, self.dtype.itemsize)
 
     @staticmethod
@@ -244,6 +254,7 @@ class TensorType:
         return TensorType(dtype, self.shape)
 
     def with_value(self, value: Iterable[Dim] | None) -> TensorType:
+        """Return the same type with other known elements (flat, in row-major order); None if they are unknown."""
         return TensorType(self.dtype, self.shape, value)
 
     @property
@@ -281,8 +292,8 @@ class TensorType:
 class SequenceType:
     """Type of a sequence: a list of values of one type. An unnamed dimension may have another size in each value.
 
-    `length` is the number of values; None if it is unknown. It does not affect equality. If one branch of an If returns
-    an empty sequence, the shapes in its `element` are ignored.
+    `length` is the number of values; None if it is unknown. It does not affect equality. If the branches of an If
+    return sequences, and one of them has `length` 0, the result has the `element` of the other one.
     """
 
     __slots__ = ("element", "length")

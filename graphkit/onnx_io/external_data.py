@@ -54,7 +54,8 @@ class ExternalData:
         file = self._open(location, where)
         if offset + length > file.size:
             raise InvalidModel(
-                f"{where}: bytes {offset} to {offset + length} of {location!r}, which has only {file.size}"
+                f"{where}: its data are bytes {offset} to {offset + length} of {location!r}, which has only "
+                f"{file.size} bytes. The file may be truncated"
             )
         return Place(file, offset, length)
 

@@ -217,7 +217,9 @@ def opsets_of(imports: Iterable[OperatorSetIdProto], label: str, warn: bool = Fa
         require_text(f"{label}: opset import", entry.domain)
         domain = "" if entry.domain == "ai.onnx" else entry.domain
         if not -_VERSIONS <= entry.version < _VERSIONS:
-            raise InvalidModel(f"{label}: version {entry.version} of domain {domain or 'ai.onnx'!r}")
+            raise InvalidModel(
+                f"{label}: version {entry.version} of domain {domain or 'ai.onnx'!r} is not a valid version"
+            )
         if warn and versions.get(domain, entry.version) != entry.version:
             both = f"{versions[domain]} and {entry.version}"
             tell(f"{label}: domain {domain or 'ai.onnx'!r} is imported in versions {both}; the last one counts")

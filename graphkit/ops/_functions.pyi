@@ -167,7 +167,7 @@ def all_reduce_wait(
     """Wait for the all-reduces, or all-gathers, with the given keys."""
 
 def and_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Logical and."""
+    """Logical and of two bool tensors, with broadcasting."""
 
 def arg_max(
     x: Operand,
@@ -310,16 +310,16 @@ def bit_shift(
     """a shifted by b bits; `direction` is "LEFT" or "RIGHT" (arithmetic for signed types)."""
 
 def bitwise_and(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a & b."""
+    """a & b, bit by bit, for integers of one type, with broadcasting."""
 
 def bitwise_not(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """~x."""
+    """~x: invert every bit of integers."""
 
 def bitwise_or(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a | b."""
+    """a | b, bit by bit, for integers of one type, with broadcasting."""
 
 def bitwise_xor(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a ^ b."""
+    """a ^ b, bit by bit, for integers of one type, with broadcasting."""
 
 def blackman_window(
     size: Operand,
@@ -369,7 +369,7 @@ def cast_like(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Convert x's elements to the dtype of `like`; nothing else of `like` is read."""
+    """Convert x's elements to the dtype of `like`, as Cast does. Only the dtype of `like` is read."""
 
 def cast_map(
     x: Operand,
@@ -470,7 +470,7 @@ def channels_last_batch_norm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value]:
-    """BatchNormalization of x: [N, *spatial, C] by the statistics of x; also returns them and the running ..."""
+    """BatchNormalization of x: [N, *spatial, C] in training mode, with an optional residual and activation."""
 
 def channels_last_batch_norm_grad(
     dy: Operand,
@@ -921,7 +921,7 @@ def dynamic_quantize_mat_mul(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Quantise a by its own range, as DynamicQuantizeLinear does, and multiply it with a quantised b."""
+    """Quantise a by its own range, as DynamicQuantizeLinear does, multiply it with a quantised b, and add the bias."""
 
 def einsum(
     *xs: Operand | Sequence[Operand | None] | None, equation: str, name: str = "", meta: Mapping[str, str] | None = None
@@ -937,7 +937,7 @@ def encoded_columns(
     """Encode columns of matrices of strings, each with its own operator, and join the results side by side."""
 
 def equal(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a == b, also for booleans and strings; NaN equals nothing."""
+    """a == b with broadcasting, as bool. Operands may also be booleans or strings. NaN is equal to nothing."""
 
 def erf(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
@@ -1017,7 +1017,7 @@ def folded_batch_norm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Return weights and a bias with which a product computes its result and a batch normalisation of it."""
+    """Fold a batch normalisation into the weights and the bias of the matrix product or convolution before it."""
 
 def ftrl_update(
     weight: Operand,
@@ -1184,19 +1184,19 @@ def gemm2(
     """alpha * op(a) @ op(b) for batches; op transposes a if transpose_a is set, and b if transpose_b is set."""
 
 def global_average_pool(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Mean over all spatial axes."""
+    """Mean over all spatial axes: x: [N, C, *spatial] -> [N, C, 1, ..., 1]."""
 
 def global_lp_pool(x: Operand, *, p: int = 2, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """(sum |x| ** p) ** (1 / p) over all spatial axes."""
+    """(sum |x| ** p) ** (1 / p) over all spatial axes: x: [N, C, *spatial] -> [N, C, 1, ..., 1]."""
 
 def global_max_pool(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Maximum over all spatial axes. If elements tie, they share the gradient equally."""
+    """Maximum over all spatial axes: x: [N, C, *spatial] -> [N, C, 1, ..., 1]."""
 
 def greater(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a > b."""
+    """a > b with broadcasting, as bool."""
 
 def greater_or_equal(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a >= b."""
+    """a >= b with broadcasting, as bool."""
 
 def grid_sample(
     x: Operand,
@@ -1277,7 +1277,7 @@ def gru_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value]:
-    """Gradient of GRU with respect to its operands."""
+    """Gradient of GRU with respect to its operands. Operands and attributes: those of GRU."""
 
 def gru_recurrence(
     x: Operand,
@@ -1298,7 +1298,7 @@ def gru_recurrence(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    """GRU that also returns the gates and states that its gradient needs."""
+    """GRU that also returns the gates and states that its gradient needs. Operands and attributes: those of GRU."""
 
 def gru_recurrence_grad(
     dy: Operand | None,
@@ -1424,10 +1424,10 @@ def is_inf(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Whether x is infinite; `detect_positive` and `detect_negative` say which signs count."""
+    """Whether each element of the floats x is infinite, as bool of x's shape."""
 
 def is_nan(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Whether x is NaN."""
+    """Whether each element of the floats x is NaN, as bool of x's shape."""
 
 def label_encoder(
     x: Operand,
@@ -1529,10 +1529,10 @@ def leave_one_out_product(
     """For each element of x, the product of all other elements along `axes`: the derivative of ReduceProd."""
 
 def less(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a < b."""
+    """a < b with broadcasting, as bool."""
 
 def less_or_equal(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a <= b."""
+    """a <= b with broadcasting, as bool."""
 
 def linear_attention(
     query: Operand,
@@ -1550,7 +1550,7 @@ def linear_attention(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Linear attention: a recurrence over a matrix S of keys and values, o[t] = scale * q[t] S[t]. Yang et al. 2024."""
+    """Linear attention: o[t] = scale * q[t] S[t], where the matrix S [D, E] is a recurrence over keys and values."""
 
 def linear_classifier(
     x: Operand,
@@ -1680,7 +1680,7 @@ def lstm_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value, Value, Value]:
-    """Gradient of LSTM with respect to its operands."""
+    """Gradient of LSTM with respect to its operands. Operands and attributes: those of LSTM."""
 
 def lstm_recurrence(
     x: Operand,
@@ -1703,7 +1703,7 @@ def lstm_recurrence(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value, Value]:
-    """LSTM that also returns the gates and states that its gradient needs."""
+    """LSTM that also returns the gates and states that its gradient needs. Operands and attributes: those of LSTM."""
 
 def lstm_recurrence_grad(
     dy: Operand | None,
@@ -1919,7 +1919,7 @@ def normalizer(x: Operand, *, norm: str = "MAX", name: str = "", meta: Mapping[s
     """Divide each example by its largest element (MAX), sum of magnitudes (L1) or root of the sum of squares (L2)."""
 
 def not_(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Logical negation."""
+    """Logical negation of a bool tensor."""
 
 def one_hot(
     indices: Operand,
@@ -1955,7 +1955,7 @@ def optional_has_element(x: Operand | None = None, *, name: str = "", meta: Mapp
     """Whether an optional holds a value: a bool scalar, true for a tensor or sequence, false for an absent operand."""
 
 def or_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Logical or."""
+    """Logical or of two bool tensors, with broadcasting."""
 
 def p_relu(x: Operand, slope: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x where x >= 0, slope * x elsewhere. slope broadcasts to x's shape. He et al. 2015, arXiv:1502.01852."""
@@ -2387,7 +2387,7 @@ def rms_normalization(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x / sqrt(mean(x * x) + epsilon) * scale, over the axes from `axis` on."""
+    """x / sqrt(mean(x * x) + epsilon) * scale, where the mean is taken over the axes from `axis` on."""
 
 def rms_prop_update(
     weight: Operand,
@@ -2449,7 +2449,7 @@ def rnn_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value]:
-    """Gradient of RNN with respect to its operands."""
+    """Gradient of RNN with respect to its operands. Operands and attributes: those of RNN."""
 
 def rnn_recurrence(
     x: Operand,
@@ -2469,7 +2469,7 @@ def rnn_recurrence(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    """RNN that also returns the gates and states that its gradient needs."""
+    """RNN that also returns the gates and states that its gradient needs. Operands and attributes: those of RNN."""
 
 def rnn_recurrence_grad(
     dy: Operand | None,
@@ -3141,7 +3141,7 @@ def where(
     """a where the condition is true, b elsewhere, with broadcasting. condition: bool; a, b: tensors of one dtype."""
 
 def xor(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Logical exclusive or."""
+    """Logical exclusive or of two bool tensors, with broadcasting."""
 
 def zeros_like(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Zeros of the shape and type of x: a tensor, or a sequence or optional of tensors."""
@@ -3154,4 +3154,4 @@ def zip_map(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Return, for each row of x, a map from the labels to the elements of the row."""
+    """Return a sequence with one map for each row of x: from the labels to the elements of the row."""

@@ -88,16 +88,16 @@ class Op:
     - `onnx`: the ONNX form of the operator, see `Onnx`.
     - `inplace`: pairs (input, output) that may share memory.
     - `views`: pairs (input, output) where the output is the input's bytes with another shape.
-    - `shape_only`: inputs of which only the shape is read.
-    - `contiguous`: the results lie one behind the other in planned memory, each at a multiple of its alignment.
+    - `shape_only`: inputs whose shape is read, but not their elements.
+    - `contiguous`: the results lie one after another in planned memory, each at the next aligned offset.
     - `random`: the operator draws random numbers; nodes are never merged.
     - `collective`: every rank takes part exactly once; nodes are never recomputed.
     - `pointwise`: the operands broadcast, and an element of the output depends only on operand elements at its
       position.
     - `per_example`: operands that may have the examples of a batch along their first axis, see `is_batchwise`.
-    - `symbolic_inference`: types that `infer` returns for symbolic sizes stay correct when numbers replace the names,
-      under the assumptions that `graphkit.ir.dims` records. To guarantee this, `infer` must compare sizes only with
-      `may_equal` and `broadcast`. It may assume that sizes are not negative.
+    - `symbolic_inference`: `infer` compares sizes only with `may_equal` and `broadcast` of `graphkit.ir.dims`, which
+      record sizes that must be equal. For new sizes, graphkit then replaces the names in the types, and does not call
+      `infer` again. `infer` may assume that sizes are not negative.
     - `reference_in_float32`: the reference computes float16 and bfloat16 in float32. Set it to False for operators that
       read bits or only move elements.
     - `on_host`: the reference works only with numpy. On a GPU, operands are copied to host memory for it, and results
@@ -105,6 +105,12 @@ class Op:
     - `composite`: the executor does not run the operator itself, but the nodes that `composed` or `expand` returns.
     - `checks_values`: some operand values make a run fail, such as an index out of range; see `value_check`.
     - `samples`: a tuple of `Sample`, or a function that returns one.
+
+    It defines the methods `infer` and `reference`, and optionally:
+
+    - `grad(self, node, *output_gradients)`: builds the gradient of each input; None for an input without a gradient.
+    - `expand(self, *inputs)`: builds the result from standard operators, for export, and for gradients without `grad`.
+    - `composed(self, *inputs)`: builds the result from operators that have kernels, if these differ from `expand`'s.
     """
 
     domain: ClassVar[str] = ""
@@ -226,8 +232,9 @@ class Op:
             inputs: The operands, as graph values.
 
         Returns:
-            A hashable tuple. A graph value in it stands for its elements, whatever their shape. By default there is a
-            key if `checks_values` is True, or if the operator is defined outside of graphkit.
+            A hashable tuple of everything that the check depends on. Put a graph value into it if the check depends on
+            its elements; if it also depends on the value's shape, add the type. By default there is a key if
+            `checks_values` is True, or if the operator is defined outside of graphkit.
         """
         if any(value_check(node) is not None for body in self.subgraphs().values() for node in body.nodes):
             return (object(),)
@@ -329,7 +336,7 @@ share_former_names(Op, _FORMER)
 
 
 def operator(node: Node, kind: type[T]) -> T:
-    """The node's operator, which is of class `kind`: an operator's, a base's that several share, or Op."""
+    """Return the node's operator, typed as `kind`: its class, or a base class. Raises TypeError for another class."""
     op = node.op
     if not isinstance(op, kind):
         raise TypeError(f"{node.describe()}: its operator is not {kind.__name__}")

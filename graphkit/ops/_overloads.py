@@ -98,6 +98,12 @@ _UFUNCS_OF_ONE = {
     "cosh": "cosh", "tanh": "tanh", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "isnan": "is_nan",
     "isinf": "is_inf", "logical_not": "not_",
 }  # fmt: skip
+# Reductions of these functions: what calls them in numpy, and the function to use instead.
+_REDUCTIONS = {
+    "add": ("sum", "gk.reduce_sum"), "multiply": ("prod", "gk.reduce_prod"), "maximum": ("max", "gk.reduce_max"),
+    "minimum": ("min", "gk.reduce_min"), "logical_and": ("all", "gk.reduce_min"),
+    "logical_or": ("any", "gk.reduce_max"),
+}  # fmt: skip
 
 
 def _array_ufunc(self: Value, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
@@ -113,12 +119,20 @@ def _array_ufunc(self: Value, ufunc: np.ufunc, method: str, *operands: Any, **op
         if name == "square":
             return F.mul(self, self)
     if "out" in options:
-        raise NotAnArray(f"an array cannot hold {self}, which has no elements before the graph runs; write y = y + x")
+        raise NotAnArray(
+            f"np.{name} cannot write into an array (out=, or an operator such as +=), because {self} has no elements "
+            "before the graph runs; write y = y + x instead of y += x"
+        )
     call = f"np.{name}" if method == "__call__" else f"np.{name}.{method}"
     known = _UFUNCS_OF_TWO.get(name) or _UFUNCS_OF_ONE.get(name)
-    hint = {"reduce": "gk.reduce_sum and its kind", "accumulate": "gk.cum_sum"}.get(method)
+    if method == "reduce":
+        hint = _REDUCTIONS.get(name, ("", "gk.reduce_sum, gk.reduce_max, ..."))[1]
+    else:
+        hint = "gk.cum_sum" if method == "accumulate" else ""
     hint = hint or (f"gk.{known}" if known in registry.function_names() else "graphkit's own functions (gk.relu, ...)")
     given = f" with {', '.join(sorted(options))}" if options else ""
+    if method == "reduce" and name in _REDUCTIONS:
+        call = f"np.{_REDUCTIONS[name][0]} ({call})"
     raise NotAnArray(f"{call}{given} of {self}: it has no elements before the graph runs; use {hint}")
 
 
@@ -129,7 +143,10 @@ def _no_array(self: Value, dtype: Any = None, copy: Any = None) -> Any:
 
 
 def _getitem(self: Value, key: Any) -> Value:
-    """Basic indexing: integers, slices with constant bounds, Ellipsis, None. Anything else is UsageError."""
+    """Index by integers, slices with constant bounds, Ellipsis and None, as numpy does.
+
+    Raises UsageError for anything else: use `gk.gather` for indices that are graph values.
+    """
     keys = key if isinstance(key, tuple) else (key,)
     if sum(1 for k in keys if k is Ellipsis) > 1:
         raise UsageError(f"{self}: an index can contain ... only once")

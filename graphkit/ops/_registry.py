@@ -166,7 +166,17 @@ def op(cls: type[OpT]) -> type[OpT]:
 
 
 def constant(value: Any, dtype: Any = None) -> Value:
-    """Return a value of the graph that holds a constant array or number."""
+    """Return a graph value that holds a constant.
+
+    Args:
+        value: A number, a string, an array, or nested lists of them.
+        dtype: Element type, such as "float32". By default that of `value`, as numpy chooses it: a Python float gives
+            float64, an int int64. (In `x + 1.5`, a number takes the dtype of x.) Conversions are numpy's: 1.5 becomes
+            1 in an integer type.
+
+    Raises:
+        InputError: The rows of a nested list have different lengths, or an integer does not fit `dtype`.
+    """
     return F.constant(value=Tensor(value, dtype))
 
 
@@ -177,7 +187,10 @@ def as_value(operand: Any, like: Value | None = None) -> Value:
     if isinstance(operand, (bool, int, float)) and like is not None:
         if isinstance(operand, float) and not like.dtype.is_float:
             raise UsageError(f"a float constant {operand!r} cannot be combined with {like}: cast one of them")
-        return constant(np.asarray(operand, dtype=like.dtype.numpy))
+        try:
+            return constant(np.asarray(operand, dtype=like.dtype.numpy))
+        except OverflowError:
+            raise UsageError(f"the number {operand} does not fit the dtype of {like}: cast the value") from None
     if isinstance(operand, (bool, int, float, np.ndarray, np.generic, Tensor, list, tuple)):
         if isinstance(operand, Tensor):
             return F.constant(value=operand)

@@ -126,7 +126,7 @@ def _bytes(value: Value) -> Dim:
     kind = value.tensor
     size = dims.product(kind.known_shape)
     if not dims.is_static(size) and any(name.startswith("?") for name in size.symbols):
-        raise TypeMismatch("a run tells the size")
+        raise TypeMismatch("the size is data-dependent")
     return size * kind.dtype.itemsize
 
 

@@ -67,6 +67,7 @@ class TensorBoard(Callback):
 
     Raises:
         MissingDependency: tensorboardX is not installed (graphkit's extra `curves` installs it).
+        UsageError: `gradients` is set without `samples`. In `fit`: neither the callback nor `fit` has a folder.
         RuntimeFailure: In `fit`: a file cannot be written.
     """
 

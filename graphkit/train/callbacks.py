@@ -35,12 +35,16 @@ class Callback:
     With several processes, each rank calls its own callbacks. Pass the same callbacks on all ranks, and write files
     only `if trainer.rank == 0`. On every rank, `on_epoch_end` receives the numbers of rank 0, so that all ranks make
     the same decisions. Checkpoints contain the states of rank 0. If one rank calls `trainer.stop`, all ranks stop after
-    the same step. With servers (`dist_async`, ...), ranks step independently, and stop at the end of the epoch.
+    the same step. With parameter servers (`dist_async`, ...), ranks do not wait for each other: after `trainer.stop`,
+    they stop at the end of the epoch.
     """
 
     @property
     def name(self) -> str:
-        """Name under which a checkpoint stores the state. Each callback of a `fit` needs a different name."""
+        """Name under which a checkpoint stores the state (default: the name of the class).
+
+        Each callback of a `fit` needs a different name.
+        """
         return type(self).__name__
 
     def reset(self) -> None:
@@ -51,8 +55,9 @@ class Callback:
 
         Args:
             trainer: The trainer.
-            numbers: epoch (number of complete epochs), until (number of epochs at the end of the run), updates,
-                processes, resumed (whether an interrupted run or a checkpoint is continued).
+            numbers: epoch (number of complete epochs), until (number of epochs at the end of the run), updates (number
+                of updates of the parameters so far), processes (number of ranks), resumed (whether an interrupted run
+                or a checkpoint is continued).
         """
 
     def on_step_end(self, trainer: Trainer, numbers: Numbers) -> None:
@@ -144,8 +149,8 @@ class _Monitor(Callback):
         near = did_you_mean(self.monitor, known)
         near = near if "did you mean" in near else ""  # otherwise it lists all names, and so does this message
         return UsageError(
-            f"{type(self).__name__}: unknown monitor {self.monitor!r}{near or '.'} An epoch has "
-            f"{', '.join(known)}{missing}"
+            f"{type(self).__name__}: unknown monitor {self.monitor!r} (monitor=, --monitor){near or '.'} The values of "
+            f"an epoch are {', '.join(known)}{missing}"
         )
 
     def improves(self, numbers: Numbers) -> bool:
@@ -209,7 +214,7 @@ class EarlyStopping(_Patient):
         min_delta: A number improves only if it is better than the best one so far by more than this.
 
     Raises:
-        UsageError: In `fit`: the epochs have no number with this name.
+        UsageError: From `fit`: the records of epochs have no number called `monitor`.
     """
 
     def __init__(self, patience: int, monitor: str = defaults.MONITOR, mode: str | None = None, min_delta: float = 0.0):
@@ -287,7 +292,7 @@ class KeepBest(_Monitor):
             perplexity and skipped, also with the prefix valid_, and "max" for all other names.
 
     Raises:
-        UsageError: In `fit`: there is no folder, or the epochs have no number with this name.
+        UsageError: From `fit`: it has no `folder`, or the records of epochs have no number called `monitor`.
     """
 
     def __init__(self, monitor: str = defaults.MONITOR, mode: str | None = None):

@@ -150,10 +150,10 @@ def replace_head(
     """
     if classes < 1:
         raise UsageError(f"a head needs at least one class, not {classes}")
-    if pool is not None and (at is None or pool not in POOLS):
-        raise UsageError(
-            f"pool must be one of {', '.join(POOLS)}, and needs a head at a value (at=, --head-at), not {pool!r}"
-        )
+    if pool is not None and pool not in POOLS:
+        raise UsageError(f"pool must be {', '.join(map(repr, POOLS[:-1]))} or {POOLS[-1]!r}, not {pool!r}")
+    if pool is not None and at is None:
+        raise UsageError(f"pool={pool!r} (--head pool={pool}) only works for a head at a value (at=, --head-at)")
     # The class names in the metadata are those of the old classes.
     meta = {key: text for key, text in model.graph.meta.items() if key != CLASSES}
     if at is not None:
@@ -274,7 +274,7 @@ def _rebuilt(node: Node, operands: list[Value | None], head: Head, classes: int)
             if sizes.count(head.classes) > 1:
                 raise UsageError(
                     f"{node.describe()}: more than one of its sizes is {head.classes}, so the size that counts "
-                    "classes is unknown"
+                    "classes is unknown. Put the new head on a value before this node (at=, --head-at)"
                 )
             operands[1] = constant(np.array([classes if s == head.classes else s for s in sizes]))
     return node.rebuilt(operands).outputs[0]

@@ -66,8 +66,10 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
     for value, axis in places.items():
         shape = list(value.tensor.shape or ())
         if axis >= len(shape) or shape[axis] != 1:
+            is_free = axis < len(shape) and isinstance(shape[axis], DimExpr)
             raise UsageError(
-                f"free_batch (--dynamic-batch): axis {axis} of input {value}, the batch dimension, must have size 1"
+                f"free_batch (--dynamic-batch): axis {axis} of input {value}, the batch dimension, "
+                + ("is dynamic already: leave out free_batch" if is_free else "must have size 1")
             )
         shape[axis] = parse(name)
         table[value] = value.like(type=TensorType(value.dtype, shape), name=graph.name_of(value))

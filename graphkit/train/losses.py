@@ -37,18 +37,24 @@ SECOND, MIX = "_second", "mix"
 class Loss:
     """A named loss.
 
-    `build(output, target)` returns a scalar; `target_type(output type)` returns the type of the target.
+    Attributes:
+        name: Name of the loss.
+        build: Function of (output, target) that returns a scalar.
+        target_type: Function that returns the type of the target for the type of the output.
+        of_logits: For a loss of logits: "Softmax" or "Sigmoid". If an output comes from this operator, the loss takes
+            the operator's input.
+        classes: Whether targets are class numbers.
+        probabilities: Whether targets are probabilities.
+        takes: Names of the possible options.
+        options: The options that are set.
     """
 
     name: str
     build: Callable[..., Value]
     target_type: Callable[[TensorType], TensorType]
-    # For a loss of logits: "Softmax" or "Sigmoid". If an output comes from this operator, the loss takes its input.
     of_logits: str = ""
-    # Whether targets are class numbers, or probabilities.
     classes: bool = False
     probabilities: bool = False
-    # Names of the possible options, and the options of this loss.
     takes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -409,7 +415,10 @@ class BoundLoss:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """The different divisors of the losses (symbolic dimensions, or class weights), each with its first output."""
+        """A dict from each divisor of the losses to the name of the first output whose loss is divided by it.
+
+        A divisor is the tuple of class weights, or of the symbolic dimensions of the target.
+        """
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             shape = self.targets[target].shape or ()
@@ -423,7 +432,8 @@ class BoundLoss:
             first, second, *_ = self.averaged_over.values()
             warnings.warn(
                 f"the losses of outputs {first!r} and {second!r} have different divisors (numbers of targets, or sums "
-                "of class weights). Over several batches or ranks, both are averaged by the number of samples instead",
+                "of class weights). If losses of several batches or ranks are averaged, each batch is therefore "
+                "weighted by its number of samples",
                 stacklevel=5,
             )
 

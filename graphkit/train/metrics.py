@@ -30,13 +30,24 @@ class Metric(Protocol):
 
     name: str
 
-    def reset(self) -> None: ...
-    def update(self, output: np.ndarray, target: np.ndarray) -> None: ...
+    def reset(self) -> None:
+        """Forget all batches. Called before each epoch and each evaluation."""
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        """Add a batch: one output of the model, and its target."""
+
     @property
-    def value(self) -> float: ...
-    def state(self) -> dict[str, np.ndarray]: ...
-    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
-    def merge(self, state: Mapping[str, np.ndarray]) -> None: ...
+    def value(self) -> float:
+        """The metric over all batches since `reset`."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return what a checkpoint must contain, as arrays by name."""
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore the result of `state`."""
+
+    def merge(self, state: Mapping[str, np.ndarray]) -> None:
+        """Add the result of `state` in another process."""
 
 
 def value_of(metric: Metric) -> float:

@@ -90,8 +90,8 @@ class Position:
         until = self._end(epochs)
         if until < self.epoch + self.within:
             raise UsageError(
-                f"epochs={epochs}: the continued run is already {self}; after resume, or an interrupted fit, "
-                f"{WHOLE_RUN}"
+                f"epochs={epochs} is too small: the run that this fit continues is {self}. After resume or an "
+                f"interrupted fit, {WHOLE_RUN}"
             )
         if until > self.until:
             self.stopped = None
@@ -101,7 +101,9 @@ class Position:
             if not done:
                 warnings.warn(_NOTHING, stacklevel=3)
                 return
-            why = f"has its {quantity(done, 'epoch')}" if self.stopped is None else f"was ended {self}: {self.stopped}"
+            why = f"was ended {self}: {self.stopped}"
+            if self.stopped is None:
+                why = f"has finished its {quantity(done, 'epoch')}"
             warnings.warn(
                 f"nothing is left to train: the run {why}. After resume, {WHOLE_RUN}: epochs={done + 1} continues it. "
                 "The next fit of this trainer starts another run, where epochs is the number of further epochs",

@@ -44,8 +44,8 @@ def logits_of(output: Value, name: str) -> Value:
         behind = ", ".join(node.op.name for node in reversed(found.path)) or "nothing"
         warnings.warn(
             f"the loss treats {output} as logits, although it comes from {found.node.describe()} (followed by "
-            f"{behind}): its classes are not along the last axis. Choose an output with the logits, or one with "
-            "classes last",
+            f"{behind}). The Softmax is not over the last axis of the output, so its operand cannot be used. Choose an "
+            "output with the logits, or one whose last axis counts the classes",
             stacklevel=2,
         )
         return output

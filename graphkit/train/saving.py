@@ -207,8 +207,9 @@ def _epoch_states_of_rank(
     if len(parts) != ranks:
         if any(_METRIC not in name for part in parts for name in part):
             raise UsageError(
-                f"the checkpoint in {folder} was written within an epoch, and contains the carried state of "
-                f"{quantity(len(parts), 'rank')}: resume with this number of ranks, not with {ranks}"
+                f"the checkpoint in {folder} was written within an epoch, and contains the recurrent states (carry=, "
+                f"--recurrent-state) of {quantity(len(parts), 'rank')}: resume with this number of ranks, not with "
+                f"{ranks}"
             )
         return {}, {}
     recurrent: dict[str, np.ndarray] = {}

@@ -237,7 +237,7 @@ def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
             if name not in known:
                 hint = did_you_mean(name, [n for n in known if n != "rate"])
                 rate = ". The learning rate is --lr (in Python: rate=)" if "rate" in known else ""
-                raise UsageError(f"schedule {kind} has no option {name!r}{hint}{rate}")
+                raise UsageError(f"schedule {kind} has no option {name!r}{hint}{'' if hint.endswith('?') else rate}")
         if missing := [name for name, needed in known.items() if needed and name not in found]:
             options = {n: f"--schedule-option {n}=N" if n != "rate" else "--lr" for n in missing}
             listed = " and ".join(f"{n}= ({option})" for n, option in options.items())

@@ -58,13 +58,14 @@ class Trainer(BaseTrainer):
     Args:
         net: The model.
         loss: A name (see `gk.losses.names()`), a loss with options (`gk.losses.get(name, label_smoothing=...,
-            class_weights=...)`), a function of (outputs..., targets...), or a dict of losses by output. The losses of a
-            dict are multiplied by `loss_weights` and added; targets are then given by the names of their outputs.
+            class_weights=...)`), a function, or a dict of losses by output. A function gets the outputs, then the
+            targets, as graph values. It returns the mean over the batch, or a pair (sum, weight). The losses of a dict
+            are multiplied by `loss_weights` and added; targets are then given by the names of their outputs.
         optimizer: An optimizer such as `gk.optim.SGD(0.1)`, or its name.
         device: "cpu" or "cuda". With several processes on a host and "cuda", process n uses GPU n. If there are fewer
             GPUs than processes, several processes share a GPU. A dict such as `{"first": "cuda:0", "second": "cuda:1"}`
             runs the groups of `gk.attr_scope(ctx_group=...)` on several devices of one process (see docs/gpu.md).
-        threads: Number of CPU threads.
+        threads: Number of CPU threads (default: GRAPHKIT_NUM_THREADS, else one per core).
         kvstore: A KVStore for several processes. With `dist_sync`, each process contributes its part of the batch to
             every update, unless `groups` is given. With parameter servers, each process takes its steps independently.
             Every process must create its Trainer with the same model and settings; otherwise all of them raise
@@ -98,7 +99,7 @@ class Trainer(BaseTrainer):
         swap_memory: On a GPU, activations may move to host memory until the backward pass reads them (see
             docs/gpu.md). If False, only activations of nodes built in `gk.attr_scope(swap_memory=True)` may move.
             Without effect on the CPU.
-        seed: Seed of dropout, of mixing and of the data order.
+        seed: Seed of dropout, of mixing and of the data order (default: GRAPHKIT_SEED).
         precision: "f32", "bf16", "f16", "tf32" or "fp8". "bf16" rounds operands and results of matrix products and
             convolutions to bfloat16, also in the backward pass. These stay float32: parameters, optimizer states,
             weight gradients of convolutions, depthwise convolutions, and all other operators. "f16", "tf32" and "fp8"
@@ -124,11 +125,13 @@ class Trainer(BaseTrainer):
             statistics, whatever mode the model or file has. "frozen": it normalises by the running statistics, which do
             not change; its scale and offset are trained.
         sync_batch_norm: Compute the statistics of BatchNormalization over the samples of all processes.
-        numerics: The keywords `precision`, `deterministic`, `straight_through` and `on_nonfinite` as one object.
-        memory: The keywords `accumulate`, `recompute` and `swap_memory` as one object.
-        parallel: The keywords `kvstore`, `groups`, `micro_batches`, `batch_axes`, `shard_optimizer` and
-            `sync_batch_norm` as one object.
-        regularisation: The keywords `clip_norm`, `ema`, `mixup`, `cutmix` and `batch_norm` as one object.
+        numerics: A `gk.settings.Numerics` instead of the keywords `precision`, `deterministic`, `straight_through` and
+            `on_nonfinite`.
+        memory: A `gk.settings.Memory` instead of `accumulate`, `recompute` and `swap_memory`.
+        parallel: A `gk.settings.Parallel` instead of `kvstore`, `groups`, `micro_batches`, `batch_axes`,
+            `shard_optimizer` and `sync_batch_norm`.
+        regularisation: A `gk.settings.Regularisation` instead of `clip_norm`, `ema`, `mixup`, `cutmix` and
+            `batch_norm`.
     """
 
     @typed("gk.Trainer")
@@ -237,8 +240,8 @@ class Trainer(BaseTrainer):
             overwrite: If the folder contains another run, remove that run instead of raising UsageError.
             checkpoint_every: Also write a checkpoint every `checkpoint_every` updates, and before validation.
             progress: Show a progress bar on stderr (default: only on a terminal).
-            prefetch: Number of batches that background threads load ahead. These threads also compute slow metrics.
-                With 0, nothing runs in the background.
+            prefetch: Number of batches that background threads load ahead. If updating the metrics takes long, these
+                threads do that, too, during the next step. With 0, nothing runs in the background.
             workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets and of
                 objects with a length and items (default: the workers of the data set). Results are bit-identical for
                 any `prefetch` and `workers`.

@@ -60,7 +60,7 @@ class OptimizerUpdater:
     Args:
         optimizer: The optimizer.
         decay: Factors on the weight decay by key (default: 1).
-        threads: Number of CPU threads.
+        threads: Number of CPU threads (default: GRAPHKIT_NUM_THREADS, else one per core).
         rates: Factors on the learning rate by key (default: 1).
         ema: If given, each key has a moving average of its value. It starts at the value before the first update.
     """

@@ -88,7 +88,7 @@ def test_a_fault_of_ours_has_its_traceback_and_is_an_object(call, monkeypatch, n
     assert code == 5
     assert json.loads(out)["kind"] == "ZeroDivisionError"
     assert "Traceback" in err
-    assert "please report it" in err
+    assert "internal error: ZeroDivisionError: in the works. Please report it" in err
 
 
 # --- code of the caller's -----------------------------------------------------------------------------

@@ -209,7 +209,8 @@ def test_what_is_wrong_in_a_file_is_named(call, task, tmp_path, text, message):
         ("[network]\nname = 'mlp'\nseed = 'x'", "network.seed must be an integer"),
         ("[network]\nname = 3", "network.name must be a string"),
         ("[network]\nname = 'mlp'\nhidden = {}", "network.hidden must be a string, a number"),
-        ("\x00", "config.toml"),
+        ("network = net.json", "config.toml is not valid TOML: "),
+        ("\x00", "config.toml is not valid TOML: "),
     ],
 )
 def test_a_network_that_is_none(call, tmp_path, text, message):

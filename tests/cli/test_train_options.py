@@ -96,6 +96,7 @@ def test_the_best_model_is_beside_the_last(call, task, tmp_path):
         (["--monitor", "loss"], "--monitor loss has no effect without --early-stop"),
         (["--min-delta", 1], "--min-delta only works with --early-stop"),
         (["--lr-schedule", "cosine", "--schedule-option", "finl=1"], "did you mean 'final'"),
+        (["--lr-schedule", "step", "--schedule-option", "evry=1"], "did you mean 'every'?\n"),
         (["--lr-schedule", "cosine", "--schedule-option", "rate=1"], "give the learning rate with --lr"),
         (
             ["--lr-schedule", "cosine", "--schedule-option", "size=1"],

@@ -218,6 +218,9 @@ def test_unknown_specs(tmp_path):
         data.load(tmp_path / "a.txt")
     with pytest.raises(InputError, match=r"contains no data set; expected .*; found a\.txt"):
         data.load(tmp_path)
+    (tmp_path / "a.py").write_text("")
+    with pytest.raises(InputError, match=r"a\.py is a Python file: also name the function .*a\.py:FUNCTION$"):
+        data.load(tmp_path / "a.py")
     with pytest.raises(UsageError, match=r"^the seed of a data set must be an integer from 0 to .*, not -1$"):
         data.load("digits", seed=-1)
 

@@ -210,7 +210,7 @@ def test_a_pipeline_stays_one(on_ranks):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("cycle", r"rank 0 \(a: .*reads what depends on rank 1.*micro_batches=4 .*needs a pipeline"),
+        ("cycle", r"rank 0 \(a: .*reads a value that depends on rank 1.*micro_batches=4 .*needs a pipeline"),
         ("looping", r" of group 'b' is inside of node 'while_loop'.*micro_batches=4 .*needs a pipeline"),
     ],
 )

@@ -400,7 +400,7 @@ def test_a_job_goes_on_from_its_last_checkpoint(jobs, network, monkeypatch):
     killed_once(network, monkeypatch)
     done = train(network, network / "run", "--max-restarts", "1")
     assert done.returncode == 0, done.stderr
-    assert "restarting it from its last checkpoint (0 restarts left)" in done.stderr
+    assert "restarting it from its last checkpoint (restarts left: 0)" in done.stderr
     assert (network / "mark").exists()
     expected, found = gk.load(network / "whole"), gk.load(network / "run")
     for name, array in expected.params.items():

@@ -197,7 +197,7 @@ def test_a_launcher_that_is_none_of_mpis(launcher):
 def test_status_0_without_the_ends_of_all_ranks_is_a_failure(launcher, capfd, said, named):
     launcher(said)
     assert launch.run_processes(2, []) == RuntimeFailure.exit_code
-    message = f"the launcher's status is 0, but the program of these ranks has not ended: {named}\n"
+    message = f"the launcher's status is 0 (success), but these ranks did not finish: {named}\n"
     assert capfd.readouterr().err.endswith(message)
 
 

@@ -39,7 +39,7 @@ def test_groups_that_do_not_fit(groups, ranks, message):
 
 
 def test_a_cycle_between_groups_names_the_nodes():
-    with pytest.raises(UsageError, match=r"depend on each other.*fc2.*reads what depends on rank 1.*fc1"):
+    with pytest.raises(UsageError, match=r"depend on each other.*fc2.*reads a value that depends on rank 1.*fc1"):
         partition(graph_of("a", "b", "a"), {"a": 0, "b": 1}, 2)
 
 

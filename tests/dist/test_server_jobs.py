@@ -287,7 +287,7 @@ def test_a_killed_server_is_recovered_from_by_a_restart(net):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert (net / "once").exists(), done.stderr
     assert done.returncode == 0, done.stderr
-    assert "the job failed; restarting it from its last checkpoint (0 restarts left)" in done.stderr
+    assert "the job failed; restarting it from its last checkpoint (restarts left: 0)" in done.stderr
     lines = [json.loads(line) for line in (net / "run" / "log.jsonl").read_text().splitlines()]
     assert lines[-1]["epoch"] == 4
 

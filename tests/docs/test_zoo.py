@@ -79,6 +79,6 @@ def test_times_are_kept_by_whoever_writes_a_page_again(
     assert (kept["inference"], kept["training"]) == (0.25, 0.25)
     assert gk.__version__ in kept["machine"]
     first = (tmp_path / "mlp.md").read_text("utf-8")
-    assert "| a training step with 32 | 0.25 ms (128,000 samples a second) |" in first
+    assert "| a training step with 32 samples | 0.25 ms (128,000 samples a second) |" in first
     assert zoo.main(["mlp"]) == 0
     assert (tmp_path / "mlp.md").read_text("utf-8") == first

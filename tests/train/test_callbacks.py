@@ -64,7 +64,8 @@ def test_a_number_that_another_callback_adds_is_monitored():
     stop = gk.callbacks.EarlyStopping(1, monitor="own")
     trainer().fit(data(), epochs=3, batch_size=8, callbacks=[Adding(), stop])
     assert stop.best == 1.0
-    with pytest.raises(UsageError, match=r"EarlyStopping: unknown monitor 'own'\. An epoch has learning_rate, loss"):
+    said = r"EarlyStopping: unknown monitor 'own' \(monitor=, --monitor\)\. The values of an epoch are learning_rate, "
+    with pytest.raises(UsageError, match=said):
         trainer().fit(data(), epochs=1, callbacks=[gk.callbacks.EarlyStopping(1, monitor="own")])
 
 

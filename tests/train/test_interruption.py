@@ -395,7 +395,7 @@ def test_epochs_counts_from_start_of_resumed_run(tmp_path):
         last.fit(data(), epochs=epochs, batch_size=46)
         assert last.epoch == until
     last.resume(tmp_path)
-    with pytest.raises(UsageError, match="epochs=1: the continued run is already in epoch 3"):
+    with pytest.raises(UsageError, match="epochs=1 is too small: the run that this fit continues is in epoch 3"):
         last.fit(data(), epochs=1, batch_size=46)
     # Also in the same process.
     assert len(trained.fit(data(), batch_size=46)) == 2
@@ -406,10 +406,10 @@ def test_resumed_complete_run_warns_and_trains_nothing(tmp_path):
     trainer().fit(data(), epochs=2, batch_size=46, folder=tmp_path)
     last = trainer()
     last.resume(tmp_path)
-    with pytest.raises(UsageError, match="epochs=1: the continued run is already after epoch 2 of 2"):
+    with pytest.raises(UsageError, match=r"epochs=1 is too small: the run .* is after epoch 2 of 2"):
         last.fit(data(), epochs=1, batch_size=46)
     # An error does not start another run.
-    said = r"the run has its 2 epochs\. After resume, epochs is the length of the whole run: epochs=3 continues it"
+    said = r"the run has finished its 2 epochs\. After resume, .* whole run: epochs=3 continues it"
     with pytest.warns(UserWarning, match=f"nothing is left to train: {said}"):
         assert last.fit(data(), epochs=2, batch_size=46) == []
     # Both settings that the message suggests.

@@ -106,7 +106,7 @@ def test_workers_for_map_style_datasets(sets):
 
 def test_data_that_workers_cannot_make():
     arrays = np.zeros((8, 6), np.float32), np.zeros(8, np.int64)
-    with pytest.raises(UsageError, match="workers=2: train cannot use workers"):
+    with pytest.raises(UsageError, match=r"workers=2 \(--workers\): train cannot use workers"):
         trainer().fit(arrays, workers=2)
     with pytest.raises(UsageError, match=r".* cannot use workers"):
         trainer().evaluate(lambda: iter([arrays]), workers=1)

@@ -45,13 +45,15 @@ class Augment:
     - pad: the image is shifted by up to this number of pixels in each direction, with black behind it (RandomCrop
       with padding).
     - flip: the probability of a horizontal flip.
-    - brightness, contrast, saturation: factors from 1 - x to 1 + x. hue: shifts by -x to x of the colour circle
-      (ColorJitter). These four are applied in random order. Saturation and hue do not change in grey images and in
-      images with transparency.
+    - brightness, contrast, saturation: a random factor from 1 - x to 1 + x. hue: a random shift by -x to x turns of the
+      colour circle (ColorJitter). These four are applied in random order. Saturation and hue of grey images and of
+      images with transparency stay unchanged.
     - rotate: rotation by up to this number of degrees in either direction, with black corners.
-    - erase: the probability that a rectangle of 2% to 33% of the image is replaced by the mean (RandomErasing).
+    - erase: the probability that a rectangle of 2% to 33% of the image becomes 0 in the preprocessed array, that is the
+      `mean` of Preprocess (RandomErasing).
 
-    Colours and positions are computed in bytes, so colours stay within 0 to 255. Raises UsageError for invalid values.
+    Changes of colour are computed on bytes and clipped to 0 to 255. Raises UsageError for invalid values, and with
+    `crop` for a Preprocess without a fixed size.
     """
 
     crop: float | None = None
@@ -109,7 +111,10 @@ class Augment:
         return cls(**fields)
 
     def image(self, picture: Picture, preprocess: Preprocess, draw: np.random.Generator) -> Any:
-        """Return the image as a Pillow image: cut out, resized and changed at random."""
+        """Return an opened image as a Pillow image, resized and cropped by `preprocess` and changed at random.
+
+        draw: source of the random numbers.
+        """
         if self.crop is None:
             image = preprocess.image(picture)
             if self.pad:

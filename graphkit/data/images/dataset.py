@@ -86,8 +86,16 @@ class Joined:
 class ImageDataset(LazyDataset):
     """A lazy data set of images: one input, and targets int64 [N], the numbers of `classes`.
 
-    The input is float32 [C, H, W], or the array that `preprocess` returns. `store` opens the images by number. If an
-    image cannot be read, DamagedSample is raised, with the name of the file.
+    The input has the shape and dtype that `preprocess` gives it, by default float32 [C, H, W]. If an image cannot be
+    read, DamagedSample is raised, with the name of the file. `gk.data.load` creates image data sets from folders.
+
+    Args:
+        store: Images by number: an object with `len`, and with `open(number)`, which returns a context manager that
+            gives the opened image.
+        targets: int64 [N].
+        preprocess: How images become arrays.
+        classes: Names of the classes.
+        name: Name of the data in error messages.
     """
 
     preprocess: Preprocess
@@ -125,8 +133,12 @@ class ImageDataset(LazyDataset):
         return [store.names[number] for number in self._numbers] if isinstance(store, Files) else None
 
     def joined(self, other: Dataset, name: str) -> ImageDataset:
-        if not isinstance(other, ImageDataset) or self.classes != other.classes or self.preprocess != other.preprocess:
-            raise InputError(f"{name}: train and test must have the same classes, and images of the same form")
+        if not isinstance(other, ImageDataset):
+            raise InputError(f"{name}: train and test cannot be joined: only one of them contains images")
+        if self.classes != other.classes:
+            raise InputError(f"{name}: train and test cannot be joined: they have different classes")
+        if self.preprocess != other.preprocess:
+            raise InputError(f"{name}: train and test cannot be joined: their images are preprocessed differently")
         found = copy.copy(self)
         found.name, found.store = name, Joined((self.store, other.store))
         found._numbers = np.concatenate([self._numbers, other._numbers + len(self.store)])

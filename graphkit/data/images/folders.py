@@ -19,6 +19,7 @@ from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_o
 from graphkit.data.preprocessing.decode import SUFFIXES
 from graphkit.data.preprocessing.image import IMAGENET, Preprocess
 from graphkit.errors import GraphkitWarning, InputError
+from graphkit.text import quantity
 
 # Folders of the parts, the first one that is there; "test" where there is no part for validation.
 _TRAIN, _HELD_OUT = "train", ("val", "valid", "validation", "test")
@@ -172,7 +173,8 @@ def _classes(folder: Path, every: bool) -> Found:
     if strange:
         some = ", ".join(map(repr, strange[:5])) + (", ..." if len(strange) > 5 else "")
         warnings.warn(
-            f"{folder}: {len(strange)} entries are not images of a class, and are skipped: {some}",
+            f"{folder}: skipped {quantity(len(strange), 'path')} (not the folder of a class, nor an image in one): "
+            f"{some}",
             GraphkitWarning,
             stacklevel=4,
         )

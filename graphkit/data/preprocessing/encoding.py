@@ -154,7 +154,7 @@ class Encoding:
                 float(column.shift), float(column.scale), float(column.fill or 0.0)
             return Encoding(numbers, named, bool(found["onehot"]))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"not the columns of a table: {error!r}") from None
+            raise InputError(f"the description of a table's columns in the metadata is damaged: {error!r}") from None
 
 
 def _number_column(

@@ -139,6 +139,7 @@ class Preprocess:
 
     @property
     def channels(self) -> int:
+        """Number of channels of the resulting array: 1 for L, 4 for RGBA, else 3."""
         return _COLOURS[self.colours][1]
 
     @property
@@ -188,7 +189,7 @@ class Preprocess:
         return decoded.resize(size, _FILTERS[self.filter], box=within)
 
     def numbers(self, image: Any) -> np.ndarray:
-        """Return the array of an image that has the right size: [C, H, W] or [H, W, C]."""
+        """Return the array of a Pillow image that is already resized and cropped: [C, H, W] or [H, W, C]."""
         pixels = np.asarray(image)
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
         pixels = pixels[:, :, ::-1] if self.colours == "BGR" else pixels
@@ -198,7 +199,10 @@ class Preprocess:
         return (numbers.planes if self.layout == "NCHW" else numbers.interleaved)(pixels, table)
 
     def array(self, picture: Picture) -> np.ndarray:
-        """Return the array of an image: [C, H, W] or [H, W, C]. Raises InputError if the image is damaged."""
+        """Return the array of an opened image: [C, H, W] or [H, W, C]. For files, call `read`.
+
+        Raises InputError if the image is damaged.
+        """
         return self.numbers(self.image(picture))
 
     def read(self, *paths: str | os.PathLike[str]) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 from graphkit.ir.atomic import write_whole
 from graphkit.signatures import typed, typed_constructor
+from graphkit.text import quantity
 
 LEVELS = ("word", "char")
 PADDING, UNKNOWN = 0, 1
@@ -63,10 +64,12 @@ class Vocabulary:
         ranked = sorted((t for t, n in counts.items() if n >= min_count), key=lambda t: (-counts[t], t))
         kept = ranked if size is None else ranked[: max(size - len(_SPECIAL), 0)]
         if not kept:
-            raise InputError(
-                f"no token is left for the vocabulary: of {len(counts)} tokens, none occurs {min_count} times and "
-                "fits in size"
+            why = (
+                f"size={size} includes <pad> and <unk>, so it must be at least {len(_SPECIAL) + 1}"
+                if ranked
+                else f"of {quantity(len(counts), 'token')}, none occurs {min_count} times or more (min_count)"
             )
+            raise InputError(f"no token is left for the vocabulary: {why}")
         return cls([*_SPECIAL, *kept], level)
 
     def __len__(self) -> int:
@@ -87,6 +90,7 @@ class Vocabulary:
     # --- files -----------------------------------------------------------------------------------
 
     def to_json(self) -> str:
+        """Return the level and the tokens as JSON, for `from_json`."""
         return json.dumps({"level": self.level, "tokens": self.tokens}, ensure_ascii=False)
 
     @classmethod
@@ -112,6 +116,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
+        """Read a file of `save`. Raises InputError if it cannot be read, or is not a vocabulary."""
         return cls.from_json(read_text(Path(path)))
 
     def __repr__(self) -> str:

@@ -27,7 +27,16 @@ class Sentences(Dataset):
 
     T is the length of the longest sentence in the batch, rounded up to a multiple of `bucket`, so that batches have
     only a few different lengths. Shuffled batches contain sentences of similar length. Sentences longer than `length`
-    are cut off.
+    are cut off. `gk.data.load("sentences:FOLDER")` creates this data set.
+
+    Args:
+        rows: Token numbers of each sentence, integers [tokens].
+        targets: int64 [N].
+        vocabulary: The tokens of the numbers.
+        classes: Names of the classes.
+        length: Maximum number of tokens of a sentence.
+        bucket: T is a multiple of this number.
+        name: Name of the data in error messages.
     """
 
     vocabulary: Vocabulary

@@ -40,6 +40,8 @@ from graphkit.ir.types import DType
 _EAGER, _PAUSE, _CHECK = 0.02, 5e-5, 0.05
 # Seconds that aborted kernels may take to end.
 _ENDING = 10.0
+# How plans call an all-reduce without NCCL.
+_STAGED = "staged (copied through host memory)"
 
 
 class GpuCommunicator(Protocol):
@@ -322,17 +324,17 @@ def sum_route(processes: int) -> str:
     """Return how this number of processes would all-reduce gradients of the GPUs of this machine.
 
     Returns:
-        "nccl" and its version; or "staged" (copied through host memory) and the reason.
+        "nccl" and its version; or "staged (copied through host memory)" and the reason.
     """
     gpus = importlib.import_module("graphkit.executor.devices.cuda").cards()
     if not config.NCCL.get():
-        return "staged: GRAPHKIT_NCCL=0"
+        return f"{_STAGED}: GRAPHKIT_NCCL=0"
     if gpus < processes:
-        return f"staged: this machine has {'one GPU' if gpus == 1 else f'{gpus} GPUs'}"
+        return f"{_STAGED}: this machine has {'one GPU' if gpus == 1 else f'{gpus} GPUs'}"
     try:
         return f"nccl {nccl.version()}"
     except MissingDependency as error:
-        return f"staged: {error}"
+        return f"{_STAGED}: {error}"
 
 
 def _reason_against(reports: Sequence[_Report]) -> str:

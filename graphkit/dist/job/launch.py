@@ -138,7 +138,7 @@ def _exit_status(status: int, pipe: StatusPipe) -> int:
         several = ", or several have failed with different statuses" if status in _COMBINED else ""
         _say(f"a process of the job was ended by {number.name}{several}")
     elif status == 0 and (missing := pipe.not_ended()):
-        _say(f"the launcher's status is 0, but the program of these ranks has not ended: {', '.join(missing)}")
+        _say(f"the launcher's status is 0 (success), but these ranks did not finish: {', '.join(missing)}")
     else:
         return status
     return RuntimeFailure.exit_code

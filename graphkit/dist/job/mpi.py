@@ -344,7 +344,7 @@ class MpiCommunicator:
 
     def allgather_bytes(self, mine: bytes) -> list[bytes]:
         if _mpi().Is_finalized():
-            raise RuntimeFailure(f"rank {self.rank} continues after the end of MPI")
+            raise RuntimeFailure(f"rank {self.rank} cannot communicate any more: MPI was finalized (MPI_Finalize)")
         if self._allgather_small is not None and len(mine) == announcement.LENGTH:
             return self._allgather_small(mine)
         gathered = bytearray(self.size * len(mine))

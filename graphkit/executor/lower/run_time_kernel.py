@@ -137,7 +137,10 @@ class RunTimeKernel(AtRunTime):
         try:
             bound = _bound(self.node, types)
         except TypeMismatch as error:
-            raise RuntimeFailure(f"{self.node.describe()}: {error}") from error
+            own, text = self.node.describe(), str(error)
+            # Most errors name the node already, with the shapes and elements of this run.
+            is_named = text.startswith(own.partition("(")[0])
+            raise RuntimeFailure(text if is_named else f"{own}: {text}") from error
         for declared, output in zip(self.node.outputs, bound.outputs, strict=True):
             if has_fixed_size(declared) and declared.type != output.type:
                 raise RuntimeFailure(f"{self.node.describe()}: a result is {output.type}; {declared.type} was inferred")

@@ -83,7 +83,7 @@ class Plan(PlanData):
             f"lower bound  {human(self.lower_bound)} (at {self.peak_node or 'no step'}); "
             f"in plain topological order {human(self.plain_lower_bound)}",
             f"naive        {human(self.naive_bytes)}{saved}",
-            f"beside it    parameters {human(self.parameter_bytes)} (packed {human(self.packed_bytes)}), "
+            f"not in arena parameters {human(self.parameter_bytes)} (packed {human(self.packed_bytes)}), "
             f"constants {human(self.constant_bytes)}, results {human(self.result_bytes)}",
         ]
         if self.examples is not None:

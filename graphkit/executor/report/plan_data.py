@@ -76,9 +76,10 @@ class PlanData:
       are computed at once.
     - `staging_reason`: on a GPU, all-reduces use the kernel "nccl", or are copied through host memory (the kernel
       "staged"). This is the reason for "staged", or "".
-    - `host_bytes`: pinned host memory for values that wait there. Steps with the kernel "swap" copy them.
-    - `host_conditions`: branches and loops whose condition the host reads in a run, because it cannot be part of a
-      recording; each with the reason.
+    - `host_bytes`: pinned host memory for values that are swapped out of GPU memory (`swap_memory`). Steps with the
+      kernel "swap" copy them.
+    - `host_conditions`: on a GPU, branches and loops that cannot be part of a CUDA graph, so that the host reads their
+      condition in a run; each with the reason.
     """
 
     steps: tuple[PlanStep, ...]

@@ -270,13 +270,16 @@ def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None =
     Runs of all threads are recorded. Every run must end before the block ends.
 
     Args:
-        path: File for the trace. It is written after the last recorded run, or at the end of the block, also if the
-            block raises.
+        path: File for the trace, JSON that https://ui.perfetto.dev and chrome://tracing open. It is written after the
+            last recorded run, or at the end of the block, also if the block raises.
         skip: Number of runs before the first recorded one.
         runs: Number of runs to record (default: all).
 
+    Yields:
+        A Profile. Print it for a table by operator. `operators` and `seconds` contain the numbers.
+
     Raises:
-        UsageError: The block is inside another such block.
+        UsageError: The block is inside another such block, `skip` is negative, or `runs` is less than 1.
         UnsupportedError: A run does not use the native engine.
     """
     if skip < 0 or (runs is not None and runs < 1):

@@ -71,7 +71,7 @@ class Executor:
         device: "cpu", "cuda", or "cuda:1" for the second GPU. A dict runs groups of nodes on several devices:
             `{"first": "cuda:0", "second": "cuda:1", None: "cpu"}`, where None is for nodes without a group (see
             `graphkit.passes.distribution.places`).
-        threads: Number of CPU threads.
+        threads: Number of CPU threads (default: GRAPHKIT_NUM_THREADS, else one per core).
         seed: Seed of the random generator.
         rng_stride: Number of steps by which each run advances the random generator. If n ranks must draw different
             numbers, set it to n on each rank, and set `rng` so that rank r begins r steps later than rank 0.
@@ -89,8 +89,8 @@ class Executor:
         declared: Shapes that a file declares for the graph's values. If one is wrong, you get a DeclarationWarning.
         collectives: Performs the graph's all-reduces over processes. Without it, this process is the only participant.
         channels: Sends values from one process to another.
-        max_memory: Limit in bytes: neither a run nor any single node of it may need more, such as 500_000_000 or
-            "500MB" (default: GRAPHKIT_MAX_MEMORY, else the free memory of the machine).
+        max_memory: Memory limit of a run, and of each of its nodes: a number of bytes, or a text such as "500MB"
+            (default: GRAPHKIT_MAX_MEMORY, else the free memory of the machine).
         max_iterations: Limit of the iterations of a Loop or Scan (default: GRAPHKIT_MAX_ITERATIONS, else none).
         timeout: Limit of the seconds of one run (default: GRAPHKIT_TIMEOUT, else none).
 
@@ -205,10 +205,10 @@ class Executor:
     ) -> dict[str, np.ndarray]:
         """Compute outputs for the fed inputs.
 
-        The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps. Once a
-        run writes new values of states, neither of them ends it. Therefore, loops of more than 10,000 steps (counted
-        over all iterations) run before the first state is written. A shorter loop may run later. Its number of
-        iterations is checked against `max_iterations` before the run.
+        The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps, but
+        only until the run writes the first state. Therefore, loops of more than 10,000 steps (counted over all
+        iterations) run before that. A shorter loop may also run after it; its number of iterations is checked against
+        `max_iterations` before the run.
 
         Args:
             feeds: Arrays by input name.

@@ -66,7 +66,10 @@ class Spelling:
         if value is not None:
             found = constant_array(value)
             if found is None:
-                raise self.fail(f"operand {index}, which is computed at run time but must be the attribute {name!r},")
+                raise UnsupportedError(
+                    f"{self.node.describe()}: operand {index} is computed at run time, but must be a constant at opset "
+                    f"{self.target}, where it is the attribute {name!r}"
+                )
             self.attrs[name] = found.tolist()
             self.drop_input(index)
 

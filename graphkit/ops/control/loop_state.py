@@ -110,7 +110,9 @@ Refusal: TypeAlias = Callable[[int, Type, Type], Exception]
 
 
 def _refused(position: int, before: Type, after: Type) -> Exception:
-    return TypeMismatch(f"a loop state starts as {before} and becomes {after}")
+    return TypeMismatch(
+        f"a loop state is {before} before an iteration, but {after} after it; the body must keep its element type"
+    )
 
 
 class StableStates:

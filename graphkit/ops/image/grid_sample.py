@@ -54,10 +54,10 @@ def _grid_samples() -> tuple[Sample, ...]:
 class GridSample(Op):
     """Sample x: [N, C, *spatial] at the coordinates of grid: [N, *out, rank]; the result is [N, C, *out].
 
-    Coordinates are given for the last axis first. -1 and 1 are the outer edges of the first and last element, or with
-    `align_corners` their centres. Beyond the edges, `padding_mode` gives zeros, the last element (border), or the
-    mirror image (reflection). Elements that are not floats need mode nearest, whose derivative with respect to grid is
-    0.
+    Coordinates are given for the last axis first (x, y, z). -1 and 1 are the outer edges of the first and last element,
+    or with `align_corners` their centres. mode: "linear", "nearest" or "cubic"; elements that are not floats need
+    "nearest", whose derivative with respect to grid is 0. padding_mode: beyond the edges, "zeros" gives 0, "border" the
+    last element, "reflection" the mirror image.
     """
 
     align_corners: bool = False
@@ -170,10 +170,10 @@ def _affine_samples() -> tuple[Sample, ...]:
 class AffineGrid(Op):
     """The grid for GridSample that applies an affine transformation to images of `size`.
 
-    theta: [N, r, r + 1]; size: [N, C, *spatial], r = 2 or 3 spatial axes. The result is [N, *spatial, r]. For each
-    position, it is theta times a vector: the coordinates of the position, last axis first (x, y, z), and a 1.
-    Positions are the centres of elements, in [-1, 1]. With `align_corners` the first and last centre are at -1 and 1; a
-    single element is at 0.
+    theta: [N, r, r + 1] for r = 2 or 3 spatial axes; size: int64, the sizes N, C, *spatial. The result is [N, *spatial,
+    r]: for each position, theta times the vector (x, y, 1) or (x, y, z, 1) of its coordinates, last axis first.
+    Positions are the centres of elements; -1 and 1 are the outer edges of the image. With `align_corners`, -1 and 1 are
+    the centres of the first and last element, and a single element is at 0.
     """
 
     align_corners: bool = False

@@ -95,12 +95,13 @@ class _ChannelsLastNorm(Op):
 
 @op
 class ChannelsLastBatchNorm(_ChannelsLastNorm):
-    """BatchNormalization of x: [N, *spatial, C] by the statistics of x; also returns them and the running statistics.
+    """BatchNormalization of x: [N, *spatial, C] in training mode, with an optional residual and activation.
 
-    y = activation((x - mean) / sqrt(var + epsilon) * scale + b + residual). residual: of x's shape. `activation` is "",
-    "Relu" or "Clip", which limits to [activation_alpha, activation_beta]. The running statistics are input * momentum +
-    current * (1 - momentum), with the biased variance. `made`: type of y (default: that of scale). For float16 and
-    bfloat16, the mean and the reciprocal of the standard deviation are float32.
+    y = activation((x - mean) / sqrt(var + epsilon) * scale + b + residual). residual: of x's shape; all other operands:
+    [C]. `activation` is "", "Relu" or "Clip", which limits to [activation_alpha, activation_beta]. `made`: type of y
+    (default: that of scale). Outputs: y; the running mean and variance, input * momentum + current * (1 - momentum)
+    with the biased variance; mean and inv_std_dev, 1 / sqrt(var + epsilon), of x. If scale is float16 or bfloat16, the
+    last two are float32.
     """
 
     epsilon: float = 1e-5

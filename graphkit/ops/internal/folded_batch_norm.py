@@ -17,10 +17,10 @@ _POSITIVE = Rand(_VECTOR, 0.5, 2.0)
 
 @op
 class FoldedBatchNorm(Op):
-    """Return weights and a bias with which a product computes its result and a batch normalisation of it.
+    """Fold a batch normalisation into the weights and the bias of the matrix product or convolution before it.
 
-    For factor = scale / sqrt(var + epsilon), new_weights = weights * factor and new_bias = shift - (mean - bias) *
-    factor. The passes make this operator for batch normalisation at inference.
+    With factor = scale / sqrt(var + epsilon), new_weights = weights * factor and new_bias = shift - (mean - bias) *
+    factor. The passes create this operator for batch normalisation at inference.
 
     Attributes:
         axis: The axis of `weights` that counts the channels of the result.

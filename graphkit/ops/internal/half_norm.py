@@ -14,7 +14,8 @@ from graphkit.ops.nn.norm import LayerNormalization, NormOfLastAxes
 class MixedPrecisionLayerNorm(NormOfLastAxes):
     """LayerNormalization that computes in the type of `scale`, also if x has a narrower type.
 
-    If `scale` is float32, x may be float16 or bfloat16. `made` is the type of y (default: that of `scale`).
+    If `scale` is float32, x may be float16 or bfloat16. `made` is the type of y (default: that of `scale`). Operands
+    and outputs are those of LayerNormalization.
     """
 
     former_names = ("LayerNormOfHalves",)

@@ -271,10 +271,10 @@ class MatMulIntegerToFloat(_ToFloat):
 
 @op
 class DynamicQuantizeMatMul(_ToFloat):
-    """Quantise a by its own range, as DynamicQuantizeLinear does, and multiply it with a quantised b.
+    """Quantise a by its own range, as DynamicQuantizeLinear does, multiply it with a quantised b, and add the bias.
 
-    The result is float32, plus a bias. a: float32; b_scale, b_zero_point: one number, or one for each column of b;
-    bias: [columns].
+    a: float32 [..., m, k]; b: int8 or uint8 [..., k, n]; b_scale: float32, b_zero_point: b's type, one number or [n];
+    bias: float32 [n]; the result is float32 [..., m, n].
     """
 
     inputs = ("a", "b", "b_scale", "b_zero_point?", "bias?")

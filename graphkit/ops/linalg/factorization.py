@@ -108,8 +108,9 @@ class Potri(Op):
 class Gelqf(Op):
     """LQ factorisation a = l q: q [..., m, n] with orthonormal rows, l [..., m, m] lower triangular.
 
-    a: [..., m, n] with m <= n. The diagonal of l is not negative, so the factors of a matrix of full rank are unique. A
-    matrix of lower rank has no gradient.
+    a: [..., m, n] with m <= n. The diagonal of l is not negative, so the factors of a matrix of full rank are unique.
+    For a matrix of lower rank, the factorisation has no derivative: the gradient contains meaningless numbers, or
+    raises RuntimeFailure if the diagonal of l contains a zero.
     """
 
     domain = DOMAIN

@@ -95,8 +95,8 @@ class Cofactor(Op):
     """The matrix of cofactors: det(a) * a^-T if a has an inverse. a: [..., n, n].
 
     Computed from singular values: det(u) det(v) u diag(p) v^T for a = u diag(s) v^T, where p[i] is the product of all
-    elements of s except s[i]. Cofactors are NaN if an element is not finite. The gradient of matrices with more than 8
-    rows needs inverses.
+    elements of s except s[i]. Cofactors are NaN if an element is not finite. For n > 8, the gradient is computed from
+    the inverse, so a singular matrix raises RuntimeFailure.
     """
 
     domain = DOMAIN

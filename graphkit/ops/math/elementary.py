@@ -147,7 +147,7 @@ class _Test(Op):
 
 @op
 class IsNaN(_Test):
-    """Whether x is NaN."""
+    """Whether each element of the floats x is NaN, as bool of x's shape."""
 
     onnx = Onnx("IsNaN", since=20)
 
@@ -157,7 +157,10 @@ class IsNaN(_Test):
 
 @op
 class IsInf(_Test):
-    """Whether x is infinite; `detect_positive` and `detect_negative` say which signs count."""
+    """Whether each element of the floats x is infinite, as bool of x's shape.
+
+    With detect_positive=False, +inf gives false; with detect_negative=False, -inf gives false.
+    """
 
     detect_negative: bool = True
     detect_positive: bool = True

@@ -43,7 +43,7 @@ class _Comparison(Op):
 
 @op
 class Equal(_Comparison):
-    """a == b, also for booleans and strings; NaN equals nothing."""
+    """a == b with broadcasting, as bool. Operands may also be booleans or strings. NaN is equal to nothing."""
 
     types = {"a": NUMERIC | {DType.BOOL, DType.STRING}, "b": "a"}
     onnx = Onnx("Equal", since=19)
@@ -60,7 +60,7 @@ class Equal(_Comparison):
 
 @op
 class Less(_Comparison):
-    """a < b."""
+    """a < b with broadcasting, as bool."""
 
     onnx = Onnx("Less", since=13)
     known = staticmethod(decide_less)
@@ -71,7 +71,7 @@ class Less(_Comparison):
 
 @op
 class LessOrEqual(_Comparison):
-    """a <= b."""
+    """a <= b with broadcasting, as bool."""
 
     onnx = Onnx("LessOrEqual", since=16)
     known = staticmethod(lambda a, b: _not(decide_less(b, a)))
@@ -82,7 +82,7 @@ class LessOrEqual(_Comparison):
 
 @op
 class Greater(_Comparison):
-    """a > b."""
+    """a > b with broadcasting, as bool."""
 
     onnx = Onnx("Greater", since=13)
     known = staticmethod(lambda a, b: decide_less(b, a))
@@ -93,7 +93,7 @@ class Greater(_Comparison):
 
 @op
 class GreaterOrEqual(_Comparison):
-    """a >= b."""
+    """a >= b with broadcasting, as bool."""
 
     onnx = Onnx("GreaterOrEqual", since=16)
     known = staticmethod(lambda a, b: _not(decide_less(a, b)))
@@ -120,7 +120,7 @@ class _Logical(_Comparison):
 
 @op
 class And(_Logical):
-    """Logical and."""
+    """Logical and of two bool tensors, with broadcasting."""
 
     onnx = Onnx("And", since=7)
     known = staticmethod(lambda a, b: int(a and b) if is_static(a) and is_static(b) else None)
@@ -131,7 +131,7 @@ class And(_Logical):
 
 @op
 class Or(_Logical):
-    """Logical or."""
+    """Logical or of two bool tensors, with broadcasting."""
 
     onnx = Onnx("Or", since=7)
     known = staticmethod(lambda a, b: int(bool(a or b)) if is_static(a) and is_static(b) else None)
@@ -142,7 +142,7 @@ class Or(_Logical):
 
 @op
 class Xor(_Logical):
-    """Logical exclusive or."""
+    """Logical exclusive or of two bool tensors, with broadcasting."""
 
     onnx = Onnx("Xor", since=7)
     known = staticmethod(lambda a, b: int(bool(a) != bool(b)) if is_static(a) and is_static(b) else None)
@@ -153,7 +153,7 @@ class Xor(_Logical):
 
 @op
 class Not(Op):
-    """Logical negation."""
+    """Logical negation of a bool tensor."""
 
     inputs = ("x",)
     types = {"x": BOOLS}
@@ -196,7 +196,7 @@ class _Bits(Op):
 
 @op
 class BitwiseAnd(_Bits):
-    """a & b."""
+    """a & b, bit by bit, for integers of one type, with broadcasting."""
 
     onnx = Onnx("BitwiseAnd", since=18)
 
@@ -206,7 +206,7 @@ class BitwiseAnd(_Bits):
 
 @op
 class BitwiseOr(_Bits):
-    """a | b."""
+    """a | b, bit by bit, for integers of one type, with broadcasting."""
 
     onnx = Onnx("BitwiseOr", since=18)
 
@@ -216,7 +216,7 @@ class BitwiseOr(_Bits):
 
 @op
 class BitwiseXor(_Bits):
-    """a ^ b."""
+    """a ^ b, bit by bit, for integers of one type, with broadcasting."""
 
     onnx = Onnx("BitwiseXor", since=18)
 
@@ -226,7 +226,7 @@ class BitwiseXor(_Bits):
 
 @op
 class BitwiseNot(Op):
-    """~x."""
+    """~x: invert every bit of integers."""
 
     inputs = ("x",)
     types = {"x": INTEGERS}

@@ -119,8 +119,8 @@ class BlackmanWindow(_Window):
 class MelWeightMatrix(Op):
     """Triangular mel filters, equally spaced on the mel scale: [dft_length // 2 + 1, num_mel_bins].
 
-    All operands are 0-d. mel(f) = 2595 log10(1 + f / 700). The filters lie between the two edges, which are rounded
-    down to bins of the spectrum. So the matrix is a step function of the edges.
+    All operands are 0-d. sample_rate and the edges are in hertz. mel(f) = 2595 log10(1 + f / 700). The filters lie
+    between the two edges. Their corners are rounded down to bins of the spectrum, so the edges get no gradient.
     """
 
     output_datatype: DType = DType.FLOAT32
@@ -274,9 +274,10 @@ class DFT(Op):
 class STFT(Op):
     """Short-time Fourier transform: transforms of windowed frames, [batch, frames, frequencies, 2].
 
-    signal: [batch, length, 1 or 2]; frame_step: 0-d, the distance of frames; window: [frame_length], ones by default;
-    frame_length: 0-d, by default the window's or the signal's length. frames = (length - frame_length) // frame_step +
-    1. frequencies = frame_length // 2 + 1 with `onesided`, else frame_length.
+    signal: [batch, length, 1] if it is real, or [batch, length, 2] with real and imaginary parts. The last axis of the
+    result has real and imaginary parts, too. frame_step: 0-d, the number of samples from one frame to the next; window:
+    [frame_length], ones by default; frame_length: 0-d, by default the window's or the signal's length. frames = (length
+    - frame_length) // frame_step + 1. frequencies = frame_length // 2 + 1 with `onesided`, else frame_length.
     """
 
     onesided: bool = True

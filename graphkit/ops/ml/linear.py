@@ -36,8 +36,9 @@ from graphkit.ops.ml.scores import (
 class LinearRegressor(RowWise):
     """x @ coefficients^T + intercepts, one column for each target; float32.
 
-    As in ONNX Runtime, intercepts are ignored unless there is one for each target. For a single target, PROBIT is the
-    only `post_transform` that applies.
+    x: [N, features], or [features] for one example; coefficients: [targets, features], row by row. As in ONNX Runtime,
+    intercepts are ignored unless there is one for each target. For a single target, PROBIT is the only
+    `post_transform` that applies.
     """
 
     coefficients: tuple[float, ...] = ()
@@ -83,8 +84,11 @@ class LinearRegressor(RowWise):
 class LinearClassifier(RowWise):
     """The class with the largest score, and the transformed scores x @ coefficients^T + intercepts; float32.
 
+    x: [N, features], or [features] for one example; coefficients: [scores, features], row by row. `post_transform`
+    changes the scores. Outputs: the label of the class, [N]; the scores, [N, scores].
+
     If there is only one score, a score up to 0 means the first class, a score above 0 the second one. With two labels,
-    the second output has two columns, which are computed from this score.
+    the second output has two columns, which are computed from this score. `multi_class` has no effect.
     """
 
     coefficients: tuple[float, ...]

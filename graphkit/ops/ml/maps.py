@@ -111,7 +111,10 @@ class CastMap(Op):
 
 @op
 class ZipMap(Op):
-    """Return, for each row of x, a map from the labels to the elements of the row."""
+    """Return a sequence with one map for each row of x: from the labels to the elements of the row.
+
+    x: float32 [N, labels], or [labels] for one row. Give the labels as integers or as strings.
+    """
 
     classlabels_int64s: tuple[int, ...] = ()
     classlabels_strings: tuple[str, ...] = ()

@@ -35,9 +35,9 @@ def needs_ranks(name: str, *operands: Any) -> None:
 class RotaryEmbedding(Op):
     """Rotate pairs of elements of each head by angles that depend on the position. Su et al. 2021, arXiv:2104.09864.
 
-    x: [B, H, L, D], or [B, L, H * D] with num_heads. cos_cache, sin_cache: [positions, D / 2] with position_ids [B, L],
-    else [B, L, D / 2]. Only the first `rotary_embedding_dim` elements are rotated (0: all). Elements i and i + D / 2
-    form a pair; with `interleaved`, neighbours do.
+    x: [B, H, L, D], or [B, L, H * D] with num_heads. The first R elements of a head are rotated: R is
+    `rotary_embedding_dim`, or D if that is 0. Elements i and i + R / 2 form a pair; with `interleaved`, elements 2 i
+    and 2 i + 1. cos_cache, sin_cache: [positions, R / 2] with position_ids, int64 [B, L], else [B, L, R / 2].
     """
 
     interleaved: bool = False
@@ -131,9 +131,9 @@ class Attention(Op):
 
     Vaswani et al. 2017, arXiv:1706.03762.
 
-    H is a multiple of G: each head of k and v serves H / G heads of q. Query i has the position i + offset among the
-    keys. The offset is the length of past_key if past_key is given, nonpad_kv_seqlen - L if nonpad_kv_seqlen is given,
-    else 0. A query that may attend to no key gives 0.
+    q has H heads, k and v have G, and H is a multiple of G: each head of k and v serves H / G heads of q. Query i has
+    the position i + offset among the keys. The offset is the length of past_key if past_key is given, nonpad_kv_seqlen
+    - L if nonpad_kv_seqlen is given, else 0. A query that may attend to no key gives 0.
 
     Args:
         q: Queries, [B, H, L, D]; or [B, L, H * D], with q_num_heads and kv_num_heads.

@@ -44,9 +44,11 @@ class DeformConv(Op):
     """Deformable convolution: each kernel element reads x at its position plus a learned offset, interpolated.
 
     x: [N, C, *spatial]; w: [M, C / group, *kernel]; bias: [M]. offset: [N, offset_group * prod(kernel) * axes,
-    *positions], for each element of the kernel one displacement per axis. mask: [N, offset_group * prod(kernel),
-    *positions], factors of the elements that are read. Interpolation is linear. The result is [N, M, *positions].
-    Outside of x, elements are 0.
+    *positions]: for each element of the kernel, its displacement along each spatial axis, in elements of x. mask: [N,
+    offset_group * prod(kernel), *positions], factors for the elements that are read (default: 1). Interpolation is
+    linear; outside of x, elements are 0. The channels of x are divided into `offset_group` groups, each with its own
+    offsets and mask. The other attributes are those of Conv. The result is [N, M, *positions]. Zhu et al. 2018,
+    arXiv:1811.11168.
     """
 
     dilations: tuple[int, ...] | None = None

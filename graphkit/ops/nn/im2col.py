@@ -73,7 +73,8 @@ class Col2Im(ColumnBlocks):
     """Add the columns of x to an image: each column is one block of elements. Blocks may overlap. (PyTorch's fold.)
 
     x: [N, C * prod(block_shape), L], one column for each of the L positions of the block, in row-major order; the
-    result is [N, C, *image_shape]. Elements that fall into the padding are dropped.
+    result is [N, C, *image_shape]. image_shape, block_shape: int64 vectors. Elements that fall into the padding are
+    dropped. dilations, pads and strides are those of Conv.
     """
 
     inputs = ("x", "image_shape", "block_shape")
@@ -124,7 +125,8 @@ class Col2Im(ColumnBlocks):
 class Im2Col(ColumnBlocks):
     """Return the block of an image at each position as a column: the adjoint of Col2Im. (PyTorch's unfold.)
 
-    x: [N, C, *image]; the result is [N, C * prod(block_shape), L], where L is the number of positions of the block.
+    x: [N, C, *image]; block_shape: an int64 vector; the result is [N, C * prod(block_shape), L], where L is the number
+    of positions of the block. dilations, pads and strides are those of Conv.
     """
 
     domain = DOMAIN

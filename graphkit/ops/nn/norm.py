@@ -136,7 +136,8 @@ class BatchNormalization(Op):
 class BatchNormGrad(Op):
     """Gradient of BatchNormalization's y in training mode with respect to x, scale and b.
 
-    The statistics are computed from x.
+    dy, x: [N, C, *spatial]; scale: [C]. The statistics are computed from x. Outputs: dx, shaped like x; dscale and db,
+    [C].
     """
 
     epsilon: float = 1e-5
@@ -215,7 +216,8 @@ class NormOfLastAxes(Op):
 class LayerNormalization(NormOfLastAxes):
     """(x - mean) * r * scale + b, where r = 1 / sqrt(var + epsilon), over the axes from `axis` on.
 
-    Outputs: y, mean, r.
+    scale and b broadcast to x. Outputs: y; mean and r, with size 1 on the normalised axes. stash_type is the ONNX code
+    of their type: 1 for float32, 10 for float16, 11 for float64, 16 for bfloat16.
     """
 
     inputs = ("x", "scale", "b?")
@@ -287,6 +289,7 @@ class LayerNormalization(NormOfLastAxes):
 class LayerNormGrad(NormOfLastAxes):
     """Gradient of LayerNormalization's y with respect to x, scale, and a bias of scale's shape.
 
+    dy: the gradient with respect to y, of x's shape. Outputs: dx, shaped like x; dscale and db, shaped like scale.
     `mean` and `inv_std_dev` are the forward operator's outputs; when absent they are computed from x. The computation
     uses the type of scale, or a wider one. If that is float32, dy and x may be float16 or bfloat16; `made`, if given,
     is the type of dx.
@@ -350,7 +353,10 @@ class LayerNormGrad(NormOfLastAxes):
 
 @op
 class RMSNormalization(NormOfLastAxes):
-    """x / sqrt(mean(x * x) + epsilon) * scale, over the axes from `axis` on."""
+    """x / sqrt(mean(x * x) + epsilon) * scale, where the mean is taken over the axes from `axis` on.
+
+    scale broadcasts to x. The result has the type of scale.
+    """
 
     inputs = ("x", "scale")
     types = {"x": FLOATS, "scale": FLOATS}
@@ -385,7 +391,10 @@ class RMSNormalization(NormOfLastAxes):
 
 @op
 class RMSNormGrad(NormOfLastAxes):
-    """Gradient of RMSNormalization with respect to x and scale."""
+    """Gradient of RMSNormalization with respect to x and scale.
+
+    dy: the gradient with respect to the result, of x's shape. Outputs: dx and dscale, shaped like x and scale.
+    """
 
     domain = DOMAIN
     inputs = ("dy", "x", "scale")

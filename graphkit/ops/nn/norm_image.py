@@ -70,7 +70,8 @@ class InstanceNormalization(Op):
 class GroupNormalization(Op):
     """(x - mean) / sqrt(var + epsilon) * scale + bias over the channels of a group and all spatial axes.
 
-    x: [N, C, *spatial], its channels in `num_groups` groups; scale, bias: [C].
+    x: [N, C, *spatial]. Each of the `num_groups` groups has C / num_groups neighbouring channels. scale, bias: [C].
+    Wu and He 2018, arXiv:1803.08494. `stash_type` is stored for ONNX, and has no effect in graphkit.
     """
 
     epsilon: float = 1e-5
@@ -112,8 +113,8 @@ class GroupNormalization(Op):
 class GroupNormGrad(Op):
     """Gradient of GroupNormalization with respect to x, scale and bias.
 
-    The statistics are computed from x. num_groups: None means that each channel is a group, as in
-    InstanceNormalization.
+    dy, x: [N, C, *spatial]; scale: [C]. The statistics are computed from x. num_groups: None (default) means that each
+    channel is a group, as in InstanceNormalization. Outputs: dx, shaped like x; dscale and db, [C].
     """
 
     num_groups: int | None = None
@@ -214,8 +215,8 @@ class MeanVarianceNormalization(Op):
 class LRN(Op):
     """Local response normalisation: x / (bias + alpha / size * s) ** beta.
 
-    s is the sum of squares over `size` neighbouring channels. x: [N, C, *spatial]; (size - 1) // 2 of the neighbours
-    come before a channel, the others behind it.
+    s is the sum of squares over a window of `size` channels: the channel itself, (size - 1) // 2 channels before it,
+    and size // 2 channels after it. Channels that do not exist count as 0. x: [N, C, *spatial].
     """
 
     alpha: float = 1e-4

@@ -431,7 +431,7 @@ class _Global(Op):
 
 @op
 class GlobalAveragePool(_Global):
-    """Mean over all spatial axes."""
+    """Mean over all spatial axes: x: [N, C, *spatial] -> [N, C, 1, ..., 1]."""
 
     onnx = Onnx("GlobalAveragePool", since=22)
 
@@ -451,7 +451,10 @@ class GlobalAveragePool(_Global):
 
 @op
 class GlobalMaxPool(_Global):
-    """Maximum over all spatial axes. If elements tie, they share the gradient equally."""
+    """Maximum over all spatial axes: x: [N, C, *spatial] -> [N, C, 1, ..., 1].
+
+    If elements tie, they share the gradient equally.
+    """
 
     onnx = Onnx("GlobalMaxPool", since=22)
 
@@ -470,7 +473,7 @@ class GlobalMaxPool(_Global):
 
 @op
 class GlobalLpPool(_Global):
-    """(sum |x| ** p) ** (1 / p) over all spatial axes."""
+    """(sum |x| ** p) ** (1 / p) over all spatial axes: x: [N, C, *spatial] -> [N, C, 1, ..., 1]."""
 
     p: int = 2
     onnx = Onnx("GlobalLpPool", since=22)

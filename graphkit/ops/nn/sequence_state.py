@@ -26,13 +26,15 @@ _GATED_DELTA: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 2}
 
 @op
 class LinearAttention(Op):
-    """Linear attention: a recurrence over a matrix S of keys and values, o[t] = scale * q[t] S[t]. Yang et al. 2024.
+    """Linear attention: o[t] = scale * q[t] S[t], where the matrix S [D, E] is a recurrence over keys and values.
 
-    query: [B, T, H * D], key: [B, T, G * D], value: [B, T, G * E]; H is a multiple of G. Per head, by update_rule:
-    "linear": S[t] = S[t-1] + k[t] v[t]. "gated": S[t] = exp(decay[t]) S[t-1] + k[t] v[t]. "delta" and "gated_delta":
-    the same with beta[t] (v[t] - k[t] S) instead of v[t], where S is the state before k[t] v[t] is added. decay: [B, T,
-    G] or [B, T, G * D]; beta: [B, T, G] or [B, T, 1]; past_state: [B, G, D, E], zeros when absent. scale: 0 means 1 /
-    sqrt(D). Outputs: [B, T, H * E] and the last state. chunk_size does not change results.
+    Per head, with row vectors q, k and v: S[t] = P + k[t]^T u, where P is S[t-1] or, for "gated" and "gated_delta",
+    exp(decay[t]) S[t-1]; and u is v[t] or, for "delta" and "gated_delta", beta[t] (v[t] - k[t] P). The attribute
+    `update_rule` is one of these three names, or "linear". Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464.
+
+    query: [B, T, H * D], key: [B, T, G * D], value: [B, T, G * E]; H is a multiple of G. decay: [B, T, G] or [B, T, G *
+    D]; beta: [B, T, G] or [B, T, 1]; past_state: [B, G, D, E], zeros when absent. scale: 0 means 1 / sqrt(D). Outputs:
+    [B, T, H * E] and the last state. chunk_size does not change results.
     """
 
     chunk_size: int = 64

@@ -32,6 +32,9 @@ class RmsPropUpdate(Update):
     variant): a' = alpha a + (1 - alpha) g, and s' - a'^2 (at least 0) replaces s' in d. With `buffer` b (momentum): b'
     = momentum * b + d, and b' replaces d in the first formula. Hinton, "Neural networks for machine learning", lecture
     6e, 2012; centered: Graves, arXiv:1308.0850.
+
+    grad, square, average and buffer have the shape and dtype of weight; lr: a float scalar. Outputs: weight', s', and
+    a' and b' if a and b are given.
     """
 
     alpha: float = 0.99
@@ -105,6 +108,9 @@ class AdagradUpdate(Update):
 
     s is `square`; g = grad + weight_decay * weight; rate = lr / (1 + (step - 1) * lr_decay). Duchi, Hazan and Singer,
     "Adaptive subgradient methods for online learning", JMLR 2011.
+
+    grad and square have the shape and dtype of weight; lr: a float scalar; step: a scalar, 1 at the first update.
+    Outputs: weight', s'.
     """
 
     lr_decay: float = 0.0
@@ -146,6 +152,8 @@ class AdadeltaUpdate(Update):
 
     s is `square`, u is `change`. g = grad + weight_decay * weight; s' = rho s + (1 - rho) g^2; u' = rho u + (1 - rho)
     d^2. Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701.
+
+    grad, square and change have the shape and dtype of weight; lr: a float scalar. Outputs: weight', s', u'.
     """
 
     rho: float = 0.9
@@ -187,10 +195,12 @@ class AdadeltaUpdate(Update):
 class FtrlUpdate(Update):
     """FTRL-Proximal: weight' = 0 where |z'| <= l1, else (sign(z') l1 - z') / ((beta + sqrt(n')) / lr + l2).
 
-    z is `linear`, n is `square`. For each element, with g = grad: n' = n + g^2; z' = z + g - (sqrt(n') - sqrt(n)) / lr
-    * weight. The paper starts at weight 0, where z is 0. Weights may also start at other values: as long as an element
-    has had no gradient (n = 0), z is chosen so that the formula gives its present weight. McMahan et al., "Ad click
-    prediction: a view from the trenches", KDD 2013, algorithm 1.
+    z is `linear`, n is `square`. For each element, with g = grad + weight_decay * weight: n' = n + g^2; z' = z + g -
+    (sqrt(n') - sqrt(n)) / lr * weight. The paper starts at weight 0, where z is 0. Weights may also start at other
+    values: as long as an element has had no gradient (n = 0), z is chosen so that the formula gives its present weight.
+    McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
+
+    grad, linear and square have the shape and dtype of weight; lr: a float scalar. Outputs: weight', z', n'.
     """
 
     beta: float = 1.0

@@ -39,6 +39,8 @@ class LarsUpdate(Update):
     rate = lr * trust * |weight| / (|grad| + weight_decay * |weight| + epsilon), with 2-norms of whole tensors. The rate
     is lr if one of the norms is 0. You, Gitman and Ginsburg, "Large batch training of convolutional networks",
     arXiv:1708.03888, algorithm 1.
+
+    grad and velocity v have the shape and dtype of weight; lr: a float scalar. Outputs: weight', v'.
     """
 
     momentum: float = 0.9
@@ -89,6 +91,9 @@ class LambUpdate(Update):
     m and v are the updated `mean` and `variance` of Adam, with bias correction. |.| are 2-norms of whole tensors;
     |weight| / |r| is taken as 1 if one of these norms is 0. You et al., "Large batch optimization for deep learning:
     training BERT in 76 minutes", ICLR 2020, algorithm 2 with phi the identity.
+
+    grad, mean and variance have the shape and dtype of weight; lr: a float scalar; step: a scalar, 1 at the first
+    update. Outputs: weight', and the new mean and variance, without bias correction.
     """
 
     beta1: float = 0.9

@@ -86,8 +86,12 @@ class _Step(Op):
 class Adagrad(_Step):
     """Adagrad: x' = x - r g / (sqrt(h') + epsilon), where h' = h + g^2.
 
-    g = norm_coefficient x + gradient; r = rate / (1 + count * decay_factor). tensors: weights x, gradients, sums of
-    squares h. Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning", JMLR 2011.
+    g = norm_coefficient x + gradient; r = rate / (1 + count * decay_factor). Duchi, Hazan and Singer, "Adaptive
+    subgradient methods for online learning", JMLR 2011.
+
+    rate: a float scalar; count: an int64 scalar, the number of earlier updates. tensors: all weights x, then all
+    gradients, then all sums of squares h, float32 or float64, in the same order and with equal shapes. Outputs: all x',
+    then all h'.
     """
 
     decay_factor: float = 0.0
@@ -117,9 +121,13 @@ class Adagrad(_Step):
 class Adam(_Step):
     """Adam: x' = (1 - norm_coefficient_post) (x - r v' / (sqrt(h') + epsilon)).
 
-    g = norm_coefficient x + gradient; v' = alpha v + (1 - alpha) g; h' = beta h + (1 - beta) g^2. r is rate at count 0,
-    else rate sqrt(1 - beta^count) / (1 - alpha^count). tensors: weights x, gradients, v, h. Kingma and Ba, "Adam: a
-    method for stochastic optimization", ICLR 2015.
+    g = norm_coefficient x + gradient; v' = alpha v + (1 - alpha) g; h' = beta h + (1 - beta) g^2. r is rate if count is
+    0, else rate sqrt(1 - beta^count) / (1 - alpha^count). Kingma and Ba, "Adam: a method for stochastic optimization",
+    ICLR 2015.
+
+    rate: a float scalar; count: an int64 scalar, the number of earlier updates. tensors: all weights x, then all
+    gradients, then all v, then all h, float32 or float64, in the same order and with equal shapes. Outputs: all x',
+    then all v', then all h'.
     """
 
     alpha: float = 0.9
@@ -155,8 +163,10 @@ class Momentum(_Step):
     """Gradient descent with momentum: v' = alpha v + b g, where b = 1 at count 0, else beta.
 
     g = norm_coefficient x + gradient; x' = x - rate v' (mode standard) or x - rate (g + alpha v') (mode nesterov).
-    tensors: weights x, gradients, v. Sutskever et al., "On the importance of initialization and momentum in deep
-    learning", ICML 2013.
+    Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013.
+
+    rate: a float scalar; count: an int64 scalar, the number of earlier updates. tensors: all weights x, then all
+    gradients, then all v, float32 or float64, in the same order and with equal shapes. Outputs: all x', then all v'.
     """
 
     alpha: float

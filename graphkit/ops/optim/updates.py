@@ -65,6 +65,9 @@ class SgdUpdate(Update):
     takes velocity (zeros before the first step) and returns the new one. Dampening does not apply to the first step, so
     `step` is needed with dampening. Sutskever et al., "On the importance of initialization and momentum in deep
     learning", ICML 2013.
+
+    grad and velocity have the shape and dtype of weight; lr: a float scalar; step: a scalar, 1 at the first update.
+    Outputs: weight', and velocity' if velocity is given.
     """
 
     momentum: float = 0.0
@@ -198,6 +201,9 @@ class AdamUpdate(_Adam):
 
     m is `mean`, v is `variance`. g = grad + weight_decay * weight; m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 -
     beta2) g^2. Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
+
+    grad, mean and variance have the shape and dtype of weight; lr: a float scalar; step: a scalar, 1 at the first
+    update. Outputs: weight', m', v'.
     """
 
 

@@ -94,8 +94,8 @@ _A0, _B0 = np.array(120, np.uint8), np.array(-3, np.int8)
 class MatMulInteger(IntegerProduct):
     """(a - a_zero_point) @ (b - b_zero_point) in int32 by numpy's rules; sums wrap around.
 
-    a_zero_point: one number, or one for each row of a ([m], [..., m, 1]); b_zero_point: one number, or one for each
-    column of b ([n], [..., 1, n]).
+    a: int8 or uint8 [..., m, k]; b: int8 or uint8 [..., k, n]. a_zero_point, of a's type: one number, or one for each
+    row of a ([m], [..., m, 1]); b_zero_point, of b's type: one number, or one for each column of b ([n], [..., 1, n]).
     """
 
     inputs = ("a", "b", "a_zero_point?", "b_zero_point?")

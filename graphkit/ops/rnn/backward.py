@@ -201,7 +201,11 @@ def _case(*operands: Any, **attributes: Any) -> Sample:
 
 @op
 class RNNRecurrence(SavingRecurrence):
-    """RNN that also returns the gates and states that its gradient needs."""
+    """RNN that also returns the gates and states that its gradient needs. Operands and attributes: those of RNN.
+
+    Outputs: y and y_h of RNN; gates [D, T, N, H], the arguments of the activation before clipping; h_before [D, T, N,
+    H], the state before each step.
+    """
 
     former_names = ("RNNWalk",)
     layer = RNN
@@ -214,7 +218,12 @@ class RNNRecurrence(SavingRecurrence):
 
 @op
 class GRURecurrence(SavingRecurrence):
-    """GRU that also returns the gates and states that its gradient needs."""
+    """GRU that also returns the gates and states that its gradient needs. Operands and attributes: those of GRU.
+
+    Outputs: y and y_h of GRU; gates [D, T, N, 3 * H], the arguments of the activations before clipping, in the order z,
+    r, n (with linear_before_reset [D, T, N, 4 * H]: also Rn h + Rbn); h_before [D, T, N, H], the state before each
+    step.
+    """
 
     former_names = ("GRUWalk",)
     layer = GRU
@@ -227,7 +236,11 @@ class GRURecurrence(SavingRecurrence):
 
 @op
 class LSTMRecurrence(SavingRecurrence):
-    """LSTM that also returns the gates and states that its gradient needs."""
+    """LSTM that also returns the gates and states that its gradient needs. Operands and attributes: those of LSTM.
+
+    Outputs: y, y_h and y_c of LSTM; gates [D, T, N, 4 * H], the arguments of the activations without peepholes and
+    before clipping, in the order i, o, f, g; h_before and c_before [D, T, N, H], the states before each step.
+    """
 
     former_names = ("LSTMWalk",)
     layer = LSTM
@@ -243,7 +256,11 @@ _GATES = {"gates": FLOATS, "r": "gates", "sequence_lens": PARAMETERS["sequence_l
 
 @op
 class RNNRecurrenceGrad(RecurrenceGrad):
-    """Backward pass through time of an RNN: gradients with respect to its gates and initial state."""
+    """Backward pass through time of an RNN: gradients with respect to its gates and initial state.
+
+    dy, dy_h: the gradients with respect to y and y_h; absent: 0. gates: the output of RNNRecurrence. r, sequence_lens
+    and attributes: those of RNN. Outputs: d_gates [D, T, N, H]; dinitial_h, shaped like initial_h.
+    """
 
     former_names = ("RNNWalkGrad",)
     layer = RNN
@@ -260,7 +277,12 @@ class RNNRecurrenceGrad(RecurrenceGrad):
 
 @op
 class GRURecurrenceGrad(RecurrenceGrad):
-    """Backward pass through time of a GRU: gradients with respect to its gates and initial state."""
+    """Backward pass through time of a GRU: gradients with respect to its gates and initial state.
+
+    dy, dy_h: the gradients with respect to y and y_h; absent: 0. gates, h_before: outputs of GRURecurrence. r,
+    sequence_lens and attributes: those of GRU. Outputs: d_gates [D, T, N, 3 * H]; dinitial_h, shaped like initial_h;
+    and other [D, T, N, H]: r * h, or with linear_before_reset the gradient with respect to Rn h + Rbn.
+    """
 
     former_names = ("GRUWalkGrad",)
     layer = GRU
@@ -281,7 +303,12 @@ class GRURecurrenceGrad(RecurrenceGrad):
 
 @op
 class LSTMRecurrenceGrad(RecurrenceGrad):
-    """Backward pass through time of an LSTM: gradients with respect to its gates and initial states."""
+    """Backward pass through time of an LSTM: gradients with respect to its gates and initial states.
+
+    dy, dy_h, dy_c: the gradients with respect to y, y_h and y_c; absent: 0. gates, c_before: outputs of LSTMRecurrence.
+    r, sequence_lens, p and attributes: those of LSTM. Outputs: d_gates [D, T, N, 4 * H]; dinitial_h and dinitial_c,
+    shaped like initial_h and initial_c; d_peepholes [D, T, N, 3 * H], whose sum over T and N is the gradient of p.
+    """
 
     former_names = ("LSTMWalkGrad",)
     layer = LSTM

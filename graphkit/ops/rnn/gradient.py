@@ -129,7 +129,11 @@ def _case(*operands: Any, **attributes: Any) -> Sample:
 
 @op
 class RNNGrad(LayerGrad):
-    """Gradient of RNN with respect to its operands."""
+    """Gradient of RNN with respect to its operands. Operands and attributes: those of RNN.
+
+    dy, dy_h: the gradients with respect to its results, with their shapes; absent: 0. Outputs: dx, dw, dr, db and
+    dinitial_h, shaped like x, w, r, b and initial_h.
+    """
 
     layer = RNN
     recurrence = RNNRecurrence
@@ -147,7 +151,11 @@ class RNNGrad(LayerGrad):
 
 @op
 class GRUGrad(LayerGrad):
-    """Gradient of GRU with respect to its operands."""
+    """Gradient of GRU with respect to its operands. Operands and attributes: those of GRU.
+
+    dy, dy_h: the gradients with respect to its results, with their shapes; absent: 0. Outputs: dx, dw, dr, db and
+    dinitial_h, shaped like x, w, r, b and initial_h.
+    """
 
     layer = GRU
     recurrence = GRURecurrence
@@ -165,7 +173,11 @@ class GRUGrad(LayerGrad):
 
 @op
 class LSTMGrad(LayerGrad):
-    """Gradient of LSTM with respect to its operands."""
+    """Gradient of LSTM with respect to its operands. Operands and attributes: those of LSTM.
+
+    dy, dy_h, dy_c: the gradients with respect to its results, with their shapes; absent: 0. Outputs: dx, dw, dr, db,
+    dinitial_h, dinitial_c and dp, shaped like x, w, r, b, initial_h, initial_c and p.
+    """
 
     layer = LSTM
     recurrence = LSTMRecurrence

@@ -202,9 +202,15 @@ def _samples() -> tuple[Sample, ...]:
 class Cast(_Conversion):
     """Convert x's elements to the dtype `to`.
 
-    Floats become integers by truncation towards zero; integers keep their low bits. Conversions to integers of 4 and 2
-    bits follow ONNX Runtime: floats are rounded, ties away from zero. `saturate` and `round_mode` apply to 8-bit floats
-    only. Gradients flow through casts from floats to floats.
+    Floats are truncated towards zero when they become integers. A larger integer keeps its low bits in a smaller type.
+    Conversions to integers of 4 and 2 bits follow ONNX Runtime: floats are rounded, ties away from zero. Strings are
+    parsed as numbers, and numbers are written as strings. Only casts from floats to floats have a gradient.
+
+    Attributes:
+        to: The dtype.
+        saturate: For float8 types only. True: numbers that are too large become the largest finite one. False: they
+            become NaN, or infinity if the type has it.
+        round_mode: For float8_e8m0fnu only: "up", "down" or "nearest".
     """
 
     to: DType
@@ -226,7 +232,7 @@ class Cast(_Conversion):
 
 @op
 class CastLike(_Conversion):
-    """Convert x's elements to the dtype of `like`; nothing else of `like` is read."""
+    """Convert x's elements to the dtype of `like`, as Cast does. Only the dtype of `like` is read."""
 
     inputs = ("x", "like")
     types = {"x": ANY, "like": ANY}

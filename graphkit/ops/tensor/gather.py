@@ -53,7 +53,8 @@ def refused_tuples(x: Value, indices: Value, batch_dims: int = 0) -> tuple[Any, 
 class Gather(Op):
     """Slices of x along `axis` at the given indices (negative ones count from the back).
 
-    x: [*a, n, *b]; indices: any shape, in [-n, n - 1]; the result is [*a, *indices, *b].
+    x: [*a, n, *b]; indices: int32 or int64 of any shape, in [-n, n - 1]; the result is [*a, *indices, *b]. Other
+    indices raise RuntimeFailure in the run.
     """
 
     axis: int = 0
@@ -95,7 +96,7 @@ class Gather(Op):
 class GatherGrad(Op):
     """Gradient of Gather: zeros of x's shape, to which slices of dy are added at their indices.
 
-    Only the shape of x is read.
+    dy: [*a, *indices, *b], for x: [*a, n, *b], of which only the shape is read. The result has dy's dtype.
     """
 
     axis: int = 0
@@ -159,7 +160,8 @@ def along_axis(xp: Any, shape: tuple[int, ...], indices: Any, axis: int) -> tupl
 class GatherElements(Op):
     """Take one element of x along `axis` for each index: y[i, j, ...] = x[i, indices[i, j, ...], ...] for axis 1.
 
-    The result has the shape of `indices`, which has the rank of x.
+    The result has the shape of `indices`: int32 or int64, with the rank of x, in [-n, n - 1] for an axis of n elements.
+    Other indices raise RuntimeFailure in the run.
     """
 
     axis: int = 0

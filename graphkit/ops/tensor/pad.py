@@ -49,7 +49,9 @@ def pad_sources(xp: Any, size: int, before: int, after: int, mode: str) -> Any:
     kept = high - low
     position = xp.arange(size + before + after) - max(before, 0)
     if position.size and kept <= 0:
-        raise TypeMismatch(f"pads ({before}, {after}) in mode {mode!r} leave nothing of an axis of {size} to copy")
+        raise TypeMismatch(
+            f"pads ({before}, {after}) of an axis of size {size}: mode {mode!r} copies elements, but none is left"
+        )
     if mode == "edge":
         source = xp.clip(position, 0, max(kept - 1, 0))
     elif mode == "wrap":

@@ -211,7 +211,8 @@ class TensorScatter(Op):
     """Write a shorter update into a cache along `axis`; each batch entry has its own start position.
 
     cache: [B, ..., S, ...]; update: the same with at most S elements along `axis`; write_indices: int64 [B], 0 by
-    default. With mode "circular", elements beyond the end continue at the beginning.
+    default. An update that reaches beyond the end of the cache raises RuntimeFailure in a run; with mode "circular", it
+    continues at the beginning.
     """
 
     axis: int = -2

@@ -159,7 +159,9 @@ def _describe_cycle(ranks: list[int], needs: Mapping[tuple[int, int], Node], gro
     steps = []
     for rank, other in itertools.pairwise(path):
         node = needs[rank, other]
-        steps.append(f"rank {rank} ({_group_of(node, groups)}: {node.describe()}) reads what depends on rank {other}")
+        steps.append(
+            f"rank {rank} ({_group_of(node, groups)}: {node.describe()}) reads a value that depends on rank {other}"
+        )
     return f"groups= (--place): ranks depend on each other, so they cannot form a pipeline: {'; '.join(steps)}"
 
 

@@ -68,8 +68,8 @@ def limit_memory(
     best = segments.apply()
     if (least := arena_bytes(best)) > recompute:
         raise UsageError(
-            f"recompute={recompute}: even if everything possible is recomputed, a step needs {least} bytes for "
-            "activations and working memory; use smaller batches"
+            f"recompute={recompute} (--recompute): even if everything possible is recomputed, a step needs {least} "
+            "bytes for activations and working memory. Allow at least that, or use smaller batches"
         )
     low, high = 0, len(order)  # `low` segments are too few, `high` are enough
     while high - low > 1:

@@ -502,7 +502,8 @@ def _sharded_updates(
 def _refuse_lazy(trained: Sequence[TrainedParameter]) -> None:
     if lazy := [t.name for t in trained if t.lazy]:
         raise UsageError(
-            f"row-sparse updates (lazy=, --sparse-update) need one batch per update; they are on for {', '.join(lazy)}"
+            f"row-sparse updates (lazy=, --sparse-update) of {', '.join(lazy)} need one batch per update: leave out "
+            "accumulate= (--accumulate)"
         )
 
 

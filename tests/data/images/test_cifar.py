@@ -94,7 +94,7 @@ def test_pickles_are_refused_and_not_read(tmp_path, names):
 def test_a_file_called_meta_is_no_pickle_yet(photos):
     folder = photos({"cat": 2})
     (folder / "meta").write_text("of something else")
-    with pytest.warns(match=r"1 entries are not images of a class, and are skipped: 'meta'$"):
+    with pytest.warns(match=r"skipped 1 path \(not the folder of a class, nor an image in one\): 'meta'$"):
         assert data.read(folder).classes == ("cat",)
 
 

@@ -55,7 +55,7 @@ def test_hidden_files_are_left_out_and_odd_ones_warned_of(photos):
     os.mkfifo(folder / "cat" / "pipe.png")
     with pytest.warns(
         GraphkitWarning,
-        match=r"3 entries are not images of a class, and are skipped: 'cat/pipe\.png', 'dog/notes\.txt', ",
+        match=r"skipped 3 paths \(not the folder of a class, nor an image in one\): 'cat/pipe\.png', 'dog/notes",
     ):
         assert len(data.read(folder)) == 3
 
@@ -199,8 +199,10 @@ def test_sizes_that_a_batch_cannot_hold(photos):
 def test_train_and_test_of_other_forms_are_not_joined(photos):
     one = data.read(photos({"a": 1}), size=4)
     assert one.joined(one, "both").targets.tolist() == [0, 0]
-    with pytest.raises(InputError, match="must have the same classes, and images of the same form"):
+    with pytest.raises(InputError, match=r"both: .*their images are preprocessed differently"):
         one.joined(data.read(photos({"a": 1}), size=5), "both")
+    with pytest.raises(InputError, match=r"both: .*they have different classes"):
+        one.joined(data.read(photos({"a": 1, "b": 1}), size=4), "both")
 
 
 def test_without_pillow(photos, monkeypatch):

@@ -154,7 +154,7 @@ def test_other_tables_of_a_model(tmp_path, path):
     for text in ("", "[]", "{}", '{"numbers": [{"name": "a", "size": 2}], "categories": [], "onehot": true}',
                  '{"numbers": [], "categories": [{"name": "a", "values": 3}], "onehot": true}',
                  '{"numbers": [{"name": "a", "scale": "x"}], "categories": [], "onehot": true}'):  # fmt: skip
-        with pytest.raises(InputError, match="not the columns of a table"):
+        with pytest.raises(InputError, match="the description of a table's columns in the metadata is damaged"):
             Encoding.from_json(text)
 
 

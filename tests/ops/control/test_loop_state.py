@@ -63,7 +63,7 @@ def test_sequences_and_optionals():
 
 def test_another_element_type_is_refused():
     changed = [tensor(2, dtype=DType.INT64)]
-    with pytest.raises(TypeMismatch, match=r"a loop state starts as float32\[2\] and becomes int64\[2\]"):
+    with pytest.raises(TypeMismatch, match=r"a loop state is float32\[2\] before an iteration, but int64\[2\] after"):
         stable_types([tensor(2)], lambda types: changed)
     states = StableStates([tensor(1), tensor(2)], refusal=lambda i, a, b: ValueError(f"{i}: {a}, {b}"))
     with pytest.raises(ValueError, match=r"1: float32\[2\], int64\[2\]"):

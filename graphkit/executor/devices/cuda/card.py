@@ -136,7 +136,7 @@ class CudaDevice:
             # Otherwise some errors of CUDA would come with the first launch.
             recording.upload()
         except (RuntimeFailure, self._cupy.cuda.runtime.CUDARuntimeError) as error:
-            raise NotRecorded(f"device {self.name!r} cannot record: {error}") from error
+            raise NotRecorded(f"device {self.name!r} cannot record a CUDA graph: {error}") from error
         return recording
 
     def _captured(self, stream: Any, steps: Sequence[Recorded]) -> _Recording:

@@ -418,9 +418,9 @@ def test_without_cupy_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_outlook(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "cards", lambda: 2)
     assert gpu.sum_route(2) == "nccl 2.25.1"
-    assert gpu.sum_route(3) == "staged: this machine has 2 GPUs"
+    assert gpu.sum_route(3) == "staged (copied through host memory): this machine has 2 GPUs"
     monkeypatch.setenv("GRAPHKIT_NCCL", "0")
-    assert gpu.sum_route(2) == "staged: GRAPHKIT_NCCL=0"
+    assert gpu.sum_route(2) == "staged (copied through host memory): GRAPHKIT_NCCL=0"
 
 
 def test_the_plan_of_a_job_and_the_doctor_tell(

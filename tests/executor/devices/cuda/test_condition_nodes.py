@@ -194,7 +194,7 @@ def test_a_recording_that_cuda_refuses(fails: str, captured: Any, monkeypatch: p
         assert one.record(stream, [repetition([])])
     else:
         why = "cudaErrorNotSupported" if fails == "cudaGraphAddNode" else "invalid argument"
-        with pytest.raises(NotRecorded, match=f"device 'cuda:0' cannot record: .*{why}"):
+        with pytest.raises(NotRecorded, match=f"device 'cuda:0' cannot record a CUDA graph: .*{why}"):
             one.record(stream, [repetition([])])
     assert stream.asked == ["begin", "end", "upload"][: 3 if fails in ("", "upload") else 2]
 

@@ -504,7 +504,7 @@ def test_a_recording_that_a_card_refuses(card: Card, monkeypatch: pytest.MonkeyP
 
     def refused(*given: Any) -> Any:
         asked.append(given)
-        raise NotRecorded("device 'cuda:0' cannot record: cudaGraphInstantiate: cudaErrorNotSupported")
+        raise NotRecorded("device 'cuda:0' cannot record a CUDA graph: cudaGraphInstantiate: cudaErrorNotSupported")
 
     monkeypatch.setattr(card, "record", refused)
     net = halved()
