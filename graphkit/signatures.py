@@ -64,11 +64,13 @@ class _Kind(NamedTuple):
 _Kinds = tuple[_Kind, ...] | None
 
 
-def typed(owner: str) -> Callable[[Function], Function]:
+def typed(owner: str, hint: Callable[[str, Mapping[str, Any]], str] | None = None) -> Callable[[Function], Function]:
     """Decorate a public function or method: a wrong type, an unknown or a missing argument raises UsageError.
 
     Args:
         owner: Name of the function in messages, such as `gk.grad`.
+        hint: Function of an unknown argument's name and of all arguments by name. Returns the end of the message, or ""
+            for a list of similar names.
     """
 
     def decorate(function: Function) -> Function:
@@ -90,7 +92,8 @@ def typed(owner: str) -> Callable[[Function], Function]:
                     _check(where, name, table[name], value)
                 elif rest is None:
                     known = [n for n in names if n != "self"]
-                    raise UsageError(f"{where} has no argument {name!r}{did_you_mean(name, known)}")
+                    more = "" if hint is None else hint(name, dict(zip(positional, args, strict=False)) | options)
+                    raise UsageError(f"{where} has no argument {name!r}{more or did_you_mean(name, known)}")
                 else:
                     _check(where, name, table[rest], value)
             try:

@@ -208,6 +208,27 @@ def test_unknown_and_missing_arguments_are_named():
         trainer(freeze=["a", 3])
 
 
+@pytest.mark.parametrize(
+    ("given", "form"),
+    [
+        ({"lr": 0.1}, "SGD(0.1)"),
+        ({"learning_rate": np.float32(0.5), "momentum": 0.9}, "SGD(0.5, momentum=0.9)"),
+        ({"weight_decay": 1e-3}, "SGD(lr=..., weight_decay=0.001)"),
+        ({"eps": 1e-7}, "Adam(lr=..., epsilon=1e-07)"),
+        ({"lr": gk.optim.Cosine(0.1, steps=2)}, "SGD(...)"),
+        ({"optimizer": "adamw", "lr": 0.1}, "AdamW(0.1)"),
+        ({"optimizer": {"type": "adam"}, "lr": 0.1}, "Adam(0.1)"),
+        ({"optimizer": gk.optim.Adam(0.1), "weight_decay": 0.5}, "Adam(lr=..., weight_decay=0.5)"),
+    ],
+)
+def test_trainer_shows_where_optimizer_options_go(given, form):
+    name = next(n for n in given if n != "optimizer")
+    with pytest.raises(UsageError) as caught:
+        trainer(**given)
+    shown = f"gk.Trainer has no argument {name!r}; it is an option of the optimizer: optimizer=gk.optim.{form}"
+    assert str(caught.value) == shown
+
+
 def test_several_values_are_not_one_output():
     x = gk.input("x", ["N", 4])
     with pytest.raises(

@@ -200,7 +200,7 @@ _OPTIMIZER = (
     ),
     option(
         "--sparse-update", "--lazy", "lazy", group=OPTIMISATION, multiple=True, metavar="PATTERN",
-        help="Row-sparse updates: of embedding tables whose names match PATTERN, a step updates only the rows that it "
+        help="Row-sparse updates for embedding tables whose names match PATTERN: a step updates only the rows that it "
         "reads. Repeatable.",
     ),
     option(
@@ -301,9 +301,8 @@ _PARALLEL = (
     option(
         "--place", "places", group=PROCESSES, multiple=True, metavar="GROUP=RANK",
         help="Model parallelism: compute the nodes of GROUP, built under gk.attr_scope(ctx_group=GROUP), in process "
-        "RANK. The processes form a pipeline if they can be put in an order in which the forward pass of each reads "
-        "only values of earlier ones. Needs several processes and --kvstore dist_sync. Give the option once for each "
-        "group.",
+        "RANK. If values of the forward pass never flow back to a process, the processes form a pipeline. Needs "
+        "several processes and --kvstore dist_sync. Give the option once for each group.",
     ),
     option(
         "--micro-batches", group=PROCESSES, type=IntRange(1), default=1, show_default=True,

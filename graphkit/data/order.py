@@ -112,6 +112,13 @@ def _place(name: str, seed: int) -> float:
     return int.from_bytes(digest[:6]) / (1 << 48)
 
 
+# The end of an error for samples with names.
+_BY_POSITION = (
+    ". The split depends on the names of the samples. To split by position instead, use split='position' of "
+    "gk.data.load (--data-option split=position), or by='position' of Dataset.split"
+)
+
+
 def hold_out(
     source: str, count: int, test_fraction: float, seed: int, classes: np.ndarray | None = None,
     names: Sequence[str] | None = None,
@@ -133,6 +140,6 @@ def hold_out(
             f"{source}: {quantity(count, 'sample')} cannot be divided into training and test data (test_fraction="
             f"{test_fraction}), because one part would be empty. Add samples, choose another test_fraction "
             "(--data-option test_fraction=X), or give validation data separately (valid=, --valid)"
-            + ("" if names is None else "; or use split='position', since the split depends on the names of the files")
+            + ("" if names is None else _BY_POSITION)
         )
     return train, test

@@ -97,7 +97,7 @@ class Communicator(Protocol):
         ...
 
     def running(self, code: str) -> AbstractContextManager[None]:
-        """Context in which user code runs. Errors name it by `code`. Others wait for it only until the timeout."""
+        """Context in which user code runs. Errors name it by `code`. Other processes wait for it until the timeout."""
         ...
 
     def waiting(self, for_progress: bool) -> AbstractContextManager[None]:

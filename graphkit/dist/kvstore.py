@@ -93,7 +93,8 @@ def create(
     type = ALIASES.get(type, type)
     if type not in TYPES:
         near = did_you_mean(type, TYPES, alike=0.8)
-        near = near if "did you mean" in near else ""  # otherwise it lists all, as this message does
+        # Without a guess, `did_you_mean` lists all types, and so does this message.
+        near = near if "did you mean" in near else ""
         raise UsageError(f"unknown kvstore {type!r}{near or '.'} The types are {', '.join(TYPES)}")
     if overlap not in OVERLAPS:
         raise UsageError(f"unknown overlap {overlap!r}{did_you_mean(str(overlap), OVERLAPS)}")
@@ -124,7 +125,7 @@ def create(
 def _check_options(
     type: str, servers: int | None, replicate: bool, staleness: int | None, period: int | None, strength: float | None
 ) -> None:
-    """Raise UsageError for options that this type of store does not have."""
+    """Raise UsageError for options that this type of store does not have, and for values that are out of range."""
     for name, given, low, types in (
         ("staleness", staleness, 0, ("dist_bounded",)),
         ("period", period, 1, ("elastic",)),

@@ -21,7 +21,7 @@ _COMPARED = 1024
 
 
 def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -> dict[str, Any]:
-    """Return times of all-reduces of float32 arrays, one for each of `sizes` bytes. Collective.
+    """Measure all-reduces of float32 arrays, and return the times. Collective.
 
     The result is equal in all processes: `processes`, `library` (the name of the MPI library), and `rows`, one for each
     size. A row has these keys:
@@ -31,7 +31,10 @@ def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -
     - `calls`: by engine (`mpi`, `graphkit`), the number of calls in a round.
     - `seconds`: by engine, one number for each round: the mean seconds of a call in the slowest process.
 
-    Compression applies only to pushpull.
+    Args:
+        sizes: Bytes of each array.
+        rounds: Number of rounds of each engine, for each array.
+        compression: As for `KVStore.set_gradient_compression`. It applies only to pushpull.
 
     Raises:
         RuntimeFailure: A sum is wrong.

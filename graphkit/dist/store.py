@@ -114,7 +114,7 @@ class KVStore:
         Without an updater, all other rows of the stored value become 0.
         """
         priority = checked_integer("push: priority", priority)
-        for k, v in self._given(key, value, "push", known=True):
+        for k, v in self._local_sums(key, value, "push", known=True):
             waiting = self._pushed.setdefault(k, [])
             waiting[:] = [p for p in waiting if not p.done or (p.error is not None and not p.reported)]
             pending = self.transport.post_sum(k, v, then=partial(self._apply_sum, k), priority=priority, later=True)
@@ -191,7 +191,7 @@ class KVStore:
             self.push(key, value, priority)
             return self.pull(key, out)
         priority = checked_integer("pushpull: priority", priority)
-        pairs, outs = self._given(key, value, "pushpull", known=False), Outs(key, out)
+        pairs, outs = self._local_sums(key, value, "pushpull", known=False), Outs(key, out)
         arrays = [array for _, array in pairs]
         for place, array in enumerate(arrays):
             outs.check(place, array.dtype, array.shape)
@@ -292,7 +292,7 @@ class KVStore:
         return updater
 
     def set_gradient_compression(self, options: str | Mapping[str, Any]) -> None:
-        """Compress float32 arrays that are pushed from now on, equally in all processes.
+        """Compress float32 arrays that are pushed from now on. Collective: every process passes the same options.
 
         The part of a push that compression does not send (the residual) is added to the next push of its key.
 
@@ -346,8 +346,11 @@ class KVStore:
             raise UsageError(f"key {key!r} is not initialised; call init({key!r}, value) first{hint}")
         return self._values[key]
 
-    def _given(self, key: Key | Sequence[Key], value: Any, call: str, known: bool) -> list[tuple[Key, Any]]:
-        """Return each key with the sum of its values on this process. All values are checked before any is sent."""
+    def _local_sums(self, key: Key | Sequence[Key], value: Any, call: str, known: bool) -> list[tuple[Key, Any]]:
+        """Return each key with the sum of its values on this process. All values are checked before any is sent.
+
+        known: Whether the keys must be initialised.
+        """
         return [(k, self._local_sum(k, v, known)) for k, v in pairs_of(key, value, call)]
 
     def _apply_sum(self, key: Key, summed: np.ndarray | RowSparse) -> None:

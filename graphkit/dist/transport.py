@@ -69,8 +69,8 @@ class Transport(Collectives):
 
         Args:
             ordered: Sum in the order of the ranks.
-            device: Device of the program in this process, to all-reduce between GPUs if NCCL works on all ranks. If it
-                is given, every rank must make this call. None: all-reduce in host memory.
+            device: Device of the program on this rank. If it is given, every rank must make this call, and GPUs
+                all-reduce without host memory if NCCL works on all ranks. None: all-reduce in host memory.
             staged: Why arrays of GPUs must be copied through host memory, or "".
 
         Raises:

@@ -22,9 +22,11 @@ MAX_KNOWN_FLOATS = 16
 
 
 class DType(enum.Enum):
-    """Element type of a tensor. `DType.FLOAT32.value` is "float32", numpy's name for it, or else that of ml_dtypes.
+    """Element type of a tensor.
 
-    Where a function takes a dtype, you may also pass this name, a numpy dtype or a Python type (see `of`).
+    The value of a member is a name, such as "float32" for `DType.FLOAT32`: that of numpy, or of ml_dtypes for types
+    that numpy lacks. Where a function takes a dtype, you may also pass this name, a numpy dtype or a Python type (see
+    `of`).
     """
 
     FLOAT32 = "float32"

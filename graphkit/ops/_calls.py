@@ -139,8 +139,13 @@ def list_positions(names: Sequence[str]) -> tuple[int, ...]:
 
 
 def as_list(cls: Any, values: Sequence[Any], position: int) -> Any:
-    """The operand at `position`, an integer, as a list. Raises UsageError where it could mean something else."""
+    """The operand at `position`, an integer, as a list, or as an array if the operator takes a scalar.
+
+    Raises UsageError if the integer could mean something else.
+    """
     name, given = cls.formals[position].name, values[position]
+    if cls.name == "SplitToSequence":
+        return np.array(given)  # the size of every part
     if name == "split":
         raise UsageError(
             f"Split takes sizes: {form(cls, values[:position])[:-1]}, [a, b, ...]) for parts of these sizes, "

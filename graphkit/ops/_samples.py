@@ -57,9 +57,9 @@ class OptionalSample(NamedTuple):
 class Sample:
     """One call of an operator, from which the test suite derives its tests.
 
-    Tests run the call with several element types; the "dtype under test" is the present one. Each positional input is a
-    shape (random normal values of the dtype under test), a `Rand`, an array that is used as it is, a `SequenceSample`,
-    an `OptionalSample`, or None for an absent operand.
+    Tests repeat the call for several element types. The "dtype under test" is the type of the current repetition. Each
+    positional input is a shape (random normal values of the dtype under test), a `Rand`, an array that is used as it
+    is, a `SequenceSample`, an `OptionalSample`, or None for an absent operand.
 
     Args:
         inputs: The operands.

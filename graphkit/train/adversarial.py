@@ -44,7 +44,7 @@ from graphkit.train.selection import ParameterSelection, select_parameters
 # The name of the loss in checkpoints.
 _LOSS = "adversarial"
 # The advice if a checkpoint does not fit.
-_OWN_FOLDER = "To resume it, use the networks and optimizers of that run. Otherwise start a new run in another folder"
+_ADVICE = "To resume it, use the networks and optimizers of that run. Otherwise start a new run in another folder"
 
 REAL = "real"
 NOISE = "noise"
@@ -178,7 +178,9 @@ class AdversarialTrainer:
         optimizer: The generator's optimizer, by default Adam(2e-4, beta1=0.5), as in Radford et al. 2016.
         discriminator_optimizer: The discriminator's optimizer, by default `optimizer`.
         smoothing: See `adversarial_step`.
-        seed: Seed of the noise and of the order of samples.
+        device: "cpu" or "cuda".
+        threads: Number of CPU threads (default: GRAPHKIT_NUM_THREADS, else one per core).
+        seed: Seed of the noise and of the order of samples (default: GRAPHKIT_SEED).
 
     Attributes:
         states: Slots and number of updates.
@@ -289,14 +291,12 @@ class AdversarialTrainer:
         if saved.loss != _LOSS or odd:
             what = f"missing or unexpected arrays {listed(odd, len(odd), 5)}" if odd else f"its loss is {saved.loss}"
             raise InvalidModel(
-                f"the checkpoint in {folder} does not fit these networks and optimizers: {what}. {_OWN_FOLDER}"
+                f"the checkpoint in {folder} does not fit these networks and optimizers: {what}. {_ADVICE}"
             )
         try:
             arrays = {name: store.fitting(name, array) for name, array in saved.arrays.items()}
         except InputError as error:
-            raise InvalidModel(
-                f"the checkpoint in {folder} does not fit these networks: {error}. {_OWN_FOLDER}"
-            ) from None
+            raise InvalidModel(f"the checkpoint in {folder} does not fit these networks: {error}. {_ADVICE}") from None
         with uninterrupted:
             for name, array in arrays.items():
                 store.commit(name, array)
@@ -363,7 +363,7 @@ def _check_networks(generator: Model, discriminator: Model) -> None:
         data = [v for v in net.graph.inputs if v.role == "data"]
         others = [net.graph.name_of(v) for v in net.graph.inputs if v.role not in ("data", "parameter", "state")]
         if len(data) != 1 or others or len(net.outputs) != 1 or not data[0].dtype.is_float:
-            raise UsageError(f"a {who} must have one input of numbers and one output, not {net!r}")
+            raise UsageError(f"a {who} must have one floating-point input and one output, not {net!r}")
     (noise,), (sample,) = ([v for v in net.graph.inputs if v.role == "data"] for net in (generator, discriminator))
     shape = noise.tensor.shape
     if shape is None or not shape or not all(isinstance(d, int) for d in shape[1:]):

@@ -105,7 +105,7 @@ class StepAgreement(NoAgreement):
         # How often parameters were assigned before the trainer was created: each one, and all together. These numbers
         # may differ between ranks, because only later assignments are compared.
         self._before = dict(params.assigned)
-        self._count = params.assignments
+        self._assignments = params.assignments
         # Checksums of the parameters that were assigned later.
         self._checksums: dict[str, int] = {}
         self._resumed: Mapping[str, Any] | None = None
@@ -122,7 +122,7 @@ class StepAgreement(NoAgreement):
         return self
 
     def __enter__(self) -> None:
-        if self._params.assignments != self._count:
+        if self._params.assignments != self._assignments:
             self._note_assignments()
         bits = zlib.crc32(_NUMBERS.pack(self._rate, *self._counts, self._state))
         self._store.transport.fingerprint.number = bits % (LIMIT - 1) + 1
@@ -159,7 +159,7 @@ class StepAgreement(NoAgreement):
         for name, count in self._params.assigned.items():
             if count != self._before.get(name, 0):
                 self._checksums[name] = checksum(self._params[name])
-        self._count = self._params.assignments
+        self._assignments = self._params.assignments
         self._state = self._checksum()
 
     def _times(self, name: str) -> str:

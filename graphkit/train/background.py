@@ -45,8 +45,8 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
-        # Whether a worker may still compute metrics. Only then `wait_for_metrics` waits: waiting would hand the GIL to
-        # the thread that loads batches.
+        # Whether a worker may still compute metrics. If not, `wait_for_metrics` returns at once, because waiting would
+        # give the GIL to the thread that loads batches.
         self._pending = False
 
     def __enter__(self) -> BackgroundWork:

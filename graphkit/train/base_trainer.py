@@ -60,7 +60,7 @@ class Loop(Protocol):
         """The run folder."""
 
     def scores(self) -> tuple[str, ...]:
-        """Names of the losses and metrics that each epoch has."""
+        """Names of the learning rate, losses and metrics in the record of each epoch."""
 
     def metric_states(self) -> MetricStates:
         """States of the metrics of the current epoch."""
@@ -224,9 +224,11 @@ class BaseTrainer:
     def graphs(self) -> tuple[Graph, ...]:
         """The training graphs: one for a whole step, or with `accumulate` one that accumulates and one that updates.
 
-        In a pipeline, they are the forward and backward pass of this rank's stage, and its update. With `recompute`,
-        the first step adds nodes that recompute activations to the first graph. If `recompute` is a number of bytes and
-        a later batch needs more, these nodes are chosen again.
+        In a pipeline, they are those of this rank's stage: the forward pass, the backward pass, one graph that measures
+        the gradients, and one that updates. A stage without trained parameters has only the passes.
+
+        With `recompute`, the first step adds nodes that recompute activations to the first graph. If `recompute` is a
+        number of bytes and a later batch needs more, these nodes are chosen again.
         """
         return tuple(self._stepper.programs)
 
@@ -315,7 +317,7 @@ class BaseTrainer:
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """Names of the losses and metrics that the current `fit` records for each epoch. Empty outside of `fit`."""
+        """Names of the learning rate, losses and metrics that the current `fit` records. Empty outside of `fit`."""
         return () if self._fit is None else self._fit.scores()
 
     @property
@@ -406,7 +408,7 @@ class BaseTrainer:
         """Context in which other processes may wait for this one without a time limit."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
-    def _running(self, code: str) -> contextlib.AbstractContextManager[None]:
+    def _running_user_code(self, code: str) -> contextlib.AbstractContextManager[None]:
         """Context in which code of the user runs. Other processes wait only for a limited time. code: its name."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.running(code)
 
@@ -418,7 +420,7 @@ class BaseTrainer:
         return metrics.get_all(specs, probabilities=are_probabilities(output))
 
     def _data(self, given: Any, argument: str = "data") -> Dataset | IterableDataset:
-        """Convert data that the user has passed to a data set. argument: its name, with which error messages begin."""
+        """Return the user's data as a data set. argument: name of the argument, with which error messages begin."""
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
         found = dataset_of(given if are_samples(given, ranks) else with_types(given, kinds), ranks, argument)
@@ -472,7 +474,10 @@ def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -
 
 
 def _may_update_rows(options: Mapping[str, Any], memory: Memory, parallel: Parallel) -> bool:
-    """Whether tables may have row-sparse updates without `lazy`, where these give the same results as dense updates."""
+    """Whether the settings allow row-sparse updates of tables without `lazy`.
+
+    Only tables for which they give the same result as dense updates then get them: see `with_exact_row_updates`.
+    """
     is_plain = memory.accumulate == 1 and memory.recompute is None and options["precision"] == "f32"
     return is_plain and parallel.kvstore is None and str(options["device"]) == "cpu"
 

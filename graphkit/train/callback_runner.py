@@ -148,7 +148,10 @@ class CallbackRunner:
             trainer.position.stopped = reason
 
     def _call(self, callback: Callback, method: str, *arguments: Any) -> Any:
-        with self._trainer._running(f"callback {callback.name}.{method}"), self._locating_errors(callback, method):
+        with (
+            self._trainer._running_user_code(f"callback {callback.name}.{method}"),
+            self._locating_errors(callback, method),
+        ):
             return getattr(callback, method)(*arguments)
 
     @contextlib.contextmanager

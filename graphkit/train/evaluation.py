@@ -50,7 +50,7 @@ class Evaluation:
     ) -> dict[str, float]:
         """Return the metrics of a data set by name: `loss` first, if `specs` contains it, then the others in order.
 
-        `loss` is the weighted mean over batches.
+        `loss` is the mean over batches, weighted by the numbers of samples, or by the weights of the loss.
 
         Args:
             trainer: The trainer that owns this object.

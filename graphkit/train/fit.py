@@ -37,12 +37,13 @@ _IN_EPOCH = "called only within an epoch"
 class Fit:
     """One call of `Trainer.fit`. `trainer.position` is always up to date.
 
-    Two blocks are not interrupted: a step together with the update of the position, and the end of an epoch with its
-    log line and checkpoint. An interrupt takes effect after the block; with several ranks, it takes effect at once.
+    In a single process, an interrupt (Ctrl-C) takes effect only after the current block: a step with the update of the
+    position, or the end of an epoch with its log line and checkpoint. A second interrupt takes effect at once. With
+    several ranks, the first one does, too.
 
     Attributes:
         folder: The run folder, the same on all ranks. Rank 0 writes.
-        every: Number of updates between checkpoints within an epoch.
+        every: Number of updates between checkpoints within an epoch; None for no such checkpoints.
         log_every: Number of updates between log lines within an epoch; 0 for none.
     """
 
@@ -188,7 +189,7 @@ class Fit:
                 self.log.write("stopped", epoch=position.epoch, reason=position.stopped)
             self._save()
         if self.on_epoch is not None:
-            with trainer._running("on_epoch"):
+            with trainer._running_user_code("on_epoch"):
                 self.on_epoch(position.epoch, record)
         return record
 

@@ -59,23 +59,23 @@ def find_head(graph: Graph, output: Value) -> Head:
     """Return the last Gemm, MatMul or Conv before an output. Raises UsageError if none can be replaced."""
     value = output
     weights = _WeightValues()
-    offsets: dict[Value, int] = {}
+    biases: dict[Value, int] = {}
     tail: list[tuple[Node, Value]] = []
     while (node := value.node) is not None and not node.op.domain:
         if isinstance(node.op, (Gemm, MatMul, Conv)):
             axes = _layer_axes(node, weights)
             if axes is None:
                 break
-            return Head(node, axes | offsets, tuple(reversed(tail)))
+            return Head(node, axes | biases, tuple(reversed(tail)))
         if node.op.name in _ACTIVATIONS:
             value = node.operands[0]
             continue
         if node.op.name == "Add":
-            offset = next((v for v in node.operands if weights.contains(v)), None)
-            if offset is None or not offset.rank:
+            bias = next((v for v in node.operands if weights.contains(v)), None)
+            if bias is None or not bias.rank:
                 break
-            offsets[offset] = offset.rank - 1
-            value = next(v for v in node.operands if v is not offset)
+            biases[bias] = bias.rank - 1
+            value = next(v for v in node.operands if v is not bias)
         elif node.op.name in _PASSED:
             value = node.operands[0]
         else:
@@ -109,22 +109,22 @@ class _WeightValues:
 def _layer_axes(node: Node, weights: _WeightValues) -> dict[Value, int] | None:
     """Return the axis of the classes in weight and bias; None if the layer cannot be replaced."""
     op = node.op
-    data, weight, offset = [*node.inputs, None][:3]
+    data, weight, bias = [*node.inputs, None][:3]
     assert weight is not None
     axis = 0
     if isinstance(op, Gemm):
         axis = 0 if op.transB else 1
     elif not isinstance(op, Conv):
-        axis, offset = 1, None
+        axis, bias = 1, None
     elif op.group != 1:
         return None
     if weights.contains(data) or not weights.contains(weight) or (not isinstance(op, Conv) and weight.rank != 2):
         return None
-    if offset is None:
+    if bias is None:
         return {weight: axis}
-    if not weights.contains(offset) or not offset.rank:
+    if not weights.contains(bias) or not bias.rank:
         return None
-    return {weight: axis, offset: offset.rank - 1}
+    return {weight: axis, bias: bias.rank - 1}
 
 
 def replace_head(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -79,16 +80,35 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
 
     try:
         freed = rewrite(graph.replace(updates=()), rule, inputs=table).replace(output_names=graph.output_names)
-        for label, old, new in zip(graph.output_names, graph.outputs, freed.outputs, strict=True):
+        for label, new in zip(graph.output_names, freed.outputs, strict=True):
             if parse(name) not in (new.tensor.shape or ()):
-                raise UsageError(
-                    f"with a symbolic batch size {name}, output {label!r} would be {new.tensor} instead of {old.tensor}"
-                )
+                raise UsageError(_lost_batch(label, new, parse(name)))
         result = Model.from_graph(freed, model.params.entries())
         _check_samples_are_separate(model, result, {graph.name_of(v): axis for v, axis in places.items()}, name)
     except GraphkitError as error:
         raise UsageError(f"{titled(graph, 'model')} works only for a batch of 1: {error}") from None
     return result
+
+
+def _lost_batch(label: str, output: Value, batch: Dim) -> str:
+    """Return the error for an output without the batch dimension. It names the node whose result loses the dimension.
+
+    This is the last node on a path to the output that reads a value with the dimension.
+    """
+    error = f"output {label!r}, {output.tensor}, does not depend on the batch size {batch}"
+    pending, seen = deque([output]), {output}
+    while pending:
+        node = pending.popleft().node
+        if node is None:
+            continue
+        if any(isinstance(v.type, TensorType) and batch in (v.type.shape or ()) for v in node.operands):
+            return (
+                f"{error}, because {node.describe()} returns a tensor without it. Export the model again with a "
+                "dynamic batch dimension, or change this node"
+            )
+        pending += (new := [v for v in dict.fromkeys(node.operands) if v not in seen])
+        seen.update(new)
+    return f"{error}, because it does not depend on the inputs"
 
 
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
@@ -208,7 +228,7 @@ def _weight_roles(graph: Graph) -> dict[Value, str]:
 
 
 def _constants_behind(value: Value | None) -> Iterator[Value]:
-    """Yield `value` if it is a floating-point constant of rank 1 or more, else those that it is rearranged from."""
+    """Yield the floating-point constants of rank 1 or more whose elements a value contains, possibly rearranged."""
     pending = [value]
     while pending:
         value = pending.pop()

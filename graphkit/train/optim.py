@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -477,6 +478,30 @@ def _check_names(cls: type[Optimizer], options: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"optimizer {cls.kind} has no option {name!r}{did_you_mean(_OTHER_NAMES.get(name, name), known)}"
             )
+
+
+def option_hint(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return how to pass an option of an optimizer, such as `lr`, that was given to the Trainer; "" for other names.
+
+    arguments: All arguments of the Trainer, by name. The optimizer is `optimizer`, if it has the option, or else the
+    first one that has it.
+    """
+    chosen = arguments.get("optimizer")
+    chosen = chosen.get("type") if isinstance(chosen, Mapping) else getattr(chosen, "kind", chosen)
+    preferred = [_KINDS[chosen]] if isinstance(chosen, str) and chosen in _KINDS else []
+    for cls in (*preferred, *_KINDS.values()):
+        fields = [f.name for f in dataclasses.fields(cls)]
+        if _OTHER_NAMES.get(name, name) in fields:
+            given = {_OTHER_NAMES.get(n, n): value for n, value in arguments.items()}
+            rate = _number(given["lr"]) if "lr" in given else "lr=..."
+            options = [f"{n}={_number(given[n])}" for n in fields if n != "lr" and n in given]
+            call = f"gk.optim.{cls.__name__}({', '.join([rate, *options])})"
+            return f"; it is an option of the optimizer: optimizer={call}"
+    return ""
+
+
+def _number(value: Any) -> str:
+    return str(value) if isinstance(value, numbers.Real) else "..."
 
 
 if not TYPE_CHECKING:

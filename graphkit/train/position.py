@@ -80,6 +80,8 @@ class Position:
         epochs (None: the default). Otherwise the current run continues, and `epochs` is the length of the whole run,
         counted from its first epoch (None: its present length). A run that was stopped early continues if it gets
         longer. Raises UsageError if `epochs` is smaller than the number of epochs already begun.
+
+        resumed: whether `Trainer.resume` has restored a run since the last `fit`.
         """
         if self.finished and not resumed:
             self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)

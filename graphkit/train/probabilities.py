@@ -78,14 +78,17 @@ def _keeps_values(node: Node) -> bool:
         return first(node).dtype.is_float and node.outputs[0].dtype.is_float
     if is_op(node, "Clip"):
         low, high = (*node.inputs[1:], None, None)[:2]
-        return _is_near(low, 0.0) and _is_near(high, 1.0)
+        return _is_negligible(low, 0.0) and _is_negligible(high, 1.0)
     if is_op(node, "Max", "Min") and len(node.inputs) == 2:
-        return _is_near(node.inputs[1], 0.0 if node.op.name == "Max" else 1.0)
+        return _is_negligible(node.inputs[1], 0.0 if node.op.name == "Max" else 1.0)
     return False
 
 
-def _is_near(bound: Value | None, end: float) -> bool:
-    """Whether a bound is absent, or a constant near `end` (0 or 1) or outside of the range of probabilities."""
+def _is_negligible(bound: Value | None, end: float) -> bool:
+    """Whether a bound changes probabilities by at most _MARGIN: it is absent, or a constant near or beyond `end`.
+
+    end: 0 for a lower bound, 1 for an upper bound.
+    """
     if bound is None:
         return True
     number = scalar(bound)

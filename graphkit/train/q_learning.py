@@ -149,7 +149,8 @@ def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100
     Inputs: epsilon, a float32 scalar (0: greedy); uniform, float32 [limit, 2, agents] random numbers in [0, 1).
     Outputs: steps, int64, the number of steps of the longest episode; path [limit + 1, agents, ...], the state before
     each step and after the last one; total, float32 [agents], the sums of rewards. Only the first `steps` + 1 entries
-    of path are valid. The parameters are the current ones of the network.
+    of path are valid. The model keeps the parameter values of this call: training the network later
+    does not change it.
     """
     epsilon = Value(TensorType(DType.FLOAT32, ()), EPSILON)
     uniform = Value(TensorType(DType.FLOAT32, (limit, 2, agents)), UNIFORM)
@@ -319,7 +320,7 @@ class QLearner:
         settings: See Settings.
         device: "cpu" or "cuda".
         threads: Number of CPU threads. More than one is useful only for large networks.
-        seed: Seed of exploration and replay.
+        seed: Seed of exploration and replay (default: GRAPHKIT_SEED).
 
     Raises:
         UsageError: The network does not match the environment.

@@ -27,8 +27,9 @@ CONFIG, RECORD = "config.toml", "run.json"
 # A run writes its model before its first checkpoint. Between these two, this file contains the SHA-256 of the model.
 FIRST_SAVE = ".first-save"
 
-# The files of a run besides `.lock` and `.first-save`, in the order in which they are removed. `run.json` comes after
-# `config.toml`: without `run.json`, a `config.toml` does not count as a file of graphkit.
+# The files of a run besides `.lock` and `.first-save`, in the order in which they are removed. `run.json` is removed
+# after `config.toml`: if this process is killed in between, no `config.toml` remains without a `run.json`. A later run
+# would refuse to replace such a file, because graphkit may not have written it.
 _FILES = (checkpoint.MANIFEST, MODEL, BEST, "log.jsonl", "vocabulary.json", CONFIG, RECORD)
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
 
@@ -42,8 +43,8 @@ _SUFFIXES = frozenset({".data", ".json", ".jsonl", ".npz", ".onnx", ".safetensor
 def check_links(folder: str | Path) -> None:
     """Raise UnsafeModel if a file of a run folder is a symbolic link to a place outside of the folder.
 
-    Otherwise the author of the folder could make graphkit read any file of this machine as a checkpoint, show it in a
-    report, or overwrite it.
+    Without this check, the author of the folder could make graphkit read any file of this machine as a checkpoint, show
+    it in a report, or overwrite it.
     """
     top = Path(folder).resolve()
     try:

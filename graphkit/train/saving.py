@@ -27,7 +27,7 @@ from graphkit.train.run_folder import MODEL, RunFolder, check_links, model_then_
 # In a checkpoint, the state of a metric is named `<metric>/metric/<array>`.
 _METRIC = "/metric/"
 # The advice if a checkpoint does not fit.
-_OWN_FOLDER = (
+_ADVICE = (
     "To resume it, use the model, the optimizer and the moving average (ema) of that run. "
     "Otherwise start a new run in another folder"
 )
@@ -151,7 +151,7 @@ def _check_names(stored: set[str], expected: set[str], folder: str | Path) -> No
     )
     if parts:
         raise InvalidModel(
-            f"the checkpoint in {folder} does not fit this model and optimizer: {'; '.join(parts)}. {_OWN_FOLDER}"
+            f"the checkpoint in {folder} does not fit this model and optimizer: {'; '.join(parts)}. {_ADVICE}"
         )
 
 
@@ -172,7 +172,7 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
     try:
         arrays = {name: stepper.store.fitting(name, array) for name, array in arrays.items()}
     except InputError as error:
-        raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}. {_OWN_FOLDER}") from None
+        raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}. {_ADVICE}") from None
     with uninterrupted:
         for name, array in arrays.items():
             stepper.store.commit(name, array)

@@ -42,7 +42,7 @@ class ParameterSelection:
         freeze: Parameters that are excluded from `train`.
         train: Parameters that are trained; all if it is empty. A parameter marked trainable=False is selected only by
             its exact name, not by a pattern.
-        lazy: Tables with row-sparse updates.
+        lazy: Tables with row-sparse updates, besides the parameters that have the attribute `lazy`.
         lr_mult: Factors on the learning rate. They override the attributes `lr_mult` of parameters. If several patterns
             match, the last one counts.
         wd_mult: The same for the weight decay and the attributes `wd_mult`.

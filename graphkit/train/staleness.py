@@ -49,7 +49,7 @@ def warn_of_staleness(store: KVStore | None, optimizer: Optimizer, rate: float) 
 
 
 def _default_rate(optimizer: Optimizer) -> float | Schedule:
-    """Return the default learning rate of the optimizer's class. For SGD, it is that of the name "sgd"."""
+    """Return the default learning rate of the optimizer's class. SGD has none: it gets that of `optim.get("sgd")`."""
     (field,) = (f for f in dataclasses.fields(optimizer) if f.name == "lr")
     default: float | Schedule = optim.get("sgd").lr if field.default is dataclasses.MISSING else field.default
     return default

@@ -74,7 +74,9 @@ class Stepper:
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Train on a batch. Return its loss and all outputs, or NaN and no outputs if the step is skipped.
+        """Train on a batch. Return its loss and the outputs that are read (see `Exchange.return_outputs`).
+
+        If the step is skipped, return NaN and no outputs.
 
         Args:
             feeds: Inputs and targets by name. Entries may be added.

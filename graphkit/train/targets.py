@@ -31,8 +31,9 @@ class Targets:
         types: The types of the targets by name, as the graph declares them.
         compared: For targets of named losses: the loss, and the type of the output that it compares with the target.
             Targets of a loss function only need the declared type.
-        outputs: Target to the name of the output that is compared with it. Users may also name a target by its output.
-        inputs: Target to the name of the program's input, if it is another name.
+        outputs: A dict of target name to the name of the output that is compared with it. Users may also give a target
+            by the name of its output.
+        inputs: A dict of target name to the name of the program's input, for targets whose input has another name.
     """
 
     def __init__(
@@ -42,22 +43,22 @@ class Targets:
         self.types = dict(types)
         self._inputs = dict(inputs or {})
         self.names = tuple(types)
-        self._others = {output: name for name, output in (outputs or {}).items()}
+        self._target_of_output = {output: name for name, output in (outputs or {}).items()}
         self._targets = {name: _Target(name, kind, *compared.get(name, (None, None))) for name, kind in types.items()}
 
     def name_for(self, output: str) -> str:
         """Return the name of the target that is compared with an output; the first target if there is none."""
-        return self._others.get(output, self.names[0])
+        return self._target_of_output.get(output, self.names[0])
 
     def named(self, given: Any) -> dict[str, Any]:
         """Return targets by name, from an array, a tuple in their order, or a dict by target or output."""
         if given is None and self.names:
             raise self._no_targets("the data have")
         if isinstance(given, Mapping):
-            return {self._others.get(str(n), str(n)): array for n, array in given.items()}
+            return {self._target_of_output.get(str(n), str(n)): array for n, array in given.items()}
         arrays = given if isinstance(given, tuple) else (given,)
         if len(arrays) != len(self.names):
-            names = ", ".join(self._others if len(self._others) > 1 else self.names)
+            names = ", ".join(self._target_of_output if len(self._target_of_output) > 1 else self.names)
             raise InputError(f"expected {len(self.names)} targets ({names}), got {len(arrays)}")
         return dict(zip(self.names, arrays, strict=True))
 

@@ -21,7 +21,8 @@ from graphkit.train.exchange.gather import gather
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
 
-# This file identifies a machine since its last start. Processes with the same content share a clock.
+# This file contains a random id, which changes at each start of the machine. Processes that read the same id share a
+# clock.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 # Number of readings for the comparison of clocks.
 _READINGS = 9

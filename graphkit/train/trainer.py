@@ -134,7 +134,7 @@ class Trainer(BaseTrainer):
             `batch_norm`.
     """
 
-    @typed("gk.Trainer")
+    @typed("gk.Trainer", optimizers.option_hint)
     def __init__(
         self,
         net: Model,
@@ -272,11 +272,11 @@ class Trainer(BaseTrainer):
                 stack.enter_context(held).claim(self.run, overwrite=overwrite)
             bar = stack.enter_context(ProgressBar(progress if self._writes else False))
             data = self._data(train, "train"), None if valid is None else self._data(valid, "valid")
-            ours, held_out = stack.enter_context(employed(workers, *data))
-            self._check_data(ours, held_out)
+            train_data, valid_data = stack.enter_context(employed(workers, *data))
+            self._check_data(train_data, valid_data)
             self._fit = Fit(
-                self, self._evaluation, ours, held_out, metrics, batch_size, None if held is None else held.path,
-                checkpoint_every, prefetch, bar, on_epoch, callbacks, log_every,
+                self, self._evaluation, train_data, valid_data, metrics, batch_size,
+                None if held is None else held.path, checkpoint_every, prefetch, bar, on_epoch, callbacks, log_every,
             )  # fmt: skip
             stack.callback(setattr, self, "_fit", None)
             return self._fit.run()

@@ -156,6 +156,8 @@ def test_split_without_classes():
         data.split(1.5)
     with pytest.raises(InputError, match=r"1 sample cannot be divided .*because one part would be empty"):
         Dataset(np.arange(1)).split()
+    with pytest.raises(InputError, match=r"names of the samples\. To split by position instead, use split='position'"):
+        order.hold_out("photos", 1, 0.5, 0, names=["a.jpg"])
 
 
 @pytest.mark.parametrize(

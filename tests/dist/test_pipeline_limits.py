@@ -80,6 +80,29 @@ def test_options_that_a_pipeline_has_not(on_ranks, options, message):
     on_ranks(work, 3)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_lazy_tables_with_groups_are_refused_on_all_ranks(on_ranks, micro_batches):
+    """The attribute of the parameter makes the table lazy, not the argument of the Trainer."""
+    with group("a"):
+        with gk.attr_scope(lazy="1"):
+            h = gk.nn.embedding(gk.input("ids", ["N"], "int64"), 10, 4, name="table")
+        h = gk.nn.linear(h, 4, name="fc1")
+    with group("b"):
+        h = gk.nn.linear(h, 4, name="fc2")
+    if micro_batches == 1:  # a cycle, so the ranks do not form a pipeline
+        with group("a"):
+            h = gk.nn.linear(h, 4, name="fc3")
+    graph = gk.Model(h, seed=1).graph
+
+    def work(store):
+        net = gk.Model.from_graph(graph, {}, seed=1)
+        message = r"row-sparse updates .* of table_weight cannot be combined with groups="
+        with pytest.raises(UsageError, match=message):
+            gk.Trainer(net, "mse", kvstore=store, groups=AB, micro_batches=micro_batches)
+
+    on_ranks(work)
+
+
 def test_batches_that_do_not_fit(on_ranks):
     """All ranks refuse them, before any of them does something; then they go on."""
 

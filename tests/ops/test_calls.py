@@ -30,6 +30,8 @@ IMAGE = gk.input("image", ["N", 3, 8, 8])
         (lambda: gk.reshape(V, 12), lambda: gk.reshape(V, [12])),
         (lambda: gk.slice(A, 0, 1), lambda: gk.slice(A, [0], [1])),
         (lambda: gk.sum([A]), lambda: gk.sum([A])),
+        (lambda: gk.split_to_sequence(V, 4), lambda: gk.split_to_sequence(V, np.array(4))),
+        (lambda: gk.split_to_sequence(X, np.int64(2), axis=1), lambda: gk.split_to_sequence(X, np.array(2), axis=1)),
     ],
 )
 def test_what_means_one_thing_is_taken(call, same):

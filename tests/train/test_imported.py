@@ -397,6 +397,22 @@ def test_free_batch_rejects_fixed_or_mixed_samples() -> None:
         imported.free_batch(mixing)
 
 
+def test_free_batch_names_the_node_that_fixes_the_batch() -> None:
+    x = gk.input("x", [1, 5, 4])
+    joined = gk.concat([np.ones((1, 1, 4), np.float32), x], axis=1, name="with_token")
+    net = gk.Model({"y": gk.relu(gk.reduce_mean(gk.exp(joined), [1], keepdims=False))}, seed=0, name="tokens")
+    with pytest.raises(UsageError) as caught:
+        imported.free_batch(net)
+    assert str(caught.value) == (
+        "model 'tokens' works only for a batch of 1: output 'y', float32[1, 4], does not depend on the batch size N, "
+        "because node 'with_token' Concat(Constant: float32[1, 1, 4], x: float32[N, 5, 4]) returns a tensor without "
+        "it. Export the model again with a dynamic batch dimension, or change this node"
+    )
+    constant = gk.Model({"y": x * 2, "z": gk.exp(gk.parameter("w", [1, 2]))}, seed=0)
+    with pytest.raises(UsageError, match=r"output 'z', .* batch size N, because it does not depend on the inputs$"):
+        imported.free_batch(constant)
+
+
 def test_reshapes_follow_the_batch() -> None:
     """Reshapes as exporters write them for a batch of 1: to fixed sizes, with one size -1, with the batch inside."""
     x = gk.input("x", [1, 6, 4])

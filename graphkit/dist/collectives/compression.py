@@ -1,7 +1,8 @@
 """Gradient compression. The part of a gradient that is not sent (the residual) is added to the next gradient.
 
 Error feedback: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014. It keeps the rate of convergence:
-Karimireddy et al., ICML 2019. NaN is sent as NaN, and leaves no residual.
+Karimireddy et al., ICML 2019. Elements that are not finite leave no residual. A NaN that is sent stays NaN. `2bit`
+sends infinity as NaN. `top_k` ranks NaN as infinity.
 """
 
 from __future__ import annotations

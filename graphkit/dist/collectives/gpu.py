@@ -181,7 +181,7 @@ class GpuCollectives:
 _REPORT, _REASON = 1024, 300
 # Bytes of an ncclUniqueId.
 _UNIQUE = 128
-# Seconds that the creation of a communicator may take, at least.
+# Least time limit for the creation of a communicator, in seconds. GRAPHKIT_RANK_TIMEOUT may be a longer one.
 _JOINING = 30.0
 
 
@@ -211,8 +211,8 @@ class GpuGroups:
     def sums(self, device: str, staged: str = "") -> tuple[GpuCollectives | None, str]:
         """Return (collectives between GPUs, ""), or (None, reason why arrays are copied through host memory).
 
-        Every rank must call it. If one rank cannot take part, no rank does, and rank 0 warns. If no rank has a GPU, the
-        reason is `staged`.
+        Every rank must call it. If one rank cannot take part, no rank does. Rank 0 then warns, unless every rank with a
+        GPU has chosen this by a setting. If no rank has a GPU, the reason is `staged`.
 
         Args:
             device: Device of this rank's program.

@@ -63,7 +63,7 @@ class Bucket(NamedTuple):
     """Arrays that are summed together, as parts of one vector.
 
     begins: where each array begins in the vector. size: elements of the vector. whole: the memory of all arrays as one
-    vector; None if they are not contiguous, and must be copied. gaps: elements of `whole` between the arrays.
+    vector; None if they are not next to each other, and must be copied. gaps: elements of `whole` between the arrays.
     """
 
     arrays: Sequence[np.ndarray]

@@ -170,21 +170,21 @@ class RowSum:
 
     def __call__(self, communicator: Communicator) -> RowSparse:
         levels = None if self.ordered else communicator.levels
-        return total(_each(communicator, self._own)) if levels is None else self._over_hosts(levels)
+        return total(_gathered_rows(communicator, self._own)) if levels is None else self._over_hosts(levels)
 
     def _over_hosts(self, levels: Levels) -> RowSparse:
         kind = self._own.dtype
         # float16 and bfloat16 are rounded only once, at the end.
         own = RowSparse(self._own.indices, self._own.values.astype(sum_dtype(kind), copy=False))
-        here = _each(levels.inside, own)
-        found = None if levels.leaders is None else total(_each(levels.leaders, total(here)))
+        here = _gathered_rows(levels.inside, own)
+        found = None if levels.leaders is None else total(_gathered_rows(levels.leaders, total(here)))
         count = int(levels.inside.broadcast(np.array([0 if found is None else len(found.indices)]))[0])
         message = np.empty(count * _width(own.values), np.uint8) if found is None else _message(found)
         rows = _read(levels.inside.broadcast(message), count, own.values)
         return RowSparse(rows.indices, rows.values.astype(kind, copy=False))
 
 
-def _each(group: Group | Communicator, own: RowSparse) -> list[RowSparse]:
+def _gathered_rows(group: Group | Communicator, own: RowSparse) -> list[RowSparse]:
     """Return the rows of each rank of a group, by rank."""
     counts = group.allgather(np.array([len(own.indices)], np.int64)).reshape(-1).tolist()
     messages = group.allgather_parts(_message(own), [count * _width(own.values) for count in counts])

@@ -41,7 +41,7 @@ SLOT = np.dtype(
     ]
 )  # fmt: skip
 # The same layout, to write a whole slot in one call.
-_PROGRESS = struct.Struct("=dddqqq160s")
+_SLOT = struct.Struct("=dddqqq160s")
 # Values of `state`: the process has not started, runs, or has ended.
 _NOT_STARTED, _RUNNING, ENDED = 0, 1, 2
 
@@ -123,8 +123,8 @@ class HeartbeatMonitor:
         self._excluded: set[int] = set()
         self._mine = board.slots[mine : mine + 1]
         self.timeout = timeout
-        # Waits and long work are numbered in the order in which they begin. `_wait_number` is the number of the latest
-        # wait, `_working` contains the numbers of current long work.
+        # Waits, long work and calls of user code are numbered in the order in which they begin. `_wait_number` is the
+        # number of the current wait, `_working` contains the numbers of current long work.
         self._numbers = itertools.count()
         self._wait_number = -1
         self._working: list[int] = []
@@ -149,7 +149,7 @@ class HeartbeatMonitor:
     def doing(self, call: bytes, steps: int) -> None:
         """Report progress: this process has reached this call."""
         now = self._progressed = time.monotonic()
-        _PROGRESS.pack_into(self._board.memory, self._at, now, now, math.inf, self._process, steps, _RUNNING, call)
+        _SLOT.pack_into(self._board.memory, self._at, now, now, math.inf, self._process, steps, _RUNNING, call)
 
     def made_progress(self) -> None:
         """Report that an operation that this process waits for has made progress."""
@@ -209,7 +209,7 @@ class HeartbeatMonitor:
 
     def end_silent(self) -> None:
         """Kill processes of this host that send no heartbeat after the job has ended."""
-        late = _LATE * self._pause
+        late = _LATE * self._interval
         now = time.monotonic()
         for rank in self._hosts[self._here].ranks:
             slot = self._board.slots[self._ranks.index(rank)]
@@ -224,7 +224,10 @@ class HeartbeatMonitor:
         return None if slot is None else int(self._board.slots[slot]["process"]) or None
 
     def lost(self) -> str | None:
-        """Return why a process counts as lost; None if none does, or before this process has waited for the timeout."""
+        """Return why a process counts as lost; None if none does.
+
+        It is always None until this process has waited for longer than the timeout.
+        """
         since = self._waits_since
         now = time.monotonic()
         if since is None or now - since <= self.timeout:
@@ -232,7 +235,7 @@ class HeartbeatMonitor:
         slots = dict(zip(self._ranks, self._board.slots.copy(), strict=True))
         here = self._hosts[self._here]
         found = [self._loss_of(rank, slots[rank], here, now) for rank in here.ranks]
-        # The slots of other hosts are up to date only if the leader of this host is.
+        # The leader of this host writes the slots of other hosts, so they are up to date only while it is alive.
         if now - float(slots[here.ranks[0]]["alive"]) <= self.timeout:
             for index, host in enumerate(self._hosts):
                 if index == self._here or host.ranks[0] in self._excluded:
@@ -285,7 +288,7 @@ class HeartbeatMonitor:
     # --- the thread -----------------------------------------------------------------------------------
 
     @property
-    def _pause(self) -> float:
+    def _interval(self) -> float:
         """Seconds between two heartbeats."""
         return min(_LONGEST, self.timeout / _HEARTBEATS)
 
@@ -300,7 +303,7 @@ class HeartbeatMonitor:
             self._mine["progress"] = now
 
     def _run(self) -> None:
-        while not self._ended.wait(self._pause):
+        while not self._ended.wait(self._interval):
             # A process that waits is not the one that is stalled, so its heartbeats report progress.
             self._write(progress=self.is_working or self._waits_since is not None)
             if self._relay is not None:
@@ -336,9 +339,9 @@ class _Peer:
         self._leaders = leaders
         self._arriving = np.empty(len(self.slots), SLOT)
         self._sent: Any = None
-        self._await()
+        self._post_receive()
 
-    def _await(self) -> None:
+    def _post_receive(self) -> None:
         self._arrival = self._leaders.Irecv(self._arriving.view(np.uint8), source=self.index)
 
     def send(self, message: np.ndarray) -> bool:
@@ -356,7 +359,7 @@ class _Peer:
             if int(found[0]["state"]) == ENDED:  # the first slot is that of the leader
                 self._arrival = None
             else:
-                self._await()
+                self._post_receive()
         return found
 
     def is_done(self) -> bool:
@@ -419,6 +422,7 @@ class HeartbeatRelay:
             peer.cancel()
 
     def _own_slots(self) -> np.ndarray:
+        """Return the slots of this host, with ages instead of times: the clocks of hosts differ."""
         rows: np.ndarray = self._board.slots[self._slots]
         now = time.monotonic()
         for name in _TIMES:

@@ -20,7 +20,7 @@ _ROUNDING = 1e-6
 
 
 class Allowed(NamedTuple):
-    """The cores and the CPU quota that a process may use, and the names of its control groups."""
+    """The cores and the CPU quota, in cores, that a process may use, and the names of its control groups."""
 
     cores: frozenset[int]
     quota: float | None
@@ -75,7 +75,7 @@ def has_own_cores(processes: Sequence[Allowed], mine: int) -> bool:
 
 
 def place(processes: Sequence[Allowed], mine: int) -> bool:
-    """Set the threads of this process, and bind all its threads to its cores.
+    """Set the number of threads of this process, and bind all its threads to its own cores, if it gets some.
 
     Returns:
         Whether no other process uses these cores.

@@ -23,7 +23,8 @@ from graphkit.errors import GraphkitError, RuntimeFailure, error_text
 if TYPE_CHECKING:
     from graphkit.dist.job.mpi import MpiCommunicator
 
-# If ranks have made different calls, a rank waits this many seconds before it aborts, so that all print their error.
+# If ranks have made different calls, a rank waits up to this many seconds before it aborts, so that all print their
+# error.
 GRACE = 10.0
 
 _INTERRUPTED, _TERMINATED = 130, 143
@@ -77,7 +78,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 def end() -> None:
     """Finalise MPI together with the other processes.
 
-    Abort the job if this process failed, or if other processes make further calls.
+    Abort the job if this process failed, or if another process calls a collective instead of ending.
     """
     global _running
     communicator, _running = _running, None

@@ -24,16 +24,18 @@ from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
 # Signals that end this process unless they are ignored (nohup) or handled.
 _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGQUIT)
-# Exit codes of processes that were interrupted or terminated.
+# Exit codes of graphkit's own processes after an interruption or termination. They are not read as 128 plus a signal.
 _OWN_CODES = (130, 143)
-# MPICH's launcher may combine the exit codes of its processes with a bitwise or: 2 and 5 give 7.
+# MPICH's launcher may combine the statuses of its processes with a bitwise or: 2 and 5 give 7, 2 and 9 (SIGKILL) give
+# 11. These are the results that are also numbers of signals.
 _COMBINED = (6, 7, 11, 13)
 # Longest delay, in seconds, of Python's signal handlers while this process waits for the job.
 _PAUSE = 1.0
-# Exit code of Open MPI's launcher after a signal to end.
+# Exit code of Open MPI's launcher after it received a signal that ends it.
 _ENDED_BY_LAUNCHER = 1
 
-# Open MPI 4 and 5 refuse more processes than cores, and root, unless these are set.
+# Without these settings, Open MPI 4 and 5 refuse to start more processes than cores. `_FOR_ROOT`: without these, they
+# refuse to run for root.
 _MORE_THAN_CORES = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",

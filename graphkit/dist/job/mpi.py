@@ -54,8 +54,7 @@ def launched_by_mpi() -> bool:
     """Whether a known MPI launcher has started this process. Imports nothing.
 
     A command calls it to decide whether to start MPI at all: MPI takes long to start, and starts only once in a
-    process. If the answer is wrong, `graphkit train --processes` compares it with MPI's own answer later, and raises an
-    error.
+    process. `graphkit train --processes` compares the answer with MPI's own later, and raises an error if they differ.
     """
     return any(v in os.environ for v in _LAUNCHER_VARIABLES)
 
@@ -399,11 +398,14 @@ class MpiCommunicator:
         self.perform(announcement.ENDED)
 
     def report_failure(self) -> None:
-        """Report to the launcher that this process failed."""
+        """Report to the command that started the job that this process failed."""
         status_pipe.report(status_pipe.FAILED, self.job_rank)
 
     def finalize(self) -> None:
-        """Report the end to the launcher, stop the threads, and finalise MPI if this object has initialised it."""
+        """Report the end to the command that started the job, stop the threads, and finalise MPI.
+
+        MPI is finalised only if this object has initialised it, and `cannot_finalize` is false.
+        """
         status_pipe.report(status_pipe.ENDED, self.job_rank)
         self.engine.close()
         self.messages.close()

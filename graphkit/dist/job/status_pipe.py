@@ -82,14 +82,15 @@ class StatusPipe:
             ) from None
         # Open it for writing too. Without a writer, reads would return at once.
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
-        self._processes: dict[int, int | None] = {}
+        # The rank of each process that is watched, by its pidfd; None for the launcher.
+        self._rank_by_pidfd: dict[int, int | None] = {}
         self._events = select.epoll() if hasattr(select, "epoll") and hasattr(os, "pidfd_open") else None
         if self._events is not None:
             self._events.register(self._pipe, select.EPOLLIN)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for descriptor in self._processes:
+        for descriptor in self._rank_by_pidfd:
             os.close(descriptor)
         if self._events is not None:
             self._events.close()
@@ -137,7 +138,8 @@ class StatusPipe:
         rank has ended. So ranks that were ended by SIGKILL or SIGTERM come last, if the system reports how ranks ended.
         """
         lost = [rank for rank in self._exited if rank not in self._reports]
-        by_launchers = [rank for descriptor, rank in self._processes.items() if _ended_by(descriptor) in _BY_LAUNCHERS]
+        watched = self._rank_by_pidfd.items()
+        by_launchers = [rank for descriptor, rank in watched if _ended_by(descriptor) in _BY_LAUNCHERS]
         return sorted(lost, key=by_launchers.__contains__)
 
     def not_ended(self) -> list[str]:
@@ -154,21 +156,21 @@ class StatusPipe:
             if rank is not None:
                 self._exited.append(rank)
         except OSError as error:
-            # For example, the system lacks the call. `_lost` then names all ranks that have not ended.
+            # For example, the system lacks the call. `not_ended` still names the ranks that did not report their end.
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
         else:
-            self._processes[descriptor] = rank
+            self._rank_by_pidfd[descriptor] = rank
             self._events.register(descriptor, select.EPOLLIN)
 
     def _handle_event(self, descriptor: int) -> None:
         """Handle an event: a process has ended, or the pipe has data."""
         if descriptor == self._pipe:
             self._read()
-        elif descriptor in self._processes:
+        elif descriptor in self._rank_by_pidfd:
             assert self._events is not None, "the event comes from it"
             self._events.unregister(descriptor)
-            if (rank := self._processes[descriptor]) is not None:
+            if (rank := self._rank_by_pidfd[descriptor]) is not None:
                 self._exited.append(rank)
 
     def _read(self) -> None:

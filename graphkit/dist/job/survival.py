@@ -64,7 +64,11 @@ def confirm_start() -> None:
 
 
 def _fork_child() -> int:
-    """Fork. The child continues. The parent waits for it and exits with its status, or with 0 if a signal ended it."""
+    """Fork, and return the descriptor to which the child writes in `confirm_start`. Only the child returns.
+
+    The parent waits for the child and exits with its status. If a signal ended the child, the parent exits with 0 if
+    the child had confirmed its start; otherwise the parent ends by the same signal.
+    """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

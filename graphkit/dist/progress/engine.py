@@ -124,7 +124,7 @@ class ProgressEngine:
         self, call: str, arrays: Sequence[np.ndarray], action: Action | None, priority: int, operation: str
     ) -> Pending:
         pending = Pending(call, action, priority, self)
-        pending.name, pending.digest, pending.text = self._digests.of(call, arrays, operation)
+        pending.name_digest, pending.digest, pending.text = self._digests.of(call, arrays, operation)
         self._links.doing(pending.text)
         return pending
 
@@ -186,7 +186,7 @@ class ProgressEngine:
         """
         with self._links.waiting(True):
             small = {pending.call: summed.array} if fits_announcement(summed) else {}
-            message = self._negotiation.announce([pending], pending, summed.array.tobytes() if small else b"")
+            message = self._negotiation.own_announcement([pending], pending, summed.array.tobytes() if small else b"")
             rows = self._negotiation.exchange(message, pending)
             if alike(message, rows):
                 self._steps_without_common = 0
@@ -352,7 +352,8 @@ class ProgressEngine:
         if len(heads) > 1:
             heads.sort(key=order)
         small = payload(heads)
-        mine = self._negotiation.announce(heads, awaited, b"".join([array.tobytes() for array in small.values()]))
+        data = b"".join([array.tobytes() for array in small.values()])
+        mine = self._negotiation.own_announcement(heads, awaited, data)
         rows = self._negotiation.exchange(mine, awaited or heads[0])
         self._run_common(heads, small, mine, rows, calls)
 
@@ -417,7 +418,7 @@ class ProgressEngine:
             if self.overlap == "concurrent" and can_run_in_background(group, known):
                 running, failure = self._attempt(group[0], self._start_running, group[0])
             else:
-                outcomes, failure = self._attempt(group[0], self._outcomes, group, known)
+                outcomes, failure = self._attempt(group[0], self._run_group, group, known)
             if failure is not None:
                 outcomes = [(None, failure)] * len(group)
             with self._queue.lock:
@@ -450,7 +451,7 @@ class ProgressEngine:
         assert isinstance(summed, Sum)
         return _Running(*self._links.start_allreduce(summed.array, summed.out), pending, summed)
 
-    def _outcomes(self, group: Sequence[Pending], known: Mapping[str, np.ndarray]) -> list[_Outcome]:
+    def _run_group(self, group: Sequence[Pending], known: Mapping[str, np.ndarray]) -> list[_Outcome]:
         """Run operations together. Return the result or the error of each."""
         if self._running:
             self._await_running({pending.call for pending in group})

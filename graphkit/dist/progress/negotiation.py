@@ -16,7 +16,7 @@ from graphkit.errors import RuntimeFailure
 
 
 class Links(Protocol):
-    """Exchanges of small messages, sums, and heartbeats."""
+    """The connection to the other ranks: small messages, sums and heartbeats. Communicators implement it."""
 
     rank: int
     size: int
@@ -61,7 +61,7 @@ class Negotiation:
         self.disagreement: str | None = None
         self._links, self._queue, self._fail = links, queue, fail
 
-    def announce(self, heads: Sequence[Pending], awaited: Pending | None, payload: bytes = b"") -> bytes:
+    def own_announcement(self, heads: Sequence[Pending], awaited: Pending | None, payload: bytes = b"") -> bytes:
         """Return this rank's announcement.
 
         heads: the first pending operation of each name. awaited: the operation that a thread waits for. payload: bytes
@@ -94,18 +94,18 @@ class Negotiation:
         most = max(Announcement.unpack(row).pending for row in rows)
         table = np.zeros((most, 3), np.uint64)
         for line, pending in zip(table, heads, strict=False):
-            line[:] = pending.name, pending.digest, announcement.unsigned(pending.priority)
+            line[:] = pending.name_digest, pending.digest, announcement.unsigned(pending.priority)
         answers = self.exchange(table.tobytes(), heads[0])
         tables = [np.frombuffer(data, np.uint64).reshape(-1, 3).tolist() for data in answers]
         by_rank = [{name: (digest, priority) for name, digest, priority in lines if name} for lines in tables]
         names = set(by_rank[0]).intersection(*by_rank[1:])
         for name in sorted(names):
             if len({lines[name][0] for lines in by_rank}) > 1:
-                meant = next(pending for pending in heads if pending.name == name)
-                self.disagree(self.exchange(self.announce(heads, meant), meant))
-        found = [pending for pending in heads if pending.name in names]
+                meant = next(pending for pending in heads if pending.name_digest == name)
+                self.disagree(self.exchange(self.own_announcement(heads, meant), meant))
+        found = [pending for pending in heads if pending.name_digest in names]
         for pending in found:  # ranks may have given different priorities
-            pending.priority = max(announcement.signed(lines[pending.name][1]) for lines in by_rank)
+            pending.priority = max(announcement.signed(lines[pending.name_digest][1]) for lines in by_rank)
         found.sort(key=order)
         return found
 

@@ -70,7 +70,7 @@ class Pending:
         "done",
         "error",
         "reported",
-        "name",
+        "name_digest",
         "number",
         "priority",
         "result",
@@ -79,7 +79,7 @@ class Pending:
 
     def __init__(self, call: str, action: Action | None, priority: int, engine: Waiter | None = None):
         self.call, self.action, self.priority, self._engine = call, action, priority, engine
-        self.name = self.digest = self.number = 0
+        self.name_digest = self.digest = self.number = 0
         self.text = b""
         self.done = self.reported = False
         self.result: Any = None

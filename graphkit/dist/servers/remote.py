@@ -118,13 +118,14 @@ class RemoteStore(KVStore):
         self.transport.barrier(f"{call} {', '.join(map(repr, values))}", list(values.values()))
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
-        """Send the value (or the sum of a list of values) to the servers, and return.
+        """Send the value (or the sum of a list of values) to the servers.
 
+        Returns without waiting for the servers, unless more than WINDOW bytes were pushed since their last answer.
         The next call that waits for the servers raises the error of a failed push. Parts whose elements are all 0 are
         not sent, unless they are compressed. Each row of a RowSparse is sent once.
         """
         checked_integer("push: priority", priority)
-        given = dict(self._given(key, value, "push", known=True))
+        given = dict(self._local_sums(key, value, "push", known=True))
         self._client.unanswered_bytes += sum(array.nbytes for array in given.values())
         for server, parts in self._client.parts_by_server(list(given)).items():
             forms, arrays = [], []

@@ -1,10 +1,11 @@
 """Replication of parameters: each part is stored on two servers, and survives the loss of one.
 
-A part is a state machine (`Server`). Its leader and one follower apply the same messages in the same order: chain
-replication with chains of two (van Renesse and Schneider, OSDI 2004). The leader answers a worker after the follower
-has applied everything that the answer depends on. A worker keeps its messages until then. If the leader is lost, the
-worker sends the remaining messages to the follower, which skips those that it has applied. So each message is applied
-exactly once.
+Here, a part is everything that one server would store without replication, and not a range of rows of one key as in
+`sharding.Part`. It is a state machine (`Server`). Its leader and one follower apply the same messages in the same
+order: chain replication with chains of two (van Renesse and Schneider, OSDI 2004). The leader answers a worker after
+the follower has applied everything that the answer depends on. A worker keeps its messages until then. If the leader is
+lost, the worker sends the remaining messages to the follower, which skips those that it has applied. So each message is
+applied exactly once.
 
 Servers form a ring, and part p belongs to server p. The leader of the part is server p, or the next server on the ring
 that is not lost. The follower is the next one after the leader. So the roles depend only on which servers are lost.
@@ -89,7 +90,7 @@ class Replica:
         return True, self._take(worker, fields, arrays)
 
     def follow(self, worker: int, number: int, message: np.ndarray) -> None:
-        """Apply a message that the leader has applied."""
+        """Apply a message that the leader has forwarded, unless it changes nothing or was applied before."""
         self.count += 1
         if self.has(worker, number):
             return
@@ -167,8 +168,8 @@ class ReplicatedServer:
         self._roles: dict[int, _Role] = {}
         # Messages to parts that this server does not lead yet: their senders have learned of a loss earlier.
         self._early: dict[int, list[tuple[int, Frame]]] = {}
-        # What `flush` sends. By worker and part, the number of the last message that cannot be lost, because the
-        # follower has applied it, or because the part has no follower.
+        # `flush` sends the following two. By worker and part, the number of the last message that cannot be lost,
+        # because the follower has applied it, or because the part has no follower.
         self._safe: dict[tuple[int, int], int] = {}
         # By part, the rank of the leader, which learns how many messages this follower has applied.
         self._advanced: dict[int, int] = {}
@@ -238,7 +239,7 @@ class ReplicatedServer:
     # --- lost servers -----------------------------------------------------------------------------
 
     def handle_loss(self, server: int) -> None:
-        """Handle the loss of a server, all of whose frames were handled before.
+        """Handle the loss of a server. Call it after all frames of that server were handled.
 
         Raises RuntimeFailure if a part is lost.
         """
@@ -315,7 +316,7 @@ class Outbox:
         return True
 
     def handle_loss(self, server: int) -> None:
-        """Handle the loss of a server, all of whose frames were handled before.
+        """Handle the loss of a server. Call it after all frames of that server were handled.
 
         Raises RuntimeFailure if no server is left.
         """

@@ -100,7 +100,11 @@ class Server:
     def handle_unpacked(
         self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray], answered_elsewhere: bool = False
     ) -> Answers:
-        """Handle an unpacked message, as `handle` does. answered_elsewhere: another server answers the sender."""
+        """Handle an unpacked message, as `handle` does.
+
+        answered_elsewhere: Another server runs the request, which changes nothing, and answers the sender. Only the
+        clock and the keys are taken from the message.
+        """
         self._keys[worker].update(dict(fields.get("names", ())))
         if "clock" in fields:
             self._clocks[worker] = math.inf if fields["clock"] is None else fields["clock"]
@@ -128,7 +132,7 @@ class Server:
     def _answer(self, request: _Request) -> np.ndarray | None:
         """Run a request and return the answer; None if its worker does not wait for one.
 
-        If a request fails whose worker does not wait, the next request for which the worker waits gets the error.
+        If a worker does not wait for an answer and its request fails, the next answer that it waits for is the error.
         """
         worker, call, asks = request.worker, request.fields["call"], request.fields["asks"]
         try:
@@ -235,7 +239,10 @@ class Server:
         return behind
 
     def _elastic(self, request: _Request) -> np.ndarray:
-        """Move the centre and the worker's values towards each other, both by alpha times their difference."""
+        """Move the centre towards the worker's values, by alpha times the difference. Return the moves.
+
+        The worker subtracts the moves from its values.
+        """
         moves = []
         for number, value in zip(request.fields["parts"], request.arrays, strict=True):
             part = self._stored(request.worker, number)

@@ -249,7 +249,8 @@ class Mesh:
 class Listener:
     """Accepts connections from other processes; a context.
 
-    A process must know the secret of the job. The listener closes once all expected processes have connected.
+    A process must know the secret of the job. Leaving the context closes the listener. expected: how many processes
+    will connect.
     """
 
     def __init__(self, for_other_hosts: bool, expected: int):

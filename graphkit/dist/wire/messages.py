@@ -171,7 +171,8 @@ class Messages:
     def fail(self, error: BaseException, where: str) -> None:
         """Stop communicating after an error, so that other ranks do not wait for messages of this one.
 
-        Every later call on this rank raises RuntimeFailure, also the ones at its exit. This ends the job.
+        Every later call on this rank raises RuntimeFailure. The calls at the exit of the process do so too, which
+        aborts the job.
         """
         with self._condition:
             if self._failure is None:
@@ -219,10 +220,10 @@ class Messages:
         try:
             self._sent = [(request, part) for request, part in self._sent if not request.Test()]
             # Messages of a lane arrive in order, so the arrays of one are allocated before those of the next.
-            closed = set()
+            blocked = set()
             for arrival in self._expected:
-                if (arrival.source, arrival.lane) not in closed and not self._header_arrived(arrival):
-                    closed.add((arrival.source, arrival.lane))
+                if (arrival.source, arrival.lane) not in blocked and not self._header_arrived(arrival):
+                    blocked.add((arrival.source, arrival.lane))
                 elif arrival.header_request is None:
                     arrival.requests = [request for request in arrival.requests if not request.Test()]
                     arrival.done = not arrival.requests

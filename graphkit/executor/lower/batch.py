@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from graphkit.ir.dims import DimExpr
-from graphkit.ir.dims import symbol as named
+from graphkit.ir.dims import symbol as symbol_dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.sizes import SizeTable
 from graphkit.ir.types import TensorType
@@ -122,7 +122,7 @@ def _symbol(fed: Collection[Value]) -> str | None:
 def _has_examples(value: Value, symbol: str) -> bool:
     """Return whether the first dimension, and no other one, is the batch."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
-    if not shape or shape[0] != named(symbol):
+    if not shape or shape[0] != symbol_dim(symbol):
         return False
     return not any(isinstance(d, DimExpr) and symbol in d.symbols for d in shape[1:])
 

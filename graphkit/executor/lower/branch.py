@@ -115,7 +115,8 @@ class RecordedBranch(PreparedBranch, Conditional):
 def branch(site: Site) -> Branch | None:
     """Return the lowering of an If, or None for another node.
 
-    Raises NotNative if a branch needs Python, or, on a device with its own memory, if sizes are unknown.
+    Raises NotNative if a branch cannot be lowered as a subgraph, or returns another type than inferred. On a device
+    with its own memory, raises it also if sizes are unknown.
     """
     node, native = site.node, site.settings.native
     if not is_control(node) or node.op.name != "If":

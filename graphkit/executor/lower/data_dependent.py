@@ -35,7 +35,7 @@ class DataDependent(Lowering):
             [*map(_input, node.inputs, step.inputs), *[(NO_BUFFER, ())] * padding],
             list(step.outputs),
             [_output(value, at) for value, at in zip(node.outputs, step.outputs, strict=True)],
-            None if self._declared is None else _found(node, self._declared),
+            None if self._declared is None else _shape_check(node, self._declared),
         )
 
 
@@ -55,7 +55,7 @@ def _output(value: Value, location: Location) -> tuple[int, int]:
     return NO_BUFFER, value.tensor.nbytes // value.dtype.itemsize
 
 
-def _found(node: Node, declared: Declarations) -> Callable[[Sequence[Sequence[int]]], None]:
+def _shape_check(node: Node, declared: Declarations) -> Callable[[Sequence[Sequence[int]]], None]:
     return lambda shapes: declared.found(node.outputs, shapes)
 
 

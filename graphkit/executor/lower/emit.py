@@ -23,6 +23,9 @@ class Emitter:
         calls: The steps of the outermost graph that run in Python.
         buffers: The numbers of the buffers of the outermost graph, by value.
         allocates: Whether the program allocates memory in a run.
+
+    Args:
+        externals: Number of blocks of external memory that are already numbered: the inputs and results of the program.
     """
 
     def __init__(self, externals: int):
@@ -31,7 +34,7 @@ class Emitter:
         self.buffers: dict[Value, int] = {}
         self._count = externals
         self._known: dict[tuple[int, str], int] = {}
-        self._buffers: set[int] = set()
+        self._buffer_numbers: set[int] = set()
         self.allocates = False
 
     def new_external(self) -> int:
@@ -39,7 +42,7 @@ class Emitter:
         return self._count - 1
 
     def new_buffer(self) -> Location:
-        self._buffers.add(self._count)
+        self._buffer_numbers.add(self._count)
         self.allocates = True
         return self.new_external(), 0
 
@@ -48,7 +51,7 @@ class Emitter:
         return len(self.calls) - 1
 
     def is_buffer(self, location: Location) -> bool:
-        return location[0] in self._buffers
+        return location[0] in self._buffer_numbers
 
     def fixed(self, array: VersionedArray, kernel: NativeKernel | None = None, position: int = -1) -> Location:
         """Return the location of a parameter or constant. If a kernel is given, it packs the array for `position`."""
@@ -183,8 +186,8 @@ class _Locations:
 def _first_donation(lowered: LoweredGraph) -> int:
     """Return the position of the first step that overwrites a state; the number of steps if none does."""
     roots, order = lowered.placement.root, lowered.memory.order
-    kept = {roots[new] for state, new in lowered.graph.updates if state in lowered.memory.donated}
+    overwriting = {roots[new] for state, new in lowered.graph.updates if state in lowered.memory.donated}
     for position, index in enumerate(order):
-        if any(roots[v] in kept for v in lowered.placement.steps[index].outputs if v in roots):
+        if any(roots[v] in overwriting for v in lowered.placement.steps[index].outputs if v in roots):
             return position
     return len(order)

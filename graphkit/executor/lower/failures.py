@@ -60,14 +60,14 @@ def repeated_checks(placement: Placement, lowerings: Iterable[Lowering | None]) 
         checked = value_check(node)
         if checked is None or (isinstance(lowering, LaunchedStep) and not lowering.kernel.fault):
             continue
-        key = tuple(_elements(part, placement) for part in checked)
+        key = tuple(_check_key(part, placement) for part in checked)
         if key in seen:
             found.append(node)
         seen.add(key)
     return frozenset(found)
 
 
-def _elements(part: object, placement: Placement) -> object:
+def _check_key(part: object, placement: Placement) -> object:
     """Return a key for an entry of `Op.value_check`. For a tensor, it is the storage and the element type."""
     if isinstance(part, Value) and isinstance(part.type, TensorType):
         return placement.root.get(part, part), part.type.dtype

@@ -97,7 +97,7 @@ class LoopLayout:
 
     @property
     def dynamic_stacks(self) -> tuple[Stacked, ...]:
-        """The outputs whose number of slices is not known before a run."""
+        """The outputs whose size is not known before a run, because of the number or the shapes of their slices."""
         return tuple(s for s in self.stacked if not has_fixed_size(self.node.outputs[s.output]))
 
     @property
@@ -178,7 +178,11 @@ class Block:
 
 
 def layout_of(site: Site) -> LoopLayout:
-    """Return the layout of a Loop or a Scan over slices along the first axis. Raises NotNative."""
+    """Return the layout of a Loop or a Scan over slices along the first axis.
+
+    Raises NotNative for other axes, for values that are not tensors of numbers, if sizes are known only inside or only
+    outside of the body, and if the body cannot be specialised or lowered.
+    """
     node, block = site.node, Block()
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):
         raise NotNative("an operand or result is not a tensor of numbers")

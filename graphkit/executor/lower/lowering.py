@@ -1,7 +1,7 @@
 """The base class of lowerings, and the lowered graph.
 
-A lowering states the memory that its node needs, and writes the node into a native program. Each module beside this one
-defines one or more lowerings; `graphkit.executor.lower.registry` tries them in turn.
+A lowering states the memory that its node needs, and writes the node into a native program. Other modules of this
+package define lowerings; `graphkit.executor.lower.registry` tries them in turn.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
 # How a node is computed, for reports. Views and constants are not steps. "copy": between devices. "swap": a
-# copy to host memory or back, while other steps run. On a device, NCCL executes a collective ("nccl"), or it is copied
-# through host memory ("staged").
+# copy to host memory or back, while other steps run. On a device, NCCL executes a collective ("nccl"), or its arrays
+# are copied through host memory ("staged").
 KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl", "staged", "swap"]
 
 # Where a value is: (number of a memory block, offset in bytes). ARENA is the arena, and ABSENT is an absent operand.
@@ -169,10 +169,10 @@ class Channels(Protocol):
         """Send a copy of an array to a rank, which receives it with the same number. key: its name in messages."""
         ...
 
-    def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], rank: int) -> np.ndarray:
-        """Return the array that a rank sends, with `rank` axes.
+    def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], ndim: int) -> np.ndarray:
+        """Return the array that a rank sends. ndim: Its number of axes.
 
-        Raises RuntimeFailure if it does not arrive, or if an array of another type or rank arrives.
+        Raises RuntimeFailure if it does not arrive, or if another array arrives.
         """
         ...
 

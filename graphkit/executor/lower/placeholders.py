@@ -1,8 +1,8 @@
-"""Placeholders for shapes and elements that are known only at run time.
+"""Placeholders: numbers that lowering assumes for sizes and elements that are known only at run time.
 
-Lowering makes a kernel for the placeholders to find out whether a node has one. If this succeeds, a kernel is expected
-for all valid operands. If a run finds that there is none, it interprets the node. Invalid operands are errors of the
-run.
+(In a template, a placeholder is a symbolic dimension instead.) Lowering makes a kernel for the assumed numbers. If this
+succeeds, a kernel is expected for all valid operands. If a run finds that there is none, it interprets the node. If
+operands are invalid, the run raises an error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def _deciding_floats(node: Node) -> tuple[int, ...]:
     return tuple(names.index(name) for name in ("scales", *(("roi",) if op.reads_roi else ())))
 
 
-# Returns the placeholder elements of an operand: (node, placeholders of unknown sizes, number of elements).
+# A function of (node, placeholders of unknown sizes, number of elements of an operand). It returns the placeholder
+# elements of this operand.
 _Elements: TypeAlias = Callable[[Node, "dict[str, Dim]", int], Sequence[int]]
 
 

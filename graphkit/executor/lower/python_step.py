@@ -1,7 +1,7 @@
 """Steps that are calls of Python: kernels that are Python functions, and interpreted nodes.
 
-They are in the outermost graph of a program. For interpreted nodes of subgraphs, see
-`graphkit.executor.lower.run_time_kernel`.
+In a native program, they are only in the outermost graph; for interpreted nodes of its subgraphs, see
+`graphkit.executor.lower.run_time_kernel`. Devices with their own memory run some of them in subgraphs, too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LaunchedStep(PythonStep):
 class PythonFunction(PythonStep):
     """A function that returns its results as arrays, instead of writing them to planned memory.
 
-    owned: Whether no result shares memory with an operand. If not, the caller copies those that do.
+    owned: True if no result shares memory with an operand. Otherwise, the caller copies the results that may.
     """
 
     may_fail = True

@@ -29,7 +29,7 @@ from graphkit.executor.run import engine
 from graphkit.executor.run.base_program import BaseProgram
 from graphkit.ir.atomic import write_whole
 from graphkit.signatures import typed
-from graphkit.text import format_table, human, short_repr
+from graphkit.text import format_table, human, quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -219,7 +219,8 @@ class Profile:
 
     def _facts(self) -> Iterator[str]:
         yield ""
-        yield f"{len(self._runs)} runs of {len({id(run.program) for run in list(self._runs)})} programs"
+        used = {id(run.program) for run in list(self._runs)}
+        yield f"{quantity(len(self._runs), 'run')} of {quantity(len(used), 'program')}"
 
 
 class _Recording:

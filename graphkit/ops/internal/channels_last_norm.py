@@ -99,9 +99,11 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
 
     y = activation((x - mean) / sqrt(var + epsilon) * scale + b + residual). residual: of x's shape; all other operands:
     [C]. `activation` is "", "Relu" or "Clip", which limits to [activation_alpha, activation_beta]. `made`: type of y
-    (default: that of scale). Outputs: y; the running mean and variance, input * momentum + current * (1 - momentum)
-    with the biased variance; mean and inv_std_dev, 1 / sqrt(var + epsilon), of x. If scale is float16 or bfloat16, the
-    last two are float32.
+    (default: that of scale).
+
+    Outputs: y, running_mean, running_var, mean, inv_std_dev. mean, and inv_std_dev = 1 / sqrt(var + epsilon), are those
+    of x. running_mean = input_mean * momentum + mean * (1 - momentum), and running_var likewise from input_var and the
+    biased variance of x. If scale is float16 or bfloat16, mean and inv_std_dev are float32.
     """
 
     epsilon: float = 1e-5

@@ -37,7 +37,8 @@ class RotaryEmbedding(Op):
 
     x: [B, H, L, D], or [B, L, H * D] with num_heads. The first R elements of a head are rotated: R is
     `rotary_embedding_dim`, or D if that is 0. Elements i and i + R / 2 form a pair; with `interleaved`, elements 2 i
-    and 2 i + 1. cos_cache, sin_cache: [positions, R / 2] with position_ids, int64 [B, L], else [B, L, R / 2].
+    and 2 i + 1. position_ids: int64 [B, L]. cos_cache, sin_cache: [positions, R / 2] if position_ids is given,
+    otherwise [B, L, R / 2].
     """
 
     interleaved: bool = False

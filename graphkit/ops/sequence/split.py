@@ -27,10 +27,11 @@ MOST_PARTS = 1024
 class SplitToSequence(Op):
     """Split x along `axis` into a sequence of parts.
 
-    split: a vector gives the size of each part; a scalar gives one size for all, and the last part is smaller if the
-    size is not divisible; without `split`, parts have size 1. If `keepdims` is 0, parts of size 1 lose the axis, but
-    only when `split` is absent or the scalar 1. This is the behaviour of ONNX Runtime, and PyTorch relies on it when it
-    exports `unbind`; the ONNX standard mentions only an absent `split`. In all other cases keepdims has no effect.
+    split: a vector gives the size of each part; a scalar, such as 3, is the size of every part; the last part is
+    smaller if the length of the axis is not a multiple of it; without `split`, parts have size 1. If `keepdims` is 0,
+    parts of size 1 lose the axis, but only when `split` is absent or the scalar 1. This is the behaviour of ONNX
+    Runtime, and PyTorch relies on it when it exports `unbind`; the ONNX standard mentions only an absent `split`. In
+    all other cases keepdims has no effect.
     """
 
     axis: int = 0

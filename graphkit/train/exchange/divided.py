@@ -43,6 +43,9 @@ class DividedModel:
         division: Which rank has which groups.
         owners: The rank of each parameter and state, by name.
         output_rank: The rank that computes the output that metrics use.
+
+    Raises:
+        UsageError: There are row-sparse updates. All ranks raise it.
     """
 
     programs: list[Graph]
@@ -58,11 +61,15 @@ class DividedModel:
     timed_collectives: Sequence[TimedCollective] = ()
 
     def __init__(self, spec: StepSpec, division: Division, owners: Mapping[str, int], output_rank: int):
+        steps.refuse_lazy(
+            spec.trained,
+            "cannot be combined with groups= (--place): build these parameters without the attribute lazy",
+        )
         self.spec, self.division = spec, division
         self.trained = tuple(t.name for t in spec.trained)
         self.owners, self.output_rank = dict(owners), output_rank
-        self._ranks, self._params, self._rule = division.store, spec.params, spec.rule
-        self._own = [t for t in spec.trained if self.owners[t.name] == self._ranks.rank]
+        self._kvstore, self._params, self._rule = division.store, spec.params, spec.rule
+        self._own = [t for t in spec.trained if self.owners[t.name] == self._kvstore.rank]
         self._loss = spec.graph.output_names[0]
         self._data_types = {spec.graph.name_of(v): v.tensor for v in spec.graph.inputs if v.role == "data"}
         self._receive_initial_values()
@@ -72,7 +79,7 @@ class DividedModel:
     def _receive_initial_values(self) -> None:
         """Receive the values of rank 0, one array after the other. Release those that other ranks store."""
         for name in list(self._params):
-            array = self._ranks.broadcast(name, self._params[name])
+            array = self._kvstore.broadcast(name, self._params[name])
             if self.keeps(name):
                 self._params[name] = array
             else:
@@ -107,7 +114,7 @@ class DividedModel:
         return tuple(name for name in self.trained if self._params.holds(name))
 
     def keeps(self, name: str) -> bool:
-        return self._rank_of(name) in (None, self._ranks.rank)
+        return self._rank_of(name) in (None, self._kvstore.rank)
 
     def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return dict(arrays)
@@ -118,8 +125,8 @@ class DividedModel:
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Gathered | None]:
         names = [n for n in (*self._params, *self.slots) if self._rank_of(n) is not None]
-        self._ranks.transport.meet("gather of placed parameters")
-        is_first, messages = self._ranks.rank == 0, self._ranks.transport.messages
+        self._kvstore.transport.meet("gather of placed parameters")
+        is_first, messages = self._kvstore.rank == 0, self._kvstore.transport.messages
         received = []
         for name in names:
             owner, store = self._rank_of(name), self._store_of(name)
@@ -128,7 +135,7 @@ class DividedModel:
                 arrival = messages.expect(owner, [kind_of(store, name)], GATHER)
                 store.commit(name, messages.receive(arrival, f"the values of parameter {name!r}")[0])
                 received.append(name)
-            elif owner == self._ranks.rank and not is_first:
+            elif owner == self._kvstore.rank and not is_first:
                 messages.send(0, [store[name]], GATHER)
         messages.settle()
         try:
@@ -138,7 +145,7 @@ class DividedModel:
                 self._store_of(name).release(name, self._owner_clause(name))
 
     def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        return [gather(self._ranks, mine)[self.output_rank]]
+        return [gather(self._kvstore, mine)[self.output_rank]]
 
     # --- one batch -------------------------------------------------------------------------------
 
@@ -176,7 +183,7 @@ class DividedModel:
             raise
         except BaseException as error:
             self._discard_step()
-            self._ranks.transport.messages.fail(error, f"in the step of update {int(self.slots[steps.STEP]) + 1}")
+            self._kvstore.transport.messages.fail(error, f"in the step of update {int(self.slots[steps.STEP]) + 1}")
             raise
 
     def _discard_step(self) -> None:
@@ -199,12 +206,12 @@ class DividedModel:
     @property
     def _computes_output(self) -> bool:
         """Whether this rank computes the output that metrics use."""
-        return self._ranks.rank == self.output_rank
+        return self._kvstore.rank == self.output_rank
 
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
         names = [metric.name for metric in measured]
         known = [value_of(metric) if self._computes_output else 0.0 for metric in measured]
-        found = self._ranks.broadcast(f"metrics {', '.join(names)}", np.array(known, np.float64), self.output_rank)
+        found = self._kvstore.broadcast(f"metrics {', '.join(names)}", np.array(known, np.float64), self.output_rank)
         return dict(zip(names, found.tolist(), strict=True))
 
     # --- facts -----------------------------------------------------------------------------------

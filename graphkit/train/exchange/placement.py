@@ -47,7 +47,7 @@ class Placement(DividedModel):
         self._part = part = self._own_part(steps.whole_gradients(wanted, spec.trained, spec.rule))
         self.programs = [steps.placed_step(part.graph, self._own, spec.rule, part.token)]
         self.store = JointStore([spec.params, self.slots])
-        self.channels = Channels(self._ranks.transport.messages)
+        self.channels = Channels(self._kvstore.transport.messages)
         self.executors = [Executor(self.programs[0], self.store, **spec.options, channels=self.channels)]
         self._runs = 0
 
@@ -60,18 +60,18 @@ class Placement(DividedModel):
         gradients = {f"{name}/{steps.GRADIENT}": self.owners[name] for name in self.trained}
         found = dict(zip(whole.output_names, whole.outputs, strict=True))
         pinned = {found[name]: rank for name, rank in gradients.items()}
-        all_ranks = range(self._ranks.num_workers)
+        all_ranks = range(self._kvstore.num_workers)
         where = {self._loss: all_ranks, steps.FINITE: all_ranks, self.spec.output: (self.output_rank,)}
         ranks: list[Sequence[int]] = [where[n] if n in where else (gradients[n],) for n in whole.output_names]
         placement = place(whole, self.division.groups, self.owners, pinned)
-        return distribute(placement, ranks, self._ranks.num_workers)[self._ranks.rank]
+        return distribute(placement, ranks, self._kvstore.num_workers)[self._kvstore.rank]
 
     # --- one batch -------------------------------------------------------------------------------
 
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         arrays = {n: np.asarray(a) for n, a in feeds.items()}
         self._check(arrays)
-        self._ranks.transport.meet("step of placed groups", list(arrays.values()))
+        self._kvstore.transport.meet("step of placed groups", list(arrays.values()))
         with self._failing_together():
             results = self._run_program({**arrays, steps.LEARNING_RATE: np.float32(rate)})
         weight = self._weights.weight(arrays)
@@ -105,18 +105,18 @@ class PlacedInference:
     """Runs the inference graph on the ranks of a Placement."""
 
     def __init__(self, graph: Graph, placement: Placement):
-        spec, self._ranks = placement.spec, placement.division.store
+        spec, self._kvstore = placement.spec, placement.division.store
         self._channels = placement.channels
         wanted = graph.replace(outputs=[output_of(graph, spec.output)], output_names=[spec.output])
         placed = place(run_passes(bind_rng(wanted), CLEANUP), placement.division.groups, placement.owners)
-        self._part = distribute(placed, [(placement.output_rank,)], self._ranks.num_workers)[self._ranks.rank]
+        self._part = distribute(placed, [(placement.output_rank,)], self._kvstore.num_workers)[self._kvstore.rank]
         self._executor = Executor(self._part.graph, spec.params, **spec.options, channels=self._channels)
         self._runs = 0
         self.outputs = graph.output_names
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        self._ranks.transport.meet("evaluation of placed groups")
+        self._kvstore.transport.meet("evaluation of placed groups")
         yield
         self._channels.finish()
 

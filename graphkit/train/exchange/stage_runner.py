@@ -25,8 +25,10 @@ class StageRunner:
         peak_in_flight: The largest number of micro-batches with stored values so far.
     """
 
-    def __init__(self, stage: Stage, part: Partition, store: KVStore, forward: Executor, backward: Executor | None):
-        self.stage, self.part, self.messages = stage, part, store.transport.messages
+    def __init__(
+        self, stage: Stage, partition: Partition, store: KVStore, forward: Executor, backward: Executor | None
+    ):
+        self.stage, self.partition, self.messages = stage, partition, store.transport.messages
         self._forward, self._backward = forward, backward
         # Messages that are expected, by (stage, lane, micro-batch), and saved values by micro-batch.
         self._arrivals: dict[tuple[int, int, int], Arrival] = {}
@@ -38,7 +40,7 @@ class StageRunner:
         lane, ports = (FORWARD, self.stage.received) if direction == "forward" else (BACKWARD, self.stage.gradients_in)
         for port in ports:
             if (port.stage, lane, batch) not in self._arrivals:
-                source = self.part.ranks[port.stage]
+                source = self.partition.ranks[port.stage]
                 self._arrivals[port.stage, lane, batch] = self.messages.expect(source, _kinds(port), lane)
 
     def _received(self, ports: Sequence[Port], lane: int, batch: int) -> dict[str, Any]:
@@ -52,7 +54,7 @@ class StageRunner:
 
     def _send(self, ports: Sequence[Port], lane: int, results: Mapping[str, Any]) -> None:
         for port in ports:
-            self.messages.send(self.part.ranks[port.stage], [results[name] for name in port.names], lane)
+            self.messages.send(self.partition.ranks[port.stage], [results[name] for name in port.names], lane)
 
     def forward(self, batch: int, feeds: Mapping[str, Any], rng: tuple[int, int]) -> dict[str, Any]:
         """Run a forward pass. Return the results that this stage computes."""
@@ -77,7 +79,7 @@ class StageRunner:
         kept = self._saved.pop(batch)
         given = {**feeds, **kept, **received, BATCH_WEIGHT: np.float32(weight)}
         if self.stage.computes_loss:
-            given[LOSS_GRADIENT] = np.ones((), self.part.graph.outputs[0].dtype.numpy)
+            given[LOSS_GRADIENT] = np.ones((), self.partition.graph.outputs[0].dtype.numpy)
         self._backward.rng = rng
         results = self._backward.run(given)
         self.saved_bytes -= _bytes(kept)

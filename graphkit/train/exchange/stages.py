@@ -37,23 +37,23 @@ class Pipeline(DividedModel):
         self._weights = BatchWeights(spec.graph)
         spec = replace(spec, graph=self._weights.graph)
         graph, trained, rule = spec.graph, spec.trained, spec.rule
-        self.part = part = division.stages(graph)
-        self.index = part.ranks.index(division.store.rank)
-        owners = {graph.name_of(v): part.ranks[stage] for v, stage in part.owner_of.items()}
+        self.partition = partition = division.stages(graph)
+        self.index = partition.ranks.index(division.store.rank)
+        owners = {graph.name_of(v): partition.ranks[stage] for v, stage in partition.owner_of.items()}
         output = output_of(graph, spec.output)
-        super().__init__(spec, division, owners, part.ranks[part.stage_of_value(output) or 0])
+        super().__init__(spec, division, owners, partition.ranks[partition.stage_of_value(output) or 0])
         self.stage = stage_graphs.training_stage(
-            part, self.index, {self._loss: graph.outputs[0], spec.output: output}, trained
+            partition, self.index, {self._loss: graph.outputs[0], spec.output: output}, trained
         )
         # Names of the running statistics that the stage updates.
         self._statistics = [self.stage.forward.name_of(v) for v, _ in self.stage.forward.updates]
-        self._loss_rank = part.ranks[part.stage_of_value(graph.outputs[0]) or 0]
+        self._loss_rank = partition.ranks[partition.stage_of_value(graph.outputs[0]) or 0]
         # For an error message: the first micro-batch whose loss was not finite, and the number of micro-batches.
         self._nonfinite = (0, 0)
         self._draws = any(v.role == "rng" for v in graph.inputs)
-        differentiated = stage_graphs.differentiated_crossings(part, trained)
+        differentiated = stage_graphs.differentiated_crossings(partition, trained)
         # For each parameter that several stages read: the stages besides its owner that compute gradients of it.
-        stages = {t.name: stage_graphs.gradient_stages(part, t, differentiated) for t in trained}
+        stages = {t.name: stage_graphs.gradient_stages(partition, t, differentiated) for t in trained}
         self._gradient_stages = {name: found for name, found in stages.items() if found}
         updates = steps.stage_update(f"{graph.name}_{self.index}", self._own, rule) if self._own else ()
         self.programs = [g for g in (self.stage.forward, self.stage.backward, *updates) if g is not None]
@@ -65,7 +65,7 @@ class Pipeline(DividedModel):
         self.store = JointStore([spec.params, self.slots, self._sums])
         self.executors = [Executor(program, self.store, **spec.options) for program in self.programs]
         backward = None if self.stage.backward is None else self.executors[1]
-        self._runner = StageRunner(self.stage, part, division.store, self.executors[0], backward)
+        self._runner = StageRunner(self.stage, partition, division.store, self.executors[0], backward)
 
     # --- one batch -------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Pipeline(DividedModel):
         batches = division.sliced(arrays, parts)
         for batch in (batches[0], batches[-1]):
             self._check(batch)
-        self._ranks.transport.meet("step of a pipeline", list(arrays.values()))
+        self._kvstore.transport.meet("step of a pipeline", list(arrays.values()))
         before = {name: self.store[name] for name in self._statistics}
         found = map(self._weights.weight, batches)
         sizes = [part.stop - part.start for part in parts]
@@ -105,9 +105,9 @@ class Pipeline(DividedModel):
     ) -> tuple[list[Any], list[Any]]:
         """Run all passes. Return the losses and outputs of the micro-batches, if this stage computes them."""
         runner, (seed, step) = self._runner, self.executors[0].rng
-        order = pipeline.one_forward_one_backward(len(self.part.ranks), self.index, len(batches))
+        order = pipeline.one_forward_one_backward(len(self.partition.ranks), self.index, len(batches))
         losses, outputs = [], []
-        self.send_copies(self.part)
+        self.send_copies(self.partition)
         for current, following in zip(order, [*order[1:], None], strict=True):
             runner.expect(*current)
             if following is not None:
@@ -121,41 +121,41 @@ class Pipeline(DividedModel):
             outputs += [results[self.spec.output]] if self.spec.output in results else []
         self.executors[0].rng = (seed, step + len(batches) if self._draws else step)
         self._sum_gradients()
-        self._ranks.transport.messages.settle()
-        self.release_copies(self.part)
+        self._kvstore.transport.messages.settle()
+        self.release_copies(self.partition)
         return losses, outputs
 
-    def send_copies(self, part: Partition) -> None:
+    def send_copies(self, partition: Partition) -> None:
         """Send copies of the parameters and states that several stages read, and receive those of other stages."""
-        messages, graph = self._ranks.transport.messages, part.graph
-        for value, stages in part.copies.items():
-            name, owner = graph.name_of(value), part.owner_of[value]
+        messages, graph = self._kvstore.transport.messages, partition.graph
+        for value, stages in partition.copies.items():
+            name, owner = graph.name_of(value), partition.owner_of[value]
             if self.index == owner:
                 for stage in stages:
-                    messages.send(part.ranks[stage], [self._params[name]], COPIES)
+                    messages.send(partition.ranks[stage], [self._params[name]], COPIES)
             elif self.index in stages:
-                arrival = messages.expect(part.ranks[owner], [kind_of(self._params, name)], COPIES)
+                arrival = messages.expect(partition.ranks[owner], [kind_of(self._params, name)], COPIES)
                 self._params.commit(name, messages.receive(arrival, f"the values of {name!r}")[0])
 
-    def release_copies(self, part: Partition) -> None:
+    def release_copies(self, partition: Partition) -> None:
         """Release the copies of parameters and states. They become invalid when their owners update the originals."""
-        for value, stages in part.copies.items():
+        for value, stages in partition.copies.items():
             if self.index in stages:
-                name = part.graph.name_of(value)
+                name = partition.graph.name_of(value)
                 self._params.release(name, self._owner_clause(name))
 
     def _sum_gradients(self) -> None:
         """Add up the gradients of parameters that several stages read, on their owners, in the order of the stages."""
-        messages = self._ranks.transport.messages
+        messages = self._kvstore.transport.messages
         for name, stages in self._gradient_stages.items():
             key, owner = f"{name}/{steps.GRADIENT_SUM}", self.owners[name]
             if self.index in stages:
                 messages.send(owner, [self._sums[key]], COPY_GRADIENTS)
                 messages.settle()
                 self._sums[key] = np.zeros_like(self._sums[key])
-            elif self._ranks.rank == owner:
+            elif self._kvstore.rank == owner:
                 for stage in stages:
-                    arrival = messages.expect(self.part.ranks[stage], [kind_of(self._sums, key)], COPY_GRADIENTS)
+                    arrival = messages.expect(self.partition.ranks[stage], [kind_of(self._sums, key)], COPY_GRADIENTS)
                     (part,) = messages.receive(arrival, f"the gradient of {name!r}")
                     self._sums.commit(key, np.asarray(self._sums[key] + part))
 
@@ -173,7 +173,7 @@ class Pipeline(DividedModel):
         weighted = [float(loss) * weight for loss, weight in zip(losses, weights, strict=False)]
         bad = next((number for number, loss in enumerate(weighted, 1) if not math.isfinite(loss)), 0)
         mine = np.array([math.nan if bad else math.fsum(weighted), squares, finite, bad])
-        loss_sum, squares, finite, bad = self._ranks.pushpull("step of a pipeline", mine)
+        loss_sum, squares, finite, bad = self._kvstore.pushpull("step of a pipeline", mine)
         loss = np.asarray(mean_of(loss_sum, float(total)), np.float32)
         if how != "ignore" and not np.isfinite(loss):
             self._nonfinite = int(bad), len(weights)
@@ -234,29 +234,29 @@ class PipelineInference:
 
     def __init__(self, graph: Graph, exchange: Pipeline):
         spec, division = exchange.spec, exchange.division
-        self._exchange, self._part = exchange, division.stages(graph, exchange.part)
-        part, self._ranks = self._part, division.store
+        self._exchange, self._partition = exchange, division.stages(graph, exchange.partition)
+        partition, self._kvstore = self._partition, division.store
         stage = stage_graphs.inference_stage(
-            part, part.ranks.index(self._ranks.rank), {spec.output: output_of(graph, spec.output)}
+            partition, partition.ranks.index(self._kvstore.rank), {spec.output: output_of(graph, spec.output)}
         )
         self._executor = Executor(stage.forward, spec.params, **spec.options)
-        self._runner = StageRunner(stage, part, self._ranks, self._executor, None)
+        self._runner = StageRunner(stage, partition, self._kvstore, self._executor, None)
         self._batch = 0
         self.outputs = graph.output_names
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        self._ranks.transport.meet("evaluation in a pipeline")
-        self._exchange.send_copies(self._part)
-        self._ranks.transport.messages.settle()
+        self._kvstore.transport.meet("evaluation in a pipeline")
+        self._exchange.send_copies(self._partition)
+        self._kvstore.transport.messages.settle()
         try:
             yield
         finally:
-            self._exchange.release_copies(self._part)
-        self._ranks.transport.messages.settle()
+            self._exchange.release_copies(self._partition)
+        self._kvstore.transport.messages.settle()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        self._ranks.transport.messages.settle()
+        self._kvstore.transport.messages.settle()
         self._runner.expect("forward", self._batch)
         results = self._runner.forward(self._batch, feeds, self._executor.rng)
         self._batch += 1

@@ -236,13 +236,13 @@ def _is_stored(value: Value) -> bool:
     return value.role in ("parameter", "state")
 
 
-def _check_crossing(stages: Partition, value: Value) -> None:
+def _check_crossing(divided: Partition, value: Value) -> None:
     """Raise an error if a value comes from a later stage than its reader, or if it cannot be sent."""
-    source = stages.stage_of_value(value)
-    first = stages.crossings[value][0]
-    reader = next(n for n in stages.graph.nodes if stages.stage_of.get(n) == first and value in n.operands)
+    source = divided.stage_of_value(value)
+    first = divided.crossings[value][0]
+    reader = next(n for n in divided.graph.nodes if divided.stage_of.get(n) == first and value in n.operands)
     if source is not None and first < source:
-        rank = stages.ranks[source]
+        rank = divided.ranks[source]
         raise NotAPipeline(f"groups= (--place): {reader.describe()} reads {value}, which is on a later rank ({rank})")
     kind = value.type
     if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.rank is None:

@@ -161,11 +161,11 @@ def square_norm(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Va
         The sum of squares (float32); a float32 0, or NaN if a gradient is not finite; and a value that is available
         when the all-reduce is complete.
     """
-    none = F.constant(value=np.zeros((), np.float32))
+    zero = F.constant(value=np.zeros((), np.float32))
     squares = [F.cast(F.reduce_sum_square(g, keepdims=False), to="float32") for g in gradients]
     both = pair(
-        sum_of(squares) if squares else none,
-        finite.zero_if_finite(gradients) if gradients else none,
+        sum_of(squares) if squares else zero,
+        finite.zero_if_finite(gradients) if gradients else zero,
     )
     (started,) = as_sequence(F.all_reduce_start(after(both, before), key=_NORM))
     done = F.all_reduce_wait(started, keys=(_NORM,))

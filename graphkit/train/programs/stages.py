@@ -81,25 +81,29 @@ LOSS_GRADIENT = "loss_gradient"
 class _ForwardPart:
     """The forward pass of a stage. The values of other stages are graph inputs, `received`."""
 
-    def __init__(self, part: Partition, stage: int, results: Mapping[str, Value]):
-        self.part, self.stage, self.graph = part, stage, part.graph
+    def __init__(self, partition: Partition, stage: int, results: Mapping[str, Value]):
+        self.partition, self.stage, self.graph = partition, stage, partition.graph
         name = self.graph.name_of
-        self.received = {v: Value(v.type, f"{_RECEIVED}{name(v)}") for v in part.received(stage)}
-        # For each value of the whole graph: the value of this part that replaces it.
+        self.received = {v: Value(v.type, f"{_RECEIVED}{name(v)}") for v in partition.received(stage)}
+        # For each value of the whole graph: the value of this stage that replaces it.
         self.table: dict[Value, Value] = dict(self.received)
         with context.detached():
             for node in self.graph.nodes:
-                if part.stage_of.get(node) == stage:
+                if partition.stage_of.get(node) == stage:
                     new = node.rebuilt([None if v is None else self.table.get(v, v) for v in node.inputs])
                     self.table.update(zip(node.outputs, new.outputs, strict=True))
         self.data = [v for v in self.graph.inputs if v.role not in _STORED]
-        self.stored = [v for v in self.graph.inputs if part.owner_of.get(v) == stage or stage in part.copies.get(v, ())]
-        self.results = {n: self.local(v) for n, v in results.items() if part.stage_of_value(v) in (stage, None)}
-        self.sent = {v: self.local(v) for v in part.sent(stage)}
-        self.updates = [(state, self.local(new)) for state, new in self.graph.updates if part.owner_of[state] == stage]
+        self.stored = [
+            v for v in self.graph.inputs if partition.owner_of.get(v) == stage or stage in partition.copies.get(v, ())
+        ]
+        self.results = {n: self.local(v) for n, v in results.items() if partition.stage_of_value(v) in (stage, None)}
+        self.sent = {v: self.local(v) for v in partition.sent(stage)}
+        self.updates = [
+            (state, self.local(new)) for state, new in self.graph.updates if partition.owner_of[state] == stage
+        ]
 
     def local(self, value: Value) -> Value:
-        """Return the value of this part for one of the whole graph."""
+        """Return the value of this stage that replaces a value of the whole graph."""
         return self.table.get(value, value)
 
     def inputs(self) -> list[Value]:
@@ -111,15 +115,15 @@ class _ForwardPart:
     def ports_in(self) -> tuple[Port, ...]:
         sources: dict[int, list[Value]] = {}
         for value in self.received:
-            source = self.part.stage_of_value(value)
+            source = self.partition.stage_of_value(value)
             assert source is not None, "values that every stage computes are not sent"
             sources.setdefault(source, []).append(value)
         return tuple(_port(s, _RECEIVED, values, self.graph) for s, values in sorted(sources.items()))
 
     def ports_out(self) -> tuple[Port, ...]:
-        targets = sorted({t for v in self.sent for t in self.part.crossings[v]})
+        targets = sorted({t for v in self.sent for t in self.partition.crossings[v]})
         return tuple(
-            _port(t, _SENT, [v for v in self.sent if t in self.part.crossings[v]], self.graph) for t in targets
+            _port(t, _SENT, [v for v in self.sent if t in self.partition.crossings[v]], self.graph) for t in targets
         )
 
 
@@ -127,26 +131,30 @@ def _port(stage: int, prefix: str, values: Sequence[Value], graph: Graph) -> Por
     return Port(stage, tuple(f"{prefix}{graph.name_of(v)}" for v in values), tuple(values))
 
 
-def inference_stage(part: Partition, stage: int, results: Mapping[str, Value]) -> Stage:
+def inference_stage(partition: Partition, stage: int, results: Mapping[str, Value]) -> Stage:
     """Return a stage without a backward program. results: the requested values of the graph, by name."""
-    forward = _ForwardPart(part, stage, results)
+    forward = _ForwardPart(partition, stage, results)
     outputs = forward.forward_outputs()
     program = Graph(forward.inputs(), outputs.values(), (), f"{forward.graph.name}_{stage}", output_names=outputs)
     return Stage(program, None, forward.ports_in(), forward.ports_out(), (), (), tuple(forward.results), {}, (), False)
 
 
 def training_stage(
-    part: Partition, stage: int, results: Mapping[str, Value], trained: Sequence[TrainedParameter]
+    partition: Partition, stage: int, results: Mapping[str, Value], trained: Sequence[TrainedParameter]
 ) -> Stage:
     """Return one stage of a training graph, whose first output is the loss. results: requested values by name."""
-    forward_part = _ForwardPart(part, stage, results)
-    differentiated = differentiated_crossings(part, trained)
-    loss = part.graph.outputs[0]
-    computes_loss = part.stage_of_value(loss) == stage
-    gradients_in = _gradient_ports(forward_part.ports_out(), differentiated, part.graph)
-    gradients_out = _gradient_ports(forward_part.ports_in(), differentiated, part.graph)
-    own = [t for t in trained if part.owner_of[t.value] == stage or stage in gradient_stages(part, t, differentiated)]
-    joint = _JointGraph(forward_part, computes_loss, gradients_in, gradients_out, own)
+    forward_part = _ForwardPart(partition, stage, results)
+    differentiated = differentiated_crossings(partition, trained)
+    loss = partition.graph.outputs[0]
+    computes_loss = partition.stage_of_value(loss) == stage
+    gradients_in = _gradient_ports(forward_part.ports_out(), differentiated, partition.graph)
+    gradients_out = _gradient_ports(forward_part.ports_in(), differentiated, partition.graph)
+    with_gradients = [
+        t
+        for t in trained
+        if partition.owner_of[t.value] == stage or stage in gradient_stages(partition, t, differentiated)
+    ]
+    joint = _JointGraph(forward_part, computes_loss, gradients_in, gradients_out, with_gradients)
     forward, backward, saved, kept = joint.split()
     return Stage(
         forward, backward, forward_part.ports_in(), forward_part.ports_out(), gradients_in, gradients_out,
@@ -154,26 +162,31 @@ def training_stage(
     )  # fmt: skip
 
 
-def differentiated_crossings(part: Partition, trained: Sequence[TrainedParameter]) -> frozenset[Value]:
+def differentiated_crossings(partition: Partition, trained: Sequence[TrainedParameter]) -> frozenset[Value]:
     """Return the values between stages that need gradients.
 
     These values depend on trained parameters, and the loss depends on them.
     """
     active = {t.value for t in trained}
-    for node in part.graph.nodes:
+    for node in partition.graph.nodes:
         if any(v in active for v in node.operands):
             active.update(node.outputs)
-    found = reached([part.graph.outputs[0]])
-    return frozenset(v for v in part.crossings if v in active and v in found)
+    found = reached([partition.graph.outputs[0]])
+    return frozenset(v for v in partition.crossings if v in active and v in found)
 
 
-def gradient_stages(part: Partition, parameter: TrainedParameter, differentiated: frozenset[Value]) -> tuple[int, ...]:
+def gradient_stages(
+    partition: Partition, parameter: TrainedParameter, differentiated: frozenset[Value]
+) -> tuple[int, ...]:
     """Return the stages that compute gradients of a parameter that another stage stores.
 
     differentiated: the result of `differentiated_crossings`.
     """
-    sources = {part.stage_of_value(part.graph.outputs[0]), *(part.stage_of_value(v) for v in differentiated)}
-    return tuple(stage for stage in part.copies.get(parameter.value, ()) if stage in sources)
+    sources = {
+        partition.stage_of_value(partition.graph.outputs[0]),
+        *(partition.stage_of_value(v) for v in differentiated),
+    }
+    return tuple(stage for stage in partition.copies.get(parameter.value, ()) if stage in sources)
 
 
 def _gradient_ports(ports: Sequence[Port], differentiated: frozenset[Value], graph: Graph) -> tuple[Port, ...]:
@@ -191,7 +204,7 @@ class _JointGraph:
 
     def __init__(
         self, forward: _ForwardPart, computes_loss: bool, gradients_in: Sequence[Port], gradients_out: Sequence[Port],
-        own: Sequence[TrainedParameter],
+        with_gradients: Sequence[TrainedParameter],
     ):  # fmt: skip
         self.forward = forward
         graph = forward.graph
@@ -205,46 +218,47 @@ class _JointGraph:
             self.seeds[LOSS_GRADIENT] = Value(loss.type, LOSS_GRADIENT)
             outputs.append(loss)
         received = [forward.received[v] for port in gradients_out for v in port.values]
-        wrt = [*(t.value for t in own), *received]
+        wrt = [*(t.value for t in with_gradients), *received]
         self.updates: list[tuple[Value, Value]] = []
         self.weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
-        self.sums = [steps.gradient_sum(t) for t in own]
+        self.sums = [steps.gradient_sum(t) for t in with_gradients]
         self.names = [n for port in gradients_out for n in port.names]
         if wrt and not outputs:
             names = ", ".join(str(v) for v in wrt[:3])
             raise UsageError(f"groups= (--place): no gradient flows back to {names}")
         found = gradient(outputs, wrt, list(self.seeds.values()), allow_unused=True) if wrt else []
-        self.gradients = found[len(own) :]
+        self.gradients = found[len(with_gradients) :]
         with context.detached():
             for total, grad in zip(self.sums, map(widened, found), strict=False):
                 self.updates.append((total, F.add(total, F.mul(grad, cast_like(self.weight, grad)))))
 
     def split(self) -> tuple[Graph, Graph | None, Mapping[str, str], tuple[str, ...]]:
         """Return `forward`, `backward`, `saved` and `kept` of the Stage."""
-        part = self.forward
-        outputs = part.forward_outputs()
+        forward_part = self.forward
+        outputs = forward_part.forward_outputs()
         # The outputs of the joint graph are those of the forward pass. Each gradient is the update of a placeholder
         # state. So it can be found by this state after graph passes have rewritten the graph.
         places = [Value(g.type, f"{n}/place", role="state") for n, g in zip(self.names, self.gradients, strict=True)]
         joint = Graph(
-            [*part.inputs(), *self.seeds.values(), self.weight, *self.sums, *places],
+            [*forward_part.inputs(), *self.seeds.values(), self.weight, *self.sums, *places],
             outputs.values(),
-            [*part.updates, *self.updates, *zip(places, self.gradients, strict=True)],
-            f"{part.graph.name}_{part.stage}",
+            [*forward_part.updates, *self.updates, *zip(places, self.gradients, strict=True)],
+            f"{forward_part.graph.name}_{forward_part.stage}",
             output_names=outputs,
         )
         count = len(joint.inputs)
         program = recomputation.prepared(joint)
         new = dict(zip(joint.inputs, program.inputs[:count], strict=True))
         updates = dict(program.updates)
-        statistics = [(new[state], updates[new[state]]) for state, _ in part.updates]
-        forward_inputs = [new[v] for v in part.inputs()] + list(program.inputs[count:])
+        statistics = [(new[state], updates[new[state]]) for state, _ in forward_part.updates]
+        forward_inputs = [new[v] for v in forward_part.inputs()] + list(program.inputs[count:])
         if not self.updates and not self.gradients:
             return Graph(forward_inputs, program.outputs, statistics, joint.name, output_names=outputs), None, {}, ()
         sums = [(new[s], updates[new[s]]) for s in self.sums]
         gradients = [updates[new[p]] for p in places]
-        # Without nodes that the backward program computes again: views, and nodes marked for recomputation.
         before = topological([*program.outputs, *(v for _, v in statistics)])
+        # The nodes that only the forward program computes. Views and nodes marked for recomputation are not among them:
+        # the backward program computes these again.
         forward_nodes = {n for n in before if n.operands and not is_marked(n) and not getattr(n.op, "views", ())}
         saved = _saved_values(forward_nodes, [*(v for _, v in sums), *gradients], {state for state, _ in statistics})
         placeholders = {v: Value(v.type, f"saved/{i}") for i, v in enumerate(saved)}
@@ -260,7 +274,7 @@ class _JointGraph:
         backward = _backward(
             forward_inputs, forward_nodes, placeholders, seeds, sums, gradients, self.names, joint.name
         )
-        kept = tuple(v.name for v in backward.inputs if v in {new[r] for r in part.received.values()})
+        kept = tuple(v.name for v in backward.inputs if v in {new[r] for r in forward_part.received.values()})
         return forward, backward, names, kept
 
 

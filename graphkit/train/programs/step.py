@@ -90,9 +90,9 @@ def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[V
 def _updates(
     trained: Sequence[TrainedParameter], gradients: Sequence[Value | Rows], rule: UpdateRule, guard: Value | None
 ) -> tuple[list[Value], list[tuple[Value, Value]]]:
-    """Return the graph inputs to add (learning rate, step count, slots, averages), and the updates of all states.
+    """Return the graph inputs to add (learning rate, step count, slots, averages, loss scale), and the updates.
 
-    guard: see `finite.guarded`.
+    They update the parameters and these states, but not running statistics. guard: see `finite.guarded`.
     """
     dense = [states.widened(g) for g in dense_of(gradients)]
     if rule.clip_norm is not None:
@@ -187,9 +187,8 @@ def whole_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: Upd
     """Return `graph` with the backward pass, to be divided among ranks.
 
     Added outputs: `<parameter>/gradient` for each of `trained`, clipped if the rule says so; and FINITE, the guard of
-    the step, if it has one. Raises UsageError for row-sparse updates.
+    the step, if it has one. Tables must not be lazy.
     """
-    _refuse_lazy(trained)
     gradients = gradient([graph.outputs[0]], [t.value for t in trained])
     guard = guard_of(graph.outputs[0], gradients, rule)
     if rule.clip_norm is not None:
@@ -238,7 +237,7 @@ def split_step(
 
     Raises UsageError for row-sparse updates, because the accumulators are dense.
     """
-    _refuse_lazy(trained)
+    refuse_lazy(trained, "need one batch per update: leave out accumulate= (--accumulate)")
     weight, fed = weight_of(graph)
     sums = [gradient_sum(t) for t in trained]
     outputs, names, loss = list(graph.outputs), list(graph.output_names), graph.outputs[0]
@@ -289,7 +288,8 @@ def _accumulated(
     """Return the updates of the accumulators `sums` by weight * gradient, and the guard of the step.
 
     shared: whether there are several ranks. If BatchNormalization then uses the statistics of all of them, gradients of
-    one rank's loss also flow through other ranks. So the loss is multiplied by the weight, not the gradients.
+    one rank's loss also flow through other ranks. So the weight multiplies the loss before the backward pass. In all
+    other cases, it multiplies the gradients.
     """
     if not shared or not any(isinstance(node.op, AllReduceMoments) for node in topological([loss])):
         factor = finite.guarded(weight, guard)
@@ -325,9 +325,8 @@ def stage_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRul
     The first measures the mean gradients: its outputs are `squares`, the sum of their squares, and `finite`, 0 if they
     are finite and NaN otherwise. The ranks add these numbers up, and decide together whether they update. The second
     program updates, and resets the accumulators. If the rule clips gradients, it multiplies them by its input
-    `gradient_scale`. Both programs have the input `total_weight`.
+    `gradient_scale`. Both programs have the input `total_weight`. Tables must not be lazy.
     """
-    _refuse_lazy(trained)
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     scale = Value(TensorType(DType.FLOAT32, ()), SCALE)
     sums = [gradient_sum(t) for t in trained]
@@ -443,7 +442,7 @@ def _shared_updates(
     """All-reduce the weighted gradients of this rank, and update.
 
     Returns:
-        The graph inputs to add, the updates of all states, and the guard of the step.
+        The graph inputs to add, the updates (without those of running statistics), and the guard of the step.
     """
     if buckets.place is not None:
         return _sharded_updates(trained, rule, gradients, loss, total, buckets)
@@ -454,7 +453,7 @@ def _shared_updates(
 
 
 def _guard_after(guard: Value | None, loss: Value | None, total: Value, done: Sequence[Value]) -> Value | None:
-    """Return the guard of one of several ranks, which is available when the values `done` are.
+    """Return the guard of a step of several ranks. It is computed only after the values `done`.
 
     A rank must not fail while another one waits for it in an all-reduce. If the rule checks nothing (`guard` is None),
     a step with a loss still gets a guard. It prevents updates if the all-reduce that computes `total` fails.
@@ -499,12 +498,10 @@ def _sharded_updates(
     return inputs, updates, guard
 
 
-def _refuse_lazy(trained: Sequence[TrainedParameter]) -> None:
+def refuse_lazy(trained: Sequence[TrainedParameter], reason: str) -> None:
+    """Raise UsageError if there are row-sparse updates. reason: the end of the message."""
     if lazy := [t.name for t in trained if t.lazy]:
-        raise UsageError(
-            f"row-sparse updates (lazy=, --sparse-update) of {', '.join(lazy)} need one batch per update: leave out "
-            "accumulate= (--accumulate)"
-        )
+        raise UsageError(f"row-sparse updates (lazy=, --sparse-update) of {', '.join(lazy)} {reason}")
 
 
 def adapt_gradient_sums(

@@ -80,7 +80,10 @@ def _samples(graph: Graph) -> object:
 
 
 def mixed(first: Term, second: Term, share: Value) -> Term:
-    """Return share * first + (1 - share) * second: the loss of mixed samples (Zhang et al., 2018)."""
+    """Return the loss of mixed samples: share * first + (1 - share) * second (Zhang et al., 2018).
+
+    If both terms have weights, their sums and their weights are mixed like this, and the mean is the quotient of both.
+    """
     rest = F.sub(scalar_like(1.0, share), share)
 
     def sum_of(a: Value, b: Value) -> Value:

@@ -154,6 +154,8 @@ def test_one_profile_at_a_time(tmp_path: Path) -> None:
         raise ZeroDivisionError
     assert check_trace(json.loads((tmp_path / "trace.json").read_text()))
     assert str(Profile()).endswith("0 runs, 0.000 ms, 0.000 ms of it in steps")
+    assert repr(Profile()) == "<Profile: 0 runs of 0 programs>"
+    assert repr(outer) == "<Profile: 1 run of 1 program>"
 
 
 def test_some_of_the_runs(tmp_path: Path) -> None:

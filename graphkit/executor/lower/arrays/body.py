@@ -67,17 +67,17 @@ class SubgraphStep(Lowering):
 
         Empty if a recording can contain the node, or if its steps do not depend on values.
         """
-        return next(filter(None, map(_never_recorded, self.subgraphs.values())), "")
+        return next(filter(None, map(_why_not_recorded, self.subgraphs.values())), "")
 
 
-def _never_recorded(graph: LoweredGraph) -> str:
+def _why_not_recorded(graph: LoweredGraph) -> str:
     """Return why no recording can contain the steps of a subgraph; empty if one can."""
     for node, lowering in graph.steps:
         name = f"{graph.graph.node_name(node)} ({node.op.name})"
         if lowering.kind == "interpreted":
             return f"{name} inside is interpreted"
         if isinstance(lowering, SubgraphStep):
-            reasons = (lowering.host_reason, *map(_never_recorded, lowering.subgraphs.values()))
+            reasons = (lowering.host_reason, *map(_why_not_recorded, lowering.subgraphs.values()))
             if why := next(filter(None, reasons), ""):
                 return f"{name} inside: {why}"
     return ""

@@ -71,7 +71,7 @@ class SumQueue:
         self._side_stream = self._streams.stream()
         self._order = _order([_key(node) for node in nodes], steps)
         of = {_key(node): node for node in nodes}
-        self._name = _order_checksum([of[key] for key in self._order])
+        self._order_text = _order_checksum([of[key] for key in self._order])
         self._nbytes = sum(v.tensor.nbytes for node in nodes for v in node.outputs)
         self._place = {key: number for number, key in enumerate(self._order)}
         self._begun, self._launched = False, 0
@@ -86,8 +86,9 @@ class SumQueue:
     def set_recordings(self, recordings: Iterable[Iterable[str]]) -> None:
         """Set which collectives are recorded together. All processes must have the same recordings.
 
-        recordings: One item for each recording; an empty one if it contains no collectives. Otherwise the item contains
-        a text that says whether the recording is after all steps that can fail, and the keys of its collectives.
+        recordings: One item for each recording. If the recording contains no collectives, the item is empty. Otherwise
+        it is a list of texts: the first says whether the recording is after all steps that can fail; the others are the
+        keys of the collectives.
         """
         with_sums = [keys for keys in map(list, recordings) if keys]
         self._structure = zlib.crc32(repr(with_sums).encode()) % (2**20 - 1) + 1
@@ -118,7 +119,7 @@ class SumQueue:
             Whether all processes record or replay the run, and whether all must record it again.
         """
         self._recording = self._recording if can_record else 0
-        agreed = self._sums.agree(self._name, self._nbytes, can_record, self._recording, self._structure)
+        agreed = self._sums.agree(self._order_text, self._nbytes, can_record, self._recording, self._structure)
         self._begun = True
         anew = agreed.can_record and not agreed.recording
         self._recording = (agreed.fresh if anew else agreed.recording) if agreed.can_record else 0

@@ -93,10 +93,10 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self.repeats = self.can_be_recorded and self._body.repeats
         head = layout.body.graph.inputs[:2] if layout.is_loop else ()
         self._head = [v.tensor for v in head]
-        self._counts = bool(head) and self._body.reads(head[0])
+        self._reads_number = bool(head) and self._body.reads(head[0])
         self._true = device.copy_in(np.ones(UNIT, np.bool_)) if head else None
         self._numbers = None
-        if self._counts and self._trips is not None:
+        if self._reads_number and self._trips is not None:
             # Each number is repeated to fill a unit of memory, so that it begins at a multiple of UNIT.
             self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
 
@@ -157,7 +157,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         else:
             assert self._layout.iteration is not None, "it is a Loop"
             iteration = memory.view(self._layout.iteration, number)
-            if self._counts:
+            if self._reads_number:
                 self._device.copy_in(np.full(number.static_shape, trip, np.int64), iteration)
         return [iteration, array_at(self._device, self._true, 0, flag)]
 
@@ -334,8 +334,11 @@ class SwappedRows:
         self._copies, self._hosted = copies, hosted
 
     def before(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
-        """Yield the steps before an iteration. They wait for its slices, start to copy the slices of the next
-        iteration, and wait until the buffers that this iteration writes are copied to the host.
+        """Yield the steps before an iteration.
+
+        They wait until the slices that it reads have arrived, and until the buffers that it overwrites are copied to
+        the host. Then they start to copy the slices of the next iteration. Before the first iteration, they also start
+        to copy its own slices.
         """
         for row, source, target in memory.from_host(trip) if trip == 0 else ():
             yield self._copies.copy_step((row, 0), source, target, to_host=False)

@@ -44,41 +44,41 @@ class SwapQueue:
         # For each copy that the program's stream has not waited for, an event recorded after it, in order.
         self._events: dict[Hashable, Any] = {}
 
-    def begin(self, value: Hashable, copy: Callable[[], None]) -> None:
+    def begin(self, key: Hashable, copy: Callable[[], None]) -> None:
         """Queue a copy. It runs after the work that the program's stream has so far."""
         here = self._streams.event()
-        assert value not in self._events, "a copy of this key is pending"
+        assert key not in self._events, "a copy of this key is pending"
         with self._streams.on(self._copy_stream):
             self._streams.wait_for(here)
             copy()
-            self._events[value] = self._streams.event()
+            self._events[key] = self._streams.event()
 
-    def stream_wait(self, values: Iterable[Hashable]) -> None:
+    def stream_wait(self, keys: Iterable[Hashable]) -> None:
         """Let later work of the program's stream wait for copies."""
-        wanted = {value for value in values if value in self._events}
+        wanted = {key for key in keys if key in self._events}
         if not wanted:
             return
         started = [*self._events]
-        last = max(place for place, value in enumerate(started) if value in wanted)
+        last = max(place for place, key in enumerate(started) if key in wanted)
         self._streams.wait_for(self._events[started[last]])
-        for value in started[: last + 1]:
-            del self._events[value]
+        for key in started[: last + 1]:
+            del self._events[key]
 
     def join(self) -> None:
         """Call `stream_wait` for all copies. Each recording ends with it: its events are not valid in other ones."""
         self.stream_wait([*self._events])
 
-    def copy_kernel(self, value: Hashable, *, to_host: bool) -> ArrayKernel:
+    def copy_kernel(self, key: Hashable, *, to_host: bool) -> ArrayKernel:
         """Return the kernel that starts a copy of its operand to its result. One of them is in host memory."""
-        return _StartCopy(self, value, self._memory.copy_to_host if to_host else self._memory.copy_from_host)
+        return _StartCopy(self, key, self._memory.copy_to_host if to_host else self._memory.copy_from_host)
 
-    def copy_step(self, value: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
+    def copy_step(self, key: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
         """Return the step that starts a copy."""
-        return BoundStep(self.copy_kernel(value, to_host=to_host), [source], [target], None)
+        return BoundStep(self.copy_kernel(key, to_host=to_host), [source], [target], None)
 
-    def wait_step(self, values: Sequence[Hashable]) -> BoundStep:
+    def wait_step(self, keys: Sequence[Hashable]) -> BoundStep:
         """Return the step that waits for copies."""
-        return BoundStep(_WaitForCopies(partial(self.stream_wait, values)), (), (), None)
+        return BoundStep(_WaitForCopies(partial(self.stream_wait, keys)), (), (), None)
 
     @property
     def join_step(self) -> BoundStep:
@@ -111,8 +111,8 @@ class _StartCopy:
 
     can_be_recorded = True
 
-    def __init__(self, queue: SwapQueue, value: Hashable, copy: Callable[[Any, Any], None]):
-        self._queue, self._value, self._copy = queue, value, copy
+    def __init__(self, queue: SwapQueue, key: Hashable, copy: Callable[[Any, Any], None]):
+        self._queue, self._key, self._copy = queue, key, copy
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        self._queue.begin(self._value, partial(self._copy, inputs[0], outputs[0]))
+        self._queue.begin(self._key, partial(self._copy, inputs[0], outputs[0]))
