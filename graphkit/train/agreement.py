@@ -102,8 +102,8 @@ class StepAgreement(NoAgreement):
 
     def __init__(self, store: KVStore, params: ParamStore):
         self._store, self._params = store, params
-        # How often parameters were assigned before the trainer was created: each one, and all together. These numbers
-        # may differ between ranks, because only later assignments are compared.
+        # How often parameters were assigned before the trainer was created: the count of each one, and the total. These
+        # numbers may differ between ranks, because only later assignments are compared.
         self._before = dict(params.assigned)
         self._assignments = params.assignments
         # Checksums of the parameters that were assigned later.

@@ -19,7 +19,7 @@ from graphkit.train.metrics import Metric
 T = TypeVar("T")
 
 # Metrics run in a worker thread only if they take longer than this. A worker that runs Python may hold the GIL for 5 ms
-# (sys.getswitchinterval) while the training thread waits for it. Faster metrics would save less time than this delay.
+# (sys.getswitchinterval) while the training thread waits for it. For faster metrics, a worker would cost more time than it saves.
 METRIC_SECONDS = 5e-3
 
 
@@ -45,8 +45,8 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
-        # Whether a worker may still compute metrics. If not, `wait_for_metrics` returns at once, because waiting would
-        # give the GIL to the thread that loads batches.
+        # Whether a worker may still be computing metrics. If not, `wait_for_metrics` returns at once, because waiting
+        # would give the GIL to the thread that loads batches.
         self._pending = False
 
     def __enter__(self) -> BackgroundWork:

@@ -476,7 +476,8 @@ def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -
 def _may_update_rows(options: Mapping[str, Any], memory: Memory, parallel: Parallel) -> bool:
     """Whether the settings allow row-sparse updates of tables without `lazy`.
 
-    Only tables for which they give the same result as dense updates then get them: see `with_exact_row_updates`.
+    If they do, a table gets row-sparse updates only if these give the same result as dense updates: see
+    `with_exact_row_updates`.
     """
     is_plain = memory.accumulate == 1 and memory.recompute is None and options["precision"] == "f32"
     return is_plain and parallel.kvstore is None and str(options["device"]) == "cpu"

@@ -147,7 +147,8 @@ class _Monitor(Callback):
         missing = "" if not self.monitor.startswith("valid_") else " (valid_... only with validation data)"
         known = [name for name in numbers if name not in _NO_SCORES]
         near = did_you_mean(self.monitor, known)
-        near = near if "did you mean" in near else ""  # otherwise it lists all names, and so does this message
+        # Without a guess, `did_you_mean` lists all names, and so does this message.
+        near = near if "did you mean" in near else ""
         return UsageError(
             f"{type(self).__name__}: unknown monitor {self.monitor!r} (monitor=, --monitor){near or '.'} The values of "
             f"an epoch are {', '.join(known)}{missing}"

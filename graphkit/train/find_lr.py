@@ -32,8 +32,8 @@ _DIVERGED = 4.0
 _SMOOTHING = 0.9
 # Limits of the default number of steps.
 _MIN_STEPS, _MAX_STEPS = 60, 400
-# Number of steps at the beginning whose smoothed loss is too noisy for a slope. It is at most one fifth of the steps up
-# to the smallest loss.
+# The search for the steepest slope leaves out this many steps at the beginning, because their smoothed losses are too
+# noisy. It leaves out at most one fifth of the steps up to the smallest loss.
 _NOISY = 10
 
 

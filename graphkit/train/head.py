@@ -36,9 +36,9 @@ POOLS = ("mean", "first", "none")
 class Head:
     """The last layer: its node, and the operands that depend on the number of classes.
 
-    `axes` contains the axis of the classes in each of these operands; the first is the weight. All of them come only
-    from parameters and constants, possibly through operators that rearrange them. `tail` contains the nodes between the
-    layer and the logits, in order, each with the operand that comes from the layer. Activations are left out.
+    `axes` contains the axis of the classes in each of these operands; the first is the weight. All of them depend only
+    on parameters, states and constants, and on no random operator. `tail` contains the nodes between the layer and the
+    logits, in order, each with the operand that comes from the layer. Activations are left out.
     """
 
     node: Node
@@ -89,7 +89,7 @@ def find_head(graph: Graph, output: Value) -> Head:
 
 
 class _WeightValues:
-    """Finds out whether values come only from parameters and constants, possibly rearranged or converted."""
+    """Finds out whether values depend only on parameters, states and constants, and on no random operator."""
 
     def __init__(self) -> None:
         self._known: dict[Value, bool] = {}
@@ -142,7 +142,7 @@ def replace_head(
         output: If the model has several outputs, the one whose layer is replaced. The other outputs stay unchanged.
         at: Name of an internal value. A new layer called `head` reads this value, and its logits become the only
             output.
-        pool: With `at`: how to reduce the axes T of a sequence [N, T, F], or H and W of images [N, F, H, W]. "mean" is
+        pool: With `at`: how to reduce axis T of a sequence [N, T, F], or axes H and W of images [N, F, H, W]. "mean" is
             the default for images. "first" takes the first token of a sequence. "none" gives logits for each position.
 
     Raises:

@@ -114,8 +114,8 @@ def _lost_batch(label: str, output: Value, batch: Dim) -> str:
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
     """Return a Reshape whose constant target sizes no longer fix the batch size at 1.
 
-    The batch axis of the target is the first axis of size 1 for which the sizes before it have the same product as the
-    sizes before the batch axis of the input. Returns None if there is no such axis, if the target is not constant, or
+    The target's batch axis is found by its size, 1, and by the product of the sizes before it, which is the same as
+    before the input's batch axis. The first such axis is taken. Returns None if there is no such axis, if the target is not constant, or
     if its sizes cannot express a symbolic batch size.
     """
     data, target = operands[:2]
@@ -129,7 +129,8 @@ def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> 
     if axis is None or -1 in sizes[:axis]:
         return None
     if axis != place and -1 in sizes:
-        # Reshape allows only one -1, and 0 would copy the input's size at `axis`, which is not its batch axis.
+        # The batch size must become -1 or 0. Reshape allows only one -1. A 0 copies the size of the same axis of the
+        # input, which here is not the input's batch axis.
         return None
     new = [(0 if axis == place else -1) if i == axis else size for i, size in enumerate(sizes)]
     return node.rebuilt([data, constant(np.array(new, np.int64))]).outputs

@@ -132,7 +132,8 @@ def softmax_cross_entropy(
         target: int64 [...], class numbers.
         label_smoothing: s, the share of each target that is distributed equally over all classes (Szegedy et al.,
             2016); from 0 to below 1.
-        class_weights: w, one number for each class, not negative. If sum(w[target]) is 0, the loss is 0.
+        class_weights: w, one number for each class, not negative. If sum(w[target]) is 0, the sum is not divided.
+            Without label smoothing, the loss is then 0.
 
     Returns:
         The loss, a scalar of the type of logits.
@@ -415,9 +416,9 @@ class BoundLoss:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """A dict from each divisor of the losses to the name of the first output whose loss is divided by it.
+        """The divisors of the losses, each with the name of the first output whose loss it divides.
 
-        A divisor is the tuple of class weights, or of the symbolic dimensions of the target.
+        The key of a divisor is the tuple of class weights, or else the tuple of the symbolic dimensions of the target.
         """
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():

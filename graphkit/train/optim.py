@@ -481,10 +481,12 @@ def _check_names(cls: type[Optimizer], options: Mapping[str, Any]) -> None:
 
 
 def option_hint(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return how to pass an option of an optimizer, such as `lr`, that was given to the Trainer; "" for other names.
+    """Return advice for the error of a Trainer that got an option of an optimizer, such as `lr`: where to pass it.
 
-    arguments: All arguments of the Trainer, by name. The optimizer is `optimizer`, if it has the option, or else the
-    first one that has it.
+    Returns "" if no optimizer has this option.
+
+    arguments: All arguments of the Trainer, by name. The advice names the optimizer that they contain. If that one lacks
+    the option, it names the first optimizer that has it.
     """
     chosen = arguments.get("optimizer")
     chosen = chosen.get("type") if isinstance(chosen, Mapping) else getattr(chosen, "kind", chosen)

@@ -149,7 +149,7 @@ class OptimizerUpdater:
         step: int,
         rows: bool = False,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return a value and its slots after an update. rows: whether they are only some rows."""
+        """Return a value and its slots after an update. rows: whether the arrays contain only some rows."""
         feeds = {
             "weight": stored,
             "gradient": gradient,

@@ -90,7 +90,10 @@ def mean_of_pair(loss_sum: Value, dtype: DType) -> tuple[Value, Value]:
 
 
 def zero_after(total: Value) -> Value:
-    """Return a 0 that is computed after the all-reduced `total`. As a guard, it prevents updates if that fails."""
+    """Return a 0 that is computed after the all-reduced `total`.
+
+    Used as a guard, this value prevents updates if the all-reduce fails.
+    """
     return after(F.constant(value=np.zeros((), np.float32)), [total])
 
 

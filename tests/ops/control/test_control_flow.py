@@ -248,7 +248,7 @@ def test_loop_refuses_misfits() -> None:
     with pytest.raises(TypeMismatch, match="are captures"):
         F.loop(np.array(2), None, X, body=ACCUMULATE, captures=1)
     cast = body([VECTOR], lambda i, c, s: [c, F.cast(s, to="float64")])
-    with pytest.raises(TypeMismatch, match=r"starts as float32.* becomes float64"):
+    with pytest.raises(TypeMismatch, match=r"float32.* before an iteration, but float64"):
         F.loop(np.array(2), None, X, body=cast)
     with pytest.raises(TypeMismatch, match="scalar"):
         F.loop(np.array([1, 2]), None, X, X, body=ACCUMULATE, captures=1)
