@@ -85,7 +85,8 @@ def command(
     them.
 
     Images are preprocessed as the --image options say, otherwise as the model's metadata say. Without either, they are
-    resized to the size of the input, as RGB from 0 to 1, or from 0 to 255 for uint8.
+    resized to the size of the input and converted to its channels (gray, RGB or RGBA), with values from 0 to 1, or from
+    0 to 255 for uint8.
 
     A sequence is NAME=FILE,FILE,... (NAME= if it is empty), or the arrays NAME[0], NAME[1], ... of an .npz file. An
     output that is a map is shown and written as two arrays, NAME.keys and NAME.values.

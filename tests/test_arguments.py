@@ -229,6 +229,13 @@ def test_trainer_shows_where_optimizer_options_go(given, form):
     assert str(caught.value) == shown
 
 
+@pytest.mark.parametrize("name", ["epochs", "batch_size", "metrics", "callbacks"])
+def test_trainer_shows_which_arguments_belong_to_fit(name):
+    shown = rf"no argument '{name}'; it is an argument of fit: trainer.fit\(data, {name}="
+    with pytest.raises(UsageError, match=shown):
+        trainer(**{name: 3})
+
+
 def test_several_values_are_not_one_output():
     x = gk.input("x", ["N", 4])
     with pytest.raises(

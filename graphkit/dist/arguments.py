@@ -106,7 +106,7 @@ class Outs:
         self._by_key = [(k, _arrays_of(k, o)) for k, o in zip(keys, outs, strict=True)]
 
     def check(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Raise InputError unless a value of this dtype and shape fits the arrays of key number `place` of the call."""
+        """Raise InputError unless a value of this dtype and shape fits the arrays of the key at position `place`."""
         key, arrays = self._by_key[place]
         for array in arrays:
             if array.shape != shape or not np.can_cast(dtype, array.dtype, "same_kind"):
@@ -117,23 +117,23 @@ class Outs:
                 raise InputError(f"key {key!r}: the array to write to is read-only")
 
     def only(self, place: int) -> np.ndarray | None:
-        """Return the array of key number `place` of the call; None if there is none, or there are several."""
+        """Return the array of the key at position `place`; None if there is none, or there are several."""
         arrays = self._by_key[place][1]
         return arrays[0] if len(arrays) == 1 else None
 
     def write(self, place: int, value: np.ndarray) -> None:
-        """Write the value to the arrays of key number `place` of the call."""
+        """Write the value to the arrays of the key at position `place`."""
         for array in self._by_key[place][1]:
             if array is not value:
                 np.copyto(array, value, casting="same_kind")
 
     def write_rows(self, place: int, indices: np.ndarray, values: np.ndarray) -> None:
-        """Write these rows to the arrays of key number `place` of the call; other rows stay as they are."""
+        """Write these rows to the arrays of the key at position `place`; other rows stay as they are."""
         for array in self._by_key[place][1]:
             array[indices] = values
 
     def may_overlap(self, place: int, values: Sequence[np.ndarray]) -> bool:
-        """Whether an array of key number `place` of the call may share memory with one of these values."""
+        """Whether an array of the key at position `place` may share memory with one of these values."""
         return any(np.may_share_memory(array, v) for array in self._by_key[place][1] for v in values)
 
     def result(self, found: list[Any]) -> Any:

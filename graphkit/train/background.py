@@ -19,7 +19,8 @@ from graphkit.train.metrics import Metric
 T = TypeVar("T")
 
 # Metrics run in a worker thread only if they take longer than this. A worker that runs Python may hold the GIL for 5 ms
-# (sys.getswitchinterval) while the training thread waits for it. For faster metrics, a worker would cost more time than it saves.
+# (sys.getswitchinterval) while the training thread waits for it. For faster metrics, this delay would cost more time
+# than a worker saves.
 METRIC_SECONDS = 5e-3
 
 

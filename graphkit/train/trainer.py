@@ -9,6 +9,7 @@ to a folder and restores it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,13 @@ from graphkit.train.run_folder import RunFolder
 from graphkit.train.selection import ParameterSelection
 from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation, group_of
 from graphkit.train.training_graph import Criterion
+
+
+def _advice(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return where to pass an argument that Trainer does not have; "" if nothing else has it."""
+    if name in inspect.signature(Trainer.fit).parameters:
+        return f"; it is an argument of fit: trainer.fit(data, {name}=...)"
+    return optimizers.option_hint(name, arguments)
 
 
 class Trainer(BaseTrainer):
@@ -134,7 +142,7 @@ class Trainer(BaseTrainer):
             `batch_norm`.
     """
 
-    @typed("gk.Trainer", optimizers.option_hint)
+    @typed("gk.Trainer", _advice)
     def __init__(
         self,
         net: Model,

@@ -160,7 +160,7 @@ class Collectives:
         return self.communicator.post(f"gather {key}", [whole], gathered)
 
     def start_row_sum(self, key: str, rows: RowSparse, ordered: bool = False) -> Pending:
-        """Start the sum of rows, which `wait` of the returned operation returns. You may change the rows at once.
+        """Start the sum of rows; `wait` of the returned operation returns the sum. You may change the rows at once.
 
         ordered: sum in the order of the ranks, however the ranks are distributed over hosts.
         """

@@ -8,7 +8,7 @@ a step, an evaluation, a checkpoint) is marked with `working`, and counts as pro
 does not count, because it may never return.
 
 If every rank waits and none makes progress within the timeout, the job ends with an error that lists the call of each
-rank. A rank that computes or saves does not wait, so other ranks wait for it without a limit.
+rank. A rank that computes or saves inside `working` does not wait, so other ranks wait for it without a limit.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGQUIT)
 # Exit codes of graphkit's own processes after an interruption or termination. They are not read as 128 plus a signal.
 _OWN_CODES = (130, 143)
 # MPICH's launcher may combine the statuses of its processes with a bitwise or: 2 and 5 give 7, 2 and 9 (SIGKILL) give
-# 11. These are the results that are also numbers of signals.
+# 11. The statuses in this constant are such combinations, and also numbers of signals.
 _COMBINED = (6, 7, 11, 13)
 # Longest delay, in seconds, of Python's signal handlers while this process waits for the job.
 _PAUSE = 1.0

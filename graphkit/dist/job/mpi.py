@@ -384,7 +384,7 @@ class MpiCommunicator:
         return self.engine.disagreement
 
     def reach_barrier(self, seconds: float) -> bool:
-        """Return whether all processes call it within this time."""
+        """Return whether all workers call it within this time."""
         end = time.monotonic() + seconds
         if not self.engine.stop_driving(seconds):
             return False

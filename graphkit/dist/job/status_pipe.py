@@ -39,7 +39,7 @@ _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 _INFO = struct.Struct("=Q52xi")
 _INFO_EXIT = 1 << 3
 
-# Bytes to read at once. A pipe writes lines that are much shorter without splitting them.
+# Bytes to read at once. Lines of several ranks do not mix, because each is written at once and shorter than PIPE_BUF.
 _PART = 1 << 16
 
 

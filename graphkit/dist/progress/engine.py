@@ -196,9 +196,9 @@ class ProgressEngine:
                 if failure is not None:
                     raise failure
                 return total
-            # Some rank announced other operations, so all ranks now exchange tables of what they announced. This
-            # operation is in this rank's announcement. So it goes before operations with this name that another thread
-            # has posted meanwhile.
+            # Some rank has announced other operations, so `_run_common` compares what each rank has announced. Another
+            # thread may have posted operations with the name of `pending` meanwhile. They were not announced, so
+            # `pending` goes before them.
             with self._queue.lock:
                 self._queue.prepend(pending)
             self._run_common([pending], {}, message, rows, self._queue.calls)

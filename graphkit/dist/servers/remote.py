@@ -57,7 +57,7 @@ class RemoteStore(KVStore):
     Attributes:
         steps_per_push: Steps for each push, if gradients are accumulated. `bound` and `staleness` count them as one
             step.
-        staleness: Largest number of steps by which the slowest worker was behind in the values that were pulled.
+        staleness: Largest number of steps by which the slowest worker was behind this one at a pull.
     """
 
     is_remote = True

@@ -90,7 +90,10 @@ class Replica:
         return True, self._take(worker, fields, arrays)
 
     def follow(self, worker: int, number: int, message: np.ndarray) -> None:
-        """Apply a message that the leader has forwarded, unless it changes nothing or was applied before."""
+        """Apply a message that the leader has forwarded, unless it was applied before.
+
+        Of a request that changes nothing, only the clock and the keys are taken.
+        """
         self.count += 1
         if self.has(worker, number):
             return
@@ -168,8 +171,8 @@ class ReplicatedServer:
         self._roles: dict[int, _Role] = {}
         # Messages to parts that this server does not lead yet: their senders have learned of a loss earlier.
         self._early: dict[int, list[tuple[int, Frame]]] = {}
-        # `flush` sends the following two. By worker and part, the number of the last message that cannot be lost,
-        # because the follower has applied it, or because the part has no follower.
+        # `flush` sends the content of this dict and of the next one. By worker and part, the number of the last message
+        # that cannot be lost, because the follower has applied it, or because the part has no follower.
         self._safe: dict[tuple[int, int], int] = {}
         # By part, the rank of the leader, which learns how many messages this follower has applied.
         self._advanced: dict[int, int] = {}

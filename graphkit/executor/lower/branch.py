@@ -28,7 +28,7 @@ class Branch(SubgraphStep):
     Args:
         node: The If.
         lowered: The branches by their part.
-        refused: For each branch that cannot be lowered, the reason. A run that takes such a branch fails.
+        refused: For each branch that could not be specialised, the reason. A run that takes such a branch fails.
         returned: Positions of the node's outputs that are used. The branches return only these.
         native: Whether the branches run in a native program.
     """

@@ -35,8 +35,8 @@ class KnownLoop(NamedTuple):
 def longest_loop(lowered: LoweredGraph, prefix: str = "") -> KnownLoop | None:
     """Return the loop with the largest known number of iterations; None if there is none.
 
-    Loops in branches do not count, because a run may take the other branch. Takes time linear in nodes, including those
-    of subgraphs.
+    Loops in branches, and in loops with an unknown number of iterations, do not count: a run may not reach them. Takes
+    time linear in nodes, including those of subgraphs.
     """
     found: KnownLoop | None = None
     for node, lowering in lowered.steps:

@@ -49,7 +49,7 @@ class Loop(SubgraphStep):
         self.subgraphs = {"body": layout.body}
         known = layout.known_trips
         self.trips = math.inf if known is None else known
-        # The loop's own work counts as one step for each iteration. With 0, an empty body would give infinity * 0.
+        # The loop's own work counts as one step per iteration. If it were 0, an empty body would give infinity * 0.
         self.executed_steps = 1 if known == 0 else self.trips * (1 + layout.body.executed_steps)
         if native:
             self.unread = frozenset() if _has_data_dependent_rows(layout) else layout.unread

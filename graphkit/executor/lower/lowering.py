@@ -188,7 +188,7 @@ class Settings(NamedTuple):
         inplace: Whether a result may overwrite an operand.
         share: Whether values may share memory.
         optimize: Whether the graph is rewritten.
-        declared: Declared shapes that inference could not decide. Runs compare tensors with them.
+        declared: Declared shapes that inference could neither confirm nor reject. Runs compare tensors with them.
         sizes_vary: See KernelContext.
         collectives: Collectives with other processes.
         channels: Single values from and to other processes.

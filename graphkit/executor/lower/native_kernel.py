@@ -1,4 +1,4 @@
-"""Lower nodes whose sizes are known to kernels of the device."""
+"""Lower nodes to kernels of the device, if all their sizes are known."""
 
 from __future__ import annotations
 

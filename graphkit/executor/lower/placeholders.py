@@ -1,8 +1,8 @@
 """Placeholders: numbers that lowering assumes for sizes and elements that are known only at run time.
 
-(In a template, a placeholder is a symbolic dimension instead.) Lowering makes a kernel for the assumed numbers. If this
-succeeds, a kernel is expected for all valid operands. If a run finds that there is none, it interprets the node. If
-operands are invalid, the run raises an error.
+(A template needs none: its sizes stay symbolic.) Lowering makes a kernel for the assumed numbers. If this succeeds, a
+kernel is expected for all valid operands. If a run finds that there is none, it interprets the node. If operands are
+invalid, the run raises an error.
 """
 
 from __future__ import annotations

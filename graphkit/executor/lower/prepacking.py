@@ -25,8 +25,9 @@ from graphkit.passes.core.sweep import rewrite
 # most of them once, to pack them, and is then done with them.
 KEPT_BYTES = 1 << 16
 
-# A node is prepacked only if its results have at most this many times the bytes of its operands. Prepacked results, or
-# packed copies of them, stay in memory between runs; results that each run computes need memory only during the run.
+# A node is prepacked only if its results have at most this many times the bytes of its operands, or at most 1024 bytes.
+# Prepacked results, or packed copies of them, stay in memory between runs; results that each run computes need memory
+# only during the run.
 GROWTH_LIMIT = 4
 
 

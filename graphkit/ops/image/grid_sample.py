@@ -171,9 +171,9 @@ class AffineGrid(Op):
     """The grid for GridSample that applies an affine transformation to images of `size`.
 
     theta: [N, r, r + 1] for r = 2 or 3 spatial axes; size: int64, the sizes N, C, *spatial. The result is [N, *spatial,
-    r]: for each position, theta times the vector (x, y, 1) or (x, y, z, 1) of its coordinates, last axis first.
-    Positions are the centres of elements; -1 and 1 are the outer edges of the image. With `align_corners`, -1 and 1 are
-    the centres of the first and last element, and a single element is at 0.
+    r]: for each position, theta times (x, y, 1) or (x, y, z, 1), where x is the coordinate along the last axis and y
+    along the one before it. Positions are the centres of elements; -1 and 1 are the outer edges of the image. With
+    `align_corners`, -1 and 1 are the centres of the first and last element, and a single element is at 0.
     """
 
     align_corners: bool = False

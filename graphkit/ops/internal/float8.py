@@ -111,11 +111,11 @@ class ScaledFloat8(Op):
     """Convert x to 8-bit floats after scaling it so that the largest of `maxima` becomes the largest finite number.
 
     x: [..., n]; maxima: float32 [256], the result of AbsoluteMaxima(x). Output `rows` [..., n'] is the scaled x. Output
-    `columns` [n, m'] is the same as a matrix of m rows, transposed. Both are padded with zeros: n' and m' are the next
-    multiples of 16. Output `scale`, float32 [], is the reciprocal of the factor: x is near scale * rows. The factor is
-    the format's largest number divided by the largest of `maxima`, at most 2^126; if all `maxima` are 0, it is 1.
-    Elements are rounded to even. NaN stays NaN. Infinity stays infinity in E5M2, but becomes NaN in E4M3, which has no
-    infinity. Elements that are not finite do not affect the factor.
+    `columns` [n, m'] is the scaled x, reshaped to a matrix [m, n] and transposed. Both are padded with zeros: n' and m'
+    are the next multiples of 16. Output `scale`, float32 [], is the reciprocal of the factor: x is near scale * rows.
+    The factor is the format's largest number divided by the largest of `maxima`, at most 2^126; if all `maxima` are 0,
+    it is 1. Elements are rounded to even. NaN stays NaN. Infinity stays infinity in E5M2, but becomes NaN in E4M3,
+    which has no infinity. Elements that are not finite do not affect the factor.
     """
 
     to: DType

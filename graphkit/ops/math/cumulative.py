@@ -127,7 +127,8 @@ def shifted(x: Any, axis: int, ahead: int) -> Any:
 class LinearRecurrence(Op):
     """h[t] = a[t] * h[t - 1] + b[t] along `axis`, from h = 0; with `reverse`, h[t] = a[t] * h[t + 1] + b[t].
 
-    a, b: tensors of one shape. The a of the first step is multiplied by zero, so its value does not matter.
+    a, b: tensors of one shape. The a of the first step is not used. In an exported file it must be finite, because it
+    is multiplied by zero there.
     """
 
     axis: int

@@ -174,8 +174,9 @@ class RecordedLoop(PreparedLoop, Conditional):
         self.launches = 3 + body.launches + 3 * len(layout.states)
 
     def recorded(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[Recorded]:
-        # The recording contains the steps of the second iteration, which reads states where the first one writes them.
-        # So states are copied there before the loop (`first`) and after each iteration (`carried`).
+        # The recording repeats the steps of the second iteration, which read each state from the place where the first
+        # iteration writes it. So states are copied to this place before the loop (`first`) and after each iteration
+        # (`carried`).
         layout, memory = self._layout, _Memory(self._device, self._layout, inputs, outputs, scratch)
         number = layout.iteration
         assert number is not None, "it is a Loop"
