@@ -216,7 +216,7 @@ def perceptron(inputs, outputs, name="fc", given="x"):
     [
         (
             lambda: AdversarialTrainer(gk.models.build("bert"), perceptron(2, 1)),
-            "a generator must have one input",
+            "a generator must have one floating-point input",
         ),
         (
             lambda: AdversarialTrainer(perceptron(3, 2), perceptron(3, 1, "judge")),

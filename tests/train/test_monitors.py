@@ -59,7 +59,7 @@ def test_monitor_mode_follows_from_the_name():
 
 def test_a_number_that_no_epoch_has_is_named():
     for monitor, message in [
-        ("valid_acuracy", "did you mean 'valid_accuracy'"), ("top5", "An epoch has learning_rate, loss, accuracy")
+        ("valid_acuracy", "did you mean 'valid_accuracy'"), ("top5", "The values of an epoch are learning_rate, loss, accuracy")
     ]:  # fmt: skip
         net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
         x, y = data()
