@@ -24,7 +24,7 @@ from graphkit.ops.linalg.matmul import Gemm
 
 # Products with fewer multiplications take less time than oneDNN needs to make their kernel. For these, graphkit's
 # kernel is up to 8% slower than oneDNN's.
-_SHORT_PRODUCT = 1 << 27
+_SHORT_PRODUCT = 1 << 28
 
 # Products with at most so many rows mostly read the matrix, which graphkit's kernel does faster: see
 # bench/results/2026-11-few-rows.md.

@@ -5,6 +5,10 @@ namespace graphkit {
 namespace {
 
 constexpr std::int64_t kDirectChain = 128;
+constexpr std::int64_t kMaxPartTiles = 4 * kPartTiles;
+// The windows of a large part take at most so many bytes of the second cache. So do filters that stay there.
+constexpr std::int64_t kPartBytes = 1 << 18;
+constexpr std::int64_t kCachedFilterBytes = 1 << 19;
 
 std::int64_t direct_filter_floats(const TiledShape& s) {
     return s.taps() * s.channels * kBlock;
@@ -286,7 +290,7 @@ class Runs {
     const TiledPart& p_;
     float* copied_;
     std::int64_t row_;
-    Run runs_[kPartTiles];
+    Run runs_[kMaxPartTiles];
     int count_ = 0;
     bool reads_image_ = false;  // whether the last run does
 };
@@ -316,6 +320,15 @@ void run_direct(const TiledPart& p) {
     }
 }
 
+// A part reads all filters once. If they do not fit into the second cache, parts are as large as their windows allow.
+std::int64_t direct_part_tiles(const TiledShape& s) {
+    const std::int64_t window_bytes = s.taps() * s.channels * static_cast<std::int64_t>(sizeof(float));
+    if (window_bytes * s.filters <= kCachedFilterBytes) {
+        return kPartTiles;
+    }
+    return std::clamp(kPartBytes / window_bytes / kRegisterRows * kRegisterRows, kPartTiles, kMaxPartTiles);
+}
+
 std::int64_t results_of(const TiledShape& s) {
     return s.out_height * s.out_width;
 }
@@ -323,6 +336,6 @@ std::int64_t results_of(const TiledShape& s) {
 }  // namespace
 
 GRAPHKIT_ISA_DEFINE(TiledTable, direct_table) = {
-    kBlock, kPartTiles, results_of, direct_filter_floats, direct_scratch_floats, order_filters, run_direct};
+    kBlock, direct_part_tiles, results_of, direct_filter_floats, direct_scratch_floats, order_filters, run_direct};
 
 }  // namespace graphkit

@@ -195,7 +195,7 @@ TiledConvolution::TiledConvolution(const Dims& given_x, const Dims& given_w, con
 // Parts of tiles fill the registers. Parts of the blocks make the same tiles ready once each, so that they are for
 // threads that would have nothing to do.
 void TiledConvolution::share_out() {
-    tile_parts_ = divide_up(tiles(), table_.tiles);
+    tile_parts_ = divide_up(tiles(), table_.part_tiles(shape_));
     const std::int64_t wanted = threads();
     if (tile_parts_ >= wanted) {
         tile_parts_ = std::min(tiles(), divide_up(tile_parts_, wanted) * wanted);

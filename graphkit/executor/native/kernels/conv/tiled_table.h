@@ -68,7 +68,7 @@ struct TiledPart {
 
 struct TiledTable {
     std::int64_t block;  // filters that are computed together
-    std::int64_t tiles;  // of a part
+    std::int64_t (*part_tiles)(const TiledShape& shape);  // tiles of a part
     std::int64_t (*count)(const TiledShape& shape);  // tiles of an image
     std::int64_t (*filter_floats)(const TiledShape& shape);  // of a block
     std::int64_t (*scratch_floats)(const TiledShape& shape, std::int64_t tiles);  // of a part

@@ -83,21 +83,22 @@ constexpr MultiplyRows multiply_some(std::int64_t rows, std::integer_sequence<in
     return all[rows - 1];
 }
 
-// The same for any number of rows, in chains of `chain` elements.
+// The same for any number of rows, in chains of `chain` elements. The filters of a chain stay in the first cache.
 template <int Vectors = kVectors, int Given = Vectors>
 inline void multiply(std::int64_t count, const float* rows, std::int64_t step, const float* filters,
                      std::int64_t elements, std::int64_t chain, float* to, bool adds = false,
                      std::int64_t to_step = Vectors * kWide) {
     const std::int64_t parts = (count + kRegisterRows - 1) / kRegisterRows;
-    std::int64_t begin = 0;
-    for (std::int64_t part = 0; part < parts; ++part) {
-        const std::int64_t some = (count - begin + parts - part - 1) / (parts - part);
-        const MultiplyRows run = multiply_some<Vectors, Given>(some, std::make_integer_sequence<int, kRegisterRows>());
-        for (std::int64_t first = 0; first < elements; first += chain) {
+    for (std::int64_t first = 0; first < elements; first += chain) {
+        std::int64_t begin = 0;
+        for (std::int64_t part = 0; part < parts; ++part) {
+            const std::int64_t some = (count - begin + parts - part - 1) / (parts - part);
+            const MultiplyRows run =
+                multiply_some<Vectors, Given>(some, std::make_integer_sequence<int, kRegisterRows>());
             run(rows + begin * step + first, step, filters + first * Given * kWide, std::min(chain, elements - first),
                 to + begin * to_step, to_step, adds || first > 0);
+            begin += some;
         }
-        begin += some;
     }
 }
 

@@ -365,10 +365,18 @@ void run_winograd(const TiledPart& p) {
     }
 }
 
+std::int64_t winograd_part_tiles(const TiledShape&) {
+    return kPartTiles;
+}
+
 }  // namespace
 
-GRAPHKIT_ISA_DEFINE(TiledTable, winograd_table) = {
-    kBlock,      kPartTiles, winograd_tiles, winograd_filter_floats, winograd_scratch_floats, transform_filters,
-    run_winograd};
+GRAPHKIT_ISA_DEFINE(TiledTable, winograd_table) = {kBlock,
+                                                   winograd_part_tiles,
+                                                   winograd_tiles,
+                                                   winograd_filter_floats,
+                                                   winograd_scratch_floats,
+                                                   transform_filters,
+                                                   run_winograd};
 
 }  // namespace graphkit
