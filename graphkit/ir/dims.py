@@ -342,6 +342,14 @@ def may_equal(a: Dim, b: Dim) -> bool:
     return difference == 0
 
 
+def may_reach(dim: Dim, least: int) -> bool:
+    """Return False only if `dim` is less than `least` for all values of its names."""
+    if isinstance(dim, DimExpr):
+        _assume(dim_min(dim, least), least)
+        return True
+    return dim >= least
+
+
 # --- assumptions --------------------------------------------------------------------------------
 
 
@@ -354,7 +362,10 @@ _assuming = _Assuming()
 
 @contextlib.contextmanager
 def assumptions() -> Iterator[list[tuple[Dim, Dim]]]:
-    """Context that collects the pairs of dimensions that `may_equal` and `broadcast` assume equal, in this thread."""
+    """Context that collects the pairs of dimensions that are assumed equal, in this thread.
+
+    `may_equal`, `may_reach` and `broadcast` make these assumptions.
+    """
     before, _assuming.pairs = _assuming.pairs, []
     try:
         yield _assuming.pairs

@@ -60,6 +60,7 @@ class Gather(Op):
     axis: int = 0
     inputs = ("x", "indices")
     types = {"x": ANY, "indices": INDICES}
+    symbolic_inference = True
     onnx = Onnx("Gather", since=13)
     samples = tuple(Sample(shape, indices, axis=axis) for shape, indices, axis in _SAMPLES)
 
@@ -76,10 +77,9 @@ class Gather(Op):
             return TensorType(x.dtype, None)
         axis = normal_axis(self.axis, len(x.shape))
         size = x.shape[axis]
-        if indices.constants is not None and dims.is_static(size):
-            for index in indices.constants:
-                if not -size <= index < size:
-                    raise TypeMismatch(f"index {index} is outside axis {axis} of {shape_text(x.shape)}")
+        for index in indices.constants or ():
+            if not dims.may_reach(size, index + 1 if index >= 0 else -index):
+                raise TypeMismatch(f"index {index} is outside axis {axis} of {shape_text(x.shape)}")
         shape = [*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]]
         return TensorType(x.dtype, shape, moved(self.reference, known_array(x), index_array(indices)))
 

@@ -108,6 +108,8 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
             if source is not None and axis >= len(source):
                 raise misfit(f"there is no dimension {axis} to copy")
             dim = dims.fresh() if source is None else source[axis]
+        elif not allowzero and (source is None or axis >= len(source) or dim != source[axis]):
+            dims.may_reach(dim, 1)  # 0 would copy
         result.append(dim)
     if source is None:
         return tuple(dims.fresh() if axis == open_axis else d for axis, d in enumerate(result))
@@ -121,7 +123,7 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
             left.remove(dim)
             right.remove(dim)
     have, taken = dims.product(left), dims.product(right)
-    if taken == 0 or (dims.is_static(have) and dims.is_static(taken) and dims.mod(have, taken) != 0):
+    if taken == 0 or not dims.may_equal(dims.mod(have, taken), 0):
         raise misfit(f"{have} elements are not divisible by {taken}")
     result[open_axis] = dims.floordiv(have, taken)
     return tuple(result)
@@ -138,6 +140,7 @@ class Reshape(Op):
     inputs = ("x", "shape")
     types = {"x": ANY, "shape": INT64}
     views = ((0, 0),)
+    symbolic_inference = True
     onnx = Onnx("Reshape", since=25)
     samples = (
         Sample((2, 6), i64(3, 4)),

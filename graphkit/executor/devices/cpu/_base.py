@@ -5,8 +5,9 @@ Importing this module raises the errors of `import_extension`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from graphkit.executor.devices.registry import (
     SizedFactory,
     register,
 )
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 
 T = TypeVar("T")
@@ -70,9 +71,18 @@ def kernel(
 
 
 def prepared_kernel(
-    name: str, domain: str = "", *, onednn: bool = False, fusable: bool = False
+    name: str,
+    domain: str = "",
+    *,
+    onednn: bool = False,
+    covers: Callable[[Node], bool] | None = None,
+    fusable: bool = False,
+    module: str = "",
 ) -> Callable[[Preparation], Preparation]:
-    """Decorator: register the preparation of kernels that share work between sizes. See `Preparation` and `kernel`."""
+    """Decorator: register the preparation of kernels that share work between sizes. See `Preparation` and `kernel`.
+
+    module: the module that registers it (default: that of the preparation).
+    """
 
     def install(prepare: Preparation) -> Preparation:
         def prepared(node: Node, context: KernelContext) -> SizedFactory | None:
@@ -80,10 +90,50 @@ def prepared_kernel(
             return None if sized is None else _Prepared(node, sized)
 
         if native.has_onednn() or not onednn:
-            register("cpu", domain, name, KernelRule(prepare=prepared, fusable=fusable), prepare.__module__)
+            rule = KernelRule(prepare=prepared, covers=covers, fusable=fusable)
+            register("cpu", domain, name, rule, module or prepare.__module__)
         return prepare
 
     return install
+
+
+# Makes a kernel for given shapes of the operands and results. Only element types, attributes and known elements may be
+# read from the node.
+FactoryOfShapes: TypeAlias = Callable[[Node, KernelContext, Shapes, Shapes], Kernel | None]
+
+
+def sized_kernel(
+    name: str,
+    domain: str = "",
+    *,
+    reads: Sequence[int] = (),
+    covers: Callable[[Node], bool] | None = None,
+) -> Callable[[FactoryOfShapes], FactoryOfShapes]:
+    """Decorator: register a factory that gets the shapes separately. Kernels for new sizes then need no new node.
+
+    Args:
+        name: Name of the operator.
+        domain: Its domain.
+        reads: Positions of the operands whose elements the factory reads from the node. If such elements depend on the
+            sizes, each kernel needs a node of static types.
+        covers: See `KernelRule`.
+    """
+
+    def install(factory: FactoryOfShapes) -> FactoryOfShapes:
+        @prepared_kernel(name, domain, covers=covers, module=factory.__module__)
+        def prepare(node: Node, context: KernelContext) -> SizedFactory | None:
+            if any(_depends_on_sizes(operand(node, position)) for position in reads):
+                return None
+            return functools.partial(factory, node, context)
+
+        return factory
+
+    return install
+
+
+def _depends_on_sizes(value: Value | None) -> bool:
+    """Return whether the elements of an integer operand are expressions of symbolic sizes."""
+    return value is not None and value.tensor.value is not None and value.tensor.constants is None
 
 
 class _Prepared:

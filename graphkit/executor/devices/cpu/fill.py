@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import data_dependent, kernel, native
+from graphkit.executor.devices.cpu._base import data_dependent, kernel, native, present, sized_kernel
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
 from graphkit.executor.devices.operands import dtype, shape
+from graphkit.executor.devices.registry import Shapes
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.fill import ConstantOfShape, EyeLike, OneHot
@@ -28,17 +29,16 @@ def _eye_like(node: Node, context: KernelContext) -> Kernel | None:
     return native.EyeLike(shape(node.inputs[0]), dtype(node), op.k, one, node.output.dtype.value, context.threads)
 
 
-@kernel("ConstantOfShape")
-def _constant_of_shape(node: Node, context: KernelContext) -> Kernel | None:
+@sized_kernel("ConstantOfShape")
+def _constant_of_shape(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
     op = operator(node, ConstantOfShape)
     element = np.zeros((), np.float32) if op.value is None else op.value.array
-    return native.Fill(shape(node.output), element.tobytes(), node.output.dtype.value, context.threads)
+    return native.Fill(present(outputs[0]), element.tobytes(), node.output.dtype.value, context.threads)
 
 
-@kernel("Range")
-def _range(node: Node, context: KernelContext) -> Kernel | None:
-    shapes = [shape(v) for v in node.inputs]
-    return native.Range(shapes, shape(node.output)[0], dtype(node), context.threads)
+@sized_kernel("Range")
+def _range(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
+    return native.Range([present(s) for s in inputs], present(outputs[0])[0], dtype(node), context.threads)
 
 
 @data_dependent("Range")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import kernel, native
+from graphkit.executor.devices.cpu._base import kernel, native, present, sized_kernel
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import operand, shape
+from graphkit.executor.devices.registry import Shapes
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -32,17 +33,16 @@ def _present(node: Node, position: int) -> Value:
     return value
 
 
-@kernel("LayerNormalization")
-def _layer_normalization(node: Node, context: KernelContext) -> Kernel | None:
+@sized_kernel("LayerNormalization")
+def _layer_normalization(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
     op = operator(node, LayerNormalization)
-    bias = operand(node, 2)
     if str(op.stash) == "float64" and _dtype(node) != "float64":
         return None
     return native.LayerNorm(
-        shape(node.inputs[0]),
+        present(inputs[0]),
         op.axis,
-        shape(node.inputs[1]),
-        None if bias is None else shape(bias),
+        present(inputs[1]),
+        inputs[2] if len(inputs) > 2 else None,
         _dtype(node),
         op.epsilon,
         stash=str(op.stash),
@@ -51,35 +51,35 @@ def _layer_normalization(node: Node, context: KernelContext) -> Kernel | None:
     )
 
 
-@kernel("RMSNormalization")
-def _rms_normalization(node: Node, context: KernelContext) -> Kernel | None:
+@sized_kernel("RMSNormalization")
+def _rms_normalization(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
     op = operator(node, RMSNormalization)
     if _dtype(node, 0) != _dtype(node, 1):
         return None
-    x, scale = (shape(v) for v in node.inputs)
+    x, scale = present(inputs[0]), present(inputs[1])
     return native.LayerNorm(
         x, op.axis, scale, None, _dtype(node), op.epsilon, about_mean=False, threads=context.threads
     )
 
 
-@kernel("InstanceNormalization")
-def _instance_normalization(node: Node, context: KernelContext) -> Kernel | None:
+@sized_kernel("InstanceNormalization")
+def _instance_normalization(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
     op = operator(node, InstanceNormalization)
-    x = shape(node.inputs[0])
+    x = present(inputs[0])
     return native.GroupNorm(x, x[1], _dtype(node), op.epsilon, context.threads) if x[1] else None
 
 
-@kernel("GroupNormalization")
-def _group_normalization(node: Node, context: KernelContext) -> Kernel | None:
+@sized_kernel("GroupNormalization")
+def _group_normalization(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
     op = operator(node, GroupNormalization)
-    return native.GroupNorm(shape(node.inputs[0]), op.num_groups, _dtype(node), op.epsilon, context.threads)
+    return native.GroupNorm(present(inputs[0]), op.num_groups, _dtype(node), op.epsilon, context.threads)
 
 
-@kernel("BatchNormalization")
-def _batch_normalization(node: Node, context: KernelContext) -> Kernel | None:
+@sized_kernel("BatchNormalization")
+def _batch_normalization(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
     op = operator(node, BatchNormalization)
     return native.BatchNorm(
-        shape(node.inputs[0]),
+        present(inputs[0]),
         _dtype(node),
         _dtype(node, 1),
         _dtype(node, 3),
@@ -90,10 +90,10 @@ def _batch_normalization(node: Node, context: KernelContext) -> Kernel | None:
     )
 
 
-@kernel("LRN")
-def _lrn(node: Node, context: KernelContext) -> Kernel | None:
+@sized_kernel("LRN")
+def _lrn(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
     op = operator(node, LRN)
-    x = shape(node.inputs[0])
+    x = present(inputs[0])
     return native.LocalResponseNorm(x, _dtype(node), op.size, op.alpha, op.beta, op.bias, context.threads)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.executor.devices.cpu._base import kernel, native
+from graphkit.executor.devices.cpu._base import kernel, native, prepared_kernel, present
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.registry import SizedFactory
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN
@@ -29,15 +30,16 @@ def _options(layer: Any) -> dict[str, Any]:
     }
 
 
-def _forward(node: Node, context: KernelContext, layer: Any, saves: bool) -> Kernel | None:
-    x, r = node.inputs[0], node.inputs[2]
+def _forward(node: Node, context: KernelContext, layer: Any, saves: bool) -> SizedFactory | None:
+    x = node.inputs[0]
     if x is None or x.dtype is not DType.FLOAT32:
         return None
-    return native.Recurrent(
+    options = _options(layer)
+    return lambda inputs, outputs: native.Recurrent(
         layer.name,
-        shape(x),
-        shape(r)[2],
-        **_options(layer),
+        present(inputs[0]),
+        present(inputs[2])[2],
+        **options,
         pack_w=1 in context.constant_inputs,
         pack_r=2 in context.constant_inputs,
         saves=saves,
@@ -45,11 +47,11 @@ def _forward(node: Node, context: KernelContext, layer: Any, saves: bool) -> Ker
     )
 
 
-def _recurrent(node: Node, context: KernelContext) -> Kernel | None:
+def _recurrent(node: Node, context: KernelContext) -> SizedFactory | None:
     return _forward(node, context, node.op, saves=False)
 
 
-def _recurrence(node: Node, context: KernelContext) -> Kernel | None:
+def _recurrence(node: Node, context: KernelContext) -> SizedFactory | None:
     op = operator(node, OfLayer)
     return _forward(node, context, op.forward, saves=True)
 
@@ -76,6 +78,6 @@ def _recurrence_grad(node: Node, context: KernelContext) -> Kernel | None:
 
 
 for _name in ("RNN", "GRU", "LSTM"):
-    kernel(_name)(_recurrent)
-    kernel(f"{_name}Recurrence", DOMAIN, covers=_is_float)(_recurrence)
+    prepared_kernel(_name)(_recurrent)
+    prepared_kernel(f"{_name}Recurrence", DOMAIN, covers=_is_float)(_recurrence)
     kernel(f"{_name}RecurrenceGrad", DOMAIN, covers=_is_float)(_recurrence_grad)
