@@ -93,7 +93,7 @@ class _Typed:
 class _Step:
     """Nodes with equal operators and types, which share their kernels. `kernels`: by the sizes in these types."""
 
-    __slots__ = ("node", "symbolic_inference", "mentioned", "context", "make", "inputs", "outputs", "kernels")
+    __slots__ = ("node", "symbolic_inference", "mentioned", "context", "make", "native", "inputs", "outputs", "kernels")
 
     def __init__(
         self,
@@ -114,6 +114,7 @@ class _Step:
         prepare = rule_of("cpu", node.op).prepare
         if prepare is not None and known is not None and symbolic_inference:
             self.make = prepare(node, known)
+        self.native: _native.KernelFactory | None = getattr(self.make, "native", None)
         # Positions of the sizes of operands and results.
         self.inputs = [None if v is None else shape_of(v) for v in node.inputs]
         self.outputs = [shape_of(v) for v in node.outputs]
@@ -178,7 +179,12 @@ class Template:
         self._nodes = [
             self._step(node, node in computed, alike) for node in graph.nodes if not isinstance(node.op, Constant)
         ]
-        self._distinct_steps = list(dict.fromkeys(alike.values()))
+        distinct = list(dict.fromkeys(alike.values()))
+        self._native_steps = [step for step in distinct if step.native is not None]
+        self._python_steps = [step for step in distinct if step.native is None]
+        self._native_kernels = native_module().SizedKernels(_KEPT)
+        for step in self._native_steps:
+            self._native_kernels.add(step.native, step.mentioned, step.inputs, step.outputs)
         for view, root in self.placement.root.items():
             if self._bytes[view] != self._bytes[root]:
                 self._equal.append((self._bytes[view], self._bytes[root]))
@@ -190,7 +196,7 @@ class Template:
         Raises InputError if the shapes contradict each other, and NotNative if they need another program.
         """
         sizes = self._sizes(shapes)
-        found = {step: self._kernel(step, sizes) for step in self._distinct_steps}
+        found = self._kernels(sizes)
         made = [kernel for step in self._nodes if (kernel := found[step]) is not None]
         structure = self._structure(made, sizes)
         offsets, arena_bytes = structure.requests.lay_out(
@@ -265,6 +271,20 @@ class Template:
         return tuple(position for name, position in self._symbols.items() if name in found)
 
     # --- one node ---------------------------------------------------------------------------------------
+
+    def _kernels(self, sizes: Sequence[int]) -> dict[_Step, _Made | None]:
+        """Return the kernel of each distinct step; see `_kernel`."""
+        found: dict[_Step, _Made | None] = {}
+        try:
+            kernels = self._native_kernels.at(sizes)
+        except native_module().Error:
+            # The factory in Python raises the same error, with the name of the node.
+            found.update((step, self._kernel(step, sizes)) for step in self._native_steps)
+        else:
+            for step, kernel in zip(self._native_steps, kernels, strict=True):
+                found[step] = _Made.of(_native_kernel(kernel, step.node))
+        found.update((step, self._kernel(step, sizes)) for step in self._python_steps)
+        return found
 
     def _kernel(self, step: _Step, sizes: Sequence[int]) -> _Made | None:
         """Return the kernel of a step for these sizes; None for a view.

@@ -139,10 +139,11 @@ def _depends_on_sizes(value: Value | None) -> bool:
 class _Prepared:
     """A SizedFactory that handles errors as `kernel` does. Two are equal if they make the same kernels."""
 
-    __slots__ = ("_node", "_sized")
+    __slots__ = ("_node", "_sized", "native")
 
     def __init__(self, node: Node, sized: SizedFactory):
         self._node, self._sized = node, sized
+        self.native = sized if isinstance(sized, native.KernelFactory) else getattr(sized, "native", None)
 
     def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
         return _or_none(self._node, lambda: self._sized(inputs, outputs))

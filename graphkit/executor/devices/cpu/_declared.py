@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from graphkit.executor.devices.cpu._base import native, prepared_kernel, present
-from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.executor.devices.registry import Shapes, SizedFactory
+from graphkit.executor.devices.cpu._base import native, prepared_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import SizedFactory
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import Op, operator
@@ -20,18 +20,17 @@ def _prepare(node: Node, context: KernelContext) -> SizedFactory | None:
     types = [None if v is None else v.tensor for v in node.inputs]
     if any(kind is not None and kind.value is not None and kind.constants is None for kind in types):
         return None  # the kernel may need elements that depend on the sizes
-    make, threads = _described(operator(node, Op)).make, context.threads
     inputs = [None if t is None else (f"input {i}", t.dtype.value, t.constants) for i, t in enumerate(types)]
     outputs = [(f"output {i}", v.dtype.value) for i, v in enumerate(node.outputs)]
-
-    def sized(shapes: Shapes, result_shapes: Shapes) -> Kernel | None:
-        return make(
-            [None if i is None else (i[0], present(s), i[1], i[2]) for i, s in zip(inputs, shapes, strict=True)],
-            [(name, present(s), dtype) for (name, dtype), s in zip(outputs, result_shapes, strict=True)],
-            threads,
-        )
-
-    return sized
+    return _described(operator(node, Op)).factory(
+        inputs,
+        outputs,
+        used=list(context.used_outputs),
+        constants=list(context.constant_inputs),
+        threads=context.threads,
+        sizes_vary=context.sizes_vary,
+        deterministic=context.deterministic,
+    )
 
 
 @kept

@@ -1,10 +1,14 @@
 #include "runtime/operator_kernels.h"
 
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/unique_ptr.h>
 
+#include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "runtime/bindings.h"
+#include "runtime/kernel_factory.h"
 
 namespace graphkit {
 namespace {
@@ -65,15 +69,47 @@ const T& attribute(const NodeSpec& node, const std::string& name) {
     return *value;
 }
 
-// Name, shape, element type; for inputs the elements, where they are known.
-using Input = std::tuple<std::string, Dims, std::string, std::optional<std::vector<std::int64_t>>>;
-using Output = std::tuple<std::string, Dims, std::string>;
+// The name, the element type and, if they are known, the elements of an input.
+using Input = std::tuple<std::string, std::string, std::optional<std::vector<std::int64_t>>>;
+using Output = std::tuple<std::string, std::string>;
 
-// An operator with its attributes, which are converted once for all of its kernels.
+// Makes the kernels of a node by its operator's MakeKernel.
+class DescribedFactory final : public KernelFactory {
+  public:
+    // `node` has the element types; its shapes are empty.
+    DescribedFactory(MakeKernel maker, NodeSpec node, std::shared_ptr<const NodeSpec::Attributes> attributes)
+        : make_(maker), node_(std::move(node)), attributes_(std::move(attributes)) {
+        node_.attributes = attributes_.get();
+    }
+
+    std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes& outputs) const override {
+        NodeSpec node = node_;
+        for (std::size_t i = 0; i < node.inputs.size(); ++i) {
+            if (node.inputs[i]) {
+                node.inputs[i]->tensor.shape = present(inputs, i);
+            }
+        }
+        for (std::size_t i = 0; i < node.outputs.size(); ++i) {
+            node.outputs[i].shape = present(outputs, i);
+        }
+        std::unique_ptr<Kernel> made = make_(node);
+        if (made != nullptr) {
+            require_operands(*made, node);
+        }
+        return made;
+    }
+
+  private:
+    MakeKernel make_;
+    NodeSpec node_;
+    std::shared_ptr<const NodeSpec::Attributes> attributes_;
+};
+
+// An operator with its attributes, which are converted once for all of its nodes.
 class DescribedOperator {
   public:
     DescribedOperator(const std::string& domain, const std::string& name, NodeSpec::Attributes attributes)
-        : attributes_(std::move(attributes)) {
+        : attributes_(std::make_shared<const NodeSpec::Attributes>(std::move(attributes))) {
         const auto found = makers().find({domain, name});
         if (found == makers().end()) {
             throw Unsupported("no kernel for " + name);
@@ -81,30 +117,31 @@ class DescribedOperator {
         make_ = found->second;
     }
 
-    Kernel* make(const std::vector<std::optional<Input>>& inputs, const std::vector<Output>& outputs,
-                 int threads) const {
+    std::unique_ptr<KernelFactory> factory(const std::vector<std::optional<Input>>& inputs,
+                                           const std::vector<Output>& outputs, std::vector<bool> used,
+                                           std::vector<std::size_t> constants, int threads, bool sizes_vary,
+                                           bool deterministic) const {
         NodeSpec node;
-        node.inputs.reserve(inputs.size());
         for (const auto& input : inputs) {
             auto& made = node.inputs.emplace_back();
             if (input) {
-                const auto& [label, shape, type, elements] = *input;
-                made = NodeSpec::Input{{label, shape, element_type(type)}, elements};
+                const auto& [label, type, elements] = *input;
+                made = NodeSpec::Input{{label, {}, element_type(type)}, elements};
             }
         }
-        node.outputs.reserve(outputs.size());
-        for (const auto& [label, shape, type] : outputs) {
-            node.outputs.push_back({label, shape, element_type(type)});
+        for (const auto& [label, type] : outputs) {
+            node.outputs.push_back({label, {}, element_type(type)});
         }
-        node.attributes = &attributes_;
+        node.used = std::move(used);
+        node.constants = std::move(constants);
         node.threads = threads;
-        std::unique_ptr<Kernel> made = make_(node);
-        require_operands(*made, node);
-        return made.release();
+        node.sizes_vary = sizes_vary;
+        node.deterministic = deterministic;
+        return std::make_unique<DescribedFactory>(make_, std::move(node), attributes_);
     }
 
   private:
-    NodeSpec::Attributes attributes_;
+    std::shared_ptr<const NodeSpec::Attributes> attributes_;
     MakeKernel make_;
 };
 
@@ -123,6 +160,10 @@ const std::vector<std::int64_t>& NodeSpec::elements(std::size_t position) const 
         throw Unsupported("the elements of " + found.tensor.name + " are not known");
     }
     return *found.elements;
+}
+
+bool NodeSpec::is_constant(std::size_t position) const {
+    return std::find(constants.begin(), constants.end(), position) != constants.end();
 }
 
 std::int64_t NodeSpec::integer(const std::string& name) const {
@@ -151,7 +192,7 @@ OperatorKernel::OperatorKernel(const char* domain, const char* name, MakeKernel 
     }
 }
 
-GRAPHKIT_BINDINGS(operator_kernels) {
+GRAPHKIT_BINDINGS(operator_kernels, "sized_kernels") {
     m.def(
         "operators",
         [] {
@@ -166,12 +207,14 @@ GRAPHKIT_BINDINGS(operator_kernels) {
             return found;
         },
         "(domain, name) of the operators with kernels of DescribedOperator.");
-    nb::class_<DescribedOperator>(m, "DescribedOperator", "Makes kernels for the nodes of one operator.")
+    nb::class_<DescribedOperator>(m, "DescribedOperator", "Makes the factories for the nodes of one operator.")
         .def(nb::init<const std::string&, const std::string&, NodeSpec::Attributes>(), "domain"_a, "name"_a,
              "attributes"_a)
-        .def("make", &DescribedOperator::make, "inputs"_a, "outputs"_a, "threads"_a, nb::rv_policy::take_ownership,
-             "Return a kernel for a node. Inputs are (name, shape, dtype, elements or None), None if absent. Outputs "
-             "are (name, shape, dtype).");
+        .def("factory", &DescribedOperator::factory, "inputs"_a, "outputs"_a, nb::kw_only(), "used"_a, "constants"_a,
+             "threads"_a, "sizes_vary"_a, "deterministic"_a,
+             "Return the factory of a node's kernels. Inputs are (name, dtype, elements or None), None if absent. "
+             "Outputs are (name, dtype). used: which outputs are used. constants: positions of the inputs that may be "
+             "requested packed.");
 }
 
 }  // namespace graphkit

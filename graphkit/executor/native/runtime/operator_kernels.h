@@ -33,7 +33,14 @@ struct NodeSpec {
     std::vector<std::optional<Input>> inputs;
     std::vector<TensorSpec> outputs;
     const Attributes* attributes = nullptr;  // an attribute is without a value if the node gives none
+    std::vector<bool> used;                  // which outputs are used
+    std::vector<std::size_t> constants;  // positions of parameters and constants: a kernel may request them packed
+    bool sizes_vary = false;  // kernels for other sizes will follow: the time to make one matters
+    bool deterministic = false;  // results must not depend on the number of threads
     int threads = 1;
+
+    bool is_used(std::size_t output) const { return output >= used.size() || used[output]; }
+    bool is_constant(std::size_t position) const;
 
     bool has_input(std::size_t position) const { return position < inputs.size() && inputs[position].has_value(); }
     // Throws Unsupported when the operand is absent, or its elements are not known.

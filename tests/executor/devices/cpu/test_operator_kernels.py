@@ -14,6 +14,20 @@ GUARD = ("ai.graphkit", "FiniteGuard")
 X, TOKEN, Y = ("x", (2, 3), "float32"), ("token", (), "float64"), ("y", (2, 3), "float32")
 
 
+def _kernel(inputs, outputs):
+    """The kernel of a FiniteGuard for inputs (name, shape, dtype) or None, and outputs (name, shape, dtype)."""
+    factory = native.DescribedOperator(*GUARD, {}).factory(
+        [None if i is None else (i[0], i[2], None) for i in inputs],
+        [(o[0], o[2]) for o in outputs],
+        used=[True],
+        constants=[],
+        threads=1,
+        sizes_vary=False,
+        deterministic=False,
+    )
+    return factory([None if i is None else i[1] for i in inputs], [o[1] for o in outputs])
+
+
 def test_every_one_is_an_operator_with_a_factory() -> None:
     assert GUARD in native.operators()
     for domain, name in native.operators():
@@ -23,7 +37,7 @@ def test_every_one_is_an_operator_with_a_factory() -> None:
 
 
 def test_a_kernel_by_its_node() -> None:
-    kernel = native.DescribedOperator(*GUARD, {}).make([(*X, None), (*TOKEN, None)], [Y], 1)
+    kernel = _kernel([X, TOKEN], [Y])
     assert isinstance(kernel, native.Kernel)
     x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((2, 3), np.float32)
     kernel([x, np.array(2.0)], [y])
@@ -36,23 +50,22 @@ def test_what_there_is_no_kernel_for() -> None:
     with pytest.raises(native.Unsupported, match="no kernel for Nothing"):
         native.DescribedOperator("", "Nothing", {})
     with pytest.raises(native.Unsupported, match="an operand is absent"):
-        native.DescribedOperator(*GUARD, {}).make([(*X, None), None], [Y], 1)
+        _kernel([X, None], [Y])
     with pytest.raises(native.Unsupported, match="float128"):
-        native.DescribedOperator(*GUARD, {}).make([("x", (2, 3), "float128", None), (*TOKEN, None)], [Y], 1)
+        _kernel([("x", (2, 3), "float128"), TOKEN], [Y])
     with pytest.raises(native.Error, match="one element"):
-        native.DescribedOperator(*GUARD, {}).make([(*X, None), ("token", (2,), "float64", None)], [Y], 1)
+        _kernel([X, ("token", (2,), "float64")], [Y])
 
 
 def test_what_a_kernel_declares_is_what_its_node_has() -> None:
     """A kernel that is wrong about its operands would read and write beyond them."""
-    inputs = [(*X, None), (*TOKEN, None)]
     for outputs, message in (
         ([], "number of outputs: 1 in the kernel, 0 in the node"),
         ([("y", (3, 3), "float32")], r"output is y f32\[2, 3\] in the kernel, but y f32\[3, 3\] in the node"),
         ([("y", (2, 3), "float64")], r"output is y f32\[2, 3\] in the kernel, but y f64\[2, 3\] in the node"),
     ):
         with pytest.raises(native.Error, match=message):
-            native.DescribedOperator(*GUARD, {}).make(inputs, outputs, 1)
+            _kernel([X, TOKEN], outputs)
 
 
 def test_two_kernels_for_one_operator() -> None:

@@ -103,9 +103,17 @@ def test_what_is_not_finite_stays_in_its_signal() -> None:
 
 
 def test_transforms_of_no_points() -> None:
-    described = native.DescribedOperator("", "DFT", {"inverse": 0, "onesided": 0})
+    factory = native.DescribedOperator("", "DFT", {"inverse": 0, "onesided": 0}).factory(
+        [("x", "float32", None)],
+        [("y", "float32")],
+        used=[True],
+        constants=[],
+        threads=1,
+        sizes_vary=False,
+        deterministic=False,
+    )
     with pytest.raises(native.Error, match="the length of a transform must be at least 1, not 0"):
-        described.make([("x", [2, 0, 1], "float32", None)], [("y", [2, 0, 2], "float32")], 1)
+        factory([[2, 0, 1]], [[2, 0, 2]])
     net = gk.Model({"y": F.dft(gk.input("x", [2, "n", 1]))})
     with pytest.raises(RuntimeFailure, match="the length of a transform must be at least 1, not 0"):
         net.compile().run({"x": np.zeros((2, 0, 1), np.float32)})

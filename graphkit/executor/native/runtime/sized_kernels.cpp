@@ -1,0 +1,167 @@
+// The kernels of a template's nodes for given sizes, made without Python.
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <unordered_map>
+#include <utility>
+
+#include "runtime/bindings.h"
+#include "runtime/kernel_factory.h"
+
+namespace graphkit {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+// For each dimension of a shape, its position among the sizes.
+using Places = std::vector<std::size_t>;
+using ShapePlaces = std::vector<std::optional<Places>>;
+
+struct SizesHash {
+    std::size_t operator()(const Sizes& sizes) const {
+        std::size_t hash = sizes.size();
+        for (const std::int64_t size : sizes) {
+            hash = (hash ^ static_cast<std::size_t>(size)) * 0x9E3779B97F4A7C15U;
+            hash ^= hash >> 29;
+        }
+        return hash;
+    }
+};
+
+Dims shape_at(const Places& places, const Sizes& sizes) {
+    Dims shape;
+    shape.reserve(places.size());
+    for (const std::size_t place : places) {
+        shape.push_back(sizes.at(place));
+    }
+    return shape;
+}
+
+Shapes shapes_at(const ShapePlaces& all, const Sizes& sizes) {
+    Shapes shapes;
+    shapes.reserve(all.size());
+    for (const auto& places : all) {
+        shapes.push_back(places ? std::optional(shape_at(*places, sizes)) : std::nullopt);
+    }
+    return shapes;
+}
+
+// Makes the kernels of one node, and keeps those that were used last.
+class SizedStep {
+  public:
+    SizedStep(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs)
+        : factory_(std::move(factory)),
+          made_by_(nb::cast<const KernelFactory*>(factory_)),
+          mentioned_(std::move(mentioned)),
+          inputs_(std::move(inputs)),
+          outputs_(std::move(outputs)) {}
+
+    // Returns the kernel; None if there is none for these sizes.
+    nb::object at(const Sizes& sizes, std::size_t kept) {
+        Sizes key = shape_at(mentioned_, sizes);
+        if (const auto found = by_sizes_.find(key); found != by_sizes_.end()) {
+            recent_.splice(recent_.begin(), recent_, found->second);
+            return recent_.front().second;
+        }
+        recent_.emplace_front(key, made(sizes));
+        by_sizes_.emplace(std::move(key), recent_.begin());
+        if (recent_.size() > kept) {
+            by_sizes_.erase(recent_.back().first);
+            recent_.pop_back();
+        }
+        return recent_.front().second;
+    }
+
+    // The sizes of the kernels that are kept; the one that was used last comes last.
+    std::vector<Sizes> kept() const {
+        std::vector<Sizes> sizes;
+        for (auto kernel = recent_.rbegin(); kernel != recent_.rend(); ++kernel) {
+            sizes.push_back(kernel->first);
+        }
+        return sizes;
+    }
+
+  private:
+    nb::object made(const Sizes& sizes) const {
+        try {
+            std::unique_ptr<Kernel> kernel = made_by_->make(shapes_at(inputs_, sizes), shapes_at(outputs_, sizes));
+            return kernel == nullptr ? nb::none() : nb::cast(kernel.release(), nb::rv_policy::take_ownership);
+        } catch (const Unsupported&) {
+            return nb::none();
+        }
+    }
+
+    using Recent = std::list<std::pair<Sizes, nb::object>>;
+
+    nb::object factory_;  // which owns made_by_
+    const KernelFactory* made_by_;
+    Places mentioned_;
+    ShapePlaces inputs_, outputs_;
+    Recent recent_;  // the last one that was used comes first
+    std::unordered_map<Sizes, Recent::iterator, SizesHash> by_sizes_;
+};
+
+class SizedKernels {
+  public:
+    explicit SizedKernels(std::size_t kept) : kept_(kept) {}
+
+    void add(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs) {
+        steps_.emplace_back(std::move(factory), std::move(mentioned), std::move(inputs), std::move(outputs));
+    }
+
+    nb::list at(const Sizes& sizes) {
+        nb::list kernels;
+        for (SizedStep& step : steps_) {
+            kernels.append(step.at(sizes, kept_));
+        }
+        return kernels;
+    }
+
+    std::vector<std::vector<Sizes>> kept() const {
+        std::vector<std::vector<Sizes>> all;
+        for (const SizedStep& step : steps_) {
+            all.push_back(step.kept());
+        }
+        return all;
+    }
+
+  private:
+    std::size_t kept_;
+    std::vector<SizedStep> steps_;
+};
+
+}  // namespace
+
+const Dims& present(const Shapes& shapes, std::size_t position) {
+    if (position >= shapes.size() || !shapes[position]) {
+        throw NativeError("operand " + std::to_string(position) + " is absent");
+    }
+    return *shapes[position];
+}
+
+GRAPHKIT_BINDINGS(sized_kernels) {
+    nb::class_<KernelFactory>(m, "KernelFactory", "Makes the kernels of one node for all sizes.")
+        .def(
+            "__call__",
+            [](const KernelFactory& self, const Shapes& inputs, const Shapes& outputs) {
+                return self.make(inputs, outputs).release();
+            },
+            "inputs"_a, "outputs"_a, nb::rv_policy::take_ownership,
+            nb::sig("def __call__(self, inputs: collections.abc.Sequence[tuple[int, ...] | None], outputs: "
+                    "collections.abc.Sequence[tuple[int, ...] | None]) -> Kernel | None"),
+            "Return the kernel for these shapes; None if there is none.");
+    nb::class_<SizedKernels>(m, "SizedKernels", "The kernels of the nodes of a graph, for given sizes.")
+        .def(nb::init<std::size_t>(), "kept"_a, "kept: number of kernels that are kept for each node.")
+        .def("add", &SizedKernels::add, "factory"_a, "mentioned"_a, "inputs"_a, "outputs"_a,
+             nb::sig("def add(self, factory: KernelFactory, mentioned: collections.abc.Sequence[int], inputs: "
+                     "collections.abc.Sequence[tuple[int, ...] | None], outputs: "
+                     "collections.abc.Sequence[tuple[int, ...] | None]) -> None"),
+             "Add a node. Its shapes are positions in a list of sizes; equal sizes at `mentioned` mean equal kernels.")
+        .def("at", &SizedKernels::at, "sizes"_a,
+             nb::sig("def at(self, sizes: collections.abc.Sequence[int]) -> list[Kernel | None]"),
+             "Return the kernel of each node; None if there is none for these sizes.")
+        .def(
+            "kept", &SizedKernels::kept,
+            "Return the sizes at `mentioned` of the kernels that are kept, for each node; the last one was used last.");
+}
+
+}  // namespace graphkit
