@@ -282,7 +282,8 @@ class Template:
             found.update((step, self._kernel(step, sizes)) for step in self._native_steps)
         else:
             for step, kernel in zip(self._native_steps, kernels, strict=True):
-                found[step] = _Made.of(_native_kernel(kernel, step.node))
+                # The factory in Python may have another kernel.
+                found[step] = self._kernel(step, sizes) if kernel is None else _Made.of(kernel)
         found.update((step, self._kernel(step, sizes)) for step in self._python_steps)
         return found
 

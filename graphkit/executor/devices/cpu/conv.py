@@ -17,6 +17,7 @@ from graphkit.executor.devices.cpu._base import (
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import operand, shape
 from graphkit.executor.devices.registry import Preparation, Shapes, SizedFactory
+from graphkit.ir.dims import is_static
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -149,6 +150,24 @@ class _Forward:
         # Otherwise, padding depends on the sizes of the data, or on a given shape of the result.
         self._has_fixed_padding = not transposed and not self._op.checked_auto_pad().startswith("SAME")
         self._found: _Windows | None = None
+        self.native = self._native_factory(node)
+
+    def _native_factory(self, node: Node) -> native.ChannelsLastConvFactory | None:
+        """Return the factory that makes graphkit's own kernels without Python; None if the windows depend on sizes."""
+        x, w = (v.tensor.known_shape for v in node.operands[:2])
+        if not self._tiles or not self._has_fixed_padding or len(x) != 4 or not all(map(is_static, (x[-1], *w))):
+            return None
+        windows = self._windows(channels_first(x), w)
+        if windows.window is None:
+            return None
+        return native.ChannelsLastConvFactory(
+            window=windows.window,
+            depthwise=windows.depthwise,
+            prefers_depthwise=self._depthwise,
+            vary=self._vary,
+            threads=self._threads,
+            **self._options,
+        )
 
     def _prefers_depthwise_kernel(self, node: Node) -> bool:
         """Return whether graphkit's kernel is used for all sizes if there is one filter for each channel.
@@ -159,7 +178,11 @@ class _Forward:
         return self._vary or (len(node.operands) == 2 and not activates and not self._packs)
 
     def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-        x, w, y = present(inputs[0]), present(inputs[1]), present(outputs[0])
+        if self.native is not None and (made := self.native(inputs, outputs)) is not None:
+            return made
+        return self._of_shapes(present(inputs[0]), present(inputs[1]), present(outputs[0]))
+
+    def _of_shapes(self, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]) -> Kernel | None:
         if self._last:
             x, y = channels_first(x), channels_first(y)
         windows = self._windows(x, w)

@@ -22,14 +22,6 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
 
-# Products with fewer multiplications take less time than oneDNN needs to make their kernel. For these, graphkit's
-# kernel is up to 8% slower than oneDNN's.
-_SHORT_PRODUCT = 1 << 28
-
-# Products with at most so many rows mostly read the matrix, which graphkit's kernel does faster: see
-# bench/results/2026-11-few-rows.md.
-_FEW_ROWS = 16
-
 # If a product has one column, and rows of at least so many elements, graphkit's dot products are faster than oneDNN.
 _LONG_ROW_BY_COLUMN = 64
 
@@ -57,12 +49,22 @@ class _Product:
     ):
         self._transposed, self._has_bias, self._last = transpose_b, has_bias, last or native.Epilogue()
         self._may_use_dots = dtype == "float32" and last is None and not transpose_a
-        self._vary, self._threads = context.sizes_vary, context.threads
         constant = 1 in context.constant_inputs
         is_plain = dtype == "float32" and not transpose_a and alpha == 1 and beta == 1
         # Deterministic results must not depend on whether the program updates the matrix: ranks that train together
         # have the bits of one process that accumulates gradients.
-        self._packs = constant and is_plain and not context.deterministic
+        packs = constant and is_plain and not context.deterministic
+        # Returns None where oneDNN is better.
+        self.native: native.PackedProductFactory | None = None
+        if packs:
+            self.native = native.PackedProductFactory(
+                transposed=transpose_b,
+                bias=has_bias,
+                epilogue=self._last,
+                vary=context.sizes_vary,
+                dots=self._may_use_dots,
+                threads=context.threads,
+            )
         self._blocked: dict[str, Any] = dict(
             transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta, dtype=dtype,
             threads=context.threads,
@@ -76,15 +78,8 @@ class _Product:
         bias = inputs[2] if self._has_bias else None
         if self._may_use_dots and self._suits_dots(a, b):
             return native.BlockedMatMul(a, b, bias=bias, **self._blocked)
-        if self._packs and self._suits_packed(a, b, bias):
-            return native.PackedProduct(
-                a,
-                b,
-                transposed=self._transposed,
-                bias=self._has_bias,
-                epilogue=self._last,
-                threads=self._threads,
-            )
+        if self.native is not None and (packed := self.native(inputs, outputs)) is not None:
+            return packed
         return native.MatMul(a, b, bias=bias, **self._options)
 
     def _suits_dots(self, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
@@ -92,25 +87,7 @@ class _Product:
         if len(b) == 1 or b[-2 if self._transposed else -1] == 1:
             return a[-1] >= _LONG_ROW_BY_COLUMN
         is_row = len(a) == 1 or a[-2] == 1
-        return is_row and self._transposed and not self._packs and a[-1] >= _LONG_COLUMN_BY_ROW
-
-    def _suits_packed(self, a: tuple[int, ...], b: tuple[int, ...], bias: tuple[int, ...] | None) -> bool:
-        """Return whether graphkit's kernel for constant matrices covers the product and is better than oneDNN's.
-
-        On one thread, oneDNN's kernel is always faster. But it divides a product into larger parts, and making it takes
-        longer.
-        """
-        if len(b) != 2 or 0 in b:
-            return False
-        columns = b[0 if self._transposed else 1]
-        if bias is not None and bias != (columns,):
-            return False
-        rows = math.prod(a[:-1])
-        if rows <= _FEW_ROWS or (self._vary and rows * a[-1] * columns < _SHORT_PRODUCT):
-            return True
-        if self._threads == 1:
-            return False
-        return native.PackedProduct.suits(a, b, transposed=self._transposed, threads=self._threads)
+        return is_row and self._transposed and self.native is None and a[-1] >= _LONG_COLUMN_BY_ROW
 
 
 class _BlockedProduct:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphkit.executor.devices.cpu._base import native, prepared_kernel, present
+from graphkit.executor.devices.cpu._base import native, prepared_kernel
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.pointwise.instructions import PointwiseCode, PointwiseProgram
 from graphkit.executor.devices.pointwise.programs import EXPANDED, NAMES, code, program_of
@@ -32,16 +32,14 @@ def _kernel(found: PointwiseProgram, threads: int) -> native.Pointwise:
 class _Sized:
     """Makes the kernels of one code for all sizes. Equal codes make equal kernels."""
 
-    __slots__ = ("_code", "_threads")
+    __slots__ = ("_code", "_threads", "native")
 
     def __init__(self, code: PointwiseCode, threads: int):
         self._code, self._threads = code, threads
+        self.native = native.PointwiseFactory(**code._asdict(), threads=threads)
 
     def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-        shape = present(outputs[0])
-        if any(other != shape for other in outputs):
-            return None
-        return _kernel(self._code.at(inputs, shape), self._threads)
+        return self.native(inputs, outputs)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Sized) and (self._code, self._threads) == (other._code, other._threads)

@@ -205,6 +205,7 @@ GRAPHKIT_ISA_DEFINE(DepthwiseFunctions, depthwise_functions) = {correlate, add_p
 #ifdef GRAPHKIT_ONCE
 #include <algorithm>
 
+#include "kernels/conv/depthwise.h"
 #include "kernels/conv/depthwise_copied.h"
 #include "kernels/conv/following.h"
 #include "kernels/pointwise/epilogue.h"
@@ -550,6 +551,11 @@ void DepthwiseBackwardWeights::run(const void* const* inputs, void* const* outpu
             dw[c * taps_ + t] = static_cast<float>(sum);
         }
     }
+}
+
+std::unique_ptr<Kernel> depthwise_convolution(const Dims& x, const Dims& y, const PoolWindow& window,
+                                              const Epilogue& epilogue, bool pack_weights, int threads) {
+    return std::make_unique<DepthwiseConvolution>(x, y, window, epilogue, pack_weights, threads);
 }
 
 GRAPHKIT_BINDINGS(depthwise_channels_last, "pool", "epilogue") {

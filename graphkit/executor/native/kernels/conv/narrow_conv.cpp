@@ -1,6 +1,9 @@
 // Convolution with few filters, of data with the channels last: float32, one or two spatial dimensions, one group.
 // Results do not depend on the number of threads.
+#include "kernels/conv/narrow_conv.h"
+
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "kernels/conv/narrow_table.h"
@@ -267,6 +270,15 @@ void NarrowConvolution::compute_parts(const Operands& given, std::int64_t begin,
         line.first = given.x + here.image * plane_.height * plane_.width * plane_.channels;
         compute(here, line, given.sound, copied, offsets);
     }
+}
+
+bool suits_narrow(const Dims& x, const Dims& w, const Dims& y, const Window& window) {
+    return NarrowConvolution::suits(x, w, y, window);
+}
+
+std::unique_ptr<Kernel> narrow_convolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                           const Epilogue& epilogue, bool pack_weights, int threads) {
+    return std::make_unique<NarrowConvolution>(x, w, y, window, epilogue, pack_weights, threads);
 }
 
 GRAPHKIT_BINDINGS(narrow_conv, "conv", "epilogue") {

@@ -5,6 +5,7 @@
 #include "kernels/conv/tiled_conv.h"
 #include "kernels/pointwise/epilogue.h"
 #include "runtime/bindings.h"
+#include "runtime/kernel_factory.h"
 
 namespace graphkit {
 namespace {
@@ -82,9 +83,58 @@ std::vector<std::pair<int, int>> PackedProduct::inplace() const {
     return inputs_.size() > 3 ? std::vector<std::pair<int, int>>{{3, 0}} : std::vector<std::pair<int, int>>{};
 }
 
+// Makes the kernels of products a b + bias with a constant b for all sizes, where this kernel is better than the
+// library's; null elsewhere.
+class PackedProductFactory final : public KernelFactory {
+  public:
+    // `vary`: kernels for other sizes will follow. `dots`: a product with one column, or with one row and a transposed
+    // b, may be computed as dot products.
+    PackedProductFactory(bool transposed, bool bias, Epilogue epilogue, bool vary, bool dots, int threads)
+        : transposed_(transposed), epilogue_(std::move(epilogue)), vary_(vary), dots_(dots), threads_(threads) {
+        epilogue_.bias = bias;
+    }
+
+    std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes&) const override {
+        const Dims& a = present(inputs, 0);
+        const Dims& b = present(inputs, 1);
+        if (a.empty() || b.size() != 2 || count(b) == 0) {
+            return nullptr;
+        }
+        const std::int64_t columns = b[transposed_ ? 0 : 1];
+        if ((dots_ && columns == 1) || (epilogue_.bias && present(inputs, 2) != Dims{columns})) {
+            return nullptr;
+        }
+        return suits(a, b, columns) ? std::make_unique<PackedProduct>(a, b, transposed_, epilogue_, threads_) : nullptr;
+    }
+
+  private:
+    // Products with at most so many rows mostly read the matrix, which this kernel does faster: see
+    // bench/results/2026-11-few-rows.md.
+    static constexpr std::int64_t kFewRows = 16;
+    // Products with fewer multiplications take less time than the library needs to make their kernel. For these, this
+    // kernel is up to 8% slower than the library's.
+    static constexpr std::int64_t kShortProduct = std::int64_t{1} << 28;
+
+    // On one thread, the library's kernel is always faster. But it divides a product into larger parts, and making it
+    // takes longer.
+    bool suits(const Dims& a, const Dims& b, std::int64_t columns) const {
+        const std::int64_t rows = count(Dims(a.begin(), a.end() - 1));
+        if (rows <= kFewRows || (vary_ && rows * a.back() * columns < kShortProduct)) {
+            return true;
+        }
+        return threads_ != 1 && PackedProduct::suits(a, b, transposed_, threads_);
+    }
+
+    bool transposed_;
+    Epilogue epilogue_;
+    bool vary_;
+    bool dots_;
+    int threads_;
+};
+
 }  // namespace
 
-GRAPHKIT_BINDINGS(packed_product, "epilogue") {
+GRAPHKIT_BINDINGS(packed_product, "epilogue", "sized_kernels") {
     nb::class_<PackedProduct, Kernel>(m, "PackedProduct")
         .def(
             "__init__",
@@ -97,6 +147,10 @@ GRAPHKIT_BINDINGS(packed_product, "epilogue") {
             "threads"_a = 0, NoGil())
         .def_static("suits", &PackedProduct::suits, "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false, "threads"_a,
                     "Whether it is faster than the library, with a constant b and several threads.");
+    nb::class_<PackedProductFactory, KernelFactory>(m, "PackedProductFactory",
+                                                    "Makes PackedProducts where they are better than the library's.")
+        .def(nb::init<bool, bool, Epilogue, bool, bool, int>(), nb::kw_only(), "transposed"_a, "bias"_a, "epilogue"_a,
+             "vary"_a, "dots"_a, "threads"_a);
 }
 
 }  // namespace graphkit

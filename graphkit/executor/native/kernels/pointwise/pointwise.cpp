@@ -7,6 +7,7 @@
 #include "runtime/bindings.h"
 #include "runtime/cpu_info.h"
 #include "runtime/isa.h"
+#include "runtime/kernel_factory.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -408,9 +409,36 @@ PointwiseSource source_of(std::string name, Dims shape, const std::vector<Input>
     return source;
 }
 
+// Makes the kernels of one code for all sizes. All outputs must have one shape.
+class PointwiseFactory final : public KernelFactory {
+  public:
+    PointwiseFactory(PointwiseSource source, int threads) : source_(std::move(source)), threads_(threads) {}
+
+    std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes& outputs) const override {
+        const Dims& shape = present(outputs, 0);
+        for (const auto& other : outputs) {
+            if (other != shape) {
+                return nullptr;
+            }
+        }
+        PointwiseSource source = source_;
+        source.shape = shape;
+        for (std::size_t i = 0; i < source.inputs.size(); ++i) {
+            if (!source.inputs[i].absent) {
+                source.inputs[i].shape = present(inputs, i);
+            }
+        }
+        return std::make_unique<Pointwise>(std::move(source), threads_);
+    }
+
+  private:
+    PointwiseSource source_;
+    int threads_;
+};
+
 }  // namespace
 
-GRAPHKIT_BINDINGS(pointwise) {
+GRAPHKIT_BINDINGS(pointwise, "sized_kernels") {
     nb::class_<Pointwise, Kernel>(m, "Pointwise",
                                   "Elementwise operations in one pass over memory. Values are numbered: inputs (shape, "
                                   "element type), constants (element type, bytes of one element), results of "
@@ -431,6 +459,24 @@ GRAPHKIT_BINDINGS(pointwise) {
             "threads"_a = 0, "divisions"_a = "")
         .def_prop_ro("registers", &Pointwise::registers, "Blocks of intermediate results that are alive at once.")
         .def_prop_ro("block", &Pointwise::block, "Elements of a block.");
+    nb::class_<PointwiseFactory, KernelFactory>(
+        m, "PointwiseFactory",
+        "Makes the kernels of one code for all sizes; see Pointwise. `inputs` are "
+        "the element types of the operands, None if absent.")
+        .def(
+            "__init__",
+            [](PointwiseFactory* self, std::string name, const std::vector<std::optional<std::string>>& inputs,
+               const std::vector<Constant>& constants, const std::vector<Instruction>& instructions,
+               const std::vector<Output>& outputs, std::string divisions, int threads) {
+                std::vector<Input> given;
+                for (const auto& type : inputs) {
+                    given.push_back(type ? Input({Dims(), *type}) : std::nullopt);
+                }
+                PointwiseSource source = source_of(std::move(name), {}, given, constants, instructions, outputs);
+                source.divisions = std::move(divisions);
+                new (self) PointwiseFactory(std::move(source), threads);
+            },
+            "name"_a, "inputs"_a, "constants"_a, "instructions"_a, "outputs"_a, "divisions"_a, "threads"_a);
 }
 
 }  // namespace graphkit
