@@ -55,10 +55,11 @@ class Emitter:
 
     def fixed(self, array: VersionedArray, kernel: NativeKernel | None = None, position: int = -1) -> Location:
         """Return the location of a parameter or constant. If a kernel is given, it packs the array for `position`."""
-        key = (id(array), "" if kernel is None else kernel.packed_layout(position))
+        layout = "" if kernel is None else kernel.packed_layout(position)
+        key = (id(array), layout)
         if key not in self._known:
             self._known[key] = self.new_external()
-            self.sources.append(PackedOperand(self._known[key], array, kernel, position))
+            self.sources.append(PackedOperand(self._known[key], array, kernel, position, layout))
         return self._known[key], 0
 
     def graph(

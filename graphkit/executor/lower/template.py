@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
 from graphkit.executor.lower.registry import kernel_context
-from graphkit.executor.memory.packing import PackedOperand
+from graphkit.executor.memory.packing import PackedOperand, UnpackedOperands
 from graphkit.executor.memory.placement import Placement, place_values
 from graphkit.executor.memory.plan_graph import MemoryPlan, StepMemory, plan_graph
 from graphkit.ir import context
@@ -40,22 +40,6 @@ _KEPT = 256
 # bytes.
 _SMALL = 128
 
-# The operands that a step may overwrite, those that it reads packed, and whether it needs working memory.
-_Need = tuple[tuple[tuple[int, int], ...], tuple[int, ...], bool]
-
-
-class _Made(NamedTuple):
-    """A kernel for some sizes, and what a program must know of it."""
-
-    kernel: NativeKernel
-    need: _Need
-    scratch_bytes: int
-
-    @staticmethod
-    def of(kernel: NativeKernel) -> _Made:
-        scratch = int(kernel.scratch_bytes)
-        return _Made(kernel, (tuple(kernel.inplace), tuple(kernel.packed_inputs), scratch > 0), scratch)
-
 
 class SizedCode(NamedTuple):
     """A native program for given sizes, and the memory outside its arena.
@@ -67,7 +51,8 @@ class SizedCode(NamedTuple):
     native: _native.Program
     arena_bytes: int
     results: tuple[TensorType, ...]
-    operands: Sequence[PackedOperand]
+    packed: Sequence[PackedOperand]
+    unpacked: UnpackedOperands
     shape_values: Sequence[tuple[int, np.ndarray]]
 
 
@@ -118,7 +103,7 @@ class _Step:
         # Positions of the sizes of operands and results.
         self.inputs = [None if v is None else shape_of(v) for v in node.inputs]
         self.outputs = [shape_of(v) for v in node.outputs]
-        self.kernels: OrderedDict[tuple[int, ...], _Made | None] = OrderedDict()
+        self.kernels: OrderedDict[tuple[int, ...], _native.SizedKernel | None] = OrderedDict()
 
 
 class _HiddenElements:
@@ -139,8 +124,8 @@ class _Structure(NamedTuple):
 
     plan: MemoryPlan
     native: _native.Program
-    unpacked: Sequence[PackedOperand]
-    packed: Sequence[tuple[int, int, int, VersionedArray]]  # step, position, external, array
+    unpacked: UnpackedOperands
+    packed: Sequence[tuple[int, int, int, VersionedArray]]  # step, place among its packed inputs, external, array
     shape_values: Sequence[tuple[int, Value]]
     requests: _native.MemoryRequests
     # The size of each request: a position in the table of sizes, which also contains the bytes of values. For the
@@ -188,7 +173,7 @@ class Template:
         for view, root in self.placement.root.items():
             if self._bytes[view] != self._bytes[root]:
                 self._equal.append((self._bytes[view], self._bytes[root]))
-        self._structures: dict[tuple[_Need, ...], _Structure] = {}
+        self._structures: dict[tuple[Any, ...], _Structure] = {}
 
     def at(self, shapes: Mapping[str, Sequence[int]]) -> SizedCode:
         """Return the program for inputs of these shapes, by name.
@@ -207,7 +192,11 @@ class Template:
             structure.native.resized([made[index].kernel for index in structure.plan.order], offsets, arena_bytes),
             arena_bytes,
             types,
-            [*structure.unpacked, *(PackedOperand(e, a, made[i].kernel, p) for i, p, e, a in structure.packed)],
+            [
+                PackedOperand(external, array, (m := made[index]).kernel, m.need[1][place], m.layouts[place])
+                for index, place, external, array in structure.packed
+            ],
+            structure.unpacked,
             [(external, self._elements(value, sizes)) for external, value in structure.shape_values],
         )
 
@@ -272,9 +261,9 @@ class Template:
 
     # --- one node ---------------------------------------------------------------------------------------
 
-    def _kernels(self, sizes: Sequence[int]) -> dict[_Step, _Made | None]:
+    def _kernels(self, sizes: Sequence[int]) -> dict[_Step, _native.SizedKernel | None]:
         """Return the kernel of each distinct step; see `_kernel`."""
-        found: dict[_Step, _Made | None] = {}
+        found: dict[_Step, _native.SizedKernel | None] = {}
         try:
             kernels = self._native_kernels.at(sizes)
         except native_module().Error:
@@ -283,11 +272,11 @@ class Template:
         else:
             for step, kernel in zip(self._native_steps, kernels, strict=True):
                 # The factory in Python may have another kernel.
-                found[step] = self._kernel(step, sizes) if kernel is None else _Made.of(kernel)
+                found[step] = self._kernel(step, sizes) if kernel is None else kernel
         found.update((step, self._kernel(step, sizes)) for step in self._python_steps)
         return found
 
-    def _kernel(self, step: _Step, sizes: Sequence[int]) -> _Made | None:
+    def _kernel(self, step: _Step, sizes: Sequence[int]) -> _native.SizedKernel | None:
         """Return the kernel of a step for these sizes; None for a view.
 
         Raises NotNative if there is no kernel, or if inference rejects the sizes.
@@ -299,11 +288,11 @@ class Template:
         made = None
         if step.make is not None:
             kernel = step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
-            made = _Made.of(_native_kernel(kernel, step.node))
+            made = native_module().SizedKernel(_native_kernel(kernel, step.node))
         elif step.context is not None or not step.symbolic_inference:
             bound = self._bound(step, sizes)
             if step.context is not None:
-                made = _Made.of(_native_kernel(make_kernel("cpu", bound, step.context), bound))
+                made = native_module().SizedKernel(_native_kernel(make_kernel("cpu", bound, step.context), bound))
         step.kernels[key] = made
         if len(step.kernels) > _KEPT:
             step.kernels.popitem(last=False)
@@ -332,20 +321,20 @@ class Template:
 
     # --- memory and the native program ------------------------------------------------------------------
 
-    def _structure(self, made: Sequence[_Made], sizes: Sequence[int]) -> _Structure:
+    def _structure(self, made: Sequence[_native.SizedKernel], sizes: Sequence[int]) -> _Structure:
         needs = tuple([m.need for m in made])
         found = self._structures.get(needs)
         if found is None:
             found = self._structures[needs] = self._structured(made, sizes)
         return found
 
-    def _structured(self, made: Sequence[_Made], sizes: Sequence[int]) -> _Structure:
+    def _structured(self, made: Sequence[_native.SizedKernel], sizes: Sequence[int]) -> _Structure:
         plan = plan_graph(
             self.graph,
             self.placement,
             [
                 # Only the order of updates depends on `may_fail`, and templates have no updates.
-                StepMemory(m.scratch_bytes, m.kernel.inplace, may_fail=False)
+                StepMemory(m.scratch_bytes, m.need[0], may_fail=False)
                 for m in made
             ],
             inplace=self.settings.inplace,
@@ -361,8 +350,8 @@ class Template:
         return _Structure(
             plan,
             native,
-            [PackedOperand(e, a, None, p) for i, p, e, a in writer.fixed if p not in made[i].kernel.packed_inputs],
-            [fixed for fixed in writer.fixed if fixed[1] in made[fixed[0]].kernel.packed_inputs],
+            UnpackedOperands([PackedOperand(e, a) for i, p, e, a in writer.fixed if p not in made[i].need[1]]),
+            [(i, made[i].need[1].index(p), e, a) for i, p, e, a in writer.fixed if p in made[i].need[1]],
             list(writer.shape_values.items()),
             native_module().MemoryRequests([(r.first, r.last, list(r.inplace)) for r in plan.requests]),
             [values.get(number, steps.get(number, 0)) for number in range(len(plan.requests))],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,12 +15,31 @@ from graphkit.executor.memory.planner import ALIGNMENT
 
 
 class PackedOperand(NamedTuple):
-    """External memory with a parameter or constant: packed by `kernel` for `position`, or unchanged if it is None."""
+    """External memory with a parameter or constant: packed by `kernel` for `position`, or unchanged if it is None.
+
+    layout: `kernel.packed_layout(position)`.
+    """
 
     external: int
     array: VersionedArray
-    kernel: NativeKernel | None
-    position: int
+    kernel: NativeKernel | None = None
+    position: int = -1
+    layout: str = ""
+
+
+class UnpackedOperands:
+    """Operands that no kernel packs, and that many programs read.
+
+    Attributes:
+        operands: The operands.
+        externals: The external memory of each.
+        latest: The arrays that were returned last, and the stamp before them; see `PackedArrays.get_unpacked`.
+    """
+
+    def __init__(self, operands: Sequence[PackedOperand]):
+        self.operands = operands
+        self.externals = [operand.external for operand in operands]
+        self.latest: tuple[int, list[np.ndarray]] | None = None
 
 
 class PackedArrays:
@@ -41,13 +60,19 @@ class PackedArrays:
         found = []
         with self._lock:
             stamp = self._stamp()
-            for _, source, kernel, position in operands:
+            for _, source, kernel, position, layout in operands:
                 if kernel is None:
                     found.append(self._current(source, "", stamp, _unchanged))
                 else:
-                    layout = kernel.packed_layout(position)
                     found.append(self._current(source, layout, stamp, partial(_packed, kernel, position)))
         return found
+
+    def get_unpacked(self, operands: UnpackedOperands) -> list[np.ndarray]:
+        """Return the same as `get`, for operands that are read many times."""
+        before = self._stamp()
+        if operands.latest is None or operands.latest[0] != before:
+            operands.latest = before, self.get(operands.operands)
+        return operands.latest[1]
 
     def cached(self, source: VersionedArray, layout: str, make: Callable[[VersionedArray], Any]) -> Any:
         """Return `make(source)`, or the cached result for this source and layout. The layout is only a key."""

@@ -308,8 +308,7 @@ class _Instance:
         """Read the parameters and constants again, and pack those that have changed."""
         held = self._pools.packed.get(self._sources)
         if self.native is not None:
-            for operand, array in zip(self._sources, held, strict=True):
-                self.native.set(operand.external, array)
+            self.native.set_all([operand.external for operand in self._sources], held)
         for source, slots in self._fixed_slots:
             _fill(slots, source.array)
         self._held = held

@@ -102,7 +102,7 @@ class _SizedInstance:
     def __init__(self, program: SizedProgram):
         self.native = native_module().Instance(program.code.native)
         self._pools = program.pools
-        self._operands = program.code.operands
+        self._packed, self._unpacked = program.code.packed, program.code.unpacked
         self._held: list[np.ndarray] = []
         self._stamp = -1
         for external, array in program.code.shape_values:
@@ -123,6 +123,8 @@ class _SizedInstance:
 
     def _refresh(self) -> None:
         """Read the parameters and constants again, and pack those that have changed."""
-        self._held = self._pools.packed.get(self._operands)
-        for operand, array in zip(self._operands, self._held, strict=True):
-            self.native.set(operand.external, array)
+        packed = self._pools.packed.get(self._packed)
+        unpacked = self._pools.packed.get_unpacked(self._unpacked)
+        self.native.set_all([operand.external for operand in self._packed], packed)
+        self.native.set_all(self._unpacked.externals, unpacked)
+        self._held = [*packed, *unpacked]

@@ -388,6 +388,15 @@ struct BoundInstance {
         instance.set_external(external, array.is_none() ? nullptr : open_array(array, "external", false).data);
     }
 
+    void set_all(const std::vector<int>& externals, nb::list arrays) {
+        if (externals.size() != nb::len(arrays)) {
+            throw nb::value_error("as many arrays as external memories are needed");
+        }
+        for (std::size_t i = 0; i < externals.size(); ++i) {
+            set(externals[i], arrays[i]);
+        }
+    }
+
     void set_buffer(int buffer, nb::handle array, Dims shape) {
         check(buffer);
         instance.set_buffer(buffer, open_array(array, "buffer", false).data, std::move(shape));
@@ -508,6 +517,10 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
         .def(nb::init<nb::object>(), "program"_a)
         .def("set", &BoundInstance::set, "external"_a, "array"_a.none(),
              "Make external memory that of an array, which the caller keeps alive.")
+        .def(
+            "set_all", &BoundInstance::set_all, "externals"_a, "arrays"_a,
+            nb::sig("def set_all(self, externals: collections.abc.Sequence[int], arrays: list[numpy.ndarray]) -> None"),
+            "Call `set` for each external memory and its array.")
         .def("set_buffer", &BoundInstance::set_buffer, "buffer"_a, "array"_a, "shape"_a,
              "Make a buffer refer to an array, which the caller keeps alive.")
         .def("read", &BoundInstance::read, "buffer"_a, "item"_a,

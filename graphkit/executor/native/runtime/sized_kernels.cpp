@@ -45,6 +45,31 @@ Shapes shapes_at(const ShapePlaces& all, const Sizes& sizes) {
     return shapes;
 }
 
+// A kernel for some sizes, and what a program must know of it.
+struct SizedKernel {
+    nb::object kernel;
+    nb::tuple need;  // (in-place pairs, packed inputs, whether it needs working memory): programs depend on it
+    std::size_t scratch_bytes;
+    nb::tuple layouts;  // of the packed inputs
+
+    explicit SizedKernel(nb::object made) : kernel(std::move(made)) {
+        const auto* facts = nb::cast<const Kernel*>(kernel);
+        scratch_bytes = facts->scratch_bytes();
+        nb::list pairs;
+        for (const auto& [input, output] : facts->inplace()) {
+            pairs.append(nb::make_tuple(input, output));
+        }
+        nb::list packed;
+        nb::list names;
+        for (const int input : facts->packed_inputs()) {
+            packed.append(input);
+            names.append(facts->packed_layout(input));
+        }
+        need = nb::make_tuple(nb::tuple(pairs), nb::tuple(packed), scratch_bytes > 0);
+        layouts = nb::tuple(names);
+    }
+};
+
 // Makes the kernels of one node, and keeps those that were used last.
 class SizedStep {
   public:
@@ -55,7 +80,7 @@ class SizedStep {
           inputs_(std::move(inputs)),
           outputs_(std::move(outputs)) {}
 
-    // Returns the kernel; None if there is none for these sizes.
+    // Returns a SizedKernel; None if there is no kernel for these sizes.
     nb::object at(const Sizes& sizes, std::size_t kept) {
         Sizes key = shape_at(mentioned_, sizes);
         if (const auto found = by_sizes_.find(key); found != by_sizes_.end()) {
@@ -84,7 +109,10 @@ class SizedStep {
     nb::object made(const Sizes& sizes) const {
         try {
             std::unique_ptr<Kernel> kernel = made_by_->make(shapes_at(inputs_, sizes), shapes_at(outputs_, sizes));
-            return kernel == nullptr ? nb::none() : nb::cast(kernel.release(), nb::rv_policy::take_ownership);
+            if (kernel == nullptr) {
+                return nb::none();
+            }
+            return nb::cast(SizedKernel(nb::cast(kernel.release(), nb::rv_policy::take_ownership)));
         } catch (const Unsupported&) {
             return nb::none();
         }
@@ -149,6 +177,15 @@ GRAPHKIT_BINDINGS(sized_kernels) {
             nb::sig("def __call__(self, inputs: collections.abc.Sequence[tuple[int, ...] | None], outputs: "
                     "collections.abc.Sequence[tuple[int, ...] | None]) -> Kernel | None"),
             "Return the kernel for these shapes; None if there is none.");
+    nb::class_<SizedKernel>(m, "SizedKernel", "A kernel for some sizes, and what a program must know of it.")
+        .def(nb::init<nb::object>(), "kernel"_a)
+        .def_ro("kernel", &SizedKernel::kernel, nb::sig("def kernel(self) -> Kernel"))
+        .def_ro("need", &SizedKernel::need,
+                nb::sig("def need(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], bool]"),
+                "Pairs (input, output) that may share memory, the packed inputs, and whether it needs working memory.")
+        .def_ro("scratch_bytes", &SizedKernel::scratch_bytes)
+        .def_ro("layouts", &SizedKernel::layouts, nb::sig("def layouts(self) -> tuple[str, ...]"),
+                "The layout of each packed input.");
     nb::class_<SizedKernels>(m, "SizedKernels", "The kernels of the nodes of a graph, for given sizes.")
         .def(nb::init<std::size_t>(), "kept"_a, "kept: number of kernels that are kept for each node.")
         .def("add", &SizedKernels::add, "factory"_a, "mentioned"_a, "inputs"_a, "outputs"_a,
@@ -157,7 +194,7 @@ GRAPHKIT_BINDINGS(sized_kernels) {
                      "collections.abc.Sequence[tuple[int, ...] | None]) -> None"),
              "Add a node. Its shapes are positions in a list of sizes; equal sizes at `mentioned` mean equal kernels.")
         .def("at", &SizedKernels::at, "sizes"_a,
-             nb::sig("def at(self, sizes: collections.abc.Sequence[int]) -> list[Kernel | None]"),
+             nb::sig("def at(self, sizes: collections.abc.Sequence[int]) -> list[SizedKernel | None]"),
              "Return the kernel of each node; None if there is none for these sizes.")
         .def(
             "kept", &SizedKernels::kept,

@@ -48,7 +48,8 @@ def test_packed_copies_follow_versions(kind):
     held, packed = Held(weights), PackedArrays(lambda: held.version)
     kernel = make_kernel("cpu", node, KernelContext(threads=2, constant_inputs={1: held}))
     for version in range(3):
-        wanted = [PackedOperand(0, held, kernel if kernel.packed_inputs else None, 1)]
+        packs = bool(kernel.packed_inputs)
+        wanted = [PackedOperand(0, held, kernel, 1, kernel.packed_layout(1)) if packs else PackedOperand(0, held)]
         (operand,) = packed.get(wanted)
         assert packed.get(wanted)[0] is operand
         got = run_kernel(kernel, node, [data, operand])[0]
