@@ -112,7 +112,8 @@ class _SizedInstance:
         self, program: SizedProgram, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray
     ) -> list[Any]:
         results = program.allocate_results(buffers)
-        arrays = [x if isinstance(x, np.ndarray) else None for x in inputs]  # no step reads other inputs
+        ndarray = np.ndarray
+        arrays = [x if isinstance(x, ndarray) else None for x in inputs]  # no step reads other inputs
         program.run_native(self.native, [*arrays, *results], arena)
         return results
 
