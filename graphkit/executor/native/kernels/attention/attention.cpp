@@ -10,6 +10,7 @@
 #include "primitives/pieces.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -29,8 +30,7 @@ namespace {
 // With statistics, [N, H, L], further results are each row's largest score and its sum of exp(score - largest).
 class Attention : public Kernel {
   public:
-    Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
-              double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last,
+    Attention(const Dims& q, const Dims& k, const Dims& v, const AttentionOptions& options,
               const std::optional<std::int64_t>& past, bool keys_returned, bool values_returned, bool statistics,
               int threads);
 
@@ -102,14 +102,13 @@ Dims with_rows(Dims whole, std::int64_t rows) {
 
 }  // namespace
 
-Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
-                     double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last,
+Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const AttentionOptions& options,
                      const std::optional<std::int64_t>& past, bool keys_returned, bool values_returned, bool statistics,
                      int threads)
     : Kernel("Attention", threads),
       table_(attention_table()),
-      masked_(mask.has_value()),
-      boolean_mask_(boolean_mask),
+      masked_(options.mask.has_value()),
+      boolean_mask_(options.boolean_mask),
       past_(past),
       keys_returned_(keys_returned),
       values_returned_(values_returned),
@@ -119,19 +118,19 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
         inputs_.push_back({"past_k", with_rows(k, *past)});
         inputs_.push_back({"past_v", with_rows(v, *past)});
     }
-    if (mask) {
-        inputs_.push_back({"mask", *mask, boolean_mask ? ElementType::boolean : ElementType::f32});
+    if (options.mask) {
+        inputs_.push_back({"mask", *options.mask, boolean_mask_ ? ElementType::boolean : ElementType::f32});
     }
     const auto fail = [&](const std::string& what) { throw NativeError(describe() + ": " + what); };
     if (q.size() != 4 || k.size() != 4 || v.size() != 4) {
         fail("query, key and value must have four axes");
     }
-    const std::size_t head_axis = heads_last ? 2 : 1;
-    const std::size_t row_axis = heads_last ? 1 : 2;
+    const std::size_t head_axis = options.heads_last ? 2 : 1;
+    const std::size_t row_axis = options.heads_last ? 1 : 2;
     batch_ = q[0];
     heads_ = q[head_axis];
     queries_ = q[row_axis];
-    if (past && (heads_last || *past < 0)) {
+    if (past && (options.heads_last || *past < 0)) {
         fail("with past keys, the layout must be [batch, heads, rows, size], and the number of past rows at least 0");
     }
     const std::int64_t keys = past.value_or(0) + k[row_axis];
@@ -142,15 +141,15 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
         fail("the shapes of query, key and value do not fit together");
     }
     sharing_ = groups == heads_ ? 1 : heads_ / groups;
-    set_results(k, v, keys, output_heads_last);
-    q_ = head_rows(heads_, queries_, q[3], heads_last);
-    k_ = head_rows(groups, keys, k[3], heads_last);
-    v_ = head_rows(groups, keys, v[3], heads_last);
-    y_ = head_rows(heads_, queries_, v[3], output_heads_last);
-    if (mask) {
-        mask_strides_ = mask_strides(*mask, {batch_, heads_, queries_, keys}, describe());
+    set_results(k, v, keys, options.output_heads_last);
+    q_ = head_rows(heads_, queries_, q[3], options.heads_last);
+    k_ = head_rows(groups, keys, k[3], options.heads_last);
+    v_ = head_rows(groups, keys, v[3], options.heads_last);
+    y_ = head_rows(heads_, queries_, v[3], options.output_heads_last);
+    if (options.mask) {
+        mask_strides_ = mask_strides(*options.mask, {batch_, heads_, queries_, keys}, describe());
     }
-    block_.causal_offset = causal ? keys - queries_ : keys;
+    block_.causal_offset = options.causal ? keys - queries_ : keys;
     if (queries_ == 1 && sharing_ > 1) {
         put_sharers_together();
         block_.causal_offset = keys;  // the only query of a head sees all
@@ -162,8 +161,8 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     block_.k_stride = k_.row;
     block_.v_stride = v_.row;
     block_.y_stride = y_.row;
-    block_.scale = static_cast<float>(scale);
-    block_.hidden_score = static_cast<float>(hidden_score);
+    block_.scale = static_cast<float>(options.scale);
+    block_.hidden_score = static_cast<float>(options.hidden_score);
     block_.mask_row = mask_strides_[2];
     block_.mask_key = mask_strides_[3];
 }
@@ -328,14 +327,45 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
     });
 }
 
+// past: the number of cached rows, which come before k and v.
+static std::unique_ptr<Kernel> attention_of(const NodeSpec& node, std::size_t mask_at,
+                                            const std::optional<std::int64_t>& past, bool statistics) {
+    if (node.outputs[0].type != ElementType::f32) {
+        return nullptr;
+    }
+    const auto shape = [&](std::size_t position) -> const Dims& { return node.input(position).tensor.shape; };
+    return std::make_unique<Attention>(shape(0), shape(1), shape(2), attention_options(node, mask_at), past,
+                                       node.is_used(1), node.is_used(2), statistics, node.threads);
+}
+
+GRAPHKIT_KERNEL("ai.graphkit", FusedAttention) {
+    return attention_of(node, 3, std::nullopt, false);
+}
+
+GRAPHKIT_KERNEL("ai.graphkit", FusedAttentionWithStatistics) {
+    return attention_of(node, 3, std::nullopt, true);
+}
+
+GRAPHKIT_KERNEL("ai.graphkit", CachedAttention) {
+    return attention_of(node, 5, node.input(3).tensor.shape.at(2), false);
+}
+
 GRAPHKIT_BINDINGS(attention) {
     nb::class_<Attention, Kernel>(m, "Attention")
-        .def(nb::init<const Dims&, const Dims&, const Dims&, const std::optional<Dims>&, bool, double, double, bool,
-                      bool, bool, const std::optional<std::int64_t>&, bool, bool, bool, int>(),
-             "q"_a, "k"_a, "v"_a, "mask"_a.none() = nb::none(), "boolean_mask"_a = false, "scale"_a = 1.0,
-             "hidden_score"_a = 0.0, "causal"_a = false, "heads_last"_a = false, "output_heads_last"_a = false,
-             "past"_a = nb::none(), "keys_returned"_a = true, "values_returned"_a = true, "statistics"_a = false,
-             "threads"_a = 0);
+        .def(
+            "__init__",
+            [](Attention* self, const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask,
+               bool boolean_mask, double scale, double hidden_score, bool causal, bool heads_last,
+               bool output_heads_last, const std::optional<std::int64_t>& past, bool keys_returned,
+               bool values_returned, bool statistics, int threads) {
+                const AttentionOptions options{mask,       boolean_mask,     scale, hidden_score, causal,
+                                               heads_last, output_heads_last};
+                new (self) Attention(q, k, v, options, past, keys_returned, values_returned, statistics, threads);
+            },
+            "q"_a, "k"_a, "v"_a, "mask"_a.none() = nb::none(), "boolean_mask"_a = false, "scale"_a = 1.0,
+            "hidden_score"_a = 0.0, "causal"_a = false, "heads_last"_a = false, "output_heads_last"_a = false,
+            "past"_a = nb::none(), "keys_returned"_a = true, "values_returned"_a = true, "statistics"_a = false,
+            "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -8,6 +8,7 @@
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -22,9 +23,7 @@ namespace {
 // its term of dq. The number of parts depends on the shapes only, so that the sums of dq do, too.
 class AttentionGradient : public Kernel {
   public:
-    AttentionGradient(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
-                      double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last,
-                      int threads);
+    AttentionGradient(const Dims& q, const Dims& k, const Dims& v, const AttentionOptions& options, int threads);
 
     std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
@@ -78,22 +77,22 @@ void clear_rows(float* rows, std::int64_t stride, std::int64_t count, std::int64
 
 }  // namespace
 
-AttentionGradient::AttentionGradient(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask,
-                                     bool boolean_mask, double scale, double hidden_score, bool causal, bool heads_last,
-                                     bool output_heads_last, int threads)
+AttentionGradient::AttentionGradient(const Dims& q, const Dims& k, const Dims& v, const AttentionOptions& options,
+                                     int threads)
     : Kernel("AttentionGradient", threads),
       table_(attention_gradient_table()),
-      masked_(mask.has_value()),
-      boolean_mask_(boolean_mask),
-      causal_(causal) {
-    const ElementType mask_type = boolean_mask ? ElementType::boolean : ElementType::f32;
+      masked_(options.mask.has_value()),
+      boolean_mask_(options.boolean_mask),
+      causal_(options.causal) {
+    const std::optional<Dims>& mask = options.mask;
+    const ElementType mask_type = boolean_mask_ ? ElementType::boolean : ElementType::f32;
     inputs_ = {{"q", q}, {"k", k}, {"v", v}, {"mask", mask.value_or(Dims{}), mask_type, !mask}};
     const auto fail = [&](const std::string& what) { throw NativeError(describe() + ": " + what); };
     if (q.size() != 4 || k.size() != 4 || v.size() != 4) {
         fail("query, key and value must have four axes");
     }
-    const std::size_t head_axis = heads_last ? 2 : 1;
-    const std::size_t row_axis = heads_last ? 1 : 2;
+    const std::size_t head_axis = options.heads_last ? 2 : 1;
+    const std::size_t row_axis = options.heads_last ? 1 : 2;
     batch_ = q[0];
     heads_ = q[head_axis];
     queries_ = q[row_axis];
@@ -102,30 +101,31 @@ AttentionGradient::AttentionGradient(const Dims& q, const Dims& k, const Dims& v
         k[3] != q[3]) {
         fail("the shapes of query, key and value do not fit together");
     }
-    const Dims y = output_heads_last ? Dims{batch_, queries_, heads_, v[3]} : Dims{batch_, heads_, queries_, v[3]};
+    const Dims y =
+        options.output_heads_last ? Dims{batch_, queries_, heads_, v[3]} : Dims{batch_, heads_, queries_, v[3]};
     const Dims statistics = {batch_, heads_, queries_};
     inputs_.insert(inputs_.end(), {{"y", y}, {"largest", statistics}, {"total", statistics}, {"dy", y}});
     outputs_ = {
         {"dq", q, ElementType::f32, true}, {"dk", k, ElementType::f32, true}, {"dv", v, ElementType::f32, true}};
-    q_ = head_rows(heads_, queries_, q[3], heads_last);
-    k_ = head_rows(heads_, keys_, k[3], heads_last);
-    v_ = head_rows(heads_, keys_, v[3], heads_last);
-    y_ = head_rows(heads_, queries_, v[3], output_heads_last);
+    q_ = head_rows(heads_, queries_, q[3], options.heads_last);
+    k_ = head_rows(heads_, keys_, k[3], options.heads_last);
+    v_ = head_rows(heads_, keys_, v[3], options.heads_last);
+    y_ = head_rows(heads_, queries_, v[3], options.output_heads_last);
     if (mask) {
         mask_strides_ = mask_strides(*mask, {batch_, heads_, queries_, keys_}, describe());
     }
     const std::int64_t wanted = kParts / std::max<std::int64_t>(batch_ * heads_, 1);
     parts_ = std::clamp<std::int64_t>(std::min(wanted, keys_ / kPartKeys), 1, kParts);
     part_keys_ = (keys_ + parts_ - 1) / parts_;
-    block_.causal_offset = causal ? keys_ - queries_ : keys_;
+    block_.causal_offset = options.causal ? keys_ - queries_ : keys_;
     block_.depth = q[3];
     block_.value_depth = v[3];
     block_.q_stride = q_.row;
     block_.k_stride = k_.row;
     block_.v_stride = v_.row;
     block_.y_stride = y_.row;
-    block_.scale = static_cast<float>(scale);
-    block_.hidden_score = static_cast<float>(hidden_score);
+    block_.scale = static_cast<float>(options.scale);
+    block_.hidden_score = static_cast<float>(options.hidden_score);
     block_.mask_row = mask_strides_[2];
     block_.mask_key = mask_strides_[3];
 }
@@ -241,13 +241,28 @@ void AttentionGradient::run(const void* const* inputs, void* const* outputs, std
     add_terms(given);
 }
 
+GRAPHKIT_KERNEL("ai.graphkit", FusedAttentionGrad) {
+    if (node.outputs[0].type != ElementType::f32) {
+        return nullptr;
+    }
+    const auto shape = [&](std::size_t position) -> const Dims& { return node.input(position).tensor.shape; };
+    return std::make_unique<AttentionGradient>(shape(0), shape(1), shape(2), attention_options(node, 3), node.threads);
+}
+
 GRAPHKIT_BINDINGS(attention_gradient) {
     nb::class_<AttentionGradient, Kernel>(m, "AttentionGradient")
-        .def(nb::init<const Dims&, const Dims&, const Dims&, const std::optional<Dims>&, bool, double, double, bool,
-                      bool, bool, int>(),
-             "q"_a, "k"_a, "v"_a, "mask"_a.none() = nb::none(), "boolean_mask"_a = false, "scale"_a = 1.0,
-             "hidden_score"_a = 0.0, "causal"_a = false, "heads_last"_a = false, "output_heads_last"_a = false,
-             "threads"_a = 0);
+        .def(
+            "__init__",
+            [](AttentionGradient* self, const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask,
+               bool boolean_mask, double scale, double hidden_score, bool causal, bool heads_last,
+               bool output_heads_last, int threads) {
+                const AttentionOptions options{mask,       boolean_mask,     scale, hidden_score, causal,
+                                               heads_last, output_heads_last};
+                new (self) AttentionGradient(q, k, v, options, threads);
+            },
+            "q"_a, "k"_a, "v"_a, "mask"_a.none() = nb::none(), "boolean_mask"_a = false, "scale"_a = 1.0,
+            "hidden_score"_a = 0.0, "causal"_a = false, "heads_last"_a = false, "output_heads_last"_a = false,
+            "threads"_a = 0);
 }
 
 }  // namespace graphkit

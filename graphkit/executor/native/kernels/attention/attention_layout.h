@@ -1,14 +1,42 @@
-// Where the heads and rows of attention's operands lie.
+// What the kernels of attention have in common: their options, and where the heads and rows of their operands lie.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 
 namespace graphkit {
+
+struct AttentionOptions {
+    std::optional<Dims> mask;
+    bool boolean_mask = false;
+    double scale = 1.0;
+    double hidden_score = 0.0;  // where a boolean mask is false
+    bool causal = false;
+    bool heads_last = false;
+    bool output_heads_last = false;
+};
+
+// What a node of attention says, whose mask is the operand `mask_at`.
+inline AttentionOptions attention_options(const NodeSpec& node, std::size_t mask_at) {
+    AttentionOptions options;
+    if (node.has_input(mask_at)) {
+        const TensorSpec& mask = node.input(mask_at).tensor;
+        options.mask = mask.shape;
+        options.boolean_mask = mask.type == ElementType::boolean;
+    }
+    options.scale = node.real("scale");
+    options.hidden_score = node.real("mask_value");
+    options.causal = node.integer("causal") != 0;
+    options.heads_last = node.text("layout") == "NLHD";
+    options.output_heads_last = node.text("output_layout") == "NLHD";
+    return options;
+}
 
 // Strides of an operand [batch, heads, rows, columns], or [batch, rows, heads, columns] with the heads last. Elements
 // of a row are neighbours.
