@@ -84,7 +84,7 @@ def _space_to_depth(node: Node, x: Shape, y: Shape) -> View:
 
 
 # By the name of an operator of ai.onnx: a function from a node, the shape of its first operand and that of its result
-# to the view. It returns None if the view is known only in a run. See also ELEMENTS_READ.
+# to the view. It returns None if the view is known only in a run.
 VIEWS: dict[str, Callable[[Node, Shape, Shape], View | None]] = {
     "Slice": _slice,
     "Transpose": _transpose,
@@ -93,6 +93,3 @@ VIEWS: dict[str, Callable[[Node, Shape, Shape], View | None]] = {
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
 }
-
-# Positions of the operands whose elements such a function reads.
-ELEMENTS_READ: dict[str, tuple[int, ...]] = {"Slice": (1, 2, 3, 4), "Tile": (1,)}

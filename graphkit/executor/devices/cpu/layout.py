@@ -1,23 +1,37 @@
-"""Data movement in an order that is known when the kernel is made. Each kernel copies a strided view of its operand."""
+"""Slices: bounds may depend on symbolic sizes."""
 
 from __future__ import annotations
 
-from graphkit.executor.devices.cpu._base import native, present, sized_kernel
-from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.executor.devices.operands import dtype
-from graphkit.executor.devices.registry import Shapes
-from graphkit.executor.devices.views import ELEMENTS_READ, VIEWS
-from graphkit.ir.graph import Node
+from collections.abc import Sequence
+
+from graphkit.executor.devices.cpu._base import native, prepared_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import constants, dtype, operand
+from graphkit.executor.devices.registry import SizedFactory
+from graphkit.ir.dims import is_static
+from graphkit.ir.graph import Node, Value
 
 
-def _view(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-    """Return the kernel that copies a strided view of input 0 to its output; None if the view is not known."""
-    x, y = present(inputs[0]), present(outputs[0])
-    view = VIEWS[node.op.name](node, x, y)
-    if view is None:
+@prepared_kernel("Slice")
+def _slice(node: Node, context: KernelContext) -> SizedFactory | None:
+    """Make the kernels of all sizes, if all bounds are known, or the result's size along their axes replaces them."""
+    starts, ends = _bounds(operand(node, 1)), _bounds(operand(node, 2))
+    if starts is None or ends is None:
         return None
-    return native.StridedView(node.op.name, x, y, view.sizes, view.strides, view.offset, dtype(node), context.threads)
+    axes = _known(operand(node, 3), range(len(starts)))
+    steps = _known(operand(node, 4), [1] * len(starts))
+    if axes is None or steps is None:
+        return None
+    return native.SliceFactory(list(zip(axes, starts, ends, steps, strict=True)), dtype(node), context.threads)
 
 
-for _name in VIEWS:
-    sized_kernel(_name, reads=ELEMENTS_READ.get(_name, ()))(_view)
+def _bounds(value: Value | None) -> list[int | None] | None:
+    """Return the elements of an operand, None for those that depend on sizes; None if they are known only in a run."""
+    if value is None or value.tensor.value is None:
+        return None
+    return [size if is_static(size) else None for size in value.tensor.value]
+
+
+def _known(value: Value | None, default: Sequence[int]) -> Sequence[int] | None:
+    """Return the elements of an operand, by default `default`; None if they are not known."""
+    return default if value is None else constants(value)

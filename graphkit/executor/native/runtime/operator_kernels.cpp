@@ -53,16 +53,21 @@ void require_operands(const Kernel& kernel, const NodeSpec& node) {
     }
 }
 
-template <typename T>
-const T& attribute(const NodeSpec& node, const std::string& name) {
+const std::optional<NodeSpec::Attribute>& given(const NodeSpec& node, const std::string& name) {
     const auto found = node.attributes->find(name);
     if (found == node.attributes->end()) {
         throw NativeError("the operator has no attribute " + name);
     }
-    if (!found->second) {
+    return found->second;
+}
+
+template <typename T>
+const T& attribute(const NodeSpec& node, const std::string& name) {
+    const std::optional<NodeSpec::Attribute>& found = given(node, name);
+    if (!found) {
         throw Unsupported("no value for " + name);
     }
-    const T* value = std::get_if<T>(&*found->second);
+    const T* value = std::get_if<T>(&*found);
     if (value == nullptr) {
         throw NativeError("the attribute " + name + " has the wrong type");
     }
@@ -164,6 +169,10 @@ const std::vector<std::int64_t>& NodeSpec::elements(std::size_t position) const 
 
 bool NodeSpec::is_constant(std::size_t position) const {
     return std::find(constants.begin(), constants.end(), position) != constants.end();
+}
+
+bool NodeSpec::has_attribute(const std::string& name) const {
+    return given(*this, name).has_value();
 }
 
 std::int64_t NodeSpec::integer(const std::string& name) const {

@@ -42,6 +42,9 @@ struct NodeSpec {
     bool is_used(std::size_t output) const { return output >= used.size() || used[output]; }
     bool is_constant(std::size_t position) const;
 
+    // Whether the node gives an attribute that may be left out. Throws NativeError when the operator has no such one.
+    bool has_attribute(const std::string& name) const;
+
     bool has_input(std::size_t position) const { return position < inputs.size() && inputs[position].has_value(); }
     // Throws Unsupported when the operand is absent, or its elements are not known.
     const Input& input(std::size_t position) const;

@@ -1,12 +1,14 @@
 // Kernels whose output is the input in another order: regular views of it, and reversed sequences.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "primitives/elements.h"
 #include "primitives/slice_copy.h"
 #include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/kernel_factory.h"
 #include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
@@ -95,12 +97,167 @@ void ReverseSequence::run(const void* const* inputs, void* const* outputs, std::
     }
 }
 
+// --- which view of its operand an operator copies -----------------------------------------------------
+
+namespace {
+
+// The elements x[offset + i . strides] for all i below `sizes`.
+struct View {
+    Dims sizes;
+    Dims strides;
+    std::int64_t offset = 0;
+};
+
+std::unique_ptr<Kernel> copy_of(std::string operation, const NodeSpec& node, const View& view) {
+    const TensorSpec& x = node.input(0).tensor;
+    return std::make_unique<StridedView>(std::move(operation), x.shape, node.outputs[0].shape, view.sizes, view.strides,
+                                         view.offset, x.type, node.threads);
+}
+
+// x reshaped to `split` and transposed to `order`.
+View ordered(const Dims& split, const Dims& order) {
+    const Dims strides = row_major(split);
+    View view;
+    for (const std::int64_t axis : order) {
+        view.sizes.push_back(split.at(static_cast<std::size_t>(axis)));
+        view.strides.push_back(strides[static_cast<std::size_t>(axis)]);
+    }
+    return view;
+}
+
+// x broadcast to the shape of y.
+View expanded(const Dims& x, const Dims& y) {
+    if (x.size() > y.size()) {
+        throw NativeError("Expand: the result " + to_string(y) + " has fewer axes than " + to_string(x));
+    }
+    const Dims own = row_major(x);
+    View view{y, Dims(y.size(), 0)};
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        view.strides[y.size() - x.size() + i] = x[i] == 1 ? 0 : own[i];
+    }
+    return view;
+}
+
+View tiled(const Dims& x, const Dims& repeats) {
+    if (repeats.size() != x.size()) {
+        throw NativeError("Tile: " + std::to_string(repeats.size()) + " repeats for x " + to_string(x));
+    }
+    const Dims own = row_major(x);
+    View view;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        view.sizes.insert(view.sizes.end(), {repeats[i], x[i]});
+        view.strides.insert(view.strides.end(), {0, own[i]});
+    }
+    return view;
+}
+
+View depth_to_space(const Dims& x, std::int64_t b, bool depth_last) {
+    const std::int64_t depth = x.at(1) / (b * b);
+    return depth_last ? ordered({x[0], b, b, depth, x.at(2), x.at(3)}, {0, 3, 4, 1, 5, 2})
+                      : ordered({x[0], depth, b, b, x.at(2), x.at(3)}, {0, 1, 4, 2, 5, 3});
+}
+
+View space_to_depth(const Dims& x, std::int64_t b, bool depth_last) {
+    return ordered({x.at(0), x.at(1), x.at(2) / b, b, x.at(3) / b, b},
+                   depth_last ? Dims{0, 3, 5, 1, 2, 4} : Dims{0, 1, 3, 5, 2, 4});
+}
+
+// What a slice takes of one axis. A bound without a value is an expression of symbolic sizes.
+struct SlicedAxis {
+    std::int64_t axis;  // counted from the front, or negative from the end
+    std::optional<std::int64_t> start;
+    std::optional<std::int64_t> end;
+    std::int64_t step;
+
+    // The first position that is taken of `size`, `taken` in all: the start, clamped, or what the end says of it.
+    std::int64_t first(std::int64_t size, std::int64_t taken) const {
+        const auto from_front = [&](std::int64_t bound) { return bound < 0 ? bound + size : bound; };
+        if (!start) {
+            return std::clamp<std::int64_t>(from_front(*end), 0, size) - taken;
+        }
+        const std::int64_t at = from_front(*start);
+        return step > 0 ? std::clamp<std::int64_t>(at, 0, size) : std::min(std::max<std::int64_t>(at, 0), size - 1);
+    }
+};
+
+// Makes the kernels of a Slice. The number of elements along an axis is that of the result, so that one bound suffices.
+class SliceFactory final : public KernelFactory {
+  public:
+    SliceFactory(std::vector<SlicedAxis> axes, ElementType type, int threads)
+        : axes_(std::move(axes)), type_(type), threads_(threads) {
+        for (const SlicedAxis& along : axes_) {
+            if (along.step == 0) {
+                throw NativeError("Slice: a step is 0");
+            }
+            if (!along.start && (!along.end || along.step != 1)) {
+                throw Unsupported("the start of a slice follows from its end if that is known and the step is 1");
+            }
+        }
+    }
+
+    std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes& outputs) const override {
+        const Dims &x = present(inputs, 0), &y = present(outputs, 0);
+        if (x.size() != y.size()) {
+            throw NativeError("Slice: x " + to_string(x) + " and the result " + to_string(y) +
+                              " have different numbers of axes");
+        }
+        const Dims places = row_major(x);
+        View view{y, places};
+        for (const SlicedAxis& along : axes_) {
+            const std::size_t i = checked_axis(along.axis, x.size());
+            const std::int64_t first = y[i] == 0 ? 0 : along.first(x[i], y[i]);
+            const std::int64_t last = first + (y[i] - 1) * along.step;
+            if (y[i] != 0 && (std::min(first, last) < 0 || std::max(first, last) >= x[i])) {
+                throw NativeError("Slice: no " + std::to_string(y[i]) + " elements along axis " + std::to_string(i) +
+                                  " of x " + to_string(x) + " from " + std::to_string(first) + " on");
+            }
+            view.strides[i] = y[i] > 1 ? along.step * places[i] : 0;
+            view.offset += first * places[i];
+        }
+        return std::make_unique<StridedView>("Slice", x, y, view.sizes, view.strides, view.offset, type_, threads_);
+    }
+
+  private:
+    std::vector<SlicedAxis> axes_;
+    ElementType type_;
+    int threads_;
+};
+
+}  // namespace
+
+GRAPHKIT_KERNEL("", Transpose) {
+    Dims order(node.input(0).tensor.shape.size());
+    std::iota(order.rbegin(), order.rend(), 0);
+    if (node.has_attribute("perm")) {
+        order = node.integers("perm");
+    }
+    return copy_of("Transpose", node, ordered(node.input(0).tensor.shape, order));
+}
+
+GRAPHKIT_KERNEL("", Expand) {
+    return copy_of("Expand", node, expanded(node.input(0).tensor.shape, node.outputs[0].shape));
+}
+
+GRAPHKIT_KERNEL("", Tile) {
+    return copy_of("Tile", node, tiled(node.input(0).tensor.shape, node.elements(1)));
+}
+
+GRAPHKIT_KERNEL("", DepthToSpace) {
+    const View view = depth_to_space(node.input(0).tensor.shape, node.integer("blocksize"), node.text("mode") == "DCR");
+    return copy_of("DepthToSpace", node, view);
+}
+
+GRAPHKIT_KERNEL("", SpaceToDepth) {
+    const View view = space_to_depth(node.input(0).tensor.shape, node.integer("blocksize"), node.text("mode") == "DCR");
+    return copy_of("SpaceToDepth", node, view);
+}
+
 GRAPHKIT_KERNEL("", ReverseSequence) {
     const TensorSpec& x = node.input(0).tensor;
     return std::make_unique<ReverseSequence>(x.shape, node.integer("batch_axis") == 0, x.type, node.threads);
 }
 
-GRAPHKIT_BINDINGS(layout) {
+GRAPHKIT_BINDINGS(layout, "sized_kernels") {
     nb::class_<StridedView, Kernel>(m, "StridedView", "y = x[offset + i . strides] for all i below sizes.")
         .def(
             "__init__",
@@ -110,6 +267,20 @@ GRAPHKIT_BINDINGS(layout) {
                     StridedView(name, std::move(x), std::move(y), sizes, strides, offset, element_type(dtype), threads);
             },
             "name"_a, "x"_a, "y"_a, "sizes"_a, "strides"_a, "offset"_a, "dtype"_a, "threads"_a = 0);
+    using Axis = std::tuple<std::int64_t, std::optional<std::int64_t>, std::optional<std::int64_t>, std::int64_t>;
+    nb::class_<SliceFactory, KernelFactory>(m, "SliceFactory", "Makes the kernels of a Slice.")
+        .def(
+            "__init__",
+            [](SliceFactory* self, const std::vector<Axis>& axes, Text dtype, int threads) {
+                std::vector<SlicedAxis> sliced;
+                for (const auto& [axis, start, end, step] : axes) {
+                    sliced.push_back({axis, start, end, step});
+                }
+                new (self) SliceFactory(std::move(sliced), element_type(dtype), threads);
+            },
+            "axes"_a, "dtype"_a, "threads"_a,
+            "axes: (axis, start, end, step). A bound that depends on the sizes is None; raises Unsupported if the "
+            "other one and the shapes do not replace it.");
     nb::class_<ReverseSequence, Kernel>(m, "ReverseSequence")
         .def(
             "__init__",
