@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.executor.devices.cpu._base import kernel, native, prepared_kernel, present
+from graphkit.executor.devices.cpu._base import kernel, native, prepared_kernel
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import shape
 from graphkit.executor.devices.registry import SizedFactory
@@ -34,12 +34,9 @@ def _forward(node: Node, context: KernelContext, layer: Any, saves: bool) -> Siz
     x = node.inputs[0]
     if x is None or x.dtype is not DType.FLOAT32:
         return None
-    options = _options(layer)
-    return lambda inputs, outputs: native.Recurrent(
+    return native.RecurrentFactory(
         layer.name,
-        present(inputs[0]),
-        present(inputs[2])[2],
-        **options,
+        **_options(layer),
         pack_w=1 in context.constant_inputs,
         pack_r=2 in context.constant_inputs,
         saves=saves,
