@@ -97,6 +97,7 @@ class Tile(Op):
 
     inputs = ("x", "repeats")
     types = {"x": ANY, "repeats": INT64}
+    symbolic_inference = True
     onnx = Onnx("Tile", since=13)
     samples = (
         Sample((2, 3), i64(2, 2)),
@@ -114,7 +115,7 @@ class Tile(Op):
             raise TypeMismatch(f"repeats needs one number per axis of {shape_text(x.shape)}; it has {count}")
         if repeats.value is None:
             return TensorType(x.dtype, fresh_shape(len(x.shape)))
-        if any(dims.is_static(r) and r < 0 for r in repeats.value):
+        if not all(dims.may_reach(r, 0) for r in repeats.value):
             raise TypeMismatch(f"repeats must not be negative: {repeats}")
         shape = [size * r for size, r in zip(x.shape, repeats.value, strict=True)]
         size, value = dims.product(shape), None
@@ -143,6 +144,11 @@ def _check_mode(mode: str) -> None:
         raise UsageError(f"mode must be 'DCR' or 'CRD', not {mode!r}")
 
 
+def _divides(divisor: int, size: Dim) -> bool:
+    """Return whether `size` may be a multiple of `divisor`."""
+    return dims.may_equal(dims.floordiv(size, divisor) * divisor, size)
+
+
 @op
 class DepthToSpace(Op):
     """Rearrange blocks of channels to blocks of pixels: [N, C*b*b, H, W] to [N, C, H*b, W*b].
@@ -155,6 +161,7 @@ class DepthToSpace(Op):
     per_example = ("x",)
     inputs = ("x",)
     types = {"x": ANY}
+    symbolic_inference = True
     onnx = Onnx("DepthToSpace", since=28)
     samples = (
         Sample((1, 8, 2, 3), blocksize=2),
@@ -168,7 +175,7 @@ class DepthToSpace(Op):
         if x.shape is None:
             return TensorType(x.dtype, fresh_shape(4))
         b = self.blocksize
-        if len(x.shape) != 4 or (dims.is_static(x.shape[1]) and x.shape[1] % (b * b)):
+        if len(x.shape) != 4 or not _divides(b * b, x.shape[1]):
             raise TypeMismatch(f"DepthToSpace takes [N, C*{b}*{b}, H, W], not {shape_text(x.shape)}")
         n, c, h, w = x.shape
         return TensorType(x.dtype, [n, dims.floordiv(c, b * b), h * b, w * b])
@@ -196,6 +203,7 @@ class SpaceToDepth(Op):
     per_example = ("x",)
     inputs = ("x",)
     types = {"x": ANY}
+    symbolic_inference = True
     onnx = Onnx("SpaceToDepth", since=28)
     samples = (
         Sample((1, 2, 4, 6), blocksize=2),
@@ -209,7 +217,7 @@ class SpaceToDepth(Op):
         if x.shape is None:
             return TensorType(x.dtype, fresh_shape(4))
         b = self.blocksize
-        if len(x.shape) != 4 or any(dims.is_static(d) and d % b for d in x.shape[2:]):
+        if len(x.shape) != 4 or not all(_divides(b, size) for size in x.shape[2:]):
             raise TypeMismatch(f"SpaceToDepth takes [N, C, H*{b}, W*{b}], not {shape_text(x.shape)}")
         n, c, h, w = x.shape
         return TensorType(x.dtype, [n, c * (b * b), dims.floordiv(h, b), dims.floordiv(w, b)])
