@@ -37,6 +37,7 @@ class OfLayer(Op):
     layer: ClassVar[type[Recurrence]]
     # Scans of native steps are an order of magnitude faster than the recurrence of `reference`.
     composite: ClassVar[bool] = True
+    symbolic_inference = True
     activation_alpha: tuple[float, ...] | None = None
     activation_beta: tuple[float, ...] | None = None
     activations: tuple[str, ...] | None = None

@@ -2,6 +2,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphkit.executor.lower.template import Template, _Step
 
 # What several files of tests here share: compiled_graph.py.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[_Step]:
+    """The distinct steps of the templates that the test makes."""
+    found: list[_Step] = []
+    make = Template.__init__
+
+    def recorded(self: Template, *arguments: Any) -> None:
+        make(self, *arguments)
+        found.extend([*self._native_steps, *self._python_steps])
+
+    monkeypatch.setattr(Template, "__init__", recorded)
+    return found

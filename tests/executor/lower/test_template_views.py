@@ -11,27 +11,13 @@ from onnx.reference import ReferenceEvaluator
 
 import graphkit as gk
 from graphkit.errors import TypeMismatch
-from graphkit.executor.lower.template import Template, _Step
+from graphkit.executor.lower.template import _Step
 from graphkit.executor.run.sized_program import SizedProgram
 from graphkit.ir.graph import Value
 from graphkit.ops import F
 
 RNG = np.random.default_rng(0)
 LAST = np.int64(2**63 - 1)
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[_Step]:
-    """The distinct steps of all templates that are made."""
-    found: list[_Step] = []
-    make = Template.__init__
-
-    def recorded(self: Template, *arguments: Any) -> None:
-        make(self, *arguments)
-        found.extend([*self._native_steps, *self._python_steps])
-
-    monkeypatch.setattr(Template, "__init__", recorded)
-    return found
 
 
 def size_of(x: Value, axis: int) -> Value:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.executor.devices.cpu._base import kernel, native, prepared_kernel
-from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.cpu._base import native, prepared_kernel
+from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import SizedFactory
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
@@ -53,21 +52,17 @@ def _recurrence(node: Node, context: KernelContext) -> SizedFactory | None:
     return _forward(node, context, op.forward, saves=True)
 
 
-def _recurrence_grad(node: Node, context: KernelContext) -> Kernel | None:
+def _recurrence_grad(node: Node, context: KernelContext) -> SizedFactory | None:
     op = operator(node, OfLayer)
-    named = op.named_inputs(node.inputs)
     if not _is_float(node):
         return None
-    _, steps, batch, _ = shape(named["gates"])
-    layer = op.forward
-    hidden = shape(named["r"])[2]
+    names = [formal.name for formal in op.formals]
     read = context.used_outputs
-    return native.RecurrentGrad(
-        layer.name,
-        steps,
-        batch,
-        hidden,
-        **_options(layer),
+    return native.RecurrentGradFactory(
+        op.forward.name,
+        gates=names.index("gates"),
+        r=names.index("r"),
+        **_options(op.forward),
         reads_gates=read[0],
         reads_other=read[-1],
         threads=context.threads,
@@ -77,4 +72,4 @@ def _recurrence_grad(node: Node, context: KernelContext) -> Kernel | None:
 for _name in ("RNN", "GRU", "LSTM"):
     prepared_kernel(_name)(_recurrent)
     prepared_kernel(f"{_name}Recurrence", DOMAIN, covers=_is_float)(_recurrence)
-    kernel(f"{_name}RecurrenceGrad", DOMAIN, covers=_is_float)(_recurrence_grad)
+    prepared_kernel(f"{_name}RecurrenceGrad", DOMAIN, covers=_is_float)(_recurrence_grad)

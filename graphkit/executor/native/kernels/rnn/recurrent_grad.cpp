@@ -8,6 +8,7 @@
 #include "runtime/bindings.h"
 #include "runtime/isa.h"
 #include "runtime/kernel.h"
+#include "runtime/kernel_factory.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -442,7 +443,38 @@ void RecurrentGrad::run(const void* const* inputs, void* const* outputs, std::by
     run_recurrence(memory);
 }
 
-GRAPHKIT_BINDINGS(recurrent_grad) {
+namespace {
+
+// Makes the kernels of a layer's gradient: the operands `gates` and `r`, of these positions, tell the sizes.
+class RecurrentGradFactory final : public KernelFactory {
+  public:
+    RecurrentGradFactory(std::string kind, std::size_t gates, std::size_t r, RecurrentOptions options, bool reads_gates,
+                         bool reads_other, int threads)
+        : kind_(std::move(kind)),
+          gates_(gates),
+          r_(r),
+          options_(std::move(options)),
+          reads_gates_(reads_gates),
+          reads_other_(reads_other),
+          threads_(threads) {}
+
+    std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes&) const override {
+        const Dims& gates = present(inputs, gates_);
+        return std::make_unique<RecurrentGrad>(kind_, gates.at(1), gates.at(2), present(inputs, r_).at(2), options_,
+                                               reads_gates_, reads_other_, threads_);
+    }
+
+  private:
+    std::string kind_;
+    std::size_t gates_, r_;
+    RecurrentOptions options_;
+    bool reads_gates_, reads_other_;
+    int threads_;
+};
+
+}  // namespace
+
+GRAPHKIT_BINDINGS(recurrent_grad, "sized_kernels") {
     nb::class_<RecurrentGrad, Kernel>(m, "RecurrentGrad")
         .def(
             "__init__",
@@ -459,6 +491,21 @@ GRAPHKIT_BINDINGS(recurrent_grad) {
             "activations"_a = GateFunctions{}, "clip"_a.none() = nb::none(), "linear_before_reset"_a = false,
             "input_forget"_a = false, "batch_first"_a = false, "reads_gates"_a = true, "reads_other"_a = true,
             "threads"_a = 0);
+    nb::class_<RecurrentGradFactory, KernelFactory>(m, "RecurrentGradFactory",
+                                                    "Makes the kernels of a layer's gradient for all sizes.")
+        .def(
+            "__init__",
+            [](RecurrentGradFactory* self, std::string kind, std::size_t gates, std::size_t r, std::string direction,
+               GateFunctions activations, std::optional<float> clip, bool linear_before_reset, bool input_forget,
+               bool batch_first, bool reads_gates, bool reads_other, int threads) {
+                new (self) RecurrentGradFactory(std::move(kind), gates, r,
+                                                options_of(std::move(direction), std::move(activations), clip,
+                                                           linear_before_reset, input_forget, batch_first),
+                                                reads_gates, reads_other, threads);
+            },
+            "kind"_a, nb::kw_only(), "gates"_a, "r"_a, "direction"_a, "activations"_a, "clip"_a.none(),
+            "linear_before_reset"_a, "input_forget"_a, "batch_first"_a, "reads_gates"_a, "reads_other"_a, "threads"_a,
+            "gates, r: positions of these operands.");
 }
 
 }  // namespace graphkit
