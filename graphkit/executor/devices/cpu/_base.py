@@ -122,7 +122,7 @@ def sized_kernel(
     def install(factory: FactoryOfShapes) -> FactoryOfShapes:
         @prepared_kernel(name, domain, covers=covers, module=factory.__module__)
         def prepare(node: Node, context: KernelContext) -> SizedFactory | None:
-            if any(_depends_on_sizes(operand(node, position)) for position in reads):
+            if any(depends_on_sizes(operand(node, position)) for position in reads):
                 return None
             return functools.partial(factory, node, context)
 
@@ -131,7 +131,7 @@ def sized_kernel(
     return install
 
 
-def _depends_on_sizes(value: Value | None) -> bool:
+def depends_on_sizes(value: Value | None) -> bool:
     """Return whether the elements of an integer operand are expressions of symbolic sizes."""
     return value is not None and value.tensor.value is not None and value.tensor.constants is None
 

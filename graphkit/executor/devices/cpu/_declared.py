@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from graphkit.executor.devices.cpu._base import native, prepared_kernel
+from graphkit.executor.devices.cpu._base import depends_on_sizes, native, prepared_kernel
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import SizedFactory
 from graphkit.ir.graph import Node
+from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType
 from graphkit.ops._base import Op, operator
 from graphkit.ops.kept import kept
@@ -17,12 +18,13 @@ Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float]
 
 
 def _prepare(node: Node, context: KernelContext) -> SizedFactory | None:
+    described = _described(operator(node, Op))
+    if any(depends_on_sizes(v) and described.reads(i) for i, v in enumerate(node.inputs)):
+        return None
     types = [None if v is None else v.tensor for v in node.inputs]
-    if any(kind is not None and kind.value is not None and kind.constants is None for kind in types):
-        return None  # the kernel may need elements that depend on the sizes
     inputs = [None if t is None else (f"input {i}", t.dtype.value, t.constants) for i, t in enumerate(types)]
     outputs = [(f"output {i}", v.dtype.value) for i, v in enumerate(node.outputs)]
-    return _described(operator(node, Op)).factory(
+    return described.factory(
         inputs,
         outputs,
         used=list(context.used_outputs),
@@ -37,7 +39,7 @@ def _prepare(node: Node, context: KernelContext) -> SizedFactory | None:
 def _described(op: Op) -> native.DescribedOperator:
     """Return an operator with attributes that are numbers, strings and lists of numbers. Others are None.
 
-    A type is its name, and a boolean is 0 or 1.
+    A type is its name, and a boolean is 0 or 1. A tensor of one number is the list of its bytes.
     """
     found: dict[str, Attribute | None] = dict.fromkeys(op.__dict__)
     for key, value in op.attributes().items():
@@ -45,6 +47,8 @@ def _described(op: Op) -> native.DescribedOperator:
             found[key] = value.value
         elif isinstance(value, bool):
             found[key] = int(value)
+        elif isinstance(value, Tensor) and value.array.size == 1 and not value.array.dtype.hasobject:
+            found[key] = list(value.array.tobytes())
         elif isinstance(value, (int, float, str)) or (
             isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value)
         ):

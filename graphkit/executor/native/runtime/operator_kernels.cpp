@@ -15,9 +15,14 @@ namespace {
 
 using Key = std::pair<std::string, std::string>;
 
-std::map<Key, MakeKernel>& makers() {
+struct Maker {
+    MakeKernel make;
+    ReadPositions reads;
+};
+
+std::map<Key, Maker>& makers() {
     // Filled while the module is loaded, in no known order; never destroyed, as runs make kernels.
-    static std::map<Key, MakeKernel>& all = *new std::map<Key, MakeKernel>;
+    static std::map<Key, Maker>& all = *new std::map<Key, Maker>;
     return all;
 }
 
@@ -119,7 +124,12 @@ class DescribedOperator {
         if (found == makers().end()) {
             throw Unsupported("no kernel for " + name);
         }
-        make_ = found->second;
+        maker_ = &found->second;
+    }
+
+    bool reads(std::size_t position) const {
+        const ReadPositions& read = maker_->reads;
+        return !read || std::find(read->begin(), read->end(), position) != read->end();
     }
 
     std::unique_ptr<KernelFactory> factory(const std::vector<std::optional<Input>>& inputs,
@@ -131,7 +141,7 @@ class DescribedOperator {
             auto& made = node.inputs.emplace_back();
             if (input) {
                 const auto& [label, type, elements] = *input;
-                made = NodeSpec::Input{{label, {}, element_type(type)}, elements};
+                made = NodeSpec::Input{{label, {}, element_type(type)}, elements, reads(node.inputs.size() - 1)};
             }
         }
         for (const auto& [label, type] : outputs) {
@@ -142,12 +152,12 @@ class DescribedOperator {
         node.threads = threads;
         node.sizes_vary = sizes_vary;
         node.deterministic = deterministic;
-        return std::make_unique<DescribedFactory>(make_, std::move(node), attributes_);
+        return std::make_unique<DescribedFactory>(maker_->make, std::move(node), attributes_);
     }
 
   private:
     std::shared_ptr<const NodeSpec::Attributes> attributes_;
-    MakeKernel make_;
+    const Maker* maker_ = nullptr;
 };
 
 }  // namespace
@@ -161,6 +171,9 @@ const NodeSpec::Input& NodeSpec::input(std::size_t position) const {
 
 const std::vector<std::int64_t>& NodeSpec::elements(std::size_t position) const {
     const Input& found = input(position);
+    if (!found.read) {
+        throw NativeError("GRAPHKIT_KERNEL_READING does not name operand " + std::to_string(position));
+    }
     if (!found.elements) {
         throw Unsupported("the elements of " + found.tensor.name + " are not known");
     }
@@ -195,8 +208,8 @@ const std::vector<double>& NodeSpec::reals(const std::string& name) const {
     return attribute<std::vector<double>>(*this, name);
 }
 
-OperatorKernel::OperatorKernel(const char* domain, const char* name, MakeKernel make) {
-    if (!makers().try_emplace({domain, name}, make).second) {
+OperatorKernel::OperatorKernel(const char* domain, const char* name, MakeKernel make, ReadPositions reads) {
+    if (!makers().try_emplace({domain, name}, Maker{make, std::move(reads)}).second) {
         second_makers().emplace_back(domain, name);
     }
 }
@@ -219,6 +232,8 @@ GRAPHKIT_BINDINGS(operator_kernels, "sized_kernels") {
     nb::class_<DescribedOperator>(m, "DescribedOperator", "Makes the factories for the nodes of one operator.")
         .def(nb::init<const std::string&, const std::string&, NodeSpec::Attributes>(), "domain"_a, "name"_a,
              "attributes"_a)
+        .def("reads", &DescribedOperator::reads, "position"_a,
+             "Return whether kernels are made from the elements of the operand at this position.")
         .def("factory", &DescribedOperator::factory, "inputs"_a, "outputs"_a, nb::kw_only(), "used"_a, "constants"_a,
              "threads"_a, "sizes_vary"_a, "deterministic"_a,
              "Return the factory of a node's kernels. Inputs are (name, dtype, elements or None), None if absent. "

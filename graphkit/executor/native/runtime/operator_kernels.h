@@ -7,6 +7,12 @@
 //
 // in a source of kernels/ (of an .isa.cpp inside of GRAPHKIT_ONCE) makes the kernels of that operator. Unsupported,
 // thrown there, means that this case has none: the node is interpreted.
+//
+//     GRAPHKIT_KERNEL_READING("", Transpose) { ... }
+//     GRAPHKIT_KERNEL_READING("", ReduceSum, 1) { ... }
+//
+// names the operands whose elements the kernel is made from, here none and operand 1. Elements of other operands may
+// then depend on sizes that change.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +34,7 @@ struct NodeSpec {
     struct Input {
         TensorSpec tensor;
         std::optional<std::vector<std::int64_t>> elements;  // of an integer tensor, where they are known
+        bool read = true;                                   // whether the kernel may be made from them
     };
 
     std::vector<std::optional<Input>> inputs;
@@ -46,7 +53,8 @@ struct NodeSpec {
     bool has_attribute(const std::string& name) const;
 
     bool has_input(std::size_t position) const { return position < inputs.size() && inputs[position].has_value(); }
-    // Throws Unsupported when the operand is absent, or its elements are not known.
+    // Throws Unsupported when the operand is absent, or its elements are not known. Throws NativeError for elements
+    // that GRAPHKIT_KERNEL_READING does not name.
     const Input& input(std::size_t position) const;
     const std::vector<std::int64_t>& elements(std::size_t position) const;
     // A switch is an integer, 0 or 1, a type its name. Throw Unsupported when the node gives no value, NativeError when
@@ -60,13 +68,19 @@ struct NodeSpec {
 
 using MakeKernel = std::unique_ptr<Kernel> (*)(const NodeSpec& node);
 
+// Positions of the operands whose elements a kernel is made from. Without a value: all operands.
+using ReadPositions = std::optional<std::vector<std::size_t>>;
+
 struct OperatorKernel {
-    OperatorKernel(const char* domain, const char* name, MakeKernel make);
+    OperatorKernel(const char* domain, const char* name, MakeKernel make, ReadPositions reads);
 };
 
 }  // namespace graphkit
 
-#define GRAPHKIT_KERNEL(domain, name)                                                                       \
-    static std::unique_ptr<::graphkit::Kernel> make_##name(const ::graphkit::NodeSpec& node);               \
-    [[maybe_unused]] static const ::graphkit::OperatorKernel kernel_of_##name(domain, #name, &make_##name); \
+#define GRAPHKIT_KERNEL(domain, name) GRAPHKIT_KERNEL_OF(domain, name, ::std::nullopt)
+#define GRAPHKIT_KERNEL_READING(domain, name, ...) \
+    GRAPHKIT_KERNEL_OF(domain, name, (::std::vector<::std::size_t>{__VA_ARGS__}))
+#define GRAPHKIT_KERNEL_OF(domain, name, reads)                                                                    \
+    static std::unique_ptr<::graphkit::Kernel> make_##name(const ::graphkit::NodeSpec& node);                      \
+    [[maybe_unused]] static const ::graphkit::OperatorKernel kernel_of_##name(domain, #name, &make_##name, reads); \
     static std::unique_ptr<::graphkit::Kernel> make_##name(const ::graphkit::NodeSpec& node)
