@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
+from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
@@ -45,6 +46,7 @@ class InstanceNormalization(Op):
     inputs = ("x", "scale", "b")
     types = {"x": FLOATS, "scale": "x", "b": "x"}
     onnx = Onnx("InstanceNormalization", since=22)
+    symbolic_inference = True
     samples = (
         Sample((2, 3, 3, 4), (3,), (3,)),
         Sample((2, 3, 4), (3,), (3,), epsilon=0.0625),
@@ -81,6 +83,7 @@ class GroupNormalization(Op):
     inputs = ("x", "scale", "bias")
     types = {"x": FLOATS, "scale": "x", "bias": "x"}
     onnx = Onnx("GroupNormalization", since=21)
+    symbolic_inference = True
     samples = (
         Sample((2, 4, 2, 3), (4,), (4,), num_groups=2),
         Sample((2, 6, 3), (6,), (6,), num_groups=3, epsilon=0.0625),
@@ -91,8 +94,8 @@ class GroupNormalization(Op):
 
     def infer(self, x: TensorType, scale: TensorType, bias: TensorType) -> TensorType:
         _check_affine(x, scale, bias)
-        channels = None if x.shape is None else x.shape[1]
-        if self.num_groups < 1 or (isinstance(channels, int) and channels % self.num_groups):
+        channels = 0 if x.shape is None else x.shape[1]
+        if self.num_groups < 1 or not dims.may_equal(dims.mod(channels, self.num_groups), 0):
             raise TypeMismatch(f"the channels of {x} cannot be divided into {self.num_groups} groups")
         return TensorType(x.dtype, x.shape)
 
@@ -227,6 +230,7 @@ class LRN(Op):
     inputs = ("x",)
     types = {"x": FLOATS}
     onnx = Onnx("LRN", since=13)
+    symbolic_inference = True
     samples = (
         Sample((2, 5, 2, 3), size=3, alpha=0.5),
         # ONNX Runtime takes odd sizes only; onnx's evaluator sums the wrong channels.

@@ -26,6 +26,7 @@ class ConstantOfShape(Op):
     inputs = ("shape",)
     types = {"shape": INT64}
     onnx = Onnx("ConstantOfShape", since=25)
+    symbolic_inference = True
     samples = (
         Sample(i64(2, 3)),
         Sample(i64(2, 0)),
@@ -134,6 +135,7 @@ class EyeLike(Op):
     types = {"x": NUMERIC | {DType.BOOL}}
     shape_only = ("x",)
     onnx = Onnx("EyeLike", since=22)
+    symbolic_inference = True
     samples = (Sample((3, 4)), Sample((3, 2), k=1), Sample((2, 3), k=-1, dtype=DType.INT64), Sample((0, 2)))
 
     def infer(self, x: TensorType) -> TensorType:
@@ -161,6 +163,7 @@ class OneHot(Op):
     inputs = ("indices", "depth", "values")
     types = {"indices": NUMERIC, "depth": NUMERIC, "values": ANY}
     onnx = Onnx("OneHot", since=28)
+    symbolic_inference = True
     samples = (
         Sample(i64(0, 2, 1), np.int64(3), Rand((2,))),
         Sample(i64(0, -2, 5), i64(3), Rand((2,)), axis=0),

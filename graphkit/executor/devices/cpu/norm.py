@@ -1,26 +1,18 @@
-"""Normalisations: over layers, batches, groups, instances and neighbouring channels."""
+"""Gradients of normalisations, and batch normalisation in channels-last layout."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import kernel, native, present, sized_kernel
+from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import operand, shape
-from graphkit.executor.devices.registry import Shapes
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
-from graphkit.ops.nn.norm import (
-    BatchNormalization,
-    BatchNormGrad,
-    LayerNormalization,
-    LayerNormGrad,
-    RMSNormalization,
-    RMSNormGrad,
-)
-from graphkit.ops.nn.norm_image import LRN, GroupNormalization, GroupNormGrad, InstanceNormalization
+from graphkit.ops.nn.norm import BatchNormGrad, LayerNormGrad, RMSNormGrad
+from graphkit.ops.nn.norm_image import GroupNormGrad
 
 
 def _dtype(node: Node, position: int = 0) -> str:
@@ -31,70 +23,6 @@ def _present(node: Node, position: int) -> Value:
     value = operand(node, position)
     assert value is not None
     return value
-
-
-@sized_kernel("LayerNormalization")
-def _layer_normalization(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-    op = operator(node, LayerNormalization)
-    if str(op.stash) == "float64" and _dtype(node) != "float64":
-        return None
-    return native.LayerNorm(
-        present(inputs[0]),
-        op.axis,
-        present(inputs[1]),
-        inputs[2] if len(inputs) > 2 else None,
-        _dtype(node),
-        op.epsilon,
-        stash=str(op.stash),
-        y=context.used_outputs[0],
-        threads=context.threads,
-    )
-
-
-@sized_kernel("RMSNormalization")
-def _rms_normalization(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-    op = operator(node, RMSNormalization)
-    if _dtype(node, 0) != _dtype(node, 1):
-        return None
-    x, scale = present(inputs[0]), present(inputs[1])
-    return native.LayerNorm(
-        x, op.axis, scale, None, _dtype(node), op.epsilon, about_mean=False, threads=context.threads
-    )
-
-
-@sized_kernel("InstanceNormalization")
-def _instance_normalization(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-    op = operator(node, InstanceNormalization)
-    x = present(inputs[0])
-    return native.GroupNorm(x, x[1], _dtype(node), op.epsilon, context.threads) if x[1] else None
-
-
-@sized_kernel("GroupNormalization")
-def _group_normalization(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-    op = operator(node, GroupNormalization)
-    return native.GroupNorm(present(inputs[0]), op.num_groups, _dtype(node), op.epsilon, context.threads)
-
-
-@sized_kernel("BatchNormalization")
-def _batch_normalization(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-    op = operator(node, BatchNormalization)
-    return native.BatchNorm(
-        present(inputs[0]),
-        _dtype(node),
-        _dtype(node, 1),
-        _dtype(node, 3),
-        op.epsilon,
-        op.training_mode,
-        op.momentum,
-        context.threads,
-    )
-
-
-@sized_kernel("LRN")
-def _lrn(node: Node, context: KernelContext, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-    op = operator(node, LRN)
-    x = present(inputs[0])
-    return native.LocalResponseNorm(x, _dtype(node), op.size, op.alpha, op.beta, op.bias, context.threads)
 
 
 # --- gradients ------------------------------------------------------------------------------------

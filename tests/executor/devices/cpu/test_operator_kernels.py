@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import graphkit as gk
 from graphkit.errors import UsageError
 from graphkit.executor.devices.cpu import native
+from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import KernelRule, register, rule_of
 from graphkit.ops import registry
 
@@ -55,6 +57,19 @@ def test_what_there_is_no_kernel_for() -> None:
         _kernel([("x", (2, 3), "float128"), TOKEN], [Y])
     with pytest.raises(native.Error, match="one element"):
         _kernel([X, ("token", (2,), "float64")], [Y])
+
+
+def test_elements_that_a_kernel_reads() -> None:
+    """Elements of operands that a kernel does not read may depend on sizes."""
+    assert native.DescribedOperator(*GUARD, {}).reads(1)
+    assert not native.DescribedOperator("", "Range", {}).reads(1)
+    x = gk.input("x", ["N", 2])
+    size = gk.gather(gk.shape(x), np.int64(0))
+    for node, prepared in (
+        (gk.range(np.int64(0), size, np.int64(1)).node, True),
+        (gk.cum_sum(x, size).node, False),
+    ):
+        assert (rule_of("cpu", node.op).prepare(node, KernelContext()) is not None) == prepared
 
 
 def test_what_a_kernel_declares_is_what_its_node_has() -> None:

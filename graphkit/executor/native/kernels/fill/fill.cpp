@@ -10,6 +10,7 @@
 #include "runtime/bytes.h"
 #include "runtime/data_dependent.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 #include "simd/half_convert.h"
 
@@ -410,6 +411,43 @@ void SizedOneHot::run(const std::vector<Operand>& inputs, RunMemory& memory) con
     }
 }
 
+GRAPHKIT_KERNEL_READING("", ConstantOfShape) {
+    const TensorSpec& y = node.outputs[0];
+    std::string element(size_of(y.type), '\0');
+    if (node.gives("value")) {
+        const std::vector<std::int64_t>& bytes = node.integers("value");
+        element.assign(bytes.begin(), bytes.end());
+    }
+    return std::make_unique<Fill>(y.shape, element, y.type, node.threads);
+}
+
+GRAPHKIT_KERNEL_READING("", Range) {
+    std::vector<Dims> shapes;
+    for (std::size_t i = 0; i < 3; ++i) {
+        shapes.push_back(node.input(i).tensor.shape);
+    }
+    const TensorSpec& y = node.outputs[0];
+    return std::make_unique<Range>(shapes, y.shape.at(0), y.type, node.threads);
+}
+
+GRAPHKIT_KERNEL_READING("", EyeLike) {
+    const TensorSpec &x = node.input(0).tensor, &y = node.outputs[0];
+    std::string one(size_of(y.type), '\0');
+    with_type(y.type, [&](auto element) {
+        element = from_number<decltype(element)>(1);
+        std::memcpy(one.data(), &element, sizeof element);
+    });
+    return std::make_unique<EyeLike>(x.shape, x.type, node.integer("k"), one, y.type, node.threads);
+}
+
+GRAPHKIT_KERNEL_READING("", OneHot) {
+    const TensorSpec &indices = node.input(0).tensor, &depth = node.input(1).tensor, &y = node.outputs[0];
+    const std::int64_t axis = node.integer("axis");
+    const std::int64_t size = y.shape.at(checked_axis(axis, y.shape.size()));
+    return std::make_unique<OneHot>(indices.shape, depth.shape, size, axis, y.type, indices.type, depth.type,
+                                    node.threads);
+}
+
 GRAPHKIT_BINDINGS(fill, "data_dependent_call") {
     nb::class_<SizedRange, DataDependentKernel>(m, "SizedRange")
         .def(
@@ -424,36 +462,6 @@ GRAPHKIT_BINDINGS(fill, "data_dependent_call") {
                                        threads);
             },
             "axis"_a, "dtype"_a, "index_dtype"_a, "depth_dtype"_a, "threads"_a = 0);
-    nb::class_<Fill, Kernel>(m, "Fill").def(
-        "__init__",
-        [](Fill* self, Dims y, const nb::bytes& value, Text dtype, int threads) {
-            new (self) Fill(std::move(y), bytes_of(value), element_type(dtype), threads);
-        },
-        "y"_a, "value"_a, "dtype"_a, "threads"_a = 0);
-    nb::class_<Range, Kernel>(m, "Range")
-        .def(
-            "__init__",
-            [](Range* self, const std::vector<Dims>& shapes, std::int64_t length, Text dtype, int threads) {
-                new (self) Range(shapes, length, element_type(dtype), threads);
-            },
-            "shapes"_a, "length"_a, "dtype"_a, "threads"_a = 0);
-    nb::class_<EyeLike, Kernel>(m, "EyeLike")
-        .def(
-            "__init__",
-            [](EyeLike* self, Dims x, Text x_dtype, std::int64_t k, const nb::bytes& one, Text dtype, int threads) {
-                new (self) EyeLike(std::move(x), element_type(x_dtype), k, bytes_of(one), element_type(dtype), threads);
-            },
-            "x"_a, "x_dtype"_a, "k"_a, "one"_a, "dtype"_a, "threads"_a = 0);
-    nb::class_<OneHot, Kernel>(m, "OneHot")
-        .def(
-            "__init__",
-            [](OneHot* self, Dims indices, Dims depth_shape, std::int64_t depth, std::int64_t axis, Text dtype,
-               Text index_dtype, Text depth_dtype, int threads) {
-                new (self) OneHot(std::move(indices), std::move(depth_shape), depth, axis, element_type(dtype),
-                                  element_type(index_dtype), element_type(depth_dtype), threads);
-            },
-            "indices"_a, "depth_shape"_a, "depth"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64",
-            "depth_dtype"_a = "int64", "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -4,6 +4,7 @@
 
 #include "kernels/norm/channel_statistics.h"
 #include "runtime/bindings.h"
+#include "runtime/operator_kernels.h"
 
 namespace graphkit {
 namespace {
@@ -440,23 +441,59 @@ void LocalResponseNorm::run(const void* const* inputs, void* const* outputs, std
     with_float_type(type_, [&]<typename T>() { run_as<T>(inputs, outputs, scratch); });
 }
 
+GRAPHKIT_KERNEL_READING("", LayerNormalization) {
+    const TensorSpec &x = node.input(0).tensor, &mean = node.outputs.at(1);
+    if (mean.type == ElementType::f64 && x.type != ElementType::f64) {
+        return nullptr;
+    }
+    const OptionalDims bias = node.has_input(2) ? OptionalDims(node.input(2).tensor.shape) : std::nullopt;
+    return std::make_unique<LayerNorm>(x.shape, node.integer("axis"), node.input(1).tensor.shape, bias, name_of(x.type),
+                                       node.real("epsilon"), true, name_of(mean.type), node.is_used(0), node.threads);
+}
+
+GRAPHKIT_KERNEL_READING("", RMSNormalization) {
+    const TensorSpec &x = node.input(0).tensor, &scale = node.input(1).tensor;
+    if (x.type != scale.type) {
+        return nullptr;
+    }
+    return std::make_unique<LayerNorm>(x.shape, node.integer("axis"), scale.shape, std::nullopt, name_of(x.type),
+                                       node.real("epsilon"), false, "float32", true, node.threads);
+}
+
+GRAPHKIT_KERNEL_READING("", InstanceNormalization) {
+    const TensorSpec& x = node.input(0).tensor;
+    const std::int64_t channels = x.shape.at(1);
+    if (channels == 0) {
+        return nullptr;
+    }
+    return std::make_unique<GroupNorm>(x.shape, channels, name_of(x.type), node.real("epsilon"), node.threads);
+}
+
+GRAPHKIT_KERNEL_READING("", GroupNormalization) {
+    const TensorSpec& x = node.input(0).tensor;
+    return std::make_unique<GroupNorm>(x.shape, node.integer("num_groups"), name_of(x.type), node.real("epsilon"),
+                                       node.threads);
+}
+
+GRAPHKIT_KERNEL_READING("", BatchNormalization) {
+    const TensorSpec& x = node.input(0).tensor;
+    return std::make_unique<BatchNorm>(x.shape, name_of(x.type), name_of(node.input(1).tensor.type),
+                                       name_of(node.input(3).tensor.type), node.real("epsilon"),
+                                       node.integer("training_mode") != 0, node.real("momentum"), node.threads);
+}
+
+GRAPHKIT_KERNEL_READING("", LRN) {
+    const TensorSpec& x = node.input(0).tensor;
+    return std::make_unique<LocalResponseNorm>(x.shape, name_of(x.type), node.integer("size"), node.real("alpha"),
+                                               node.real("beta"), node.real("bias"), node.threads);
+}
+
 GRAPHKIT_BINDINGS(norm) {
     nb::class_<LayerNorm, Kernel>(m, "LayerNorm")
         .def(nb::init<const Dims&, std::int64_t, const Dims&, const std::optional<Dims>&, const std::string&, double,
                       bool, const std::string&, bool, int>(),
              "x"_a, "axis"_a, "scale"_a, "bias"_a.none(), "type"_a, "epsilon"_a, "about_mean"_a = true,
              "stash"_a = "float32", "y"_a = true, "threads"_a = 0);
-    nb::class_<GroupNorm, Kernel>(m, "GroupNorm")
-        .def(nb::init<const Dims&, std::int64_t, const std::string&, double, int>(), "x"_a, "groups"_a, "type"_a,
-             "epsilon"_a, "threads"_a = 0);
-    nb::class_<BatchNorm, Kernel>(m, "BatchNorm")
-        .def(nb::init<const Dims&, const std::string&, const std::string&, const std::string&, double, bool, double,
-                      int>(),
-             "x"_a, "type"_a, "scale_type"_a, "mean_type"_a, "epsilon"_a, "training"_a = false, "momentum"_a = 0.9,
-             "threads"_a = 0);
-    nb::class_<LocalResponseNorm, Kernel>(m, "LocalResponseNorm")
-        .def(nb::init<const Dims&, const std::string&, std::int64_t, double, double, double, int>(), "x"_a, "type"_a,
-             "size"_a, "alpha"_a, "beta"_a, "bias"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -9,6 +9,7 @@
 #include "primitives/row_table.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/operator_kernels.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -251,6 +252,102 @@ void Reduce::run(const void* const* inputs, void* const* outputs, std::byte* scr
         return;
     }
     implementation_->run(inputs[0], outputs[0], scratch, threads());
+}
+
+static std::unique_ptr<Kernel> reduce(const NodeSpec& node, const std::string& op, const Dims& axes) {
+    const TensorSpec& y = node.outputs[0];
+    return std::make_unique<Reduce>(op, node.input(0).tensor.shape, axes, y.shape, name_of(y.type), node.threads);
+}
+
+// The axes of x from `first` on.
+static Dims axes_from(const NodeSpec& node, std::int64_t first) {
+    Dims axes;
+    for (auto axis = first; axis < static_cast<std::int64_t>(node.input(0).tensor.shape.size()); ++axis) {
+        axes.push_back(axis);
+    }
+    return axes;
+}
+
+// The axes that operand 1 names. If it is absent or empty: all, or none with noop_with_empty_axes.
+static std::unique_ptr<Kernel> reduce_axes(const NodeSpec& node, const std::string& op) {
+    const Dims given = node.has_input(1) ? node.elements(1) : Dims{};
+    const bool all = given.empty() && node.integer("noop_with_empty_axes") == 0;
+    return reduce(node, op, all ? axes_from(node, 0) : given);
+}
+
+static std::unique_ptr<Kernel> global_pool(const NodeSpec& node, const std::string& op) {
+    return reduce(node, op, axes_from(node, 2));
+}
+
+GRAPHKIT_KERNEL_READING("", ReduceSum, 1) {
+    return reduce_axes(node, "Sum");
+}
+
+GRAPHKIT_KERNEL_READING("", ReduceMean, 1) {
+    return reduce_axes(node, "Mean");
+}
+
+GRAPHKIT_KERNEL_READING("", ReduceMax, 1) {
+    return reduce_axes(node, "Max");
+}
+
+GRAPHKIT_KERNEL_READING("", ReduceMin, 1) {
+    return reduce_axes(node, "Min");
+}
+
+GRAPHKIT_KERNEL_READING("", ReduceProd, 1) {
+    return reduce_axes(node, "Prod");
+}
+
+GRAPHKIT_KERNEL_READING("", ReduceL1, 1) {
+    return reduce_axes(node, "L1");
+}
+
+GRAPHKIT_KERNEL_READING("", ReduceL2, 1) {
+    return reduce_axes(node, "L2");
+}
+
+GRAPHKIT_KERNEL_READING("", ReduceSumSquare, 1) {
+    return reduce_axes(node, "SumSquare");
+}
+
+GRAPHKIT_KERNEL_READING("", ReduceLogSum, 1) {
+    return reduce_axes(node, "LogSum");
+}
+
+GRAPHKIT_KERNEL_READING("", ReduceLogSumExp, 1) {
+    return reduce_axes(node, "LogSumExp");
+}
+
+GRAPHKIT_KERNEL_READING("ai.graphkit", ReduceToShapeOf) {
+    const Dims &x = node.input(0).tensor.shape, &y = node.outputs[0].shape;
+    const std::size_t missing = x.size() - y.size();
+    Dims axes;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        if (i < missing || (y[i - missing] == 1 && x[i] != 1)) {
+            axes.push_back(static_cast<std::int64_t>(i));
+        }
+    }
+    return reduce(node, "Sum", axes);
+}
+
+GRAPHKIT_KERNEL_READING("", GlobalAveragePool) {
+    return global_pool(node, "Mean");
+}
+
+GRAPHKIT_KERNEL_READING("", GlobalMaxPool) {
+    return global_pool(node, "Max");
+}
+
+GRAPHKIT_KERNEL_READING("", GlobalLpPool) {
+    switch (node.integer("p")) {
+        case 1:
+            return global_pool(node, "L1");
+        case 2:
+            return global_pool(node, "L2");
+        default:
+            return nullptr;
+    }
 }
 
 GRAPHKIT_BINDINGS(reduce) {
