@@ -338,15 +338,15 @@ static std::unique_ptr<Kernel> attention_of(const NodeSpec& node, std::size_t ma
                                        node.is_used(1), node.is_used(2), statistics, node.threads);
 }
 
-GRAPHKIT_KERNEL("ai.graphkit", FusedAttention) {
+GRAPHKIT_KERNEL_READING("ai.graphkit", FusedAttention) {
     return attention_of(node, 3, std::nullopt, false);
 }
 
-GRAPHKIT_KERNEL("ai.graphkit", FusedAttentionWithStatistics) {
+GRAPHKIT_KERNEL_READING("ai.graphkit", FusedAttentionWithStatistics) {
     return attention_of(node, 3, std::nullopt, true);
 }
 
-GRAPHKIT_KERNEL("ai.graphkit", CachedAttention) {
+GRAPHKIT_KERNEL_READING("ai.graphkit", CachedAttention) {
     return attention_of(node, 5, node.input(3).tensor.shape.at(2), false);
 }
 

@@ -241,7 +241,7 @@ void AttentionGradient::run(const void* const* inputs, void* const* outputs, std
     add_terms(given);
 }
 
-GRAPHKIT_KERNEL("ai.graphkit", FusedAttentionGrad) {
+GRAPHKIT_KERNEL_READING("ai.graphkit", FusedAttentionGrad) {
     if (node.outputs[0].type != ElementType::f32) {
         return nullptr;
     }

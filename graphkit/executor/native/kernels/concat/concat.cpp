@@ -104,7 +104,7 @@ void Split::run(const void* const* inputs, void* const* outputs, std::byte*) con
     });
 }
 
-GRAPHKIT_KERNEL("", Concat) {
+GRAPHKIT_KERNEL_READING("", Concat) {
     std::vector<Dims> xs;
     for (std::size_t i = 0; i < node.inputs.size(); ++i) {
         xs.push_back(node.input(i).tensor.shape);
@@ -112,7 +112,7 @@ GRAPHKIT_KERNEL("", Concat) {
     return std::make_unique<Concat>(xs, node.integer("axis"), node.input(0).tensor.type, node.threads);
 }
 
-GRAPHKIT_KERNEL("", Split) {
+GRAPHKIT_KERNEL_READING("", Split) {
     const TensorSpec& x = node.input(0).tensor;
     const std::int64_t axis = node.integer("axis");
     const std::size_t place = checked_axis(axis, x.shape.size());

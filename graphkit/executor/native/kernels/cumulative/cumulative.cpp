@@ -301,11 +301,11 @@ static std::unique_ptr<Kernel> cumulative_of(const NodeSpec& node, bool product)
                                         node.integer("reverse") != 0, x.type, node.threads);
 }
 
-GRAPHKIT_KERNEL("", CumSum) {
+GRAPHKIT_KERNEL_READING("", CumSum, 1) {
     return cumulative_of(node, false);
 }
 
-GRAPHKIT_KERNEL("", CumProd) {
+GRAPHKIT_KERNEL_READING("", CumProd, 1) {
     return cumulative_of(node, true);
 }
 

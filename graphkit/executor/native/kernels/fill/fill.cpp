@@ -414,7 +414,7 @@ void SizedOneHot::run(const std::vector<Operand>& inputs, RunMemory& memory) con
 GRAPHKIT_KERNEL_READING("", ConstantOfShape) {
     const TensorSpec& y = node.outputs[0];
     std::string element(size_of(y.type), '\0');
-    if (node.gives("value")) {
+    if (node.has_attribute("value")) {
         const std::vector<std::int64_t>& bytes = node.integers("value");
         element.assign(bytes.begin(), bytes.end());
     }

@@ -207,18 +207,18 @@ void GatherND::run(const void* const* inputs, void* const* outputs, std::byte* s
                 tuples_.tuples, bytes, [=](std::int64_t, std::int64_t i) { return slices[i]; });
 }
 
-GRAPHKIT_KERNEL("", Gather) {
+GRAPHKIT_KERNEL_READING("", Gather) {
     const TensorSpec &x = node.input(0).tensor, &indices = node.input(1).tensor;
     return std::make_unique<Gather>(x.shape, indices.shape, node.integer("axis"), x.type, indices.type, node.threads);
 }
 
-GRAPHKIT_KERNEL("", GatherElements) {
+GRAPHKIT_KERNEL_READING("", GatherElements) {
     const TensorSpec &x = node.input(0).tensor, &indices = node.input(1).tensor;
     return std::make_unique<GatherElements>(x.shape, indices.shape, node.integer("axis"), x.type, indices.type,
                                             node.threads);
 }
 
-GRAPHKIT_KERNEL("", GatherND) {
+GRAPHKIT_KERNEL_READING("", GatherND) {
     const TensorSpec& x = node.input(0).tensor;
     return std::make_unique<GatherND>(x.shape, node.input(1).tensor.shape, node.integer("batch_dims"), x.type,
                                       node.threads);

@@ -225,7 +225,7 @@ class SliceFactory final : public KernelFactory {
 
 }  // namespace
 
-GRAPHKIT_KERNEL("", Transpose) {
+GRAPHKIT_KERNEL_READING("", Transpose) {
     Dims order(node.input(0).tensor.shape.size());
     std::iota(order.rbegin(), order.rend(), 0);
     if (node.has_attribute("perm")) {
@@ -234,25 +234,25 @@ GRAPHKIT_KERNEL("", Transpose) {
     return copy_of("Transpose", node, ordered(node.input(0).tensor.shape, order));
 }
 
-GRAPHKIT_KERNEL("", Expand) {
+GRAPHKIT_KERNEL_READING("", Expand) {
     return copy_of("Expand", node, expanded(node.input(0).tensor.shape, node.outputs[0].shape));
 }
 
-GRAPHKIT_KERNEL("", Tile) {
+GRAPHKIT_KERNEL_READING("", Tile, 1) {
     return copy_of("Tile", node, tiled(node.input(0).tensor.shape, node.elements(1)));
 }
 
-GRAPHKIT_KERNEL("", DepthToSpace) {
+GRAPHKIT_KERNEL_READING("", DepthToSpace) {
     const View view = depth_to_space(node.input(0).tensor.shape, node.integer("blocksize"), node.text("mode") == "DCR");
     return copy_of("DepthToSpace", node, view);
 }
 
-GRAPHKIT_KERNEL("", SpaceToDepth) {
+GRAPHKIT_KERNEL_READING("", SpaceToDepth) {
     const View view = space_to_depth(node.input(0).tensor.shape, node.integer("blocksize"), node.text("mode") == "DCR");
     return copy_of("SpaceToDepth", node, view);
 }
 
-GRAPHKIT_KERNEL("", ReverseSequence) {
+GRAPHKIT_KERNEL_READING("", ReverseSequence) {
     const TensorSpec& x = node.input(0).tensor;
     return std::make_unique<ReverseSequence>(x.shape, node.integer("batch_axis") == 0, x.type, node.threads);
 }

@@ -308,7 +308,7 @@ GRAPHKIT_KERNEL("ai.graphkit", GatherGrad) {
                                         node.threads);
 }
 
-GRAPHKIT_KERNEL("", ScatterElements) {
+GRAPHKIT_KERNEL_READING("", ScatterElements) {
     const TensorSpec &x = node.input(0).tensor, &indices = node.input(1).tensor;
     if (node.input(2).tensor.shape != indices.shape) {
         throw Unsupported("updates that are broadcast");
@@ -318,7 +318,7 @@ GRAPHKIT_KERNEL("", ScatterElements) {
                                              node.threads);
 }
 
-GRAPHKIT_KERNEL("", ScatterND) {
+GRAPHKIT_KERNEL_READING("", ScatterND) {
     const TensorSpec &x = node.input(0).tensor, &indices = node.input(1).tensor;
     const std::int64_t depth = indices.shape.back();
     Dims updates(indices.shape.begin(), indices.shape.end() - 1);

@@ -67,7 +67,7 @@ void Trilu::run(const void* const* inputs, void* const* outputs, std::byte*) con
     });
 }
 
-GRAPHKIT_KERNEL("", Trilu) {
+GRAPHKIT_KERNEL_READING("", Trilu) {
     const TensorSpec& x = node.input(0).tensor;
     OptionalDims k;
     if (node.has_input(1)) {

@@ -459,11 +459,11 @@ static std::unique_ptr<Kernel> arg_extreme_of(const NodeSpec& node, bool largest
                                         node.integer("select_last_index") != 0, node.threads);
 }
 
-GRAPHKIT_KERNEL("", ArgMax) {
+GRAPHKIT_KERNEL_READING("", ArgMax) {
     return arg_extreme_of(node, true);
 }
 
-GRAPHKIT_KERNEL("", ArgMin) {
+GRAPHKIT_KERNEL_READING("", ArgMin) {
     return arg_extreme_of(node, false);
 }
 
@@ -472,7 +472,7 @@ GRAPHKIT_KERNEL("", Hardmax) {
     return std::make_unique<Hardmax>(x.shape, node.integer("axis"), name_of(x.type), node.threads);
 }
 
-GRAPHKIT_KERNEL("", TopK) {
+GRAPHKIT_KERNEL_READING("", TopK) {
     const TensorSpec &x = node.input(0).tensor, &values = node.outputs[0];
     const std::int64_t axis = node.integer("axis");
     const std::int64_t k = values.shape.at(static_cast<std::size_t>(axis < 0 ? axis + std::ssize(values.shape) : axis));
