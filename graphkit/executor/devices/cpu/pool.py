@@ -1,8 +1,6 @@
-"""Pooling and its gradients."""
+"""Gradients of pools, unpooling, and the positions of maxima in channels-last layout."""
 
 from __future__ import annotations
-
-import math
 
 from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
@@ -10,9 +8,9 @@ from graphkit.executor.devices.operands import shape
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.internal.channels_last import ChannelsLastAveragePool, to_first
+from graphkit.ops.internal.channels_last import to_first
 from graphkit.ops.internal.channels_last_gradient import ChannelsLastAveragePoolGrad
-from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, Pooling
+from graphkit.ops.nn.pool import AveragePoolGrad, Pooling
 
 
 def _window(node: Node, spatial: tuple[int, ...], other: DType = DType.INT64) -> native.PoolWindow | None:
@@ -29,34 +27,10 @@ def _window(node: Node, spatial: tuple[int, ...], other: DType = DType.INT64) ->
     return native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
 
 
-def _is_whole_plane(op: Pooling, spatial: tuple[int, ...], positions: tuple[int, ...]) -> bool:
-    """Return whether a pool has one window, which covers all of the input and no padding."""
-    window = op.window_of(spatial)
-    return (
-        math.prod(positions) == 1
-        and tuple(window.kernel) == spatial
-        and all(d == 1 for d in window.dilations)
-        and not any(window.pads)
-    )
-
-
 def _channels_first(value: Value | None) -> tuple[int, ...]:
     """Return the shape of a channels-last value with the channels at axis 1."""
     given = shape(value)
     return tuple(given[i] for i in to_first(len(given)))
-
-
-@kernel("MaxPool")
-def _max_pool(node: Node, context: KernelContext) -> Kernel | None:
-    op = operator(node, MaxPool)
-    x, y = shape(node.inputs[0]), shape(node.outputs[0])
-    window = _window(node, x[2:])
-    if window is None:
-        return None
-    used = [*context.used_outputs, True, True]
-    if not used[1] and _is_whole_plane(op, x[2:], y[2:]):
-        return native.Reduce("Max", x, range(2, len(x)), y, "float32", context.threads)
-    return native.MaxPool(x, y, window, bool(op.storage_order), with_indices=used[1], threads=context.threads)
 
 
 @kernel("MaxPoolGrad", DOMAIN)
@@ -78,57 +52,12 @@ def _max_unpool(node: Node, context: KernelContext) -> Kernel | None:
     return native.MaxUnpool(shape(x), shape(node.output), x.dtype.value, context.threads)
 
 
-@kernel("AveragePool")
-def _average_pool(node: Node, context: KernelContext) -> Kernel | None:
-    op = operator(node, AveragePool)
-    x, y = shape(node.inputs[0]), shape(node.output)
-    window = _window(node, x[2:])
-    if window is None:
-        return None
-    if _is_whole_plane(op, x[2:], y[2:]):
-        return native.Reduce("Mean", x, range(2, len(x)), y, "float32", context.threads)
-    return native.AveragePool(x, y, window, op.count_include_pad, context.threads)
-
-
-@kernel("LpPool")
-def _lp_pool(node: Node, context: KernelContext) -> Kernel | None:
-    op = operator(node, LpPool)
-    x, y = shape(node.inputs[0]), shape(node.output)
-    window = _window(node, x[2:])
-    return None if window is None else native.LpPool(x, y, window, op.p, context.threads)
-
-
 @kernel("AveragePoolGrad", DOMAIN)
 def _average_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, AveragePoolGrad)
     dy, dx = shape(node.inputs[0]), shape(node.output)
     window = _window(node, dx[2:])
     return None if window is None else native.AveragePoolGrad(dy, dx, window, op.count_include_pad, context.threads)
-
-
-@kernel("ChannelsLastMaxPool", DOMAIN)
-def _channels_last_max_pool(node: Node, context: KernelContext) -> Kernel | None:
-    x, y = _channels_first(node.inputs[0]), _channels_first(node.output)
-    kind = node.output.dtype
-    if kind in (DType.INT8, DType.UINT8):
-        window = _window(node, x[2:], kind)
-        return None if window is None else native.ChannelsLastByteMaxPool(x, y, window, kind.value, context.threads)
-    window = _window(node, x[2:])
-    return None if window is None else native.ChannelsLastPool(x, y, window, maximum=True, threads=context.threads)
-
-
-@kernel("ChannelsLastAveragePool", DOMAIN)
-def _channels_last_average_pool(node: Node, context: KernelContext) -> Kernel | None:
-    op = operator(node, ChannelsLastAveragePool)
-    x, y = _channels_first(node.inputs[0]), _channels_first(node.output)
-    window = _window(node, x[2:])
-    return (
-        None
-        if window is None
-        else native.ChannelsLastPool(
-            x, y, window, maximum=False, include_pad=op.count_include_pad, threads=context.threads
-        )
-    )
 
 
 @kernel("ChannelsLastMaxPoolIndices", DOMAIN)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 
 #include "runtime/kernel.h"
@@ -136,5 +137,14 @@ class AveragePoolGrad final : public Kernel {
     PoolGeometry geometry_;
     bool include_pad_;
 };
+
+// Pools of [N, *spatial, C]; the shapes are given as [N, C, *spatial].
+enum class PoolMode : std::uint8_t { maximum, mean, mean_with_padding };
+
+std::unique_ptr<Kernel> make_channels_last_pool(const Dims& x, const Dims& y, const PoolWindow& window, PoolMode mode,
+                                                int threads);
+// The maximum of bytes: int8 or uint8.
+std::unique_ptr<Kernel> make_byte_max_pool(const Dims& x, const Dims& y, const PoolWindow& window, ElementType type,
+                                           int threads);
 
 }  // namespace graphkit

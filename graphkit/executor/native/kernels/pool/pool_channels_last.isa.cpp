@@ -7,8 +7,6 @@
 
 namespace graphkit {
 
-enum class PoolMode : std::uint8_t { maximum, mean, mean_with_padding };
-
 // The channels of one window: `taps` rows of `channels` elements, at x + offsets[tap], combined into y.
 struct PoolFunctions {
     // NaN wins over numbers.
@@ -80,7 +78,6 @@ GRAPHKIT_ISA_DEFINE(PoolFunctions, pool_functions) = {pool_maximum, pool_mean};
 #include <algorithm>
 
 #include "kernels/pool/pool.h"
-#include "runtime/bindings.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -179,18 +176,9 @@ void ChannelsLastPool::run(const void* const* inputs, void* const* outputs, std:
     });
 }
 
-GRAPHKIT_BINDINGS(pool_channels_last, "pool") {
-    nb::class_<ChannelsLastPool, Kernel>(m, "ChannelsLastPool")
-        .def(
-            "__init__",
-            [](ChannelsLastPool* self, Dims x, Dims y, const PoolWindow& window, bool maximum, bool include_pad,
-               int threads) {
-                const auto mode = maximum       ? PoolMode::maximum
-                                  : include_pad ? PoolMode::mean_with_padding
-                                                : PoolMode::mean;
-                new (self) ChannelsLastPool(std::move(x), std::move(y), window, mode, threads);
-            },
-            "x"_a, "y"_a, "window"_a, nb::kw_only(), "maximum"_a, "include_pad"_a = false, "threads"_a = 0);
+std::unique_ptr<Kernel> make_channels_last_pool(const Dims& x, const Dims& y, const PoolWindow& window, PoolMode mode,
+                                                int threads) {
+    return std::make_unique<ChannelsLastPool>(x, y, window, mode, threads);
 }
 
 }  // namespace graphkit

@@ -3,7 +3,7 @@
 
 #include "kernels/pool/pool.h"
 #include "kernels/quant/linear_table.h"
-#include "runtime/bindings.h"
+#include "runtime/threads.h"
 
 namespace graphkit {
 namespace {
@@ -80,13 +80,9 @@ void ByteMaxPool::run(const void* const* inputs, void* const* outputs, std::byte
 
 }  // namespace
 
-GRAPHKIT_BINDINGS(pool_bytes, "pool") {
-    nb::class_<ByteMaxPool, Kernel>(m, "ChannelsLastByteMaxPool")
-        .def(
-            "__init__",
-            [](ByteMaxPool* self, const Dims& x, const Dims& y, const PoolWindow& window, const std::string& type,
-               int threads) { new (self) ByteMaxPool(x, y, window, element_type(type), threads); },
-            "x"_a, "y"_a, "window"_a, "type"_a, "threads"_a = 0);
+std::unique_ptr<Kernel> make_byte_max_pool(const Dims& x, const Dims& y, const PoolWindow& window, ElementType type,
+                                           int threads) {
+    return std::make_unique<ByteMaxPool>(x, y, window, type, threads);
 }
 
 }  // namespace graphkit

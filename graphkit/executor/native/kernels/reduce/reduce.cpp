@@ -1,4 +1,6 @@
 // Reductions over any axes.
+#include "kernels/reduce/reduce.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -254,9 +256,14 @@ void Reduce::run(const void* const* inputs, void* const* outputs, std::byte* scr
     implementation_->run(inputs[0], outputs[0], scratch, threads());
 }
 
+std::unique_ptr<Kernel> make_reduce(const std::string& op, const Dims& x, const Dims& axes, const Dims& y,
+                                    ElementType type, int threads) {
+    return std::make_unique<Reduce>(op, x, axes, y, name_of(type), threads);
+}
+
 static std::unique_ptr<Kernel> reduce(const NodeSpec& node, const std::string& op, const Dims& axes) {
     const TensorSpec& y = node.outputs[0];
-    return std::make_unique<Reduce>(op, node.input(0).tensor.shape, axes, y.shape, name_of(y.type), node.threads);
+    return make_reduce(op, node.input(0).tensor.shape, axes, y.shape, y.type, node.threads);
 }
 
 // The axes of x from `first` on.
