@@ -13,7 +13,7 @@ namespace {
 
 // An attribute with `size` entries, by default all `value`.
 Dims entries(const NodeSpec& node, const char* name, std::size_t size, std::int64_t value) {
-    if (!node.gives(name)) {
+    if (!node.has_attribute(name)) {
         return Dims(size, value);
     }
     const Dims& given = node.integers(name);
