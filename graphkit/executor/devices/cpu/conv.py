@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from graphkit.executor.devices.cpu._base import (
     epilogue,
@@ -17,7 +17,7 @@ from graphkit.executor.devices.cpu._base import (
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import operand, shape
 from graphkit.executor.devices.registry import Preparation, Shapes, SizedFactory
-from graphkit.ir.dims import is_static
+from graphkit.ir.dims import Dim, is_static
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -26,6 +26,9 @@ from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution, Geometry
 from graphkit.passes.layout.few_channels import has_few_channels
 from graphkit.passes.layout.unstride_transposed import scatters
+
+# A dimension: an int or a Dim.
+D = TypeVar("D")
 
 
 def window_of(geometry: Geometry, order: tuple[int, ...] | None = None) -> native.Window | None:
@@ -154,10 +157,12 @@ class _Forward:
 
     def _native_factory(self, node: Node) -> native.ChannelsLastConvFactory | None:
         """Return the factory that makes graphkit's own kernels without Python; None if the windows depend on sizes."""
-        x, w = (v.tensor.known_shape for v in node.operands[:2])
-        if not self._tiles or not self._has_fixed_padding or len(x) != 4 or not all(map(is_static, (x[-1], *w))):
+        x, weights = (v.tensor for v in node.operands[:2])
+        if not self._tiles or not self._has_fixed_padding or x.rank != 4 or not weights.is_static:
             return None
-        windows = self._windows(channels_first(x), w)
+        if not is_static(x.known_shape[-1]):
+            return None
+        windows = self._windows(channels_first(x.known_shape), weights.static_shape)
         if windows.window is None:
             return None
         return native.ChannelsLastConvFactory(
@@ -222,7 +227,7 @@ class _Forward:
             options["epilogue"] = self._epilogue.for_results(math.prod(y))
         return native.Convolution(x, w, y, window, **options, **self._library)
 
-    def _windows(self, x: tuple[int, ...], w: tuple[int, ...]) -> _Windows:
+    def _windows(self, x: tuple[Dim, ...], w: tuple[int, ...]) -> _Windows:
         """Return the windows for these sizes. If padding is fixed, they depend only on the weights, and are reused."""
         if self._found is None or not self._has_fixed_padding or self._found.weights != w:
             geometry = self._op.geometry(x, w)
@@ -232,7 +237,7 @@ class _Forward:
         return self._found
 
 
-def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+def channels_first(shape: tuple[D, ...]) -> tuple[D, ...]:
     """Return a shape with the channels at axis 1. In the given shape, they are last."""
     return (shape[0], shape[-1], *shape[1:-1])
 
