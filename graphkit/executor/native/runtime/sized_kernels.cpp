@@ -45,28 +45,55 @@ Shapes shapes_at(const ShapePlaces& all, const Sizes& sizes) {
     return shapes;
 }
 
+// What the structure of a program depends on. Kernels of one node for different sizes mostly share it.
+struct Needs {
+    std::vector<std::pair<int, int>> inplace;
+    std::vector<int> packed;
+    std::vector<std::string> layouts;
+    bool has_scratch;
+
+    explicit Needs(const Kernel& kernel)
+        : inplace(kernel.inplace()), packed(kernel.packed_inputs()), has_scratch(kernel.scratch_bytes() > 0) {
+        for (const int input : packed) {
+            layouts.push_back(kernel.packed_layout(input));
+        }
+    }
+
+    bool operator==(const Needs& other) const {
+        return inplace == other.inplace && packed == other.packed && layouts == other.layouts &&
+               has_scratch == other.has_scratch;
+    }
+};
+
+template <typename Values>
+nb::tuple as_tuple(const Values& values) {
+    nb::list items;
+    for (const auto& value : values) {
+        items.append(nb::cast(value));
+    }
+    return nb::tuple(items);
+}
+
 // A kernel for some sizes, and what a program must know of it.
 struct SizedKernel {
     nb::object kernel;
-    nb::tuple need;  // (in-place pairs, packed inputs, whether it needs working memory): programs depend on it
     std::size_t scratch_bytes;
+    Needs needs;
+    nb::tuple need;     // (in-place pairs, packed inputs, whether it needs working memory)
     nb::tuple layouts;  // of the packed inputs
 
-    explicit SizedKernel(nb::object made) : kernel(std::move(made)) {
-        const auto* facts = nb::cast<const Kernel*>(kernel);
-        scratch_bytes = facts->scratch_bytes();
-        nb::list pairs;
-        for (const auto& [input, output] : facts->inplace()) {
-            pairs.append(nb::make_tuple(input, output));
+    // `like`: a kernel of the same node, or null. Equal needs share their objects.
+    SizedKernel(nb::object made, const SizedKernel* like)
+        : kernel(std::move(made)),
+          scratch_bytes(nb::cast<const Kernel*>(kernel)->scratch_bytes()),
+          needs(*nb::cast<const Kernel*>(kernel)) {
+        if (like != nullptr && like->needs == needs) {
+            need = like->need;
+            layouts = like->layouts;
+        } else {
+            need = nb::make_tuple(as_tuple(needs.inplace), as_tuple(needs.packed), needs.has_scratch);
+            layouts = as_tuple(needs.layouts);
         }
-        nb::list packed;
-        nb::list names;
-        for (const int input : facts->packed_inputs()) {
-            packed.append(input);
-            names.append(facts->packed_layout(input));
-        }
-        need = nb::make_tuple(nb::tuple(pairs), nb::tuple(packed), scratch_bytes > 0);
-        layouts = nb::tuple(names);
     }
 };
 
@@ -112,7 +139,11 @@ class SizedStep {
             if (kernel == nullptr) {
                 return nb::none();
             }
-            return nb::cast(SizedKernel(nb::cast(kernel.release(), nb::rv_policy::take_ownership)));
+            const SizedKernel* like = nullptr;
+            if (!recent_.empty() && !recent_.front().second.is_none()) {
+                like = nb::cast<const SizedKernel*>(recent_.front().second);
+            }
+            return nb::cast(SizedKernel(nb::cast(kernel.release(), nb::rv_policy::take_ownership), like));
         } catch (const Unsupported&) {
             return nb::none();
         }
@@ -178,7 +209,10 @@ GRAPHKIT_BINDINGS(sized_kernels) {
                     "collections.abc.Sequence[tuple[int, ...] | None]) -> Kernel | None"),
             "Return the kernel for these shapes; None if there is none.");
     nb::class_<SizedKernel>(m, "SizedKernel", "A kernel for some sizes, and what a program must know of it.")
-        .def(nb::init<nb::object>(), "kernel"_a)
+        .def(
+            "__init__",
+            [](SizedKernel* self, nb::object kernel) { new (self) SizedKernel(std::move(kernel), nullptr); },
+            "kernel"_a)
         .def_ro("kernel", &SizedKernel::kernel, nb::sig("def kernel(self) -> Kernel"))
         .def_ro("need", &SizedKernel::need,
                 nb::sig("def need(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], bool]"),
