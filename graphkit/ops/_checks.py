@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.types import HALVES, DType
+from graphkit.ir.types import HALVES, DType, TensorType
 
 
 def fits(a: Sequence[Dim] | None, b: Sequence[Dim] | None) -> bool:
@@ -15,6 +15,12 @@ def fits(a: Sequence[Dim] | None, b: Sequence[Dim] | None) -> bool:
     if a is None or b is None:
         return True
     return len(a) == len(b) and all(map(dims.may_equal, a, b))
+
+
+def check_gradient(dy: TensorType, x: TensorType) -> None:
+    """Raise TypeMismatch unless the gradient `dy` of a result of x's shape has this shape."""
+    if not fits(dy.shape, x.shape):
+        raise TypeMismatch(f"dy and x must have one shape; they are {dy} and {x}")
 
 
 def check_stored(computed: DType, *kinds: DType) -> None:

@@ -59,8 +59,9 @@ def test_monitor_mode_follows_from_the_name():
 
 def test_a_number_that_no_epoch_has_is_named():
     for monitor, message in [
-        ("valid_acuracy", "did you mean 'valid_accuracy'"), ("top5", "The values of an epoch are learning_rate, loss, accuracy")
-    ]:  # fmt: skip
+        ("valid_acuracy", "did you mean 'valid_accuracy'"),
+        ("top5", "The values of an epoch are learning_rate, loss, accuracy"),
+    ]:
         net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
         x, y = data()
         given = (x, (y[:, 0] > 0).astype(np.int64))

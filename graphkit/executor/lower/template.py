@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphkit.errors import GraphkitError
+from graphkit.errors import GraphkitError, RuntimeFailure
 from graphkit.executor.devices.kernel import Kernel, KernelContext, NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
@@ -219,12 +219,14 @@ class Template:
     def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
         """Return the _Step of this node, which nodes with equal operators, types and small constants share."""
         known = kernel_context(node, self.placement, self._known, self.settings)
-        operands = dict(enumerate(node.inputs))
-        small = {
-            i: a
+        # A view of a constant may have symbolic sizes. It is like an operand that is computed.
+        arrays = {
+            i: (v, a)
             for i, a in known.constant_inputs.items()
-            if (v := operands[i]) is not None and v.tensor.nbytes <= _SMALL
+            if (v := node.inputs[i]) is not None and v.tensor.is_static
         }
+        known = known._replace(constant_inputs={i: a for i, (_, a) in arrays.items()})
+        small = {i: a for i, (v, a) in arrays.items() if v.tensor.nbytes <= _SMALL}
         key = (
             node.op,
             tuple(None if v is None else (v.type, v.tensor.value, v.tensor.floats) for v in node.inputs),
@@ -266,20 +268,19 @@ class Template:
         found: dict[_Step, _native.SizedKernel | None] = {}
         try:
             kernels = self._native_kernels.at(sizes)
-        except native_module().Error:
-            # The factory in Python raises the same error, with the name of the node.
-            found.update((step, self._kernel(step, sizes)) for step in self._native_steps)
-        else:
-            for step, kernel in zip(self._native_steps, kernels, strict=True):
-                # The factory in Python may have another kernel.
-                found[step] = self._kernel(step, sizes) if kernel is None else kernel
+        except native_module().Error as error:
+            raise NotNative(str(error)) from error  # a program compiled for these sizes names the node
+        for step, kernel in zip(self._native_steps, kernels, strict=True):
+            # The factory in Python may have another kernel.
+            found[step] = self._kernel(step, sizes) if kernel is None else kernel
         found.update((step, self._kernel(step, sizes)) for step in self._python_steps)
         return found
 
     def _kernel(self, step: _Step, sizes: Sequence[int]) -> _native.SizedKernel | None:
         """Return the kernel of a step for these sizes; None for a view.
 
-        Raises NotNative if there is no kernel, or if inference rejects the sizes.
+        Raises NotNative if there is no kernel, or if inference or the kernel rejects the sizes. A program compiled for
+        these sizes then raises the error that users get.
         """
         key = tuple([sizes[position] for position in step.mentioned])
         if key in step.kernels:
@@ -287,7 +288,10 @@ class Template:
             return step.kernels[key]
         made = None
         if step.make is not None:
-            kernel = step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
+            try:
+                kernel = step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
+            except RuntimeFailure as error:
+                raise NotNative(str(error)) from error
             made = native_module().SizedKernel(_native_kernel(kernel, step.node))
         elif step.context is not None or not step.symbolic_inference:
             bound = self._bound(step, sizes)

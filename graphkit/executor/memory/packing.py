@@ -70,9 +70,10 @@ class PackedArrays:
     def get_unpacked(self, operands: UnpackedOperands) -> list[np.ndarray]:
         """Return the same as `get`, for operands that are read many times."""
         before = self._stamp()
-        if operands.latest is None or operands.latest[0] != before:
-            operands.latest = before, self.get(operands.operands)
-        return operands.latest[1]
+        latest = operands.latest  # read once: other threads write it
+        if latest is None or latest[0] != before:
+            latest = operands.latest = before, self.get(operands.operands)
+        return latest[1]
 
     def cached(self, source: VersionedArray, layout: str, make: Callable[[VersionedArray], Any]) -> Any:
         """Return `make(source)`, or the cached result for this source and layout. The layout is only a key."""

@@ -348,7 +348,8 @@ class STFT(Op):
             length = F.reshape(F.cast(frame_length, to=DType.INT64), i64())
         else:
             length = total if window is None else F.squeeze(F.shape(window))
-        count = F.div(F.sub(total, length), step) + 1
+        # Div rounds towards zero: a signal shorter than a frame has a count of at most 0.
+        count = F.div(F.add(F.sub(total, length), step), step)
         starts = F.mul(F.range(zero, count, one), step)
         frames = F.gather(signal, F.add(F.unsqueeze(starts, i64(1)), F.range(zero, length, one)), axis=1)
         if window is not None:

@@ -10,7 +10,7 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import check_stored
+from graphkit.ops._checks import check_gradient, check_stored
 from graphkit.ops.nn.statistics import (
     channel_axes,
     channel_shape,
@@ -152,6 +152,7 @@ class BatchNormGrad(Op):
     )
 
     def infer(self, dy: TensorType, x: TensorType, scale: TensorType) -> Any:
+        check_gradient(dy, x)
         vector = TensorType(scale.dtype, scale.shape)
         return TensorType(x.dtype, x.shape), vector, vector
 
@@ -319,6 +320,7 @@ class LayerNormGrad(NormOfLastAxes):
 
     def infer(self, dy: TensorType, x: TensorType, scale: TensorType, *_: Any) -> Any:
         self.checked(x, scale)
+        check_gradient(dy, x)
         made = self.made or scale.dtype
         check_stored(scale.dtype, dy.dtype, x.dtype, made)
         vector = TensorType(scale.dtype, scale.shape)
@@ -408,6 +410,7 @@ class RMSNormGrad(NormOfLastAxes):
 
     def infer(self, dy: TensorType, x: TensorType, scale: TensorType) -> Any:
         self.checked(x, scale)
+        check_gradient(dy, x)
         return TensorType(x.dtype, x.shape), TensorType(scale.dtype, scale.shape)
 
     def reference(self, xp: Any, dy: Any, x: Any, scale: Any) -> Any:

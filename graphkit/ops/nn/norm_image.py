@@ -11,6 +11,7 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
+from graphkit.ops._checks import check_gradient
 from graphkit.ops.nn.statistics import (
     channel_axes,
     channel_shape,
@@ -136,6 +137,7 @@ class GroupNormGrad(Op):
     )
 
     def infer(self, dy: TensorType, x: TensorType, scale: TensorType) -> Any:
+        check_gradient(dy, x)
         _check_affine(x, scale, scale)
         vector = TensorType(scale.dtype, scale.shape)
         return TensorType(x.dtype, x.shape), vector, vector

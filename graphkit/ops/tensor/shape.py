@@ -123,7 +123,7 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
             left.remove(dim)
             right.remove(dim)
     have, taken = dims.product(left), dims.product(right)
-    if taken == 0 or not dims.may_equal(dims.mod(have, taken), 0):
+    if not dims.may_reach(taken, 1) or not dims.may_equal(dims.mod(have, taken), 0):
         raise misfit(f"{have} elements are not divisible by {taken}")
     result[open_axis] = dims.floordiv(have, taken)
     return tuple(result)

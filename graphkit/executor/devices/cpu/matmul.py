@@ -62,7 +62,7 @@ class _Product:
                 bias=has_bias,
                 epilogue=self._last,
                 vary=context.sizes_vary,
-                dots=self._may_use_dots,
+                dots_from=_LONG_ROW_BY_COLUMN if self._may_use_dots else 0,
                 threads=context.threads,
             )
         self._blocked: dict[str, Any] = dict(

@@ -8,7 +8,7 @@ from kernel_runs import run_kernel
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_kernel
-from graphkit.executor.memory.packing import PackedArrays, PackedOperand
+from graphkit.executor.memory.packing import PackedArrays, PackedOperand, UnpackedOperands
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
@@ -57,6 +57,29 @@ def test_packed_copies_follow_versions(kind):
         # The same memory with other contents: the version says so.
         held.array *= -2
         held.version = version + 1
+
+
+class _OverwrittenByAnother(UnpackedOperands):
+    """Another thread, which began before the last update, writes its arrays directly after this one."""
+
+    older: tuple[int, list[np.ndarray]] | None = None
+
+    @property
+    def latest(self):
+        return self.older or self._latest
+
+    @latest.setter
+    def latest(self, value):
+        self._latest = value
+
+
+def test_threads_that_read_operands_at_once_get_their_own_arrays():
+    held = Held(np.ones(3, np.float32))
+    packed = PackedArrays(lambda: held.version)
+    operands = _OverwrittenByAnother([PackedOperand(7, held)])
+    operands.older = -1, [np.zeros(3, np.float32)]
+    assert packed.get_unpacked(operands)[0] is held.array
+    assert operands.externals == [7]
 
 
 @needs_onednn

@@ -87,10 +87,14 @@ std::vector<std::pair<int, int>> PackedProduct::inplace() const {
 // library's; null elsewhere.
 class PackedProductFactory final : public KernelFactory {
   public:
-    // `vary`: kernels for other sizes will follow. `dots`: a product with one column, or with one row and a transposed
-    // b, may be computed as dot products.
-    PackedProductFactory(bool transposed, bool bias, Epilogue epilogue, bool vary, bool dots, int threads)
-        : transposed_(transposed), epilogue_(std::move(epilogue)), vary_(vary), dots_(dots), threads_(threads) {
+    // `vary`: kernels for other sizes will follow. `dots_from`: products with one column, whose rows have at least so
+    // many elements, are computed as dot products by another kernel; 0: none are.
+    PackedProductFactory(bool transposed, bool bias, Epilogue epilogue, bool vary, std::int64_t dots_from, int threads)
+        : transposed_(transposed),
+          epilogue_(std::move(epilogue)),
+          vary_(vary),
+          dots_from_(dots_from),
+          threads_(threads) {
         epilogue_.bias = bias;
     }
 
@@ -101,7 +105,8 @@ class PackedProductFactory final : public KernelFactory {
             return nullptr;
         }
         const std::int64_t columns = b[transposed_ ? 0 : 1];
-        if ((dots_ && columns == 1) || (epilogue_.bias && present(inputs, 2) != Dims{columns})) {
+        const bool is_dots = dots_from_ > 0 && columns == 1 && a.back() >= dots_from_;
+        if (is_dots || (epilogue_.bias && present(inputs, 2) != Dims{columns})) {
             return nullptr;
         }
         return suits(a, b, columns) ? std::make_unique<PackedProduct>(a, b, transposed_, epilogue_, threads_) : nullptr;
@@ -128,7 +133,7 @@ class PackedProductFactory final : public KernelFactory {
     bool transposed_;
     Epilogue epilogue_;
     bool vary_;
-    bool dots_;
+    std::int64_t dots_from_;
     int threads_;
 };
 
@@ -149,8 +154,8 @@ GRAPHKIT_BINDINGS(packed_product, "epilogue", "sized_kernels") {
                     "Whether it is faster than the library, with a constant b and several threads.");
     nb::class_<PackedProductFactory, KernelFactory>(m, "PackedProductFactory",
                                                     "Makes PackedProducts where they are better than the library's.")
-        .def(nb::init<bool, bool, Epilogue, bool, bool, int>(), nb::kw_only(), "transposed"_a, "bias"_a, "epilogue"_a,
-             "vary"_a, "dots"_a, "threads"_a);
+        .def(nb::init<bool, bool, Epilogue, bool, std::int64_t, int>(), nb::kw_only(), "transposed"_a, "bias"_a,
+             "epilogue"_a, "vary"_a, "dots_from"_a, "threads"_a);
 }
 
 }  // namespace graphkit

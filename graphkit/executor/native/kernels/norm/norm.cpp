@@ -225,6 +225,9 @@ void GroupNorm::run_as(const void* const* inputs, void* const* outputs, std::byt
     load_floats(inputs[1], type_, scale, channels_);
     load_floats(inputs[2], type_, bias, channels_);
     const std::int64_t size = per_group_ * inner_;
+    if (size == 0) {
+        return;
+    }
     const double cost = 20 + kElementNanoseconds * static_cast<double>(size);
     parallel_for(threads(), rows_, cost, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) {

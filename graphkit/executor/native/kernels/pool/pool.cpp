@@ -69,6 +69,9 @@ std::int64_t first_inside(const PoolGeometry& g, int axis, const Span& span) {
 }
 
 std::int64_t to_column_major(const PoolGeometry& g, std::int64_t offset) {
+    if (g.input[1] == 0 || g.input[2] == 0) {
+        return 0;  // all windows are padding
+    }
     const std::int64_t w = offset % g.input[2];
     const std::int64_t h = offset / g.input[2] % g.input[1];
     const std::int64_t d = offset / (g.input[2] * g.input[1]);
