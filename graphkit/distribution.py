@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from graphkit.errors import MissingDependency
@@ -45,6 +46,7 @@ def version() -> str:
     return found.version
 
 
+@functools.cache
 def _installed() -> importlib.metadata.Distribution | None:
     import importlib.metadata
 

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto
 
+from graphkit.distribution import is_installed, version
 from graphkit.errors import UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.ir.names import Names
@@ -43,6 +44,11 @@ _INLINE_CONSTANT = 1 << 10
 # Metadata that the importer derives from other fields of the file.
 _FIELDS = {"onnx.domain": "domain", "onnx.doc_string": "doc_string"}
 _DERIVED = frozenset({"onnx.renamed", "onnx.replaced", "onnx.opset", "onnx.model_version", "onnx.graph_doc_string"})
+
+
+def _own_version() -> str:
+    """Return graphkit's version; "" in a source tree that was never installed."""
+    return version() if is_installed() else ""
 
 
 @typed("Model.to_onnx")
@@ -163,7 +169,7 @@ class _Writer:
         unknown = next((key for key in self.params if key not in known), None)
         if unknown is not None:
             raise UsageError(f"the graph has no parameter {unknown!r}{did_you_mean(unknown, known)}")
-        proto = ModelProto(producer_name="graphkit")
+        proto = ModelProto(producer_name="graphkit", producer_version=_own_version())
         self.top(proto.graph, name)
         proto.ir_version = onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", self.target]
         for domain, operators in sorted(self.domains.items()):

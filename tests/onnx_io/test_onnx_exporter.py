@@ -67,7 +67,7 @@ def test_a_network_at_every_target(opset):
     assert {t.name for t in proto.graph.initializer} == {"w", "b"}
     assert {n.name for n in proto.graph.node} >= {"project", "act"}
     assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
-    assert proto.producer_name == "graphkit"
+    assert (proto.producer_name, proto.producer_version) == ("graphkit", gk.__version__)
 
 
 def test_targets_outside_the_range():
