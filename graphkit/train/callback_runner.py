@@ -25,8 +25,8 @@ class CallbackRunner:
 
     Attributes:
         callbacks: The callbacks of this rank.
-        stops_at_steps: Whether all ranks decide after each step whether to stop, because a callback of one of them is
-            called after steps.
+        stops_at_steps: True if some rank has a callback that is called after steps, and the store has no servers. All
+            ranks then decide after each step whether to stop.
         any_rank_has_callbacks: Whether any rank has callbacks.
     """
 

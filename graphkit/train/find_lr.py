@@ -45,7 +45,8 @@ class RateCurve:
         rates: The learning rates of the updates, which grow geometrically.
         losses: The losses of their batches.
         smoothed: Exponential moving average of the losses with decay 0.9, with bias correction as in Adam.
-        suggestion: The rate at which the smoothed loss falls fastest; None if it never falls.
+        suggestion: The rate at which the smoothed loss falls fastest; None if it never falls, or if fewer than three
+            smoothed losses are finite.
         diverged: Whether training ended before the last rate, because the smoothed loss was not finite or exceeded four
             times its best value.
     """
@@ -163,7 +164,10 @@ def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
 
 
 def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
-    """Return the rate at which the loss falls fastest, before its minimum; None if it never falls."""
+    """Return the rate at which the loss falls fastest, before its minimum.
+
+    None if it never falls, or if fewer than three losses are finite.
+    """
     known = np.array([value for value in smoothed if math.isfinite(value)])  # only the last can be NaN or infinite
     if len(known) < 3:
         return None

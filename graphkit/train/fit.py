@@ -39,7 +39,7 @@ class Fit:
 
     In a single process, an interrupt (Ctrl-C) takes effect only after the current block: a step with the update of the
     position, or the end of an epoch with its log line and checkpoint. A second interrupt takes effect at once. With
-    several ranks, the first one does, too.
+    several ranks, even the first interrupt takes effect at once.
 
     Attributes:
         folder: The run folder, the same on all ranks. Rank 0 writes.

@@ -416,9 +416,10 @@ class BoundLoss:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """The divisors of the losses, each with the name of the first output whose loss it divides.
+        """The different divisors of the losses. Each key stands for a divisor.
 
-        The key of a divisor is the tuple of class weights, or else the tuple of the symbolic dimensions of the target.
+        The key is the tuple of class weights, or else the tuple of the symbolic dimensions of the target. The value is
+        the name of the first output whose loss has this divisor.
         """
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():

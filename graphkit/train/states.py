@@ -1,9 +1,9 @@
 """The states that an optimizer keeps for a parameter (slots), and one update of parameter and states.
 
-For float16 and bfloat16 parameters, the states are float32, because second moments of gradients below 8e-3 would
-underflow in float16. An additional state, the master weight, contains the parameter before it was rounded. Without it,
-updates smaller than half a unit in the last place would be lost (Micikevicius et al., "Mixed Precision Training", ICLR
-2018).
+For float16 and bfloat16 parameters, the states are float32, because float16 cannot represent the square of a gradient
+below 8e-3 with full precision. An additional state, the master weight, contains the parameter before it was rounded.
+Without it, updates smaller than half a unit in the last place would be lost (Micikevicius et al., "Mixed Precision
+Training", ICLR 2018).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class GpuCollectives:
 
     Attributes:
         waited_seconds: Seconds that this rank waited for others before runs.
-        sent_bytes: Bytes that this rank contributed to sums.
+        sent_bytes: Total bytes of the collectives of this rank's runs.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class GpuGroups:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank contributed to sums."""
+        """Total bytes of the collectives of this rank's runs."""
         return sum(sums.sent_bytes for _, sums in self._collectives.values())
 
     def _own_report(self, device: str) -> tuple[_Report, Any]:

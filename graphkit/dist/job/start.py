@@ -27,7 +27,7 @@ _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", _TASKS)
 _TORCH_RANK, _TORCH_SIZE, _TORCHRUN = "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"
 _HOW = "start them with --processes N on one machine, or with mpiexec -n N or srun"
 
-# Seconds that processes have to start, even if the timeout is shorter, because imports may take long.
+# Seconds that processes may take to start, even if the timeout is shorter, because imports may take long.
 LEAST_TIMEOUT = 10.0
 # Seconds between the error message of a process and the end of the job, so that others can print theirs.
 _GRACE = 1.0

@@ -34,7 +34,8 @@ BEGUN, STARTED, ENDED, FAILED, EXCLUDED = "begun", "started", "ended", "failed",
 # Signals with which launchers end the other ranks.
 _BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)
 
-# The request PIDFD_INFO_EXIT of a pidfd, and its answer: a mask and the exit status (linux/pidfd.h).
+# The request PIDFD_GET_INFO of a pidfd, its answer (a mask and the exit status), and the bit PIDFD_INFO_EXIT of the
+# mask (linux/pidfd.h).
 _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 _INFO = struct.Struct("=Q52xi")
 _INFO_EXIT = 1 << 3

@@ -18,8 +18,8 @@ from graphkit.dist.wire.point_to_point import Mailbox
 from graphkit.errors import RuntimeFailure
 
 # For _EAGER seconds after the last message, a process only yields its core between two checks. Then it sleeps: _PART of
-# the time since the last message, but from _PAUSE to _LONGEST_PAUSE seconds. So a sleep delays messages only a little,
-# and idle servers use almost no core.
+# the time since the last message, at least _PAUSE and at most _LONGEST_PAUSE seconds. So a sleep delays messages
+# only a little, and idle servers use almost no core.
 _EAGER, _PAUSE, _LONGEST_PAUSE, _PART = 0.005, 2e-4, 5e-3, 1e-3
 # Seconds between two checks for lost ranks, and between two calls that let messages progress.
 _CHECK, _PROGRESS = 0.05, 1e-3

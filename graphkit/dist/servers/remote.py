@@ -55,8 +55,8 @@ class RemoteStore(KVStore):
         strength: For `elastic`: moving rate; beta of the same paper.
 
     Attributes:
-        steps_per_push: Steps for each push, if gradients are accumulated. `bound` and `staleness` count them as one
-            step.
+        steps_per_push: Number of steps between two pushes: 1, or more if gradients are accumulated. `bound` and
+            `staleness` count all steps of a push as one.
         staleness: Largest number of steps by which the slowest worker was behind this one at a pull.
     """
 

@@ -169,7 +169,7 @@ class ReplicatedServer:
         self._me, self._servers, self._workers = me, servers, workers
         self._send, self._warn = send, warn
         self._roles: dict[int, _Role] = {}
-        # Messages to parts that this server does not lead yet: their senders have learned of a loss earlier.
+        # Messages to parts that this server does not lead yet: their senders noticed a loss before this server did.
         self._early: dict[int, list[tuple[int, Frame]]] = {}
         # `flush` sends the content of this dict and of the next one. By worker and part, the number of the last message
         # that cannot be lost, because the follower has applied it, or because the part has no follower.

@@ -287,8 +287,8 @@ class Lowering(ABC):
         subgraphs: The graphs that the node runs, by "then" and "else", or by "body". This key is a part of the names of
             their steps.
         in_python: Whether the step is a call of Python.
-        may_fail: Whether such steps can fail in a run for reasons that `Op.value_check` does not cover, such as an
-            error in Python code.
+        may_fail: Whether steps of this class can fail in a run for reasons that `Op.value_check` does not cover,
+            such as an error in Python code.
         allocates: Whether a native program allocates memory for such steps in a run.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
         trips: For a loop, the number of iterations in each run; infinity if it depends on values. None: not a loop.

@@ -63,7 +63,8 @@ class LaunchedStep(PythonStep):
 class PythonFunction(PythonStep):
     """A function that returns its results as arrays, instead of writing them to planned memory.
 
-    owned: True if no result shares memory with an operand. Otherwise, the caller copies the results that may.
+    owned: True if no result shares memory with an operand. Otherwise, the caller copies results that may share memory
+    with an operand.
     """
 
     may_fail = True

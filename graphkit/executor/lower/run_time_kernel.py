@@ -163,7 +163,8 @@ class RunTimeKernel(AtRunTime):
 def run_time_kernel(site: Site) -> RunTimeKernel | None:
     """Return the lowering of a node with run-time sizes, or None.
 
-    It is None if no native kernel can be prepared for the placeholders, or if results have data-dependent shapes.
+    It is None if nothing suitable can be prepared for the placeholders, if results have data-dependent shapes, if a
+    value is not a tensor of numbers, or if sizes and elements are known as far as a kernel needs them.
     """
     node, declared = site.node, site.settings.declared
     context = site.without_constants._replace(sizes_vary=True)
@@ -178,8 +179,8 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             try:
                 types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # If all sizes are known, accept only a kernel: views and known elements then follow from the
-                # placeholder elements, which differ from those of a run.
+                # If all sizes are known, accept only a kernel. A view, or known elements, would follow from the
+                # placeholder elements. The elements of a run differ, so that would say nothing about the run.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others

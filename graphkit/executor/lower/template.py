@@ -137,8 +137,8 @@ class Template:
     """A graph that is lowered once, with symbolic sizes. `at` makes the program for given sizes.
 
     `fixed`: the arrays of parameters among the inputs. Kernels may keep packed copies of them, until their version
-    changes. Raises NotNative, which says why, for a graph with updates, with subgraphs, or with sizes that are known
-    only in a run.
+    changes. Raises NotNative, which says why, if the inputs have fixed sizes, and for graphs that `_require` rejects:
+    for example with updates, with control flow, or with sizes that are known only in a run.
     """
 
     def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
@@ -156,7 +156,8 @@ class Template:
         for value in graph.values:
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
-        # Assumptions of symbolic inference, as positions in the table: pairs of equal sizes, and sizes of at least 0.
+        # Conditions for the sizes of a program, as positions in the table: pairs of sizes that must be equal
+        # (assumptions of symbolic inference; the bytes of a view and of its root), and sizes of at least 0.
         self._equal: list[tuple[int, int]] = []
         self._nonnegative = sorted({p for t in self._types.values() for p in t.shape})
         computed = set(self.placement.steps)

@@ -43,7 +43,7 @@ class Division:
     def is_pipeline(self, graph: Graph) -> bool:
         """Return whether the ranks form a pipeline: the dependencies between them have no cycle.
 
-        Raises UsageError if they do not, although there are several micro-batches.
+        Raises UsageError if they do not, and there are several micro-batches, which need a pipeline.
         """
         try:
             self.stages(graph)

@@ -102,7 +102,7 @@ def mean_gradients(
 ) -> tuple[list[Value | Rows], list[Value]]:
     """All-reduce gradients, and divide them by the weight of all ranks.
 
-    Row-sparse gradients are not in buckets. Their sum contains each row that at least one rank has read, once.
+    Row-sparse gradients are not in buckets. Their sum contains each row once, if at least one rank has read it.
 
     Args:
         gradients: The weighted gradients of this rank.

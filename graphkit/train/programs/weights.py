@@ -85,7 +85,8 @@ def _samples(graph: Graph) -> object:
 def mixed(first: Term, second: Term, share: Value) -> Term:
     """Return the loss of mixed samples: share * first + (1 - share) * second (Zhang et al., 2018).
 
-    If both terms have weights, their sums and their weights are mixed like this, and the mean is the quotient of both.
+    If both terms have weights, this formula is applied to the sums (mean * weight) and to the weights. The new mean is
+    the mixed sum divided by the mixed weight.
     """
     rest = F.sub(scalar_like(1.0, share), share)
 
