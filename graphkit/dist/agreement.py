@@ -32,7 +32,7 @@ def compare(communicator: Communicator, what: str, facts: Mapping[str, Any]) -> 
 
     Args:
         communicator: Connects the ranks.
-        what: Names the call, in errors too: "set_optimizer".
+        what: Name of the call, for the comparison and for errors, such as "set_optimizer".
         facts: Settings by name. Values are equal if `shown` returns the same text for them.
     """
     if communicator.size == 1:

@@ -263,7 +263,10 @@ class BaseTrainer:
 
     @property
     def batch(self) -> int:
-        """Number of batches of the unfinished epoch that `fit` has trained on; 0 between epochs."""
+        """Number of batches of the unfinished epoch that `fit` has trained on; 0 between epochs.
+
+        If the batch size has changed within the epoch, only batches of the new size count.
+        """
         return self.position.batch
 
     @property
@@ -284,8 +287,8 @@ class BaseTrainer:
     def learning_rate(self) -> float:
         """Learning rate of the next update.
 
-        Raises UsageError before the first `fit` if the schedule has no `steps`: such a schedule spans the whole run,
-        whose length only `fit` knows.
+        A schedule such as Cosine without `steps` spans the whole run, whose length only `fit` knows. With such a
+        schedule, this raises UsageError before the first `fit`.
         """
         return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
 

@@ -43,7 +43,8 @@ class CallbackRunner:
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
         # The callbacks whose `on_fit_begin` was called.
         self._started: list[Callback] = []
-        # While `on_epoch_end` runs: the states from before it. If it fails, a resumed run calls it again.
+        # While `on_epoch_end` runs, and after it has failed: the states before the call. Checkpoints then contain these
+        # states, because a resumed run calls `on_epoch_end` again.
         self._states: States | None = None
         store = trainer.kvstore
         self._store: KVStore | None = None if store is None or store.num_workers == 1 else store

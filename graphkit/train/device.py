@@ -13,7 +13,8 @@ from graphkit.passes.core.sweep import groups_of
 def choose_device(device: AnyDevice, graph: Graph, kvstore: KVStore | None) -> str | GroupDevices:
     """Return the device of this process, or the devices of the groups of `graph` (the model with its loss).
 
-    Raises UsageError if a device or group is unknown, or if both several devices and several processes are used.
+    Raises UsageError if a group is unknown, or if both several devices and several processes are used. Raises
+    UnsupportedError if the device of a group is unknown.
     """
     found = grouped(device, groups_of(graph))
     several = kvstore is not None and kvstore.num_workers > 1

@@ -176,8 +176,8 @@ def constants_to_parameters(model: Model, names: Sequence[str] | None = None) ->
 
     By default, the weights are these floating-point constants: the weights of convolutions, matrix products, recurrent
     layers, normalisations and tables, and operands of Add and Mul with more than one element. Scalars are left out.
-    Constants are also found behind operators that only rearrange them (Unsqueeze, Concat, Slice, ...), and if nodes in
-    subgraphs of If, Loop and Scan read them.
+    Constants are also found behind operators that only rearrange them (Unsqueeze, Concat, Slice, ...). Nodes in
+    subgraphs of If, Loop and Scan are searched, too.
 
     Args:
         model: Any model. The returned model shares its parameter arrays.

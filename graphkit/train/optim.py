@@ -485,8 +485,8 @@ def option_hint(name: str, arguments: Mapping[str, Any]) -> str:
 
     Returns "" if no optimizer has this option.
 
-    arguments: All arguments of the Trainer, by name. The advice names the optimizer among them. If that one lacks the
-    option, it names the first optimizer that has it.
+    arguments: All arguments of the Trainer, by name. The advice names the optimizer that the user chose. If this
+    optimizer lacks the option, the advice names the first optimizer that has it.
     """
     chosen = arguments.get("optimizer")
     chosen = chosen.get("type") if isinstance(chosen, Mapping) else getattr(chosen, "kind", chosen)

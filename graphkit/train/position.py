@@ -76,10 +76,10 @@ class Position:
     def plan(self, epochs: int | None, resumed: bool, updates: int = 0) -> None:
         """Determine where the run of a `fit` begins and ends.
 
-        If the current run is finished, and not `resumed`, a new one begins after `updates` updates, with `epochs` more
-        epochs (None: the default). Otherwise the current run continues, and `epochs` is the length of the whole run,
-        counted from its first epoch (None: its present length). A run that was stopped early continues if it gets
-        longer. Raises UsageError if `epochs` is smaller than the number of epochs already begun.
+        If the current run is finished and `resumed` is false, a new run of `epochs` epochs begins (None: the default
+        number). `updates` is the number of updates before it. Otherwise the current run continues, and `epochs` is the
+        length of the whole run, counted from its first epoch (None: its present length). A run that was stopped early
+        continues if it gets longer. Raises UsageError if `epochs` is smaller than the number of epochs already begun.
 
         resumed: whether `Trainer.resume` has restored a run since the last `fit`.
         """

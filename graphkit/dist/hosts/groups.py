@@ -161,8 +161,8 @@ class Hosts:
             self.levels = Levels(
                 MpiGroup(self.inside, complete, _count_nothing), leaders, tuple(host.ranks[0] for host in self.all)
             )
-        # The ranks of the first host, then those of the second one, and so on. Then the position of each rank in this
-        # list, and whether the list is sorted.
+        # `_order`: the ranks of the first host, then those of the second one, and so on. `_places`: the position of
+        # each rank in this list. `_in_order`: whether the list is sorted.
         self._order = [rank for host in self.all for rank in host.ranks]
         self._places = sorted(range(world.size), key=self._order.__getitem__)
         self._in_order = self._order == list(range(world.size))

@@ -34,8 +34,7 @@ _PAUSE = 1.0
 # Exit code of Open MPI's launcher after it received a signal that ends it.
 _ENDED_BY_LAUNCHER = 1
 
-# Without these settings, Open MPI 4 and 5 refuse to start more processes than cores. `_FOR_ROOT`: without these, they
-# refuse to run for root.
+# Without these settings, Open MPI 4 and 5 refuse to start more processes than cores.
 _MORE_THAN_CORES = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -43,6 +42,7 @@ _MORE_THAN_CORES = {
 # Inside a Slurm job, MPICH's launcher would wait for this process's cores, and start processes on other hosts. These
 # settings make it start the processes itself.
 _ON_THIS_MACHINE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+# Without these settings, Open MPI refuses to run for root.
 _FOR_ROOT = tuple(f"{name}_ALLOW_RUN_AS_ROOT{more}" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM"))
 
 

@@ -37,7 +37,7 @@ from graphkit.text import quantity, short_repr
 
 # Variables of the process managers of MPICH and its derivatives, of Open MPI, and of Slurm's PMIx and PMI.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
-# Pairs of variables: the number of processes of the job, and of this host. By MPICH, Open MPI and Slurm. Slurm's second
+# Pairs of variables of MPICH, Open MPI and Slurm: the number of processes of the job, and of this host. Slurm's second
 # variable lists the numbers of all hosts, so a single number means one host.
 _COUNTS = (
     ("PMI_SIZE", "MPI_LOCALNRANKS"),

@@ -144,7 +144,7 @@ class StatusPipe:
         return sorted(lost, key=by_launchers.__contains__)
 
     def not_ended(self) -> list[str]:
-        """Return the ranks that have not reported the end of their program."""
+        """Return the ranks about whose end there is no report: neither ENDED nor FAILED nor EXCLUDED."""
         return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._reports]
 
     def _follow(self, process: int, rank: int | None) -> None:

@@ -110,7 +110,7 @@ class ProgressEngine:
             priority: Operations with a higher priority run first.
             later: True if no thread will wait for the result soon: a thread of the engine runs the operation. False:
                 the caller that waits for the result runs it.
-            operation: Name of the algorithm, such as "compressed". Ranks compare it with the array types.
+            operation: Name of the algorithm, such as "compressed". Ranks compare both it and the array types.
 
         Raises:
             RuntimeFailure: The engine has stopped after a failure, or the ranks have posted different operations; the

@@ -1,1 +1,1 @@
-"""Lower a graph for given input shapes to the steps of a program. The run computes sizes that depend on elements."""
+"""Lower a graph for given input shapes to the steps of a program. Runs compute data-dependent shapes."""

@@ -166,7 +166,10 @@ class Exchange(Protocol):
         """Whether this rank stores the parameter or slot `name` between steps."""
 
     def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the parts of the arrays of a checkpoint that this rank stores."""
+        """Return the arrays of a checkpoint. If this rank stores only a slice of an array, return the slice instead.
+
+        The result may contain arrays that this rank does not store (see `keeps`).
+        """
 
     def gathered(self) -> AbstractContextManager[Gathered | None]:
         """Context in which rank 0 has all parameters and gets all states; other ranks get None. Collective."""

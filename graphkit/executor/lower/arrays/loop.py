@@ -85,7 +85,8 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._rows = SwappedRows(copies, layout.hosted) if layout.hosted and copies is not None else None
         self._layout, self._trips = layout, layout.known_trips
         self._copied = Copied(device)
-        # In each iteration, each slice in host memory takes two more steps: waiting for it, and copying it.
+        # In each iteration, slices in host memory take at most two more steps each: a copy of each one, and one wait
+        # for all of them.
         self.launches = (self._body.launches + 2 * len(layout.hosted)) * (self._trips or 1)
         known = self._trips is not None and not layout.dynamic_stacks and self.launches <= MOST_RECORDED
         self.can_be_recorded = known and self._body.can_be_recorded
