@@ -107,8 +107,8 @@ class KVStore:
         """Sum the value (or list of values, one per device) over all processes, and update the store. Collective.
 
         With several processes, `push` returns at once, and you may overwrite the arrays that you passed. A thread
-        performs the all-reduces, higher priority first. `pull` waits for the pushes to its key. If a push fails, `pull`
-        or `wait` raises its error.
+        performs the all-reduces, higher priority first; with `overlap="funnelled"`, `pull` or `wait` performs them.
+        `pull` waits for the pushes to its key. If a push fails, `pull` or `wait` raises its error.
 
         If the value is a RowSparse, only its rows are sent, and all processes must push a RowSparse to that key.
         Without an updater, all other rows of the stored value become 0.

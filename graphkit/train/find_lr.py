@@ -168,7 +168,7 @@ def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
 
     None if it never falls, or if fewer than three losses are finite.
     """
-    known = np.array([value for value in smoothed if math.isfinite(value)])  # only the last can be NaN or infinite
+    known = np.array([value for value in smoothed if math.isfinite(value)])
     if len(known) < 3:
         return None
     slopes = np.gradient(known)[: int(np.argmin(known)) + 1]

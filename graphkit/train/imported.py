@@ -114,9 +114,9 @@ def _lost_batch(label: str, output: Value, batch: Dim) -> str:
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
     """Return a Reshape whose constant target sizes no longer fix the batch size at 1.
 
-    The batch axis of the target is the first axis of size 1 for which the product of the sizes before it equals the
-    product of the sizes before the batch axis of the input. Returns None if there is no such axis, if the target is
-    not constant, or if its sizes cannot express a symbolic batch size.
+    Before the batch axis, the sizes of the target must have the same product as those of the input. The first such axis
+    of size 1 is the batch axis of the target. Returns None if there is no such axis, if the target is not constant, or
+    if its sizes cannot express a symbolic batch size.
     """
     data, target = operands[:2]
     sizes = None if target is None else target.tensor.constants

@@ -547,7 +547,7 @@ def _scalar(value: Any) -> Value:
 
 
 def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) -> None:
-    """Raise UsageError if none of the outputs is floating-point. A loss of such outputs has no gradient.
+    """Raise UsageError if none of the outputs is floating-point: a loss of other types has no gradient.
 
     every: raise also if at least one output is not floating-point. The message names the last floating-point value
     before that output.

@@ -95,7 +95,8 @@ class Stepper:
             self.skipped += results is None
             self.updates += results is not None or self.exchange.counts_every_step
         else:
-            # The NaN of a skipped batch also drops the gradients of the other batches of its update.
+            # A skipped batch makes the weight NaN. `_update` then skips the whole update, and the gradients of its
+            # other batches are dropped.
             self.accumulated_weight += math.nan if results is None else weight_in(results, samples)
             self.accumulated += 1
             if self.accumulated >= self._accumulate:  # more if the checkpoint was written with a larger `accumulate`

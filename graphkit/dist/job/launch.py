@@ -27,7 +27,7 @@ _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGQUIT)
 # Exit codes of graphkit's own processes after an interruption or termination. They are not read as 128 plus a signal.
 _OWN_CODES = (130, 143)
 # MPICH's launcher may combine the statuses of its processes with a bitwise or: 2 and 5 give 7, 2 and 9 (SIGKILL) give
-# 11. The statuses in this constant are such combinations, and also numbers of signals.
+# 11. Each status in this constant may be such a combination, or the number of a signal.
 _COMBINED = (6, 7, 11, 13)
 # Longest delay, in seconds, of Python's signal handlers while this process waits for the job.
 _PAUSE = 1.0
@@ -98,7 +98,8 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
     environment[config.JOB_SIZE.name] = str(processes)
-    if sys.stdout is None or not sys.stdout.isatty():  # Open MPI gives each process a terminal of its own
+    # Open MPI gives each process a terminal of its own, even if the output of this process is not a terminal.
+    if sys.stdout is None or not sys.stdout.isatty():
         environment["TERM"] = "dumb"
     further = _MORE_THAN_CORES | _ON_THIS_MACHINE | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
     for name, value in further.items():

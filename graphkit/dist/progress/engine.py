@@ -5,8 +5,9 @@ pending on all ranks are run, ordered by priority, then by name. Ranks may post 
 different orders; those with the same name run in the order in which they were posted. Horovod negotiates in a similar
 way, through rank 0 (Sergeev and Del Balso, arXiv:1802.05799, 2018).
 
-A thread that waits for an operation drives the progress steps. While no thread waits, a thread of the engine does. If
-all ranks wait and have no pending operation in common, all raise the same error, which names what each waits for.
+A thread that waits for an operation drives the progress steps. While no thread waits, a thread of the engine does,
+except with `overlap="funnelled"`. If all ranks wait and have no pending operation in common, all raise the same error,
+which names what each waits for.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ class ProgressEngine:
             arrays: Arrays whose types the ranks compare.
             action: What to run. If there is only one rank, it runs at once.
             priority: Operations with a higher priority run first.
-            later: True if no thread will wait for the result soon: a thread of the engine runs the operation. False:
-                the caller that waits for the result runs it.
+            later: True if no thread will wait for the result soon: unless `overlap` is "funnelled", a thread of the
+                engine runs the operation. False: the caller that waits for the result runs it.
             operation: Name of the algorithm, such as "compressed". Ranks compare both it and the array types.
 
         Raises:

@@ -179,8 +179,8 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             try:
                 types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # If all sizes are known, accept only a kernel. A view, or known elements, would follow from the
-                # placeholder elements. The elements of a run differ, so that would say nothing about the run.
+                # If all sizes are known, accept only a kernel. A view, or known elements, may be possible only for the
+                # placeholder elements, and not for those of a run.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others

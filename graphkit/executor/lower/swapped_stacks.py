@@ -14,7 +14,8 @@ from graphkit.passes.training.swap import is_swapped
 # of them on the device, and so does each loop that reads them.
 LEAST_ROWS = 5
 
-# A slice must have at least MIN_BYTES / ROW_PARTS bytes, because each iteration copies one slice.
+# Each iteration copies one slice, and very small copies are not worthwhile. So a slice must have at least
+# MIN_BYTES / ROW_PARTS bytes.
 ROW_PARTS = 16
 
 

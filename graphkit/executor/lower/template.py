@@ -272,7 +272,7 @@ class Template:
         except native_module().Error as error:
             raise NotNative(str(error)) from error  # a program compiled for these sizes names the node
         for step, kernel in zip(self._native_steps, kernels, strict=True):
-            # The factory in Python may have another kernel.
+            # If native code has no kernel for these sizes, the kernel factory in Python may have one.
             found[step] = self._kernel(step, sizes) if kernel is None else kernel
         found.update((step, self._kernel(step, sizes)) for step in self._python_steps)
         return found

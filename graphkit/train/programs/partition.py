@@ -29,7 +29,8 @@ class Partition:
     Attributes:
         graph: The graph.
         ranks: The rank of each stage.
-        stage_of: The stage of each node with operands. Every stage that reads a node without operands computes it.
+        stage_of: The stage of each node with operands. Nodes without operands have no entry: each stage that reads the
+            value of such a node computes the value itself.
         owner_of: The stage that stores each parameter and state.
         copies: The parameters and states that several stages read, each with the stages that read it but do not own it.
         crossings: The values that later stages read, in the order of the graph, each with the stages that read it.
@@ -132,7 +133,7 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
         mask = 0
         for value in node.operands:
             mask |= dependencies[value.node] if value.node is not None else 0
-        # Every rank that reads a node without operands computes it.
+        # Nodes without operands create no dependency: each rank that reads the value of one computes the value itself.
         if node.operands and (group := _group_of(node, groups)) is not None:
             rank = groups[group]
             for other in _bits(mask & ~(1 << rank)):

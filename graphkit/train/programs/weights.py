@@ -56,9 +56,9 @@ def mean_of(total: float, weight: float) -> float:
 def target_count(graph: Graph, target: Value) -> Value | None:
     """Return the weight of a batch: the product of the symbolic dimensions of `target`, as a float32 scalar.
 
-    For a target [N, T, 3], this is N * T: a fixed dimension is the same factor in every batch, so it is left out. None
-    means that the weight is the number of samples: `target` has no other symbolic dimension. If the rank of `target` is
-    unknown, all its elements are counted.
+    For a target [N, T, 3], this is N * T: a fixed dimension is the same factor in every batch, so it is left out. If
+    `target` has no symbolic dimension besides the number of samples, return None: the weight is then the number of
+    samples. If the rank of `target` is unknown, all its elements are counted.
 
     Args:
         graph: The model's graph; the first dimension of its first data input is the number of samples.
