@@ -142,7 +142,7 @@ def _ramp(trainer: Trainer, batches: Iterator[Batch], rates: list[float]) -> Rat
         mean = _SMOOTHING * mean + (1 - _SMOOTHING) * losses[-1]
         smoothed.append(mean / (1 - _SMOOTHING ** len(losses)))
         best = min(best, smoothed[-1])
-        if not smoothed[-1] <= best + (_DIVERGED - 1) * abs(best):  # also true for NaN
+        if not math.isfinite(smoothed[-1]) or smoothed[-1] > best + (_DIVERGED - 1) * abs(best):
             diverged = True
             break
     return RateCurve(tuple(rates[: len(losses)]), tuple(losses), tuple(smoothed), _steepest(rates, smoothed), diverged)

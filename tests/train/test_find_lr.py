@@ -105,3 +105,12 @@ def test_find_lr_errors(on_ranks):
             gk.find_lr(trainer(kvstore=store), data())
 
     on_ranks(work)
+
+
+def test_a_first_loss_that_is_infinite_ends_the_search():
+    net = gk.Model(gk.nn.linear(gk.input("x", ["N", 1]), 1, name="fc"), seed=0)
+    found = gk.Trainer(net, "mse", gk.optim.SGD(0.1), threads=1, on_nonfinite="ignore")
+    x = np.ones((4, 1), np.float32)
+    curve = gk.find_lr(found, (x, 1e30 * x), steps=20, batch_size=2)
+    assert (curve.diverged, len(curve.losses), curve.suggestion) == (True, 1, None)
+    assert np.isinf(curve.losses[0])
