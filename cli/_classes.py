@@ -22,6 +22,9 @@ def best(
 ) -> dict[str, Any] | None:
     """Return the most probable classes of every sample in an output, in the form that `--json` prints.
 
+    Without --top, it returns None if no single output is clearly class scores, if classes have no names, or if there
+    are more than SAMPLES samples.
+
     Args:
         model: The model, whose metadata may have class names.
         results: Its outputs by name.
@@ -109,7 +112,11 @@ def _count(array: np.ndarray, known: int | None) -> int | None:
 
 
 def _probabilities(model: Model, name: str, array: np.ndarray) -> np.ndarray:
-    """Return probabilities, float64 [..., classes]: of a final Softmax or Sigmoid, else the softmax of the output."""
+    """Return probabilities, float64 [..., classes].
+
+    Results of Softmax or Sigmoid, and several values with a sum of 1, are probabilities already; those of LogSoftmax
+    are logarithms. Other values get a softmax, or the logistic function if there is one value per sample.
+    """
     values = _flat(array).astype(np.float64)
     value = model.graph.outputs[model.outputs.index(name)]
     operator = value.node.op.name if value.node is not None and not value.node.op.domain else ""

@@ -41,9 +41,10 @@ def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images
 
 @dataclass(frozen=True)
 class Batch:
-    """What the command line says about the arrays of one batch.
+    """The options of the command line that determine the arrays of one batch.
 
-    texts and images: see `parse_inputs`. size: of symbolic leading dimensions. fill, seed: values of all other inputs.
+    texts, images: see `parse_inputs`. size: value of symbolic leading dimensions. fill, seed: how other inputs are
+    filled.
     """
 
     texts: tuple[str, ...]

@@ -148,9 +148,9 @@ def _held_to_memory(memory: int | None) -> Iterator[None]:
 
 
 def _allowance() -> int:
-    """Return the bytes that Python, libraries and the stacks of threads may take beside a limit from the user.
+    """Return the bytes that Python, libraries and the stacks of threads may take in addition to the user's limit.
 
-    Without them a low limit ends the process within a library that does not expect it (std::terminate).
+    Without this allowance, a library could run out of memory under a low limit, and end the process (std::terminate).
     """
     stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
     return _LIBRARIES + (os.cpu_count() or 1) * (_STACK if stack == resource.RLIM_INFINITY else stack)

@@ -192,8 +192,8 @@ def run_job(processes: int, arguments: Sequence[str], folder: str | None, restar
     """Run `graphkit ARGUMENTS` in several processes, restart it after failures, and return the exit status.
 
     If the job ends with a runtime failure (also if a process dies, stops or stalls), it is restarted with `--resume`
-    from the checkpoint in `folder`. If it fails while the folder still holds the run that it replaces, it is restarted
-    with the same arguments.
+    from the checkpoint in `folder`. Without a checkpoint, it is not restarted. If the checkpoint still belongs to an
+    older run, the job is restarted with the same arguments.
 
     Args:
         processes: Number of workers and servers.

@@ -74,7 +74,7 @@ def check_training(training: bool) -> None:
 
 
 def trainer_of(net: Model, loss: str, optimizer: str, **options: Any) -> Trainer:
-    """A Trainer of `net`; `options` are its own."""
+    """Return a Trainer of `net`. options: further arguments of the Trainer."""
     from graphkit.train.trainer import Trainer
 
     return Trainer(net, loss, make_optimizer(optimizer, _RATE, None, {}), **options)
@@ -82,7 +82,10 @@ def trainer_of(net: Model, loss: str, optimizer: str, **options: Any) -> Trainer
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """`run` trains on one batch and waits for the loss; `feeds` are inputs and targets, `samples` those of a batch."""
+    """A training step on one batch.
+
+    run: trains and returns the loss. plan: its memory plan. feeds: inputs and targets. samples: number of samples.
+    """
 
     run: Callable[[], float]
     plan: Plan
@@ -91,9 +94,11 @@ class TrainingStep:
 
 
 def training_step(net: Model, loss: str, optimizer: str, batch: Batch, **options: Any) -> TrainingStep:
-    """A step of a Trainer of `net` on one batch of inputs and targets; `options` are the Trainer's.
+    """Return a step of a Trainer of `net` on one batch of inputs and targets.
 
-    The leading dimension of the first input counts the samples.
+    options: further arguments of the Trainer.
+
+    The number of samples is the first dimension of the first input that has dimensions.
     """
     from graphkit.train import losses
     from graphkit.train.programs.step import LEARNING_RATE

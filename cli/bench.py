@@ -32,7 +32,8 @@ from graphkit.text import human
 if TYPE_CHECKING:
     from graphkit.executor.run.profile import Profile
 
-# Number of rounds, whose medians are compared in pairs. Without --runs, each engine is timed for about _SECONDS in all.
+# Number of rounds. The two medians of each round are compared. Without --runs, each engine is timed for about _SECONDS
+# in all.
 _ROUNDS = 20
 _SECONDS = 3.0
 _TITLES = {"graphkit": "graphkit", "onnxruntime": "ONNX Runtime"}

@@ -37,7 +37,7 @@ class _BuildCommand(click.Command):
 
 
 def _shown(option: models.Option) -> str:
-    """Return an option of a network with its default, as one types it after -p. Long lists are cut."""
+    """Return an option of a network with its default, as it is typed after -p. Long lists are cut."""
     value = option.default
     if isinstance(value, tuple):
         parts = [str(part) for part in value]

@@ -20,7 +20,7 @@ _PACKAGES = (
     "mpi4py", "mpich", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
 
-# Names of facts that text shows otherwise than JSON.
+# Names of facts and sections that differ between text and JSON.
 _SHOWN = {"card": "GPU"}
 
 

@@ -176,7 +176,7 @@ def _validation(
         )
     axes = data.axis_options(tuple(own.get("batch_axes") or ()))
     names = objective.loss_names(tuple(own.get("loss_specs") or ()))
-    # Split the data as the run did. Runs that do not record how were split by the positions of their samples.
+    # Split the data as the run did. Runs without a record of the split were split by the positions of their samples.
     split = str(own.get("split", "position")) if own else None
     parts = data.read_data(net, spec or valid_spec or "", valid_spec, options, axes, split)
     return data.fitted(net, parts, [] if isinstance(names, str) else list(names)).test

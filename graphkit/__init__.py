@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _operator(name: str) -> Any:
-    # Looked up at every access: user code may register operators and take them back.
+    # Not cached in this module: user code may register and unregister operators.
     if not name.startswith("_"):
         from importlib.util import find_spec
 
@@ -100,7 +100,8 @@ def _operator(name: str) -> Any:
         found = registry.function(name)
         if found is not None:
             return found
-        # `from graphkit import debug` asks for the attribute before it imports the module.
+        # `from graphkit import debug` asks for the attribute first, and imports the module after AttributeError: no
+        # hint then.
         hint = _hint(name) if find_spec(f"graphkit.{name}") is None else ""
     else:
         hint = ""
@@ -108,7 +109,7 @@ def _operator(name: str) -> Any:
 
 
 def _hint(name: str) -> str:
-    """What to write for a name that is not in this module: a name of a module in it, or the closest one."""
+    """Return what a message suggests for an unknown name: the same name in a submodule, or the most similar name."""
     from graphkit.errors import closest, did_you_mean
     from graphkit.ops import registry
     from graphkit.ops._calls import elsewhere, other_names
@@ -119,7 +120,7 @@ def _hint(name: str) -> str:
     if inside:
         return f"; write {' or '.join(f'gk.{module}.{name}' for module in inside)}"
     own = [*_PUBLIC, *_MODULES, *(n for n in registry.function_names() if not n.endswith("_grad"))]
-    others = [n for n in other_names() if len(n) > 3 and n not in own]  # shorter ones are like too many words
+    others = [n for n in other_names() if len(n) > 3 and n not in own]  # short names resemble too many others
     layers = [n for n in _names_of("nn") if n not in own]
     near = closest(name, [*own, *layers, *others], alike=0.7)
     if near in layers:
@@ -130,7 +131,7 @@ def _hint(name: str) -> str:
 
 
 def _names_of(module: str) -> list[str]:
-    """Names that a module of _MODULES defines itself."""
+    """Return the names that a module of _MODULES defines, or lists in `__all__`."""
     found = importlib.import_module(_MODULES[module])
     members = vars(found).items()
     return [

@@ -203,8 +203,8 @@ ENGINE_WORKERS = Knob(
     "GRAPHKIT_ENGINE_WORKERS", _positive, 2, "default number of worker threads of a dependency engine"
 )
 
-# Limits on threads. Compute threads: per core, since more threads than cores only take turns. Threads of a dependency
-# engine: in all, since they may wait for files and for each other.
+# Limits on threads. THREADS_PER_CORE limits compute threads: more threads than cores only take turns. MOST_WORKERS is
+# the most threads of one dependency engine, on any number of cores, since they may wait for files and for each other.
 THREADS_PER_CORE = 4
 MOST_WORKERS = 64
 

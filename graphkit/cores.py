@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-# Controllers of one hierarchy whose orders are tried; in fact there are two.
+# Up to this many controllers of one hierarchy, all orders of their names are tried. In practice a hierarchy has at most
+# two.
 _FEW = 4
 
 _Path: TypeAlias = "str | os.PathLike[str]"
@@ -66,13 +67,13 @@ def neighbours(some: Iterable[int], system: _Path = "/sys/devices/system") -> li
 
 
 def _running_on() -> int | None:
-    """The current core of the calling thread: field 39 of proc(5)'s stat, counted after the name."""
+    """Return the core that the calling thread runs on: field 39 of stat in proc(5). The name may contain spaces."""
     fields = (_text("/proc/thread-self/stat") or "").rpartition(")")[2].split()
     return int(fields[36]) if len(fields) > 36 else None
 
 
 def _nodes(system: _Path) -> list[set[int]]:
-    """The cores of each NUMA node."""
+    """Return the cores of each NUMA node; empty if the system does not list nodes."""
     folder = os.path.join(system, "node")
     names = os.listdir(folder) if os.path.isdir(folder) else []
     numbered = (name for name in names if name.startswith("node") and name[4:5].isdigit())
@@ -80,7 +81,7 @@ def _nodes(system: _Path) -> list[set[int]]:
 
 
 def _listed(path: _Path) -> set[int]:
-    """The numbers of a list of ranges such as "0-3,8"; none if there is no such file."""
+    """Return the numbers in a file with a list of ranges such as "0-3,8"; empty if the file does not exist."""
     found: set[int] = set()
     for part in (_text(path) or "").split(","):
         first, _, last = part.partition("-")

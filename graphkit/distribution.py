@@ -54,7 +54,7 @@ def _installed() -> importlib.metadata.Distribution | None:
         return importlib.metadata.distribution(NAME)
     except importlib.metadata.PackageNotFoundError:
         pass
-    # A build under another name is known by the command that it installs.
+    # The package was built under another name: find it by the command that it installs.
     for entry in importlib.metadata.entry_points(group="console_scripts", name="graphkit"):
         if entry.value == _COMMAND:
             return entry.dist

@@ -130,10 +130,10 @@ class DeclarationWarning(FileWarning):
     """A file declares a shape that a tensor does not have. The declaration is ignored."""
 
 
-# What Python and numpy raise for a value that does not fit what is done with it.
+# Exceptions that Python and numpy raise for an operation on an unsuitable value.
 BAD_VALUE = (ArithmeticError, LookupError, TypeError, ValueError)
 
-# What numpy says, as a ValueError, of arrays that are larger than its own limits.
+# Parts of the messages of numpy's ValueError for an array larger than numpy's limits.
 _TOO_LARGE = ("array is too big", "Maximum allowed", "maximum supported", "iterator is too large")
 
 
@@ -143,7 +143,7 @@ def lacks_memory(error: BaseException) -> bool:
     return too_large or isinstance(error, MemoryError)
 
 
-# Other names of the field -> names here. A hint gives the first one that is known where the name was used.
+# Common names in machine learning -> names in graphkit. A hint gives the first one that is valid in that place.
 _OTHER_NAMES = {
     "acc": ("accuracy",),
     "bce": ("sigmoid_binary_cross_entropy",),
@@ -164,7 +164,7 @@ _OTHER_NAMES = {
 
 
 def error_text(error: BaseException) -> str:
-    """Return type and text of an error, such as "ValueError: no"; only the text for errors of graphkit."""
+    """Return type and text of an error, such as "ValueError: no"; for errors of graphkit, only the text."""
     text, kind = str(error), type(error).__name__
     if not text:
         return kind

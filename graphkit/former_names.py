@@ -19,7 +19,7 @@ def former_attribute(name: str) -> Any:
 
 
 def share_former_names(cls: type, names: Mapping[str, str]) -> None:
-    """Let what a class defines under a name also have its other name; for `__init_subclass__`.
+    """Give each attribute of a class both names, the former and the present one. Call it in `__init_subclass__`.
 
     So a subclass may override either name, and callers may use either.
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from graphkit.executor.run.session import Executor
     from graphkit.passes.control.block_loops import Block
 
-# Which model holds the array of a parameter Value: composing models shares parameters through this.
+# Parameter Value -> the store and the name of its array. Models composed of other models find shared arrays here.
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
 
 _STORED_ROLES = ("parameter", "state")
@@ -140,7 +140,7 @@ class Model:
         self._declared: Declarations | None = None
 
     def _initialise(self, key: str, value: Value, seed: int) -> None:
-        """Give a parameter the first array that its initialiser makes. Raises OutOfMemory."""
+        """Store the initial array of a parameter, which its initialiser computes. Raises OutOfMemory."""
         from graphkit.frontend.initializers import initialize
 
         try:
@@ -471,7 +471,7 @@ def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> 
 
 
 def _check_names(model: str, inputs: Iterable[Value]) -> None:
-    """Raise UsageError for two data inputs of one name: a run could not tell which of them an array is for."""
+    """Raise UsageError if two data inputs have the same name, because runs take arrays by name."""
     found: dict[str, Value] = {}
     for value in inputs:
         if value.role == "data" and value.name and found.setdefault(value.name, value) is not value:
@@ -631,7 +631,7 @@ def _check_differentiable(names: Sequence[str], values: Sequence[Value], advice:
 def _with_gradients(
     outputs: Mapping[str, Value], names: Sequence[str], gradients: Sequence[Value], suffix: str
 ) -> dict[str, Value]:
-    """Outputs by name, and behind them the gradient in each of `names`; raises UsageError where two have one name."""
+    """Return the outputs by name, then the gradient for each of `names`. Raises UsageError if a name occurs twice."""
     found = dict(outputs)
     for name, value in zip(names, gradients, strict=True):
         if (made := name + suffix) in found:
@@ -644,7 +644,7 @@ def _with_gradients(
 
 
 def _resolved(graph: Graph, names: Sequence[str]) -> Graph:
-    """The graph with elements of sequences read where they come from, unless values of these names go by that."""
+    """Replace reads of sequence elements by the elements, unless that removes a value in `names`."""
     from graphkit.passes.control.count_loops import count_loops
     from graphkit.passes.simplify.sequences import resolve_sequences
 

@@ -1,7 +1,7 @@
-"""What is kept on disk between processes, in the folder GRAPHKIT_CACHE.
+"""Cache on disk that processes share, in the folder GRAPHKIT_CACHE.
 
-The name of a file has a digest of everything that its content depends on. Files are written whole, so that processes
-may share a folder.
+A file's name contains a digest of everything that its content depends on. Files are written atomically, so that
+processes may share a folder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from graphkit.ir.atomic import write_whole
 
 
 class CacheFailure(RuntimeFailure):
-    """The disk refuses the folder of what is kept between processes."""
+    """The cache folder cannot be read or written."""
 
 
 class Shelf(NamedTuple):
-    """The files of one kind in a folder, `most` of them: the oldest go first. Its methods raise CacheFailure."""
+    """Cache files of one kind in a folder, `most` at most: the oldest are deleted. Methods raise CacheFailure."""
 
     folder: Path
     kind: str
@@ -30,12 +30,12 @@ class Shelf(NamedTuple):
     most: int
 
     def file(self, content: str) -> Path:
-        """Where the result of `content`, by this version of graphkit, is kept."""
+        """Return the path of the cached result for the key `content` and this version of graphkit."""
         digest = hashlib.sha256(f"{graphkit.__version__} {self.kind} {content}".encode()).hexdigest()
         return self.folder / f"{self.kind}-{digest[:40]}{self.suffix}"
 
     def read(self, content: str) -> bytes | None:
-        """None where nothing is kept."""
+        """Return the cached bytes; None if there are none."""
         path = self.file(content)
         try:
             kept = path.read_bytes()
@@ -63,13 +63,13 @@ class Shelf(NamedTuple):
         self._prune()
 
     def _prune(self) -> None:
-        """Remove the oldest where there are too many."""
+        """If there are more than `most` files, delete the oldest until three quarters of `most` are left."""
         files = list(self.folder.glob(f"{self.kind}-*{self.suffix}"))
         if len(files) <= self.most:
             return
         ages = []
         for path in files:
-            # Another process may remove it first.
+            # Another process may have deleted the file.
             with contextlib.suppress(FileNotFoundError):
                 ages.append((path.stat().st_mtime, path))
         for _, path in sorted(ages)[: len(ages) - self.most * 3 // 4]:

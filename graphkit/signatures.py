@@ -45,7 +45,7 @@ _CLASSES = {
     "dtype": "a dtype of numpy",
     "type": "a class",
 }
-# Names that annotations have for a union.
+# Names of unions in annotations.
 _ALIASES = {
     "AnyDevice": "str | Mapping[str | None, str] | GroupDevices",
     "Axes": "Mapping[str, int | None]",
@@ -188,7 +188,7 @@ def _check(owner: str, name: str, kinds: _Kinds, value: Any) -> None:
 
 
 def _odd(kinds: tuple[_Kind, ...], value: Any) -> tuple[Any, Any] | None:
-    """Return key (or index) and value of the first element that does not fit, in a list or dict of the right form."""
+    """Return key (or index) and value of the first element of the wrong type in a list or dict; None if all fit."""
     for kind in kinds:
         if kind.name in _LISTS and kind.inner and isinstance(value, (list, tuple)):
             return next(((i, item) for i, item in enumerate(value) if not _any_fits(kind.inner[0], item)), None)
@@ -218,7 +218,7 @@ def shown(value: Any) -> str:
 
 @functools.cache
 def _parsed(annotation: Any) -> _Kinds:
-    """The alternatives of an annotation given as a string; None if it allows everything."""
+    """Return the alternatives of an annotation, given as a string; None if it allows everything."""
     if not isinstance(annotation, str) or not annotation:
         return None
     found: list[_Kind] = []
@@ -267,7 +267,7 @@ def _contents_fit(kind: _Kind, value: Any) -> bool:
 
 
 def _fits_dtype(kinds: _Kinds, dtype: Any) -> bool:
-    """Whether every element of an array of this dtype is one of the kinds."""
+    """Return whether each element of an array of this dtype is of one of these kinds."""
     letter = getattr(dtype, "kind", "")
     return kinds is None or any(letter and letter in _ELEMENTS.get(kind.name, "") for kind in kinds)
 
@@ -307,7 +307,7 @@ def _is_iterable(value: Any) -> bool:
 
 
 def _is_value(value: Any) -> bool:
-    """Values of a graph have operators, `[]` among them, and no elements."""
+    """Return whether this is a graph value, which supports `[]` but is not a sequence."""
     return type(value).__name__ == "Value"
 
 
@@ -329,7 +329,7 @@ _TESTS: dict[str, Callable[[Any], bool]] = {
     "Mapping": lambda value: isinstance(value, Mapping),
     "dict": lambda value: isinstance(value, Mapping),
 }
-# By the kinds of elements, the letters that numpy has for their dtypes.
+# Kind of elements -> letters of numpy's dtype kinds.
 _ELEMENTS = {"bool": "b", "int": "iu", "float": "iuf", "str": "U"}
 _LISTS = ("Sequence", "Iterable", "Collection", "list")
 _MANY = {

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-# What a terminal obeys, or shows in another place than it has: control characters, and those that turn the direction.
+# Characters that are escaped for a terminal: control characters, and characters that change the direction of text.
 _COMMANDS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
     code: f"\\u{code:04x}" for code in (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 }
@@ -44,7 +44,7 @@ def short_repr(item: object, facts: Callable[[], Iterable[str]]) -> str:
     head = f" {found[0]}" if found and found[0] else ""
     rest = f": {', '.join(found[1:])}" if len(found) > 1 else ""
     line = printable(f"{type(item).__name__}{head}{rest}", line=True)
-    # Unpaired surrogates, which no stream takes.
+    # Escape unpaired surrogates, which cannot be encoded.
     line = line.encode(errors="backslashreplace").decode()
     return f"<{line}>" if len(line) <= _LONGEST - 2 else f"<{line[: _LONGEST - 5]}...>"
 

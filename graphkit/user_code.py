@@ -16,9 +16,9 @@ from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_me
 
 
 def function_of(path: str, name: str) -> Callable[..., Any]:
-    """The function, of the file as it is now; the file runs once for as long as it stays as it is.
+    """Return a function of a Python file. The file is executed again only if it has changed.
 
-    Raises UsageError where there is none; see `running`.
+    Raises UsageError if there is no such file or function; for errors in the file see `running`.
     """
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path!r}")
@@ -32,19 +32,19 @@ def function_of(path: str, name: str) -> Callable[..., Any]:
 
 
 def _functions(module: ModuleType) -> list[str]:
-    """Names of the functions that a file defines."""
+    """Return the names of the functions that a file defines."""
     members = vars(module).items()
     return [n for n, member in members if callable(member) and getattr(member, "__module__", None) == module.__name__]
 
 
 @lru_cache(maxsize=16)
 def _module(path: str, changed: int, size: int) -> ModuleType:
-    """What a file makes. changed, size: of the file, so that it runs again where it is another one."""
+    """Execute a file, and return its module. changed, size: modification time and size of the file, for the cache."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path!r} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    # Annotations and dataclasses look their module up there.
+    # Dataclasses and annotations look up their module in sys.modules.
     sys.modules[spec.name] = module
     with running(path):
         spec.loader.exec_module(module)
@@ -53,7 +53,7 @@ def _module(path: str, changed: int, size: int) -> ModuleType:
 
 @contextlib.contextmanager
 def running(path: str) -> Iterator[None]:
-    """Errors of the code in a file get its line; those that are not graphkit's become UserCodeError."""
+    """Add the file's line to errors raised in this context; those that are not graphkit's become UserCodeError."""
     try:
         yield
     except Exception as error:
@@ -66,7 +66,7 @@ def running(path: str) -> Iterator[None]:
 
 
 def _line(path: str, error: BaseException) -> str | None:
-    """The last line of a file on the way to where an error was raised; None when it is not on the way."""
+    """Return the last line of the file in the traceback of an error; None if the file does not occur."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     own = Path(path).resolve()

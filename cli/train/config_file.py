@@ -44,7 +44,7 @@ class Network:
     file: Path | None = None
 
     def described(self) -> Any:
-        """Return the network as the file has it."""
+        """Return the network as a value for a TOML file. Paths are absolute."""
         if self.name is None:
             return self.path if self.path == "-" else str(Path(self.path).absolute())
         seed = {} if self.seed is None else {_SEED: self.seed}

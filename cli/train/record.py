@@ -34,7 +34,7 @@ def check(folder: Path) -> None:
 
 
 def write(folder: Path, settings: str, call: dict[str, Any], *, goes_on: bool) -> None:
-    """Write both files. settings: text of config.toml. call: of this command. goes_on: keep the earlier calls."""
+    """Write both files. settings: text of config.toml. call: record of this command. goes_on: keep earlier records."""
     path = folder / RECORD
     calls = [*(_before(path) if goes_on else []), call]
     write_whole(path, [json.dumps({"calls": calls}, indent=1).encode()])
@@ -61,7 +61,7 @@ def call(arguments: Sequence[str], seed: int, processes: int, threads: int, netw
 
 
 def git() -> dict[str, Any] | None:
-    """Return the git commit of the working directory, and whether files differ from it; None without git."""
+    """Return the git commit of the working directory, and whether files differ from it; None if there is none."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None
@@ -78,7 +78,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def _digest(path: Path) -> str | None:
-    """Return the SHA-256 of a file; None for a folder."""
+    """Return the SHA-256 of a file; None for a folder, or if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -95,6 +95,6 @@ def _before(path: Path) -> list[Any]:
 
 
 def withdraw(folder: Path) -> None:
-    """Remove the files that `write` made, because training failed before its first step."""
+    """Remove vocabulary.json and the files that `write` made, because training failed before its first step."""
     for name in (CONFIG, RECORD, "vocabulary.json"):
         (folder / name).unlink(missing_ok=True)

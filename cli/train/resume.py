@@ -18,7 +18,7 @@ from graphkit.text import listed
 # Sources of options that count as given: the command line and a .toml file.
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
-# Options of processes that fit every --kvstore of several processes, and those that an MPI launcher decides.
+# Options about processes that every --kvstore with several processes accepts; and those that an MPI launcher sets.
 _OF_ANY_STORE = {"processes", "rank_timeout", "max_restarts", "overlap", "bucket_mb"}
 _OF_LAUNCHER = {"processes", "max_restarts"}
 
@@ -90,7 +90,7 @@ def taken_over(
 ) -> dict[str, Any]:
     """Return the options of a resumed run: those that are given, and otherwise those of `before`.
 
-    Options of processes in `options` already are what they will be (`job_of_run`).
+    `options` must contain the result of `job_of_run` for the options about processes.
 
     Args:
         context: Of the command; it knows which options are given.

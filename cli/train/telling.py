@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graphkit.executor.run.profile import Profile
     from graphkit.train.trainer import Trainer
 
-# Numbers of an epoch that the table shows in columns of their own, or not at all.
+# Numbers of an epoch that the table shows in another form, or not at all.
 _OTHERS = ("epoch", "updates", "learning_rate", "processes", "samples_per_second", "waiting", "peak_memory")
 # Columns that a narrow terminal omits, in this order; minimum width of a column.
 _DISPENSABLE = ("memory", "samples/s", "left")

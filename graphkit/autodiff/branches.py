@@ -34,7 +34,7 @@ from graphkit.passes.control.merge import merge_control
 
 @dataclass
 class _Branch:
-    """A branch and its backward pass: `found` has the gradients of the inputs, `read` what they are computed from."""
+    """A branch and its backward pass. `found`: gradients of its inputs; `read`: forward values they depend on."""
 
     graph: Graph
     seeds: list[Value]
@@ -42,13 +42,13 @@ class _Branch:
     extended: list[Node]
     results: list[Value] = field(default_factory=list)
     read: list[Value] = field(default_factory=list)
-    # What stands in the backward branch for values of the forward one.
+    # Forward value -> its replacement in the backward branch.
     table: dict[Value, Value] = field(default_factory=dict)
 
 
 @dataclass
 class _Slot:
-    """A result of the forward If that the backward one reads: for each branch, the value that it stands for."""
+    """A result of the forward If that the backward If reads. `values`: what each branch returns there, or None."""
 
     values: list[Value | None]
     output: Value | None = None
@@ -62,7 +62,7 @@ class _Slot:
 def if_gradient(
     node: Node, gradients: Sequence[Value | None], active: set[Value], differentiate: Differentiate
 ) -> Contribution:
-    """Gradients of the operands of an If, and the forward node with what they need saved."""
+    """Gradients of the operands of an If, and the forward node extended by the values to save (None if unchanged)."""
     view = IfView.of(node)
     operands = view.captures
     reached = [i for i, g in enumerate(gradients) if g is not None]
@@ -99,7 +99,10 @@ def _backward(graph: Graph, reached: Sequence[int], wanted: Sequence[int], diffe
 
 
 def _find_reads(branch: _Branch, other: _Branch, wanted: Sequence[int]) -> None:
-    """Fill in `results` and `read`; values that are kept are inputs, or such that `other` can make their shape."""
+    """Fill in `results`, `table` and `read`.
+
+    `read` contains inputs and outputs of the branch, and values whose shape `other` can compute.
+    """
     for k in wanted:
         inner = branch.graph.inputs[k]
         result = branch.found[inner]
@@ -128,7 +131,7 @@ def _find_reads(branch: _Branch, other: _Branch, wanted: Sequence[int]) -> None:
 
 
 def _zeros(value: Value, graph: Graph, other: Graph) -> list[Any] | None:
-    """How `other` makes the shape of a value of `graph`: sizes, or (input, axis) of its own; None when it cannot."""
+    """The shape of a value of `graph`, as sizes or (input of `other`, axis); None if `other` cannot compute it."""
     shape = value.shape if isinstance(value.type, TensorType) else None
     if shape is None:
         return None
@@ -145,7 +148,7 @@ def _zeros(value: Value, graph: Graph, other: Graph) -> list[Any] | None:
 
 
 def _place_of(size: Any, graph: Graph) -> tuple[int, int] | None:
-    """An input of `graph` and the axis of it that have the size."""
+    """Find an axis of an input that has this size: (position of the input, axis)."""
     for position, value in enumerate(graph.inputs):
         shape = value.type.shape if isinstance(value.type, TensorType) else None
         if shape is not None and size in shape:
@@ -195,7 +198,7 @@ def _slots(node: Node, branches: Sequence[_Branch]) -> list[_Slot]:
 
 
 def _saved(node: Node, branches: Sequence[_Branch], slots: Sequence[_Slot]) -> Node | None:
-    """The forward node with a result for each slot that has none."""
+    """The forward node, with a new result for each slot that is not a result yet; None if there is no such slot."""
     new = [s for s in slots if s.output is None]
     if not new:
         return None
@@ -225,7 +228,7 @@ def _rebuilt(branch: _Branch, captured: Sequence[int], slots: Sequence[_Slot], n
     own = [branch.table[v] if v in branch.read else placeholder(v) for v in inputs]
     for slot in slots:
         value = slot.values[number]
-        if value is None:  # the other branch's: nothing here reads it
+        if value is None:  # Only the other branch has a value for this slot.
             own.append(Value(without_value(slot.result.type)))
         else:
             own.append(branch.table[value])

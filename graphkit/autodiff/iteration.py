@@ -1,4 +1,4 @@
-"""A view of a Loop or Scan for its gradient: which states pass gradients on, and which values an iteration saves."""
+"""A view of a Loop or Scan for its gradient rule: states that propagate gradients, values that the node must save."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkit.passes.control.merge import merge_control
 
 @dataclass(frozen=True)
 class Iteration:
-    """A Loop or Scan, with what its gradient asks of it."""
+    """A Loop or Scan, as its gradient rule reads it."""
 
     view: LoopView
 
@@ -25,10 +25,13 @@ class Iteration:
         return Iteration(LoopView.of(node))
 
     def carrying_gradients(self, active: set[Value], seeded: set[Value], outputs: Sequence[Value]) -> list[LoopState]:
-        """The states whose gradient an iteration passes on: they depend on what is differentiated, and results on them.
+        """The states that propagate gradients from one iteration to the one before it.
 
-        active: outer values that are differentiated; seeded: states (as an iteration finds them) whose final value
-        has a gradient; outputs: results of the body that have one.
+        Such a state depends on a value that is differentiated, and a result that has a gradient depends on the state.
+
+        active: outer values that are differentiated.
+        seeded: states, as inputs of the body, whose final value has a gradient.
+        outputs: results of the body that have a gradient.
         """
         view = self.view
         operands = zip(view.body.inputs[view.lead :], view.operands[view.lead :], strict=True)
@@ -53,7 +56,7 @@ class Iteration:
         return [c for c in view.states if c.before in varying and c.before in live]
 
     def stacking(self, values: Sequence[Value]) -> tuple[Node | None, list[Along]]:
-        """The forward node that also stacks those of `values` which are not scanned yet; where each is found."""
+        """The forward node that stacks those of `values` that have no stack yet (None if all have), and all stacks."""
         existing = {s.inner: s for s in (*self.view.scan_outputs, *self.view.scan_inputs)}
         new = [v for v in dict.fromkeys(values) if v not in existing]
         for value in new:
@@ -73,6 +76,6 @@ class Iteration:
         return node if new else None, [existing[v] for v in dict.fromkeys(values)]
 
     def counter(self) -> Value:
-        """A value that each iteration has."""
+        """A value whose stack has one slice per iteration, so that its length is the number of iterations."""
         view = self.view
         return view.scan_inputs[0].inner if view.scan_inputs else view.body.inputs[0]

@@ -1,4 +1,4 @@
-"""The gradient of Scan is a Scan, that of Loop a Loop, which run the iterations in reverse.
+"""The gradient of a Scan is a Scan, and the gradient of a Loop is a Loop. Both run the iterations in reverse.
 
 The reverse loop has as states the gradients of the states and the sums of the captures' gradients. In each iteration it
 reads the gradients of scan outputs, the slices of scan inputs, and the values of the forward body that the backward
@@ -40,7 +40,10 @@ from graphkit.passes.core.draws import is_undetermined
 
 
 class _Lookup(NamedTuple):
-    """Rows (slices along the first axis) of a capture that an iteration reads: their gradient, and which they are."""
+    """Rows (slices along axis 0) of a capture that an iteration gathers: their `gradient` and `indices`.
+
+    capture: input of the body. outer: its value outside the loop.
+    """
 
     capture: Value
     outer: Value
@@ -50,7 +53,7 @@ class _Lookup(NamedTuple):
 
 @dataclass
 class _Step:
-    """The backward pass of one iteration, on the values of the forward one.
+    """The backward pass of one iteration, as a function of the values of the forward iteration.
 
     `results` are the gradients of the states, the sums of the captures' gradients, the gradients of the slices, and
     gradient and indices of each lookup.
@@ -70,10 +73,11 @@ class _Step:
 
 @dataclass
 class _Reads:
-    """Where the values come from that the backward pass reads.
+    """The sources of the forward values that the backward pass reads.
 
-    table: what stands in the reverse body for a forward value; captures: those taken from outside; saved: those that
-    the forward loop stacks.
+    table: forward value -> its replacement in the reverse body.
+    captures: values that the reverse loop captures.
+    saved: values that the forward loop stacks.
     """
 
     table: dict[Value, Value]
@@ -83,7 +87,7 @@ class _Reads:
 
 @dataclass(frozen=True)
 class _Reverse:
-    """What the reverse loop carries, reads slice by slice, and captures: inside it, and around it."""
+    """The reverse loop. `states`, `captures`: inputs of its body; `starts`, `captured`: the outer values of these."""
 
     states: Sequence[Value]
     starts: Sequence[Value]
@@ -97,7 +101,7 @@ class _Reverse:
 def loop_gradient(
     node: Node, gradients: Sequence[Value | None], active: set[Value], differentiate: Differentiate
 ) -> Contribution:
-    """Gradients of the operands of a Loop or Scan, and the forward node with what they need saved."""
+    """Gradients of the operands of a Loop or Scan, and the forward node extended by the values to save."""
     loop = Iteration.of(node)
     view = loop.view
     finals = dict(zip(view.states, gradients[: view.state_count], strict=True))
@@ -107,7 +111,7 @@ def loop_gradient(
     reads = _reads(loop, step)
     saving, sources = loop.stacking(reads.saved)
     if not (sources or step.outputs):
-        # What is scanned tells the number of iterations.
+        # The reverse loop needs one scanned operand: its length is the number of iterations.
         saving, sources = loop.stacking([loop.counter()])
     seeds = zip(step.output_seeds, step.outputs, strict=True)
     scanned = [Along(seed, g, s.axis, s.backwards) for seed, (s, g) in seeds]
@@ -175,9 +179,9 @@ def _step(
 def _without_lookups(
     loop: Iteration, contribution: Value | None, inner: Value, outer: Value, lookups: list[_Lookup]
 ) -> Value | None:
-    """A capture's gradient in one iteration, less what comes from looking rows up, which goes into `lookups`.
+    """Move the gradients of gathered rows from a capture's gradient to `lookups`; return the rest of the gradient.
 
-    Not in a loop marked `recompute`: there, memory must not grow with the number of iterations.
+    A loop marked `recompute` keeps them: its memory must not grow with the number of iterations.
     """
     if contribution is None or contribution.node is None or loop.view.recompute:
         return contribution
@@ -198,7 +202,7 @@ def _without_lookups(
 
 
 def _reads(loop: Iteration, step: _Step) -> _Reads:
-    """Tell the forward values that are read apart: captures, those of which only the shape counts, and the rest."""
+    """Divide the forward values that are read: into captures, values whose shape alone is read, and values to stack."""
     view = loop.view
     outer_of = dict(view.captures)
     given = {*view.body.inputs, *(s.inner for s in view.scan_outputs)}
@@ -212,7 +216,7 @@ def _reads(loop: Iteration, step: _Step) -> _Reads:
         kept = {v for v in made if v not in again and loop.view.keeps_size(v)}
         kept |= {v for n in nodes if is_undetermined(n) for v in n.outputs}
     read = read_values(step.results, lambda v: v in given or v in kept)
-    # The number of an iteration and its condition are counted back in the reverse loop.
+    # The reverse loop computes the iteration number, and its condition is always true.
     read = {v: elements for v, elements in read.items() if v not in view.entry}
     table = {v: placeholder(v) for v, elements in read.items() if elements}
     alike = by_shape([*table.values(), *step.sums, *step.state_seeds, *step.output_seeds])
@@ -228,7 +232,7 @@ def _reads(loop: Iteration, step: _Step) -> _Reads:
 def _reverse_scan(
     reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], written: Sequence[tuple[int, int]]
 ) -> list[Value]:
-    """The final states, then stacks of the other results, written along (axis, backwards) of forward."""
+    """The final states, then stacks of the other results. `written`: (axis, backwards) of each in the forward pass."""
     inputs = [*reverse.states, *(s.inner for s in reverse.scanned), *reverse.captures]
     found = F.scan(
         *reverse.starts,
@@ -250,18 +254,18 @@ def _reverse_scan(
 def _reverse_loop(
     reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], entry: Sequence[Value]
 ) -> list[Value]:
-    """The final states, then stacks of the other results, last iteration first.
+    """The final states, then stacks of the other results, in which the last iteration comes first.
 
-    Iteration i reads the last slice but i of each stack, and none when there is none.
+    Iteration i reads slice -1 - i of each stack. If the stacks are empty, there is no iteration.
 
-    entry: the number of the iteration and its condition, as the forward body takes them.
+    entry: the inputs of the forward body that hold the iteration number and the condition.
     """
     iteration, going = Value(TensorType(DType.INT64, ()), "iteration"), Value(TensorType(DType.BOOL, ()), "going")
     stacks = [Value(without_value(s.outer.type), s.outer.name) for s in reverse.scanned]
     place = F.sub(np.array(-1, np.int64), iteration)
     read = {s.inner: _slice(stack, place) for s, stack in zip(reverse.scanned, stacks, strict=True)}
     table = {v: read.get(new, new) for v, new in table.items()} | read
-    # Both are scalars, which some exporters declare with one dimension of size 1.
+    # The iteration number and the condition are scalars, but some exporters declare them with the shape (1,).
     number, condition = ((1,) if v.shape == (1,) else () for v in entry)
     table.setdefault(entry[0], F.reshape(F.add(_length(stacks[0]), place), np.array(number, np.int64)))
     table.setdefault(entry[1], F.constant(value=np.ones(condition, bool)))
@@ -282,7 +286,7 @@ def _reverse_loop(
 
 
 def _length(stack: Value) -> Value:
-    """How many slices there are, as a scalar."""
+    """The number of slices of a stack, as a scalar."""
     tensors = isinstance(stack.type, TensorType)
     count: Value = F.squeeze(F.shape(stack, start=0, end=1)) if tensors else F.sequence_length(stack)
     return count

@@ -1,8 +1,8 @@
 """Reverse-mode differentiation: from values to values, before any fusion, for any shapes.
 
-The gradient graph consists of ordinary nodes, so that differentiating it again gives second-order gradients. A value
-that is read several times receives one n-ary Sum, which the executor accumulates in place. The nodes of a gradient are
-in the group of the node whose gradient they are, so that they are computed on its device.
+The gradient graph consists of ordinary nodes, so that differentiating it again gives second-order gradients. The
+gradients of a value that is read several times are added by one n-ary Sum, which the executor accumulates in place.
+Gradient nodes join the group (`ctx_group`) of their forward node, so that they run on its device.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def gradient(
 
 
 def _without_gradient(outputs: Sequence[Value], unused: Sequence[Value]) -> str:
-    """Why no gradient of the outputs arrives at these values."""
+    """The reasons why `unused` values get no gradient from the outputs, for the message."""
     through = reached(outputs)
     apart, stopped = ([str(v) for v in unused if (v in through) == found] for found in (False, True))
     reasons = [f"the outputs do not depend on {', '.join(apart)}"] if apart else []
@@ -83,7 +83,7 @@ def _without_gradient(outputs: Sequence[Value], unused: Sequence[Value]) -> str:
 
 
 def reached(outputs: Iterable[Value]) -> set[Value]:
-    """The values that `outputs` depend on by floating-point tensors."""
+    """The values that `outputs` depend on through floats alone, and the float values of `outputs` themselves."""
     found: set[Value] = set()
     pending = list(outputs)
     while pending:
@@ -95,7 +95,7 @@ def reached(outputs: Iterable[Value]) -> set[Value]:
 
 
 class _Sweep:
-    """One backward pass over the nodes between `wrt` and `outputs`; nodes above `boundary` are not entered."""
+    """One backward pass over the nodes between `wrt` and `outputs`. It stops at the values of `boundary`."""
 
     def __init__(
         self, outputs: Sequence[Value], seeds: Sequence[Value], wrt: Sequence[Value], boundary: Iterable[Value] = ()
@@ -107,10 +107,11 @@ class _Sweep:
         self.nodes = topological(outputs, stop=boundary)
         self.active = self._depending_on(wrt)
         self.totals: dict[Value, Value] = {}
-        # Values whose gradient is unknown because an operator above them has no rule: they only find more of those.
+        # Values without a known gradient: an operator without a rule reads them, perhaps indirectly. The sweep visits
+        # their nodes only to report further operators without a rule.
         self.tainted: set[Value] = set()
         self.missing: list[Node] = []
-        # Forward nodes of control flow with results added that the backward pass reads.
+        # Forward nodes of control flow, with the additional results that the backward pass reads.
         self.extended: list[Node] = []
 
     def _depending_on(self, wrt: Sequence[Value]) -> set[Value]:
@@ -137,7 +138,7 @@ class _Sweep:
             tensors = isinstance(value.type, TensorType)
             total = parts[0] if len(parts) == 1 else (F.sum if tensors else F.add_n)(*parts)
             if tensors and total.rank is None and value.rank is not None:
-                # What comes out of control flow may have lost its rank, which rules need.
+                # A result of control flow may have no known rank, but gradient rules need one.
                 total = F.reshape(total, F.shape(value))
             self.totals[value] = total
         return self.totals[value]
@@ -210,7 +211,7 @@ def _differentiate(
 
 
 def _gradient_of(node: Node) -> context.entered:
-    """Nodes that are made inside compute the gradient of this one, and are in its group (`ctx_group`)."""
+    """Return a context manager: nodes made in it count as the gradient of `node`, and join its group (`ctx_group`)."""
     scope = context.current()
     group = node.meta.get(context.GROUP)
     attrs = scope.attrs if group is None else {**scope.attrs, context.GROUP: group}
@@ -256,7 +257,7 @@ def _missing_message(nodes: Sequence[Node]) -> str:
 
 
 def _in_form_of(value: Value, gradient_value: Value) -> Value:
-    """A gradient as an optional, or what it holds, as its value is: control flow takes one for the other."""
+    """Wrap a gradient in an optional, or unwrap it, to match the type of `value`: control flow may mix the two."""
     wanted, given = (isinstance(v.type, OptionalType) for v in (value, gradient_value))
     if wanted == given:
         return gradient_value

@@ -17,10 +17,9 @@ from graphkit.passes.core.sweep import read_positions
 
 
 def read_values(results: Iterable[Value], is_source: Callable[[Value], bool]) -> dict[Value, bool]:
-    """The sources that `results` are computed from, in a deterministic order.
+    """The sources that `results` are computed from, in a deterministic order: source -> whether its elements are read.
 
-    What is computed from sources alone is followed down to them. The flag says whether elements are read, or only
-    the shape.
+    False means that only its shape is read. Values that are no sources are traced back to the sources they depend on.
     """
     found: dict[Value, bool] = {}
     seen: set[Node] = set()
@@ -48,12 +47,12 @@ def invariant_values(nodes: Iterable[Node], inputs: Iterable[Value]) -> set[Valu
 
 
 def is_view(node: Node) -> bool:
-    """Whether the node only gives its operand another shape, which costs nothing to do again."""
+    """Whether the node's result is a view of an operand, so that computing it again costs nothing."""
     return isinstance(node.op, Op) and bool(node.op.views)
 
 
 def rebuild(results: Sequence[Value], table: MutableMapping[Value, Value]) -> list[Value]:
-    """`results` computed from `table`, which maps what they read to its replacement, and gets every value made."""
+    """Compute `results` from `table`, which maps values that they read to replacements. Adds every rebuilt value."""
     for node in topological(results, stop=table):
         rebuilt = node.rebuilt([None if v is None else table.get(v, v) for v in node.inputs])
         for old, new in zip(node.outputs, rebuilt.outputs, strict=True):
@@ -62,14 +61,14 @@ def rebuild(results: Sequence[Value], table: MutableMapping[Value, Value]) -> li
 
 
 def placeholder(value: Value) -> Value:
-    """An input of a backward subgraph, as a placeholder for a value of the forward subgraph."""
+    """A new input of a backward subgraph, which will receive a value of the forward subgraph."""
     return Value(without_value(value.type), value.name)
 
 
 def shape_stand_in(value: Value, available: Mapping[tuple[Any, ...], Value]) -> Value | None:
-    """A tensor of the shape of `value`, of which nothing else is read; None when its sizes are known only later.
+    """A tensor with the shape of `value`, for readers of the shape alone; None if there is none.
 
-    `available` holds tensors by shape.
+    `available`: shape -> a tensor with this shape.
     """
     shape = value.shape if isinstance(value.type, TensorType) else None
     if shape is None:
@@ -81,7 +80,7 @@ def shape_stand_in(value: Value, available: Mapping[tuple[Any, ...], Value]) -> 
 
 
 def by_shape(values: Iterable[Value]) -> dict[tuple[Any, ...], Value]:
-    """The first tensor of each shape."""
+    """Map each shape to the first tensor that has it."""
     found: dict[tuple[Any, ...], Value] = {}
     for value in values:
         if isinstance(value.type, TensorType) and value.type.shape is not None:

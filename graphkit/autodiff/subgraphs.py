@@ -8,15 +8,15 @@ from typing import Protocol, TypeAlias
 from graphkit.ir.graph import Node, Value
 from graphkit.ops.sequence.elements import holds_floats
 
-# One gradient per operand (None: no dependence), and the forward node extended by what they need, if any.
+# One gradient per operand (None: no gradient), and the forward node extended by the values to save (None: unchanged).
 Contribution: TypeAlias = tuple[Sequence[Value | None], Node | None]
 
 
 class Differentiate(Protocol):
     """The backward sweep over a subgraph.
 
-    Returns the gradients of `wrt` in terms of the subgraph's values and the seeds, and the forward nodes of control
-    flow in it that were extended by values to save.
+    Returns the gradients of `wrt` (they read the seeds and values of the subgraph), and the subgraph's control flow
+    nodes that were extended to save values.
     """
 
     def __call__(

@@ -50,7 +50,7 @@ class GraphkitRep(BackendRep):
         return values
 
     def _typed(self, name: str, value: Any) -> Any:
-        """Before numpy had bfloat16, ONNX gave the 16 bits of one as an unsigned integer; there is no such cast."""
+        """View uint16 as bfloat16 if the input is bfloat16: ONNX's test data store the bits of bfloat16 as uint16."""
         declared = self.model.input_types.get(name)
         is_bits = isinstance(value, np.ndarray) and value.dtype == np.uint16
         if is_bits and isinstance(declared, TensorType) and declared.dtype is DType.BFLOAT16:
@@ -95,9 +95,10 @@ class GraphkitBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node. Inputs: one array, or list of arrays for a sequence, per named input.
+        """Run one node.
 
-        `opset_version` selects the version of the operator. An empty list is a sequence of float32.
+        `inputs` has one entry per input that is not absent: an array, or a list of arrays for a sequence. An empty list
+        is a sequence of float32. `opset_version` selects the version of the operator.
         """
         opset = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in node.input if name]
@@ -121,7 +122,7 @@ class GraphkitBackend(Backend):
 
 
 def _type_of(name: str, value: Any) -> onnx.TypeProto:
-    """The type of an input by what is given for it: a list is a sequence, a dict a map, all else a tensor."""
+    """The type of an input, derived from its value: a list is a sequence, a dict a map, anything else a tensor."""
     helper = onnx.helper
     if isinstance(value, Mapping):
         keys = np.asarray(list(value))

@@ -12,15 +12,19 @@ from typing import Any
 from graphkit.errors import UnsupportedError
 
 _STATUS, _CLEAR, _MEMORY = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
-_RESET_PEAK = "5"  # proc(5): sets the peak of resident memory to its present size
+_RESET_PEAK = "5"  # written to /proc/self/clear_refs, it resets the peak of resident memory (proc(5))
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """`planned_bytes`: arena, results and packed parameters. The others: how far resident memory rose, at its highest,
-    above what it was before, in a first run, which also prepares parameters (`first_bytes`), and in the run after it
-    (`measured_bytes`). Pages of the arena that nothing touches are missing from both; what interpreted steps
-    allocate beside the arena is added.
+    """Memory of a run, in bytes.
+
+    planned_bytes: arena, results and packed parameters.
+    first_bytes: rise of resident memory to its peak in a first run, which also prepares parameters.
+    measured_bytes: rise to the peak in the second run, relative to the memory before the first run.
+
+    Arena pages that are never touched do not count in the measured values. Memory that interpreted steps allocate
+    outside the arena does.
     """
 
     planned_bytes: int
@@ -31,8 +35,8 @@ class Footprint:
 def measure(executor: Any, feeds: Mapping[str, Any]) -> Footprint:
     """Run a fresh Executor twice and measure.
 
-    The kernel of Linux counts pages, so that differences below a few MiB mean nothing. Raises UnsupportedError where
-    the peak cannot be measured, and for a run that would not fit into the memory that is free.
+    Differences below a few MiB are noise. Raises UnsupportedError if the system cannot measure the peak, or if the run
+    needs more than the free memory.
     """
     plan = executor.specialise({name: array.shape for name, array in feeds.items() if hasattr(array, "shape")})
     planned = plan.arenas * plan.arena_bytes + plan.result_bytes + plan.packed_bytes
@@ -49,7 +53,7 @@ def measure(executor: Any, feeds: Mapping[str, Any]) -> Footprint:
 
 
 def peak_bytes() -> int:
-    """The peak of this process's resident memory so far. Raises UnsupportedError where the system does not say."""
+    """The peak of this process's resident memory so far. Raises UnsupportedError if the system does not report it."""
     return _kilobytes(_STATUS, "VmHWM")
 
 
@@ -63,7 +67,7 @@ def _peak_of_run(executor: Any, feeds: Mapping[str, Any]) -> int:
 
 
 def _kilobytes(path: Path, field: str) -> int:
-    """A field of a file of /proc, in bytes."""
+    """Read a size from a file in /proc, and return it in bytes."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
@@ -76,7 +80,7 @@ def _kilobytes(path: Path, field: str) -> int:
 
 
 def _return_freed_memory() -> None:
-    """Give freed memory back, or a run could use it without raising the peak. Only glibc keeps that much."""
+    """Return freed memory to the system: a run that reuses it would not raise the peak. Only glibc needs this."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

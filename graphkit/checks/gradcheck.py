@@ -4,7 +4,7 @@ With a random weight w per output, f(x) = sum(w * output(x)). Its gradient, as `
 compared with the five-point central difference (Abramowitz and Stegun, table 25.2)
 
     f'(x) ~ (8 (f(x+h) - f(x-h)) - (f(x+2h) - f(x-2h))) / (12 h)
-
+per element. For large inputs, it is compared along random directions, of one input or of all inputs together.
 per element, or, for large inputs, along random directions: of one input at a time, or of all of them together.
 """
 
@@ -31,7 +31,7 @@ from graphkit.signatures import typed
 from graphkit.text import listed, quantity, short_repr
 
 STEP = 1e-4
-# Above this many elements in all, directions are checked instead of elements.
+# With more elements in all, derivatives along random directions are checked.
 ELEMENTS = 64
 DIRECTIONS = 4
 
@@ -201,7 +201,7 @@ def check_graph(
     step: float = STEP,
     seed: int = 0,
 ) -> GradientReport:
-    """Check the gradients of a float64 graph. `arrays` are the values of `inputs`; `wrt` names some of the inputs."""
+    """Check the gradients of a float64 graph. `arrays` are the values of `inputs`; `wrt`: name -> one of `inputs`."""
     rng = np.random.default_rng(seed)
     forward = Graph(inputs, outputs)
     results = evaluate(forward, arrays)
@@ -235,7 +235,7 @@ def check_graph(
 
 
 class _Operand(NamedTuple):
-    """An input that is differentiated: its place among the inputs, its array, the gradient to check."""
+    """An input that is differentiated: its name, its position among the inputs, its array, the gradient to check."""
 
     name: str
     position: int
@@ -254,7 +254,10 @@ def _grouped(
     rng: np.random.Generator,
     tolerances: tuple[float, float],
 ) -> list[GradientEntry]:
-    """One entry for all operands when they pass; else for the parts of the last split of those that fail."""
+    """Check all operands together. A group that fails is halved and checked again, down to single operands.
+
+    Returns one entry for each group that passed, and for each single operand that failed.
+    """
     entries = []
     pending = [[o for o in operands if o.array.size]]
     while pending:
@@ -300,9 +303,10 @@ def _along(objective: Objective, moves: Sequence[tuple[_Operand, np.ndarray]], s
 
 
 def _nearest(f: Callable[[float], float], step: float, symbolic: float) -> float:
-    """The difference quotient that agrees best, of several step sizes: a kink (max pooling, ReLU) that lies within a
-    large step of the point spoils that one, and a wrong gradient agrees with none. Networks of a million units have
-    kinks in every direction at all but the smallest steps.
+    """Of several step sizes, the difference quotient closest to `symbolic`.
+
+    A kink (max pooling, ReLU) within a large step spoils only the quotients of large steps. A wrong gradient agrees
+    with no quotient. In networks with a million units, every direction has kinks within all but the smallest steps.
     """
     best = math.nan
     for factor in (1.0, 0.1, 1e-2, 1e-3, 1e-4):
@@ -335,7 +339,7 @@ def _entry(name: str, pairs: Sequence[tuple[tuple[int, ...], float, float]], rto
 
 
 def _tensors(graph: Graph, values: Sequence[Value], arrays: Sequence[Any]) -> list[Value]:
-    """The tensors in `values`, of which sequences and optionals have those that they hold for these arrays."""
+    """The tensors in `values`, including those that sequences and optionals hold if `arrays` are the inputs."""
     if all(isinstance(v.type, TensorType) for v in values):
         return list(values)
     results = evaluate(Graph(graph.inputs, values), arrays)

@@ -1,8 +1,8 @@
-"""Write the indexes of code that is imported when it is used: `python -P -m graphkit.checks.indexes`.
+"""Write the indexes for lazy imports: `python -P -m graphkit.checks.indexes`.
 
-`graphkit/ops/_index.py` says in which module each operator is, `graphkit/onnx_io/upgrade/_index.py` which modules have
-the rules of an operator of an ONNX file, `graphkit/passes/core/_index.py` what passes declare, and
-`graphkit/executor/devices/cpu/_index.py` which modules have kernels of an operator.
+`graphkit/ops/_index.py` maps each operator to its module, `graphkit/onnx_io/upgrade/_index.py` each operator of ONNX
+files to the modules with its upgrade rules, and `graphkit/executor/devices/cpu/_index.py` each operator to the modules
+with its kernels. `graphkit/passes/core/_index.py` lists the declarations of passes.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ _STRING_FUNCTIONS = """\
 # The same for functions on tensors of strings.
 STRING_MODULES: dict[tuple[str, str], tuple[str, ...]] = {
 """
-# Modules that put passes in order: they read the index.
+# Modules that order passes. They are skipped, because they read the index.
 _PIPELINES = ("graphkit.passes.pipeline", "graphkit.passes.cleanup", "graphkit.passes.fuse.recognise")
 
 
 def indexes() -> dict[Path, str]:
-    """Return the text of each index by its path. Imports all modules that an index is about."""
+    """Return the text of each index by its path. Imports all modules that the indexes cover."""
     return {
         Path(ops.__file__).parent / "_index.py": _operators(),
         Path(upgrade.__file__).parent / "_index.py": _upgrade_rules(),
@@ -137,7 +137,7 @@ def _passes() -> str:
 
 
 def _kernels() -> str:
-    """The modules of the CPU's kernels. Operators that C++ registers itself need no module."""
+    """The index of CPU kernel modules. Operators whose kernels are registered in C++ need no module."""
     _all_modules(cpu)
     numbers: list[str] = []
     strings: list[str] = []

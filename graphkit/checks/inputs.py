@@ -28,19 +28,19 @@ from graphkit.passes.core.bind import bind, match_shapes
 
 FILLS = ("random", "ones", "zeros", "arange")
 
-# Sizes tried for unknown dimensions, smallest first; the leading one of an input is the batch.
+# Sizes that are tried for unknown dimensions, in this order.
 _SIZES = (2, 1, 3, 4, 8, 16, 32, 64, 128, 224, 256, 320, 416, 512, 640)
 _BATCHES = (2, 1)
-# Random integers that index nothing that is known.
+# Upper limit (exclusive) of random integers that do not index an axis of known size.
 _INTEGER_BOUND = 10
 _UNKNOWN_RANK = 1
-# How many elements a sequence gets.
+# Number of elements of a generated sequence.
 _ELEMENTS = 2
-# Bytes of an element while it is drawn and converted.
+# Upper limit of the bytes per element that generating an array takes.
 _WIDEST = 16
 
-# Operators that hand on the numbers of their first operand, and where an index operand is bounded by the data:
-# operator -> (index operand, data operand, attribute that gives the axis, or the axis itself).
+# _HANDS_ON: operators that copy elements of their first operand. _INDEXES: operators with an index operand: operator ->
+# (position of the indices, position of the data, attribute that gives the axis, or the axis itself).
 _HANDS_ON = frozenset(
     {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Slice", "Split"}
     | {"Gather", "GatherElements", "GatherND"}
@@ -55,7 +55,7 @@ _INDEXES: Mapping[str, tuple[int, int, Any]] = {
     "NegativeLogLikelihoodLoss": (1, 0, 1),
 }
 
-# Operators whose windows may fit nowhere: what is computed from nothing is no number.
+# Operators with windows. If no window fits, a result is empty, and everything computed from it is meaningless.
 _WINDOWS = frozenset({"AveragePool", "Conv", "LpPool", "MaxPool"})
 
 
@@ -127,7 +127,7 @@ def make_feeds(
 def concrete_shapes(
     model: Any, shapes: Mapping[str, Sequence[int]] | None = None, batch: int | None = None
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """A static shape for every tensor input, and which dimensions were guessed; `batch` sets leading symbols."""
+    """A static shape for every tensor input, and the guessed sizes. `batch`: size of unknown leading dimensions."""
     graph: Graph = model.graph
     inputs = {graph.name_of(v): v for v in graph.inputs if v.role == "data"}
     known = {name: TensorType(_input(inputs, name).dtype, shape) for name, shape in (shapes or {}).items()}
@@ -152,7 +152,7 @@ def _input(inputs: Mapping[str, Value], name: str) -> Value:
 def _choose_sizes(
     graph: Graph, inputs: Mapping[str, Value], known: Mapping[str, TensorType], fixed: Mapping[str, int] = {}
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """A static shape per tensor input, and the guesses among its dimensions; `fixed` sets symbols."""
+    """A static shape per tensor input, and the guessed sizes by dimension. `fixed`: known sizes of symbols."""
     tensors = {name: value.tensor for name, value in inputs.items() if isinstance(value.type, TensorType)}
     bindings = dict(fixed) | match_shapes(
         [(name, tensors[name], actual) for name, actual in known.items() if name in tensors]
@@ -183,8 +183,10 @@ def _choose_sizes(
 
 
 def _candidates(open_dims: Mapping[str, bool]) -> Iterator[dict[str, int]]:
-    """Sizes by symbol; leading dimensions (True) are batches, and then, one after another, so are others: a state may
-    have its batch behind its layers.
+    """Yield sizes by symbol. `open_dims`: symbol -> whether it is a leading dimension, and so a batch.
+
+    If there are several other dimensions, each in turn is then treated as a batch, too: a recurrent state may have its
+    layers before the batch.
     """
     others = [symbol for symbol, leads in open_dims.items() if not leads]
     batches = [symbol for symbol, leads in open_dims.items() if leads]
@@ -204,7 +206,7 @@ def _static(declared: TensorType, bindings: Mapping[str, Any]) -> tuple[int, ...
 
 
 def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether shape inference takes these sizes: no result is empty, no dimension negative, no window fits nowhere."""
+    """Whether shape inference accepts these sizes, without empty results, negative sizes or windows that do not fit."""
     declared = {name: TensorType(graph.find(name, inputs_first=True).dtype, shape) for name, shape in shapes.items()}
     bound = bind(graph, declared)
     dims = (
@@ -219,7 +221,7 @@ def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
 
 
 def _labelled(tensors: Mapping[str, TensorType], guess: Mapping[str, int]) -> dict[str, int]:
-    """Guesses by dimension name; an anonymous one by its first place, `input[axis]`."""
+    """Guessed sizes by dimension name. Anonymous dimensions are called `input[axis]`, after their first occurrence."""
     labels: dict[str, int] = {}
     for symbol, size in guess.items():
         label = symbol
@@ -262,13 +264,13 @@ def _filled(type_: Type, shape: Sequence[int], fill: str, rng: np.random.Generat
 
 
 def _as_given(value: Any, input_: Value | None) -> Any:
-    """An array of what is given for a tensor; sequences and optionals as they are."""
+    """Convert the value of a tensor input to an array. Values of sequences, optionals and maps stay as they are."""
     tensor = input_ is None or isinstance(input_.type, TensorType)
     return np.asarray(value) if tensor and not isinstance(value, (list, Mapping)) else value
 
 
 def _sizes_inside(kind: Type) -> tuple[int, ...]:
-    """A shape for tensors inside of sequences and optionals, whose sizes nothing else tells."""
+    """A shape for tensors in sequences and optionals. Unknown sizes become the first of `_SIZES`."""
     if not isinstance(kind, TensorType):
         return ()
     open_sizes = {s: _SIZES[0] for d in kind.shape or () if isinstance(d, DimExpr) for s in d.symbols}
@@ -276,18 +278,18 @@ def _sizes_inside(kind: Type) -> tuple[int, ...]:
 
 
 def _filled_map(type_: MapType, fill: str, rng: np.random.Generator, keys: Sequence[Any]) -> dict[Any, Any]:
-    """A map with every other one of the keys that the model asks for, or with three keys."""
+    """A map with the keys that the model reads (if `fill` is "random", every other one), by default three keys."""
     if not keys:
         keys = [f"s{i}" for i in range(3)] if type_.key is DType.STRING else list(range(3))
     kept = keys if fill != "random" else keys[::2]
     values = _filled(TensorType(_tensor(type_.element).dtype, (len(kept),)), (len(kept),), fill, rng, _INTEGER_BOUND)
-    if values.dtype == object:  # texts that can be read as numbers
+    if values.dtype == object:  # CastMap can convert the strings to numbers.
         values = np.array([str(i) for i in range(len(kept))], object)
     return dict(zip(kept, values, strict=True))
 
 
 def _keys_read(value: Value, readers: Mapping[Value, Iterable[tuple[Node, int]]]) -> list[Any]:
-    """The vocabularies of the nodes that read a map."""
+    """The keys that the vocabularies of a map's readers contain, sorted."""
     attributes = [node.op.attributes() for node, _ in readers.get(value, ())]
     found = (a.get(name) or () for a in attributes for name in ("int64_vocabulary", "string_vocabulary"))
     return sorted({key for words in found for key in words})
@@ -309,7 +311,7 @@ def _readers(graph: Graph) -> dict[Value, list[tuple[Node, int]]]:
 
 
 def _bound(value: Value, readers: Mapping[Value, Iterable[tuple[Node, int]]]) -> int:
-    """One more than the largest integer that an input may hold: the smallest axis that it indexes."""
+    """The exclusive upper limit of the integers of an input: the size of the smallest known axis that it indexes."""
     bounds, stack, seen = [], [value], {value}
     while stack:
         for node, position in readers.get(stack.pop(), ()):

@@ -1,4 +1,4 @@
-"""Maps as arrays, to compare and to store them: keys, and values in the same order."""
+"""Convert maps to arrays, so that they can be compared and stored: an array of keys, and one of values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Table(NamedTuple):
-    """The keys [k] and the values [k] of a map, or [n, k] of n maps that have the same keys, by ascending keys."""
+    """A map, or n maps with the same k keys: `keys` [k], ascending, and `values` [k], or [n, k] for n maps."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -28,7 +28,7 @@ def as_table(value: Any) -> Table | None:
 
 
 def _array(items: list[Any]) -> np.ndarray:
-    """Numbers, or strings as objects. Python's floats stand for float32 unless they are no such numbers."""
+    """An array of the items; strings become objects. Python floats become float32 if float32 can represent them."""
     array = np.array(items)
     if array.dtype.kind in "US":
         return np.array(items, object)
@@ -40,7 +40,7 @@ def _array(items: list[Any]) -> np.ndarray:
 
 
 def flattened(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Results with arrays `name.keys` and `name.values` for maps and lists of maps with the same keys."""
+    """Replace each map, or list of maps with the same keys, with the arrays `name.keys` and `name.values`."""
     flat: dict[str, Any] = {}
     for name, value in results.items():
         table = as_table(value)

@@ -1,4 +1,4 @@
-"""Measure the noise of rounding: the distance of two engines from the graph's results in double precision.
+"""Measure rounding noise: how far the results of two engines are from the same graph in double precision.
 
 No tolerance holds for every model: sums of thousands of terms that cancel lose more digits than 1e-4 allows. But any
 model can be required to have no larger error than the other engine.
@@ -14,13 +14,14 @@ import numpy as np
 
 from graphkit.ir.types import DType, dtype_of
 
-# Element types whose rounding double precision can measure, and the distance from 1 to the next number.
+# Element types narrower than double precision, and their epsilon: the distance from 1 to the next number.
 EPSILON: Mapping[DType, float] = {DType.FLOAT32: 2.0**-23, DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}
-# graphkit may be this many times as far from double precision as ONNX Runtime is.
+# graphkit's error may be at most this factor times ONNX Runtime's error.
 FACTOR = 2.0
-# ONNX Runtime may be this many times as far as graphkit: beyond, it computes something else than graphkit reads.
+# ONNX Runtime's error may be at most this factor times graphkit's. Beyond, it does not compute the same function.
 OTHER_FACTOR = 16.0
-# An element is held against the largest error of those of at most _LARGER times its size, at least _NEIGHBOURS.
+# An element's error is compared with the other engine's largest error among the elements whose magnitude is at most
+# _LARGER times its own. There are at least _NEIGHBOURS of these.
 _LARGER, _NEIGHBOURS = 4.0, 64
 
 
@@ -53,15 +54,17 @@ class Noise:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far an output moves where every node rounds: by element at most, and in the mean."""
+    """How far random rounding moves an output: `highest` distance of each element, and `mean` distance."""
 
     highest: np.ndarray
     mean: float
 
 
 class Spreads(NamedTuple):
-    """tensors: nodes round by the largest element of a tensor. steps: by each element, before something is quantised;
-    None where nothing is.
+    """Measured effects of rounding.
+
+    tensors: every node's errors are proportional to the largest element of its tensor.
+    steps: they are proportional to each element, in models that quantise; None for other models.
     """
 
     tensors: Spread
@@ -75,15 +78,17 @@ def judge(
     suspects: np.ndarray,
     spreads: Spreads | None = None,
 ) -> Noise:
-    """Whether two arrays of one type are equally far from `truth`, where `suspects` (a mask) marks the differences.
+    """Judge whether two arrays of one type are about equally far from `truth`, the result in double precision.
 
-    Each suspect element of ours may be FACTOR times as far from truth as the other engine gets on elements of that
-    size or below, and so may the mean. The same is asked of the other engine with OTHER_FACTOR: what is much further
-    from double precision than rounding explains is another function, however well graphkit computes its own. NaN and
-    infinities must be in truth's places.
+    suspects: mask of the elements that failed the tolerances.
 
-    spreads: how far rounding carries, measured. The other engine may be as far, and graphkit as far as quantisation
-    alone carries.
+    The error of each suspect of `ours` may be FACTOR times the largest error of `other` on elements of about that
+    magnitude or smaller. The same limit holds for the mean errors. The error of `other` is limited in the same way,
+    with OTHER_FACTOR: if it is larger, `other` computes another function. NaN and infinities must be where `truth` has
+    them.
+
+    spreads: measured effects of rounding, which raise the limits: both spreads that of `other`, `steps` also that of
+    `ours`.
     """
     size = np.where(np.isfinite(truth), np.abs(truth), 0.0)
     mine, theirs = _error(ours, truth), _error(other, truth)
@@ -107,7 +112,7 @@ def _larger(one: Spread, other: Spread | None) -> Spread:
 
 
 def _fits(error: np.ndarray, other: Spread, size: np.ndarray, suspects: np.ndarray, factor: float, step: float) -> bool:
-    """Whether `error` is at most `factor` times `other`, at every suspect and in the mean; a last digit is free."""
+    """Whether `error` is at most `factor` * `other` + `step` * `size`, at every suspect and in the mean."""
     if _mean(error) > factor * other.mean + step * _mean(size):
         return False
     order = np.argsort(size, axis=None)
@@ -120,7 +125,7 @@ def _fits(error: np.ndarray, other: Spread, size: np.ndarray, suspects: np.ndarr
 
 
 def _error(array: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """|array - truth|; infinite where one of them is NaN or infinite and the other not the same."""
+    """|array - truth|; 0 where both are NaN or the same infinity, infinite where NaNs or infinities differ."""
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
         same = (wide == truth) | (np.isnan(wide) & np.isnan(truth))
@@ -138,5 +143,5 @@ def _mean(values: np.ndarray) -> float:
 
 
 def measurable(array: np.ndarray, truth: Any) -> bool:
-    """Whether `truth` says something about the rounding of `array`: floats below double precision, of one shape."""
+    """Whether `truth` can measure the rounding of `array`: a type narrower than float64, and the same shape."""
     return dtype_of(array.dtype) in EPSILON and isinstance(truth, np.ndarray) and truth.shape == array.shape

@@ -97,7 +97,7 @@ def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None =
 
 
 def first_nonfinite(graph: Graph, arrays: Sequence[Any]) -> NonFinite | None:
-    """`find_nonfinite` for a graph whose random nodes have their state, and one array for each of its inputs."""
+    """`find_nonfinite` for a graph with bound random states; `arrays` has one array for each of its inputs."""
     infinite: list[NonFinite] = []
     for value, array in zip(graph.inputs, arrays, strict=True):
         nan, inf = counted(array)
@@ -129,17 +129,17 @@ def counted(array: Any) -> tuple[int, int]:
 
 
 class _FoundOne(BaseException):
-    """Ends an evaluation; no Exception, which operators with subgraphs would wrap."""
+    """Ends an evaluation. It is not an Exception, because operators with subgraphs would wrap that."""
 
     def __init__(self, found: NonFinite):
         self.found = found
 
 
 class _Watch:
-    """Ends the evaluation at the first node that makes what its operands have not."""
+    """Ends the evaluation at the first node that creates a NaN or an infinity."""
 
     def __init__(self) -> None:
-        # The nodes of control flow under way, and the subgraphs of each that were evaluated so far.
+        # The control flow nodes that are being evaluated, and for each its subgraphs that were entered so far.
         self._around: list[tuple[Node, list[Graph]]] = []
 
     def enters(self, graph: Graph) -> None:

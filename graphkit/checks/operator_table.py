@@ -1,4 +1,4 @@
-"""Find out what each operator supports: every sample is differentiated twice, and planned on the CPU."""
+"""Determine what each operator supports, by differentiating each sample twice and planning it on the CPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ YES, PARTLY, NO, REFERENCE, ZERO, NOTHING = "yes", "partly", "no", "interpreted"
 class OperatorRow:
     """What one operator supports: a row of the table.
 
-    since: the version of its domain in which it got its present form; None for graphkit's own operators.
-    first, second: whether it has a derivative of that order: yes, no, zero (it vanishes wherever it exists), or
-        - (no float result depends on a float operand).
-    native: yes if all samples run without the reference (also as a view, or folded), partly if some do.
-    exports: whether it can be written with standard operators.
+    since: version of its domain that introduced its present form; None for graphkit's own operators.
+    first, second: whether it has a derivative of that order: yes, no, zero (it vanishes wherever it exists), or - (no
+        float result depends on a float operand).
+    native: yes if no sample needs the Python reference (views and folded constants count as native), partly if some
+        need it.
+    exports: whether it can be exported with standard operators.
     """
 
     name: str
@@ -112,7 +113,7 @@ def _cases(cls: type[Op]) -> Iterator[Case]:
 
 
 def _derivatives(cls: type[Op], cases: Sequence[Case]) -> tuple[str, str]:
-    """Return the best result of any sample, for each order."""
+    """Return the best result among the samples for the first derivative, and for the second."""
     found = [_derivatives_of(case) for case in cases] or [(NOTHING, NOTHING)]
     order = (YES, NO, ZERO, NOTHING)
     return min((f for f, _ in found), key=order.index), min((s for _, s in found), key=order.index)

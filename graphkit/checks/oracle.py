@@ -1,7 +1,7 @@
-"""Other people's results for a sample: onnx's reference evaluator, and ONNX Runtime, on a model of one node.
+"""Results of other engines for a sample: onnx's reference evaluator and ONNX Runtime run a model of one node.
 
-The model is written here from the operator's declaration alone, without the exporter, so that neither can hide an
-error of the other. Operators with subgraphs have no single-node form here.
+The model is built from the operator's declaration, without the exporter. So an error in one of the two is not hidden by
+the same error in the other. Operators with subgraphs are not supported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, MapType, OptionalType, SequenceType, Type
 
-# ONNX's name of an element type, where it is not ours in capitals.
+# ONNX's names of element types. All others are graphkit's names in capitals.
 _ONNX_NAMES: Mapping[DType, str] = {
     DType.FLOAT32: "FLOAT",
     DType.FLOAT64: "DOUBLE",

@@ -1,4 +1,4 @@
-"""The same graph in double precision, so that a numeric derivative has digits left to compare."""
+"""Convert a graph to double precision, so that numeric derivatives are accurate enough to compare."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import FLOATS, DType, TensorType, Type, dtype_of
 from graphkit.ops import F, Op, operator
 
-# Element types of statistics by ONNX's numbers: float32, float16, bfloat16.
+# Values of `stash_type` (the element type of statistics) that become float64: float32, float16, bfloat16.
 _NARROW_CODES = (1, 10, 16)
 _DOUBLE_CODE = 11
 
@@ -25,8 +25,8 @@ _DOUBLE_CODE = 11
 def in_float64(graph: Graph, *, narrow: bool = False) -> Graph:
     """Rebuild `graph` with every float32, float16 or bfloat16 input, constant and element-type attribute as float64.
 
-    An operator whose results are float32 whatever it reads becomes what it consists of. `narrow`: an operator that
-    takes no float64 reads and makes its own types, with casts around it; else it is a TypeMismatch.
+    An operator whose results are float32 for every operand type is expanded, if it can be. `narrow`: an operator that
+    does not support float64 keeps its types, between casts. Without `narrow`, such an operator raises TypeMismatch.
     """
     table: dict[Value, Value] = {v: v.like(type=_wide_type(v.type)) for v in graph.inputs}
     with context.detached():
@@ -42,7 +42,7 @@ def in_float64(graph: Graph, *, narrow: bool = False) -> Graph:
 
 
 def narrow_node(inputs: Iterable[Value], outputs: Iterable[Value]) -> Node | None:
-    """The first node between `inputs` and `outputs` of a graph in float64 that reads floats of another type."""
+    """In a float64 graph, the first node after `inputs` that reads a cast to narrower floats; None if there is none."""
     reached = set(inputs)
     casts: set[Value] = set()
     for node in topological(outputs):
@@ -55,10 +55,10 @@ def narrow_node(inputs: Iterable[Value], outputs: Iterable[Value]) -> Node | Non
 
 
 def _wide_results(node: Node, operands: Sequence[Value | None], narrow: bool) -> Sequence[Value]:
-    """What stands for a node's outputs in float64."""
+    """The float64 values that replace a node's outputs."""
     op, attributes = operator(node, Op), node.op.attributes()
     if op.name == "ConstantOfShape" and not op.domain and attributes.get("value") is None:
-        attributes = {"value": Tensor(np.zeros(1, np.float32))}  # what the standard says where none is given
+        attributes = {"value": Tensor(np.zeros(1, np.float32))}  # the standard's default
     changed = {k: new for k, v in attributes.items() if (new := _wide_attribute(v, narrow)) is not v}
     if attributes.get("stash_type") in _NARROW_CODES:
         changed["stash_type"] = _DOUBLE_CODE

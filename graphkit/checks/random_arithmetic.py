@@ -1,7 +1,7 @@
-"""Nodes of random networks that compute: pointwise operators, reductions, normalisations, products, attention.
+"""Random networks: pointwise operators, reductions, normalisations, matrix products, attention.
 
-Each function here adds to a network: it returns the new value, or values, and whether they are exact; None where
-the network has nothing that fits.
+Each function appends nodes to a network. It returns the new value or values, and whether they are exact (see
+`Network`). It returns None if the network has no suitable operand.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def normalise(net: Network) -> Built:
         made = F.layer_normalization(x, net.param(*tail), bias, axis=axis, epsilon=1e-2)
         return (made[0] if isinstance(made, tuple) else made), False
     if choice == 6:
-        # As exporters write it.
+        # Exporters write normalisations as these nodes.
         where = np.array([axis], np.int64)
         centred = F.sub(x, F.reduce_mean(x, where))
         spread = F.sqrt(F.add(F.reduce_mean(F.mul(centred, centred), where), np.array(1e-2, net.dtype)))

@@ -1,4 +1,4 @@
-"""Nodes of random networks over images: convolution, pooling, resizing. `random_arithmetic` says what they return."""
+"""Random networks: convolution, pooling and resizing. The functions return the same as those of `random_arithmetic`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkit.ops import F
 
 
 def windows(net: Network, shape: tuple[int, ...], pooling: bool) -> dict[str, Any] | None:
-    """Kernel, strides, dilations and pads that leave something to compute."""
+    """Draw kernel, strides, dilations and pads with which the result is not empty; None if there are none."""
     kernel, strides, dilations, begins, ends = [], [], [], [], []
     for size in shape:
         k, s, d = net.number(1, 4), net.number(1, 3), net.choose([1, 1, 1, 2, 3])
@@ -89,7 +89,7 @@ def convolution(net: Network) -> Built:
 
 
 def starts_behind(size: int, axis: int, window: dict[str, Any]) -> bool:
-    """Whether rounding up would add a window of padding alone. It is left out; the standard's inference counts it."""
+    """Whether ceil_mode would add a window within the padding. Kernels omit it; onnx's shape inference counts it."""
     pads = window["pads"]
     begin, end = pads[axis], pads[axis + len(pads) // 2]
     stride, span = window["strides"][axis], (window["kernel_shape"][axis] - 1) * window["dilations"][axis] + 1

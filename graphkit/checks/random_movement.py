@@ -1,4 +1,4 @@
-"""Nodes of random networks that move elements. See `random_arithmetic` for what they return."""
+"""Random networks: data movement. The functions return the same as those of `random_arithmetic`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _flatten(d: _Drawn) -> Built:
 
 def _squeeze(d: _Drawn) -> Built:
     axes = [i for i, n in enumerate(d.shape) if n == 1]
-    # ONNX Runtime takes no axes for all axes.
+    # ONNX Runtime reads an empty list of axes as all axes.
     return (F.squeeze(d.x, np.array(d.net.some(axes, 1), np.int64)), d.exact) if axes else None
 
 

@@ -1,4 +1,4 @@
-"""A graph that grows by random nodes, beside what the reference says of each value."""
+"""A graph that grows by random nodes, and the value that the reference computes for each result."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from graphkit.ir.types import TensorType, dtype_of
 from graphkit.ops import F
 from graphkit.ops.evaluate import run_node
 
-LARGEST = 20_000  # elements of a value
+LARGEST = 20_000  # maximum number of elements of a value
 
-# What a function that adds to a network returns: the new value, or values, and whether they are exact; or nothing.
+# Result of a function that appends nodes: the new value or values, and whether they are exact; None if it appended
+# none.
 Built: TypeAlias = tuple[Any, bool] | None
 
 
 class Network:
-    """A graph that grows, with what the reference says each value is.
+    """A graph that grows, with the array that the reference computes for each value.
 
-    `exact` holds the values that every implementation computes to the same bits: what depends on comparing, rounding
-    or sorting is computed from those only.
+    `exact` holds the values that every implementation computes with the same bits. Comparing, rounding and sorting read
+    only these, because a last digit could change their results.
     """
 
     def __init__(self, seed: int, dtype: np.dtype):
@@ -64,7 +65,7 @@ class Network:
             return self.rng.integers(max(info.min, -50), min(info.max, 50), shape).astype(dtype)
         if dtype.kind == "b":
             return self.rng.random(shape) < 0.5
-        # Few different values: ties are common.
+        # Only a few different values, so that there are ties.
         drawn = (
             np.round(self.rng.standard_normal(shape) * 4) / 4 if self.chance(0.5) else self.rng.standard_normal(shape)
         )
@@ -95,7 +96,7 @@ class Network:
         return tuple(self.arrays[value].shape)
 
     def pick(self, where: Callable[[np.ndarray], bool] = lambda _: True, exact: bool = False, kind: str = "f") -> Any:
-        """A recent value, more often than an old one; None where there is none."""
+        """Pick a value at random, preferring recent ones; None if none is suitable."""
         found = [
             v for v in self.pool
             if (not exact or v in self.exact) and self.kind(v) in kind and where(self.arrays[v])
@@ -109,13 +110,13 @@ class Network:
         return "f" if dtype == self.dtype else "o" if dtype.kind in "fV" else dtype.kind
 
     def emit(self, result: Any, exact: bool) -> None:
-        """Take in what a builder made: the nodes on the way are interpreted."""
+        """Add the result of a builder to the network. The new nodes are interpreted."""
         results = result if isinstance(result, (tuple, list)) else (result,)
         for value in results:
             self.compute(value)
         for value in results:
             array = self.arrays[value]
-            # A mean of padding alone is NaN here and zero in ONNX Runtime.
+            # The mean of a window that contains only padding is NaN here, but zero in ONNX Runtime.
             if array.size > LARGEST or (array.dtype == self.dtype and np.isnan(array.astype(np.float32)).any()):
                 continue
             self.add(value, array, exact)

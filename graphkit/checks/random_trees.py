@@ -14,7 +14,10 @@ def random_forest(
     rng: np.random.Generator, prefix: str, targets: int, *, trees: int, depth: int, features: int,
     only: int | None = None, positive: bool = False, missing: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """`only`: all weights are for this target; `missing`: how many nodes send NaN to their true branch."""
+    """Attributes of a random tree ensemble, with names that begin with `prefix`.
+
+    only: target of all weights. missing: share of the nodes that send NaN to their true branch.
+    """
     nodes: list[tuple[Any, ...]] = []
     weights: list[tuple[Any, ...]] = []
     modes = rng.choice(MODES, rng.integers(1, 7))

@@ -1,4 +1,4 @@
-"""A graph in double precision, as it is and with random rounding: how far rounding carries in it."""
+"""Run a graph in double precision, with and without random rounding errors, to measure how much rounding matters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.evaluate import run_node
 
-# How often double precision is disturbed, and by how many last digits before something is quantised.
+# Number of runs with random errors; factor on the epsilon of the element type for errors in models that quantise.
 _DRAWS, _BEFORE_STEPS = 4, 4.0
 # Operators that round to a grid which does not follow from the element type.
 _QUANTISING = ("Quantize", "QLinear", "QGemm")
@@ -24,10 +24,12 @@ _QUANTISING = ("Quantize", "QLinear", "QGemm")
 
 @dataclass(frozen=True)
 class Rounding:
-    """Random errors after every node: of each element, and of the largest element of its tensor, by these factors.
+    """Random errors that are added after every node.
 
-    Results that differ by as much as these change them are equal but for rounding (random rounding: Parker, "Monte
-    Carlo Arithmetic", UCLA CSD-970002, 1997).
+    of_element: error relative to each element. of_tensor: error relative to the largest element of the tensor.
+
+    If two results differ by no more than these errors change them, rounding explains the difference (random rounding:
+    Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997).
     """
 
     of_element: float
@@ -42,14 +44,16 @@ class Rounding:
         own, common = (rng.uniform(-1.0, 1.0, value.shape) for _ in range(2))
         with np.errstate(all="ignore"):
             found = value * (1.0 + self.of_element * own) + self.of_tensor * largest * common
-        # Whole numbers are exact, and may be positions or steps of a grid that Cast cuts off.
+        # Whole numbers stay: they are exact, and may be positions, or quantised values that Cast would truncate to
+        # other ones.
         return np.where(value == np.rint(value), value, found)
 
 
 def in_double_precision(model: Any, feeds: Mapping[str, Any], rounding: Rounding | None = None) -> dict[str, Any]:
-    """The model's outputs by name, every float in it float64, interpreted: no rewrite, no native kernel.
+    """The model's outputs by name, computed in float64 by the interpreter, without rewrites or native kernels.
 
-    Operators that take no float64 compute in their own types. Raises GraphkitError where there is too little memory.
+    Operators that do not support float64 compute in their own types. Raises GraphkitError if there is too little
+    memory.
     """
     graph = model.graph
     given = [feeds[name] if name in feeds else model.params[name] for name in graph.input_names]
@@ -82,7 +86,7 @@ def _evaluated(graph: Graph, inputs: Sequence[Any], rounding: Rounding | None) -
 
 
 def quantises(graph: Graph) -> bool:
-    """Whether values are rounded to a grid, in subgraphs too, so that a last digit may become a whole step."""
+    """Whether a node quantises, also in subgraphs, which can turn an error in the last digit into a whole step."""
 
     def does(node: Node) -> bool:
         inner = node.op.subgraphs().values()
@@ -92,7 +96,7 @@ def quantises(graph: Graph) -> bool:
 
 
 def spreads(model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any]) -> dict[str, Spreads]:
-    """By the name of an output that is one tensor of floats, how far rounding moves it. truth: in double precision."""
+    """How far rounding moves each output that is a tensor of floats, by name. truth: outputs in double precision."""
     step = max((EPSILON.get(dtype, 0.0) for dtype in _dtypes(model.graph)), default=0.0)
     kinds = [Rounding(0.0, step, 0)]
     if quantises(model.graph):
@@ -102,7 +106,7 @@ def spreads(model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any]) -> d
 
 
 def _moved(model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any], kind: Rounding) -> dict[str, Spread]:
-    """The distances from truth of some draws, by output."""
+    """The distances from `truth` over _DRAWS random runs, by output."""
     names = [name for name, value in truth.items() if isinstance(value, np.ndarray) and value.dtype == np.float64]
     found = {name: Spread(np.zeros(truth[name].shape), 0.0) for name in names}
     for seed in range(_DRAWS):

@@ -1,4 +1,4 @@
-"""From an operator's `Sample`s to arrays and single-node graphs: what the checks and the test suite run."""
+"""Make arrays and single-node graphs from an operator's `Sample`s, for the checks and the test suite."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from graphkit.ops import F, Op, OptionalSample, Rand, Sample, SequenceSample, as
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.sequence.elements import holds_maps, joint, with_own_sizes
 
-# Element types that random sample inputs are drawn in, in the order of the report.
+# Element types in which random sample inputs are drawn, in report order.
 SWEPT = (
     DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16,
     DType.INT8, DType.INT16, DType.INT32, DType.INT64,
@@ -64,7 +64,7 @@ class Case:
         return replace(self, op=self.op.replace(**rounded)) if rounded else self
 
     def converted(self, dtype: DType) -> Case:
-        """The same numbers in another element type: drawn inputs, and float arrays that follow them."""
+        """The same numbers in another element type: random inputs and literal float arrays of that type change."""
         if dtype is self.dtype:
             return self
         specs = self.sample.inputs
@@ -74,9 +74,9 @@ class Case:
 
     @property
     def is_constant(self) -> tuple[bool, ...]:
-        """Per input, whether it is a constant of `graph`: what a sample gives literally (axes, indices, bounds).
+        """Per input, whether it is a constant of `graph`: literal arrays of the sample (axes, indices, bounds) are.
 
-        When a sample gives everything literally, its float arrays are inputs.
+        If all inputs are literal, the float arrays among them are graph inputs.
         """
         literal = [_is_literal(s) for s in self.sample.inputs]
         if all(known or s is None for known, s in zip(literal, self.sample.inputs, strict=True)):
@@ -93,9 +93,9 @@ class Case:
     def graph(self, *, symbolic: bool = False, all_inputs: bool = False) -> Graph:
         """A graph of this one node; its inputs are `feeds(all_inputs)`.
 
-        Arrays that the sample gives literally are constants unless `all_inputs` (see `is_constant`); with `symbolic`
-        every dimension of every graph input is a name of its own, `d<input>_<axis>`; those inside sequences and
-        optionals have none.
+        Literal arrays of the sample are constants unless `all_inputs` (see `is_constant`). With `symbolic`, every
+        dimension of every graph input is a symbol of its own, `d<input>_<axis>`; dimensions inside sequences and
+        optionals are unknown.
         """
         operands: list[Value | None] = []
         inputs = []
@@ -123,12 +123,12 @@ class Case:
 
     @property
     def has_maps(self) -> bool:
-        """Whether an operand or a result holds maps, which no operators make of tensors in general."""
+        """Whether an operand or a result holds maps. No operators build maps from arbitrary tensors."""
         kinds = [*self.types, *(v.type for v in self.graph().outputs)]
         return any(t is not None and holds_maps(t) for t in kinds)
 
     def between_tensors(self, *, symbolic: bool = False) -> tuple[Graph, list[Any]]:
-        """`graph` and `feeds` with tensors alone: sequences and optionals are made of them, and taken apart again.
+        """`graph` and `feeds` with tensors only: added nodes build sequences and optionals, and take results apart.
 
         Maps stay as they are.
         """
@@ -163,7 +163,7 @@ class Case:
 
     @property
     def bindings(self) -> dict[str, int]:
-        """The sizes of the names in a symbolic `graph`."""
+        """The sizes of the symbols in a symbolic `graph`."""
         return {
             f"d{position}_{axis}": size
             for position, array in enumerate(self.arrays)
@@ -179,7 +179,7 @@ def samples_of(cls: type[Op]) -> tuple[Sample, ...]:
 
 
 def dtypes_of(cls: type[Op], sample: Sample) -> tuple[DType, ...]:
-    """The element types that a sample's random inputs may have; float32 alone when it has none."""
+    """The element types that a sample's random inputs may have; only float32 if it has no random inputs."""
     allowed = frozenset(ANY)
     drawn = False
     for name, spec in zip(_formal_names(cls, len(sample.inputs)), sample.inputs, strict=True):
@@ -194,9 +194,9 @@ def dtypes_of(cls: type[Op], sample: Sample) -> tuple[DType, ...]:
 
 
 def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int = 0) -> Case:
-    """Draw the inputs of sample `number`. Float arrays given literally follow the element type under test."""
+    """Draw the inputs of sample `number`. Literal float arrays are converted to `dtype`, if the operand allows it."""
     sample, under_test = samples_of(cls)[number], dtype_of(dtype)
-    # An operator that gets another name keeps its numbers.
+    # The seed uses the operator's first name, so that renaming it does not change the drawn numbers.
     rng = np.random.default_rng([seed, number, *(*cls.former_names, cls.name)[0].encode()])
 
     def made(spec: Any, allowed: frozenset[DType]) -> Any:
@@ -233,7 +233,7 @@ def tensor_within(kind: Type) -> TensorType:
 
 
 def _type_of(spec: Any, array: Any, dtype: DType) -> Type | None:
-    """The type of a sample input, as a graph input has it; None for an absent operand."""
+    """The type of the graph input for a sample input; None for an absent operand."""
     if isinstance(spec, OptionalSample):
         held = _type_of(spec.item, array, dtype)
         return OptionalType(TensorType(dtype) if held is None else held)
@@ -247,7 +247,7 @@ def _type_of(spec: Any, array: Any, dtype: DType) -> Type | None:
 
 
 def _with_names(kind: Type, position: int | str) -> Type:
-    """The type of an input whose sizes are not known."""
+    """The type with its tensors' dimensions replaced by symbols."""
     if not isinstance(kind, TensorType):
         return kind.with_element(_with_fresh(kind.element))
     return TensorType(kind.dtype, [symbol(f"d{position}_{axis}") for axis in range(len(kind.known_shape))])
@@ -260,7 +260,7 @@ def _with_fresh(kind: Type) -> Type:
 
 
 def _converted(spec: Any, array: Any, before: DType, after: DType) -> Any:
-    """A sample input in another element type, if it follows the one under test."""
+    """A sample input in another element type, if its type is the one under test."""
     if isinstance(spec, SequenceSample):
         return [_converted(s, a, before, after) for s, a in zip(spec.items, array, strict=True)]
     if isinstance(spec, OptionalSample):
@@ -271,7 +271,7 @@ def _converted(spec: Any, array: Any, before: DType, after: DType) -> Any:
 
 
 def taken_apart(value: Value, result: Any) -> Iterator[Value]:
-    """The tensors of a value, of which `result` is the array or the list."""
+    """The tensors that a value holds. `result` is the evaluated value: an array, or a list."""
     if isinstance(value.type, OptionalType):
         if result is None:
             return
@@ -336,7 +336,7 @@ def _formal_names(cls: type[Op], count: int) -> list[str]:
 
 
 def _allowed(cls: type[Op], formal: str) -> frozenset[DType]:
-    """The dtypes of an operand; a constraint that names an earlier operand has that operand's."""
+    """The element types that an operand allows. Some constraints refer to an earlier operand: they allow its types."""
     constraint = cls.types.get(formal, ANY)
     while isinstance(constraint, str):
         constraint = cls.types.get(constraint, ANY)
@@ -352,7 +352,7 @@ def _adapted(array: np.ndarray, under_test: DType, allowed: frozenset[DType]) ->
 
 
 def has_doubles(value: Any) -> bool:
-    """Whether a result is of float64, or holds what is."""
+    """Whether a result is float64, or contains float64."""
     if isinstance(value, (list, tuple)):
         return any(map(has_doubles, value))
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
 """Write stubs of names that are looked up at run time, for type checkers: `python -m graphkit.checks.stub`.
 
-`graphkit/ops/_functions.pyi` has a signature and the first words of the docstring for every operator of the registry,
-that is for every attribute of `F`. `graphkit/__init__.pyi` has those and the other public names of the package.
+`graphkit/ops/_functions.pyi` has a signature and the summary of the docstring for every operator of the registry, so
+for every attribute of `F`. `graphkit/__init__.pyi` has these, and the other public names of the package.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __version__: str
 # Operators that a program registers.
 def __getattr__(name: str) -> Any: ...
 """
-# What an attribute of a kind accepts, where that is more than its own type.
+# Types that an attribute of each kind accepts, if there are more than its own type.
 _ACCEPTS = {
     "DType": "DType | DTypeLike",
     "Tensor": "Tensor | ArrayLike",
@@ -106,7 +106,7 @@ def _function(cls: type[Op]) -> str:
 
 
 def _shortened(summary: str) -> str:
-    """As many whole sentences as fit into a line, or what fits of the first."""
+    """As many whole sentences as fit into a line; if none does, the beginning of the first one."""
     room = _WIDTH - len('    """"""')
     if len(summary) <= room:
         return summary
@@ -121,7 +121,7 @@ def _parameters(cls: type[Op]) -> list[str]:
     for position, formal in enumerate(cls.formals):
         if formal.variadic:
             variadic = True
-            # A list of operands may stand for the first of them, and None for one that is left out.
+            # The first argument may be a list of all operands. None means that an operand is absent.
             parameters.append(f"*{formal.name}: Operand | Sequence[Operand | None] | None")
         elif formal.optional:
             default = " = None" if position > needed else ""
@@ -155,7 +155,7 @@ def _default(value: Any) -> str:
 
 
 def returned(cls: type[Op]) -> str:
-    """One Value, a tuple of as many as there are outputs, or what the operands and the attributes decide."""
+    """The return type: Value, a tuple of Values, or Any if operands or attributes decide the number of outputs."""
     if cls.name in _BY_MODE or any(output.endswith(("?", "*")) for output in cls.outputs):
         return "Any"
     return "Value" if len(cls.outputs) == 1 else f"tuple[{', '.join(['Value'] * len(cls.outputs))}]"

@@ -1,7 +1,7 @@
 """Times of several calls measured side by side: interleaved rounds, percentiles, ratios of paired rounds.
 
-Engines share a machine whose speed drifts, so they are never timed one after the other: in every round each call has
-a turn, and what is compared is the quotient of two turns of the same round.
+The machine's speed drifts, so engines are not timed one after the other. In every round, each call has a turn, and the
+quotient of two turns of the same round is compared.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 
 # Times of one call in seconds: a list per round.
 Rounds = list[list[float]]
-# A value per paired round: a sequence per process, all equally long.
+# One value per paired round: a sequence for each process, all of the same length.
 Groups = Sequence[Sequence[float]]
 
-# Before its timed runs a call runs untimed for this long, so that its threads are awake and its data is in the caches.
+# Seconds for which a call runs before it is timed, to wake its threads and fill the caches.
 WARM_SECONDS = 0.003
-# Worker threads of the call before go on spinning (ONNX Runtime's for tens of milliseconds) and would take cores from
-# the next one: it waits until this process has used next to no processor time in two intervals in a row.
+# Worker threads of the previous call keep spinning (ONNX Runtime's for tens of milliseconds) and would take cores from
+# the next call. So the next call waits until the process used less than _QUIET_SHARE of a core in two consecutive
+# intervals of _QUIET_SECONDS, but at most _QUIET_LIMIT seconds.
 _QUIET_SECONDS, _QUIET_SHARE, _QUIET_LIMIT = 0.005, 0.1, 0.5
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -46,7 +47,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median of paired quotients, and the interval that holds the true one with a probability of CONFIDENCE."""
+    """The median of paired quotients, with its confidence interval (probability CONFIDENCE)."""
 
     median: float
     low: float
@@ -71,10 +72,10 @@ def interleave(
 ) -> dict[str, Rounds]:
     """Time every call in each of `rounds` rounds, in an order shuffled anew for each round.
 
-    A turn takes `seconds`, or exactly `runs` runs when that is given, and at least one; the runs before it that wake
-    the call are not timed. It begins when the threads of the turn before have come to rest. The cyclic garbage
-    collector is off during a turn. `clock` returns seconds (default: time.perf_counter). With
-    time.process_time, what other processes do counts less.
+    A turn lasts `seconds`, but at least one run; with `runs`, it has exactly that many. Untimed runs before it wake the
+    call's threads. A turn begins when the threads of the previous one are idle. The cyclic garbage collector is off
+    during a turn. `clock` returns seconds (default: time.perf_counter); time.process_time reduces the effect of other
+    processes.
     """
     clock = clock or time.perf_counter
     names = list(calls)
@@ -138,7 +139,7 @@ def paired_ratio(groups: Groups, seed: int = 0) -> Ratio:
 
 
 def geometric_mean(rows: Sequence[Groups], seed: int = 0) -> Ratio:
-    """The geometric mean over rows of their median quotient; every row is resampled on its own."""
+    """The geometric mean of the rows' median quotients, with an interval. Each row is resampled independently."""
     medians = [paired_ratio(groups).median for groups in rows]
     logs = [np.log(resampled_medians(groups, seed + 1 + number)) for number, groups in enumerate(rows)]
     mean = math.exp(math.fsum(math.log(m) for m in medians) / len(medians))

@@ -19,7 +19,7 @@ from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.text import listed, quantity, short_repr
 
-# (rtol, atol) by the element type of an output, when none are given. Anything that is not listed must be equal.
+# Default (rtol, atol) by the element type of an output. Types that are not listed must be equal.
 TOLERANCES: Mapping[DType, tuple[float, float]] = {
     DType.FLOAT64: (1e-7, 1e-9),
     DType.FLOAT32: (1e-4, 1e-5),
@@ -222,7 +222,7 @@ def verify(
 
 
 def _without_reference(name: str, value: Any, reason: str) -> OutputReport:
-    """The line of an output that there is nothing to compare with."""
+    """The report of an output without a reference."""
     inf = float("inf")
     array = np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
     kind, shape = ("", ()) if array is None else (str(dtype_of(array.dtype)), array.shape)
@@ -230,7 +230,7 @@ def _without_reference(name: str, value: Any, reason: str) -> OutputReport:
 
 
 def _is_doubtful(report: OutputReport) -> bool:
-    """Whether rounding may be what made an output fail."""
+    """Whether rounding may be the reason why an output failed."""
     return not report.passed and not report.reason and dtype_of(report.dtype) in EPSILON
 
 
@@ -241,7 +241,7 @@ def _with_noise(
     reference: Mapping[str, Any],
     reports: Sequence[OutputReport],
 ) -> tuple[OutputReport, ...]:
-    """The reports, those that fail by rounding judged once more beside double precision."""
+    """The reports. Outputs that may have failed because of rounding are judged again, in double precision."""
     try:
         truth = in_double_precision(model, feeds)
     except GraphkitError as error:
@@ -258,7 +258,7 @@ def _with_noise(
         )
 
     judged = measured({})
-    # It takes some more runs in double precision to see how far rounding carries.
+    # Measuring the effect of rounding takes several more runs in double precision, so it comes last.
     return judged if all(report.passed for report in judged) else measured(spreads(model, feeds, truth))
 
 
@@ -281,7 +281,7 @@ def random_nodes(model: Any) -> list[str]:
 
 
 def _draws(node: Any) -> bool:
-    """Whether a node, or one of its subgraphs, draws random numbers; a Dropout does only in training."""
+    """Whether a node or one of its subgraphs draws random numbers. Dropout does so only in training mode."""
     if any(_draws(inner) for graph in node.op.subgraphs().values() for inner in graph.nodes):
         return True
     if not getattr(node.op, "random", False):
@@ -298,7 +298,7 @@ def compare_outputs(
     *,
     by_magnitude: bool = False,
 ) -> tuple[OutputReport, ...]:
-    """Compare outputs in order, with the names in `ours`; sequences element by element. See `compare`."""
+    """Compare outputs in order, under the names in `ours`; sequences element by element. See `compare`."""
     if len(ours) != len(reference):
         raise RuntimeFailure(f"graphkit returned {quantity(len(ours), 'output')}, the reference {len(reference)}")
     pairs = zip(ours.items(), reference.values(), strict=True)
@@ -357,7 +357,7 @@ def compare(
 
 
 def _untested(reference: np.ndarray) -> str:
-    """Why a comparison with these elements says nothing; "" where it does."""
+    """Why comparing with these elements proves nothing; "" if it proves something."""
     if not reference.size:
         return "it has no elements"
     if reference.dtype.kind in "fc" and np.isnan(reference).all():
@@ -366,7 +366,7 @@ def _untested(reference: np.ndarray) -> str:
 
 
 def _errors(a: np.ndarray, b: np.ndarray, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
-    """|a-b| and |b| in float64 (complex: magnitudes); infinite where NaNs or infinities do not agree."""
+    """|a-b| and |b| in float64 (magnitudes of complex numbers); |a-b| is infinite where NaNs or infinities differ."""
     if dtype is DType.STRING or dtype is DType.BOOL:
         unequal = (a != b).astype(np.float64)
         return unequal, np.zeros_like(unequal)
@@ -377,7 +377,7 @@ def _errors(a: np.ndarray, b: np.ndarray, dtype: DType) -> tuple[np.ndarray, np.
         if dtype.is_integer:
             same = a == b
         error = np.where(same, 0.0, np.abs(x - y))
-        # Integers beyond 2**53 may differ by less than a float64 can tell.
+        # Integers beyond 2**53 may differ although they are equal as float64.
         error = np.where(~same & (error == 0), 1.0, error)
         error = np.where(np.isfinite(x) & np.isfinite(y) | same, error, np.inf)
         size = np.where(np.isfinite(y), np.abs(y), 0.0)
@@ -389,7 +389,7 @@ def _largest(values: np.ndarray) -> float:
 
 
 def _flat(name: str, ours: Any, reference: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Sequences element by element, as `name[i]`, maps as their keys and their values."""
+    """Yield (name, ours, reference): sequences element by element, as `name[i]`; maps as their keys and values."""
     tables = as_table(ours), as_table(reference)
     if tables[0] is not None and tables[1] is not None:
         yield f"{name} (keys)", tables[0].keys, tables[1].keys

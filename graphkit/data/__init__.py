@@ -34,7 +34,7 @@ __all__ = [
     "as_dataset", "described", "load", "names", "prefetch", "read",
 ]  # fmt: skip
 
-# Public names by the module that defines them; no module has the name of one.
+# Public names -> the modules that define them. A module must not have the name of a public object.
 _HOMES = {
     "batches": ("Batch", "Batches"),
     "dataset": ("Dataset", "Splits"),
@@ -54,7 +54,7 @@ _HOMES = {
     "workers.pool": ("Workers",),
 }
 _HOME = {name: module for module, defined in _HOMES.items() for name in defined}
-# Earlier names that still work, and the present names of the same objects.
+# Former names that still work -> present names.
 _RENAMED = {"Iterated": "IterableDataset", "Pictures": "ImageDataset"}
 
 

@@ -153,7 +153,7 @@ class Batches:
         return Batch(inputs, targets, len(part), size)
 
     def _part(self, indices: np.ndarray, index: int) -> tuple[np.ndarray, int]:
-        """The samples of an epoch's order that this rank takes of a batch, and the size of the whole batch."""
+        """This rank's samples in a batch, cut from an epoch's order, and the size of the whole batch."""
         width = self.batch_size * self.ranks
         whole = indices[index * width : (index + 1) * width]
         low, high = (len(whole) * r // self.ranks for r in (self.rank, self.rank + 1))

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from graphkit.data.preprocessing.image import Preprocess
     from graphkit.data.preprocessing.vocabulary import Vocabulary
 
-# Names under which files have the targets.
+# Names that files may give to the targets.
 TARGETS = ("y", "targets", "target", "labels", "label", "class")
 
 # How `split` divides samples.
 SPLITS_BY = ("name", "position")
 
-# Which axis of an input counts the samples, where it is not the first; None: none does.
+# Input -> the axis that counts samples, if it is not the first. None: every batch gets the whole array.
 Axes: TypeAlias = Mapping[str, int | None]
 
 
@@ -241,7 +241,7 @@ class Dataset:
             raise UsageError(f"{self.name}: the samples have no names; use by='position'")
         names = None if by == "position" else names
         if names is not None and self.classes is None and labels is not None:
-            # Without names of classes, many different integers are numbers to predict.
+            # Without class names, more different integers than test samples are taken for regression targets.
             labels = labels if len(np.unique(labels)) <= round(test_fraction * len(self)) else None
         train, test = order.hold_out(self.name, len(self), test_fraction, seed, labels, names)
         return Splits(self.subset(train, f"{self.name} (train)"), self.subset(test, f"{self.name} (test)"))

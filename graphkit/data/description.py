@@ -49,6 +49,6 @@ def encoding_of(meta: Mapping[str, str]) -> Encoding | None:
 
 
 def _gives(model: Model, count: int) -> bool:
-    """Whether an output can distinguish so many classes: one number for each, or one number for two."""
+    """Whether an output can distinguish `count` classes: it has `count` elements, or one element for two classes."""
     sizes = [kind.shape[-1] for kind in model.output_types.values() if isinstance(kind, TensorType) and kind.shape]
     return not sizes or any(not isinstance(s, int) or s >= count or (s == 1 and count == 2) for s in sizes)

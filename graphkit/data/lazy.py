@@ -23,7 +23,7 @@ from graphkit.text import quantity, short_repr
 if TYPE_CHECKING:
     from graphkit.data.workers.pool import Workers
 
-# After so many damaged samples, one behind the other, no more are tried.
+# Maximum number of consecutive damaged samples that are skipped.
 _IN_A_ROW = 1000
 
 
@@ -64,7 +64,7 @@ class LazyDataset(Dataset):
         self.arrays, self.axes = {}, {}
         self.targets = None if targets is None else array_of(f"{name}: the targets", targets)
         self.classes = None if classes is None else tuple(str(c) for c in classes)
-        # Which samples these are, of those that `sample` numbers.
+        # Numbers of this data set's samples, as `sample` takes them: a subset has only some.
         self._numbers = np.arange(count)
         self.damaged: dict[int, str] = {}
         self._pools = _Pools()
@@ -160,7 +160,7 @@ class LazyDataset(Dataset):
         return rows.whole()
 
     def _whole(self, place: int, key: tuple[int, int] | None, making: Making) -> tuple[Any, Any]:
-        """The sample at a place, or the next readable one if damaged samples are skipped."""
+        """Return the sample at position `place`. If it is damaged and skipped, return the next readable one."""
         first = int(self._numbers[place])
         error: DamagedSample | None = None
         for further in range(min(len(self), _IN_A_ROW)):
@@ -241,7 +241,7 @@ class LazyDataset(Dataset):
 
 
 class _Pools(dict[int, "Workers"]):
-    """The workers of a data set, by their number. Its parts share them; copies in other processes do not have them."""
+    """Workers of a data set, by number of processes. Subsets share them; copies in other processes have none."""
 
     def __reduce__(self) -> Any:
         return _Pools, ()
@@ -276,7 +276,7 @@ class _LazyBatches(Batches):
             index = self._index
             parts = (self._part(indices, later)[0] for later in range(index, len(self)))
             with workers.run(self.dataset, parts, self._key(epoch)) as batches:
-                # Whoever sets the position goes on from there, which is another run.
+                # If the user sets `position`, iteration continues there, with a new run.
                 while (self._epoch, self._index) == (epoch, index):
                     part, size = self._part(indices, index)
                     found = next(batches)

@@ -17,7 +17,7 @@ from graphkit.text import quantity
 # The second half of the key for splitting: no epoch has this number.
 _SPLIT = (1 << 64) - 1
 
-# Of how many blocks `windowed` mixes the samples.
+# Number of blocks per window of `windowed`.
 _BLOCKS = 16
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class _Slot(NamedTuple):
-    """Where a worker puts the next item, or nothing if there is none left."""
+    """The next item. `items` stays empty if the source has no more."""
 
     filled: Variable
     items: list[Any]
@@ -54,9 +54,9 @@ def _on_own_engine(source: Iterator[T], depth: int) -> Iterator[T]:
 
 
 def _prefetched(source: Iterator[T], depth: int, engine: Engine) -> Iterator[T]:
-    # Every load writes it: one follows the other, and none is tried after one that failed.
+    # Every load writes this variable. So the engine runs loads one after another, and none after one that failed.
     position = engine.variable("position in the data")
-    # Of the thread that asks: numpy's errstate is part of it.
+    # The context of the calling thread. It includes numpy's errstate.
     context = contextvars.copy_context()
     loading = Offload()
     slots: deque[_Slot] = deque()

@@ -44,20 +44,20 @@ SOURCES = (
     Source("text", "text.stream:load"),
 )
 
-# Data that a function of the user's makes.
+# FILE.py:FUNCTION, the result of a user's function.
 _OF_PYTHON = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 
-# What comes with the package, by name, and what may stand before the name.
+# Names of the data sets of the package -> their loaders; the optional prefix of the names.
 _BUILT_IN = {"digits": "files.digits:load"}
 _PREFIX = "built-in:"
 
-# How the name of a source of text begins.
+# Prefixes of specs for text.
 TEXT_SOURCES = ("sentences:", "text:")
 
-# What `load` and `read` say to a loader; all else are options.
+# Keywords that `load` and `read` pass to a loader. All others are options of the source.
 _GIVEN = ("path", "test_fraction", "seed", "axes", "like")
 
-# What lazy data of any source have a choice of.
+# Options of LazyDataset.configured, which all lazy data have.
 _OF_LAZY = ("workers", "on_damaged", "shuffle_window")
 
 
@@ -207,8 +207,9 @@ def _configured(data: Dataset, choices: dict[str, Any]) -> Dataset:
 
 
 def _loader(spec: str, axes: Axes | None, options: dict[str, Any]) -> Callable[..., Dataset | Splits]:
-    """The function that reads a spec, with those keywords of `_GIVEN` that it has. Raises UsageError for an unknown
-    option.
+    """The function that reads a spec. It accepts the keywords of `_GIVEN`, and ignores those that the loader lacks.
+
+    Raises UsageError for an unknown option.
     """
     found, path = _function(spec)
     known = inspect.signature(found).parameters
@@ -280,7 +281,7 @@ def _of_folder(folder: Path) -> Callable[..., Dataset | Splits]:
 
 
 def _pair(loader: Callable[..., Any], suffix: str) -> Callable[..., Dataset | Splits]:
-    """A loader of a train and a test file in one folder, with the signature of the files' loader."""
+    """Return a loader for a folder with a train and a test file. It calls `loader` for each, and has its signature."""
 
     @functools.wraps(loader)
     def load_pair(path: Path, **options: Any) -> Dataset | Splits:
@@ -293,7 +294,7 @@ def _pair(loader: Callable[..., Any], suffix: str) -> Callable[..., Dataset | Sp
         whole = _whole(loader(train, **options), train)
         options |= {"like": whole} if "like" in known else {}
         held_out = _whole(loader(test, **options), test)
-        # Each file is numbered by its own classes.
+        # Each file numbers its classes from 0, so the test part is renumbered by the classes of the training part.
         return Splits(whole, held_out if whole.classes is None else held_out.renumbered(whole.classes))
 
     return load_pair

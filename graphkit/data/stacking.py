@@ -10,10 +10,10 @@ import numpy as np
 from graphkit.errors import InputError
 from graphkit.ir.arrays import array_of
 
-# Makes an array of that shape and dtype, whose elements are not set.
+# Allocates an uninitialised array of a shape and dtype.
 Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
-# How arrays belong together: names of a dict, the length of a tuple, an array alone (""), or nothing.
+# Structure of several arrays: names of a dict, length of a tuple, "" for a single array, None for no array.
 Form: TypeAlias = tuple[str, ...] | int | str | None
 
 
@@ -134,7 +134,7 @@ class _Column:
         self.shape = first.shape
         self._empty = empty
         self._dtypes = {first.dtype}
-        # In the byte order of the machine, as numpy's own stack.
+        # In native byte order, like the result of np.stack.
         self.rows = empty((count, *first.shape), first.dtype.newbyteorder("="))
 
     def put(self, place: int, value: np.ndarray) -> None:
@@ -148,7 +148,7 @@ class _Column:
 
 
 def _alike(form: Form, first: Form) -> bool:
-    """Whether a sample has the arrays of the first; names may come in another order."""
+    """Whether a sample has the same structure as the first one. The order of names does not matter."""
     return set(form) == set(first) if isinstance(form, tuple) and isinstance(first, tuple) else form == first
 
 

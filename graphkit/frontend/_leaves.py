@@ -1,4 +1,4 @@
-"""Leaves of the trees that control flow carries: values, the types that they keep, and what to say when they do not."""
+"""Leaves of the trees that control flow uses as state: conversion to values, checks of types, error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def leaf(item: Any, like: Any = None) -> Value:
 
 
 def hint(what: str, path: str) -> str:
-    """A name for a leaf without one: state['h'][0] is called state_h_0."""
+    """Return a name for an unnamed leaf: `state_h_0` for the path `['h'][0]` of a state."""
     return "_".join([what, *re.findall(r"\w+", path)])
 
 
@@ -30,7 +30,7 @@ def outputs(results: Any) -> list[Value]:
 
 
 def predicate(value: Value, name: str, what: str) -> Value:
-    """A boolean with one element, as a scalar."""
+    """Return `value`, a boolean with one element, as a scalar. Raises TypeMismatch for other values."""
     check_predicate(value, name, what)
     return value if value.rank == 0 else F.reshape(value, np.zeros(0, np.int64))
 
@@ -52,7 +52,7 @@ def count(given: int | Value, name: str, what: str) -> Value:
 
 
 def changed_state(name: str, noun: str, path: str, before: Type, after: Type) -> TypeMismatch:
-    """noun: what the loop's function takes and returns: "state" of a while_loop, "carry" of a scan."""
+    """Return the error for a state that changes its type. noun: "state" (of a while_loop) or "carry" (of a scan)."""
     step = "element" if noun == "carry" else "iteration"
     return TypeMismatch(f"{name}: {noun}{path} is {before} before, but {after} after one {step}; it must keep its type")
 
@@ -64,10 +64,10 @@ def same_kind(a: Type, b: Type) -> bool:
 
 
 def same_tree(name: str, noun: str, what: str, shape: tree.Skeleton, result: Any, like: Sequence[Value]) -> list[Value]:
-    """The leaves of `result`, which must have the nesting `shape` and the element types of `like`.
+    """Return the leaves of `result`. Raises TypeMismatch unless nesting and dtypes are those of `shape` and `like`.
 
-    noun: what messages call the leaves, "state" or "carry". what: subject and verb for a message, before a description
-    of the result.
+    noun: the word for the leaves in messages, "state" or "carry". what: begin of the message, such as "the function
+    returned a carry that is".
     """
     found = tree.skeleton(result)
     if found != shape:
@@ -80,7 +80,7 @@ def same_tree(name: str, noun: str, what: str, shape: tree.Skeleton, result: Any
 
 
 def axes_of(name: str, option: str, given: Any, of: Any) -> list[int]:
-    """One axis for each leaf of the tree `of`: the one that holds for all, or those of a tree of the same nesting."""
+    """Return one axis per leaf of the tree `of`. given: one axis for all, or a tree of axes with the same nesting."""
     if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
         return [int(given)] * len(list(tree.leaves(of)))
     wanted, found_tree = tree.skeleton(of), tree.skeleton(given)
@@ -97,7 +97,7 @@ def axes_of(name: str, option: str, given: Any, of: Any) -> list[int]:
 
 
 def scanned_axes(name: str, paths: Sequence[str], sequences: Sequence[Value], given: Sequence[int]) -> list[int]:
-    """The axis to scan in each sequence, as ONNX wants it: not negative where the rank is known."""
+    """Return the axis to scan in each sequence. If the rank is known, it is not negative, as ONNX requires."""
     axes = []
     for path, value, axis in zip(paths, sequences, given, strict=True):
         rank = value.tensor.rank
@@ -114,7 +114,7 @@ def scanned_axes(name: str, paths: Sequence[str], sequences: Sequence[Value], gi
 
 
 def stacked_axes(name: str, paths: Sequence[str], values: Sequence[Value], given: Sequence[int]) -> list[int]:
-    """The new axis along which each of `values` is stacked."""
+    """Return `given`, the new axis for stacking each of `values`. Raises TypeMismatch if a value cannot have it."""
     for path, value, axis in zip(paths, values, given, strict=True):
         rank = value.tensor.rank
         if rank is not None and not -rank - 1 <= axis <= rank:

@@ -1,4 +1,4 @@
-"""Shared by layers: checks whose errors name the layer, and the weight and bias that most layers make."""
+"""Helpers of the layers: checks whose errors name the layer, and creation of weights and biases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkit.signatures import typed
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])
 
-# What other libraries call an option of a layer -> what it may be called here; the first that the layer has is meant.
+# Option names of layers in other libraries -> names in graphkit. The first one that the layer has is suggested.
 _ELSEWHERE = {
     "dilation_rate": ("dilation",),
     "embedding_dim": ("features",),
@@ -43,7 +43,7 @@ _ELSEWHERE = {
 
 
 def layer(function: Layer) -> Layer:
-    """The layer function, which answers a keyword that it does not have with the one that is meant."""
+    """Decorate a layer function: the error for an unknown option suggests the right one, and errors name the layer."""
     code: Any = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     kind, usual = function.__name__, (function.__kwdefaults__ or {}).get("name", "")
@@ -63,23 +63,23 @@ def layer(function: Layer) -> Layer:
 
 
 def first(result: Any) -> Value:
-    """The first output of an operator that may have several."""
+    """Return the first output of a node, given its output or a tuple of outputs."""
     value: Value = result[0] if isinstance(result, tuple) else result
     return value
 
 
 def named(layer: str, name: str) -> str:
-    """`layer 'fc' (linear)`, or `layer dropout` if it has no name, for errors."""
+    """Return the layer's name for messages: `layer 'fc' (linear)`, or `layer dropout` if it has none."""
     return f"layer {name!r} ({layer})" if name else f"layer {layer}"
 
 
 def describe(layer: str, name: str, x: Value) -> str:
-    """`layer 'block1/fc' (linear) of x: float32[N, ...]`, for errors."""
+    """`layer 'block1/fc' (linear) of x: float32[N, ...]`, for messages."""
     return f"{named(layer, context.current().qualify(name) if name else name)} of {x}"
 
 
 def known_size(layer: str, name: str, x: Value, axis: int, given: int | None, option: str) -> int:
-    """The integer size of `axis`, or `given`. UsageError, naming the layer, when neither is known or they differ."""
+    """Return the integer size of `axis`, else `given`. Raises UsageError if neither is known, or if they differ."""
     size: Dim | None = None
     if x.shape is not None:
         if not -len(x.shape) <= axis < len(x.shape):
@@ -122,7 +122,7 @@ def positive(layer: str, name: str, option: str, value: Any) -> int:
 def per_axis(
     layer: str, name: str, option: str, value: int | Sequence[int], count: int, lowest: int
 ) -> tuple[int, ...]:
-    """An integer for every spatial axis: one that holds for all, or one each."""
+    """Return one integer for each spatial axis, from one integer for all axes or from a sequence."""
     values = (value,) * count if isinstance(value, int) else tuple(value)
     if len(values) != count or any(not isinstance(v, int) or isinstance(v, bool) or v < lowest for v in values):
         raise UsageError(

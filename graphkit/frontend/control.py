@@ -57,7 +57,7 @@ from graphkit.passes.control.block_loops import Block, in_blocks
 from graphkit.passes.training.swap import MARK
 from graphkit.signatures import typed
 
-# TensorFlow's default.
+# Default of `parallel_iterations`, as in TensorFlow.
 PARALLEL_ITERATIONS = 10
 
 
@@ -107,7 +107,8 @@ def cond(
             raise TypeMismatch(
                 f"{name}: result{path} is {a.type} in then_fn, but {b.type} in else_fn; cast one of them"
             )
-    # The branches share one list of captures: close the first one again over what the second one added.
+    # Both branches take the same captures. So the first one is closed again after the second one has added its
+    # captures.
     _, captured = close_over(then_values, (), then_mark)
     else_branch, captured = close_over(else_values, (), else_mark, captured, name="else")
     then_branch, captured = close_over(then_values, (), then_mark, captured, name="then")
@@ -198,7 +199,7 @@ def _conditions(
 def _check_next_condition(
     name: str, first: Value, again: Value, start: Sequence[Value], inputs: Sequence[Value], mark: Any
 ) -> None:
-    """Raise TypeMismatch if the condition has one element before the loop, but not after the first iteration.
+    """Raise TypeMismatch if the condition, which has one element at first, has several after the first iteration.
 
     again: The condition at the end of the body, as a function of its `inputs`. mark: The checkpoint before the body.
     """
@@ -206,7 +207,7 @@ def _check_next_condition(
     try:
         (following,) = inline(body, [as_value(np.int64(0)), as_value(np.bool_(True)), *start, *captured])
     except TypeMismatch:
-        return  # the Loop will raise it, with the name of its node
+        return  # building the Loop raises it again, with the node's name
     if following.shape is not None and not all(dims.may_equal(d, 1) for d in following.shape):
         raise TypeMismatch(
             f"{name}: cond_fn's result must be a boolean scalar, but it is {first.type} before the loop and "
@@ -299,7 +300,7 @@ def scan(
 
 
 def _sequences(name: str, xs: Any, length: int | Value | None, axis: Any) -> tuple[list[Value], list[str], list[int]]:
-    """What a scan goes through, with the path and the axis of each leaf; numbers where there are no xs."""
+    """Return the sequences that a scan reads, their paths and their axes. Without xs, it reads 0, ..., length - 1."""
     if xs is None:
         if length is None:
             raise UsageError(f"{name}: without xs, give length=, the number of calls")
@@ -314,7 +315,7 @@ def _sequences(name: str, xs: Any, length: int | Value | None, axis: Any) -> tup
 
 
 def _following(name: str, init: Any, inside: Sequence[Value], result: Any) -> list[Value]:
-    """The leaves of the carry that a scan's function returns, which are what it takes."""
+    """Return the leaves of the carry that a scan's function returned. Raises an error if they do not match `init`."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise UsageError(
             f"{name}: the function must return a tuple (carry, y); it returned {tree.described(tree.skeleton(result))}"
@@ -507,7 +508,7 @@ def _recomputed(results: Sequence[Value], block: Block | None) -> Sequence[Value
 
 @contextlib.contextmanager
 def _marked(name: str, swap_memory: Any) -> Iterator[None]:
-    """Nodes that are made inside are marked, if they are to be. Raises UsageError."""
+    """Mark nodes built in this context for swapping if `swap_memory` is True. Raises UsageError unless it is a bool."""
     if not isinstance(swap_memory, bool):
         raise UsageError(f"{name}: swap_memory must be True or False, not {swap_memory!r}")
     with attr_scope(**{MARK: True}) if swap_memory else contextlib.nullcontext():

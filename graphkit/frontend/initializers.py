@@ -183,7 +183,7 @@ class TruncatedNormal(Initializer):
 
     def __post_init__(self) -> None:
         _require(self.std >= 0, f"truncated_normal: std={self.std} is negative")
-        # Sampling redraws what falls outside: the interval must hold a fair share of the distribution.
+        # Values outside the interval are drawn again, so the interval must contain a fair share of the distribution.
         share = 0.5 * (math.erf(self.high / math.sqrt(2)) - math.erf(self.low / math.sqrt(2)))
         _require(
             share >= 0.01, f"truncated_normal: [{self.low}, {self.high}] contains less than 1% of the distribution"

@@ -137,7 +137,7 @@ def _static_sides(x: Value) -> tuple[int, int]:
 
 
 def _picked(x: Value, places: np.ndarray) -> Value:
-    """The elements of matrices at row-major places: [..., places]."""
+    """Return the elements at row-major `places` of each matrix of x: [..., *places.shape]."""
     batch = F.shape(x)[:-2]
     flat = F.reshape(x, F.concat(batch, np.array([-1], np.int64), axis=0))
     found: Value = F.gather(flat, constant(places.astype(np.int64)), axis=-1)
@@ -145,7 +145,7 @@ def _picked(x: Value, places: np.ndarray) -> Value:
 
 
 def _placed(x: Value, places: np.ndarray) -> Value:
-    """Matrices of elements of vectors; a place behind the last element is a zero."""
+    """Return matrices whose element (i, j) is element places[i, j] of the vector; place k of k elements gives 0."""
     padded = F.pad(x, np.array([0, 1], np.int64), None, np.array([-1], np.int64))
     found: Value = F.gather(padded, constant(places.astype(np.int64)), axis=-1)
     return found

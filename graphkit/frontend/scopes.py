@@ -9,7 +9,7 @@ from typing import Any
 from graphkit.errors import UsageError
 from graphkit.ir import context
 
-# Keys of a parameter's attributes that graphkit itself reads.
+# Attributes of parameters that graphkit reads; an attribute scope must not set them.
 RESERVED_ATTRS = ("init", "trainable")
 
 

@@ -25,7 +25,10 @@ class Row(NamedTuple):
 
 
 def rows(graph: Graph) -> list[Row]:
-    """Return the data inputs, then the nodes in topological order. Constants, which have no operands, are left out."""
+    """Return the data inputs, then the nodes in topological order.
+
+    Nodes without operands are left out, except random ones.
+    """
     counted: set[Value] = set()
     table = [Row(graph.name_of(v), "input", str(v.type), 0) for v in graph.inputs if v.role not in _STORED]
     for node in graph.nodes:
@@ -40,7 +43,7 @@ def rows(graph: Graph) -> list[Row]:
 
 
 def frozen(graph: Graph) -> dict[str, str]:
-    """Why training leaves parameters alone that the file's exporter or their use says are not learned, by name."""
+    """Return the parameters that training does not change, by name, each with the reason (exporter or use)."""
     return {graph.name_of(v): str(v.attrs["frozen"]) for v in graph.inputs if "frozen" in v.attrs}
 
 
@@ -100,7 +103,7 @@ def _size_text(count: int) -> str:
 
 
 def _without_value(value: Value) -> str:
-    """The type, without the known elements of shape arithmetic; anonymous sizes are all written '?'."""
+    """Return the type as text without known elements. Anonymous sizes are written '?'."""
     given = value.type
     if not isinstance(given, TensorType):
         return str(given)

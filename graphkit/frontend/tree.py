@@ -45,7 +45,7 @@ def _keys(tree: dict[Any, Any]) -> list[Any]:
 
 
 def _rebuild(tree: Any, items: list[Any]) -> Any:
-    """A container like `tree` around other items (dict items in sorted order of keys)."""
+    """Return a container of the same kind as `tree` with these items (for a dict: in sorted order of its keys)."""
     if isinstance(tree, dict):
         table = dict(zip(_keys(tree), items, strict=True))
         return {key: table[key] for key in tree}
@@ -57,7 +57,7 @@ def _rebuild(tree: Any, items: list[Any]) -> Any:
 
 
 def _children(tree: Any) -> list[Any] | None:
-    """The items of a container; None for a leaf."""
+    """Return the items of a container (of a dict: in sorted order of its keys); None for a leaf."""
     if isinstance(tree, dict):
         return [tree[key] for key in _keys(tree)]
     if isinstance(tree, Nest):
@@ -66,7 +66,7 @@ def _children(tree: Any) -> list[Any] | None:
 
 
 def skeleton(tree: Any) -> Skeleton:
-    """The nesting of `tree`, comparable with == and readable in messages."""
+    """Return the nesting of `tree`. Skeletons can be compared with == and printed in messages."""
     if tree is None:
         return None
     items = _children(tree)
@@ -74,9 +74,7 @@ def skeleton(tree: Any) -> Skeleton:
 
 
 def described(shape: Skeleton) -> str:
-    """A skeleton in words: `one value`, `a tuple of 2 values`; a nested one as `the nesting ((*, *), *), where * is a
-    value`.
-    """
+    """Describe a skeleton: `one value`, `a tuple of 2 values`, `the nesting ((*, *), *), where * is a value`."""
     if shape is LEAF:
         return "one value"
     if shape is None:
@@ -88,7 +86,7 @@ def described(shape: Skeleton) -> str:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """The leaves in order."""
+    """Yield the leaves of `tree` in order."""
     if tree is not None:
         items = _children(tree)
         if items is None:
@@ -99,7 +97,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def paths(tree: Any, prefix: str = "") -> Iterator[str]:
-    """For each leaf, how Python would index it: `[0]['h']`; empty for a tree that is a leaf."""
+    """Return the path of each leaf as a Python index: `[0]['h']`; "" if the tree is a leaf."""
     items = None if tree is None else _children(tree)
     if tree is None:
         return
@@ -112,7 +110,7 @@ def paths(tree: Any, prefix: str = "") -> Iterator[str]:
 
 
 def unflatten(shape: Skeleton, values: Sequence[Any]) -> Any:
-    """The tree of that skeleton with these leaves."""
+    """Return the tree with this skeleton and these leaves."""
     remaining = iter(values)
 
     def build(part: Skeleton) -> Any:
@@ -128,5 +126,5 @@ def unflatten(shape: Skeleton, values: Sequence[Any]) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The tree with `function` applied to every leaf."""
+    """Return the tree with `function` applied to each leaf."""
     return unflatten(skeleton(tree), [function(leaf) for leaf in leaves(tree)])

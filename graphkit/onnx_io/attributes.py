@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def bound(raw: RawNode, outer: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:
-    """The node's attributes; a reference to one of `outer`, those of the function around it, takes that one's value."""
+    """The node's attributes. References get their values from `outer`, the attributes of the function's call."""
     found: dict[str, AttributeProto] = {}
     for name, proto in raw.attributes.items():
         if not proto.ref_attr_name:
@@ -36,7 +36,7 @@ def bound(raw: RawNode, outer: Mapping[str, AttributeProto]) -> dict[str, Attrib
 
 
 def value_of(proto: AttributeProto, where: str, external: ExternalData) -> Any:
-    """The value of an attribute, unless it is a graph: a number, text, Tensor, type, or a tuple of numbers or texts."""
+    """The value of an attribute that is not a graph: a number, text, Tensor, type, or tuple of numbers or texts."""
     match proto.type:
         case AttributeType.FLOAT:
             return proto.f
@@ -80,7 +80,7 @@ def constant_value(protos: Mapping[str, AttributeProto], where: str, external: E
 
 
 def fields(cls: type[Op], view: upgrade.NodeView) -> dict[str, Any]:
-    """Attribute values by the operator's field names; one that the operator lacks must have its default value."""
+    """Attribute values by the operator's field names. Attributes without a field must have their default values."""
     renames = {} if cls.onnx is None else {theirs: ours for ours, theirs in cls.onnx.renames.items()}
     found: dict[str, Any] = {}
     for name, value in view.attrs.items():
@@ -113,7 +113,7 @@ def _is_default(view: upgrade.NodeView, name: str, value: Any) -> bool:
 
 
 def ignored(domain: str, operator: str, name: str, where: str) -> bool:
-    """Whether no version of a standard operator has the attribute, which then says nothing; warns of it."""
+    """Whether no version of a standard operator has this attribute. Warns in this case that it has no effect."""
     known = functions.known_attributes(domain, operator)
     if known is None or name in known:
         return False

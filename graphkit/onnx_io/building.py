@@ -1,4 +1,4 @@
-"""What the parts of the importer share while they build a graph: names, settings, stand-ins, and the builder's face."""
+"""Shared by the parts of the importer that build a graph: names, settings, placeholders, and the builder's protocol."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from graphkit.onnx_io.scopes import Region
 if TYPE_CHECKING:
     from onnx import AttributeProto, TypeProto
 
-# The gradients of values in others, as graph; a value that has no influence has zeros.
+# (outputs, inputs) -> the gradients of the outputs with respect to the inputs, as graph values; zeros without
+# dependence.
 Differentiate: TypeAlias = Callable[[Sequence[Value], Sequence[Value]], Sequence[Value]]
 
 
 class Names:
-    """Values by name; a subgraph looks further in the scope around it."""
+    """Values by name. If a subgraph does not define a name, the enclosing scope is searched."""
 
     __slots__ = ("outer", "values")
 
@@ -29,7 +30,7 @@ class Names:
         self.outer = outer
 
     def find(self, name: str) -> Value | None:
-        """The value called `name`; None when it is an operand that a function's caller left out."""
+        """The value called `name`; None if it is a function's parameter for which the call has no operand."""
         scope: Names | None = self
         while scope is not None:
             if name in scope.values:
@@ -38,7 +39,7 @@ class Names:
         raise InvalidModel(f"{name!r} is not defined: no node, graph input or initializer has this name")
 
     def output(self, name: str) -> Value:
-        """The value called `name`, which must be there."""
+        """The value called `name`, which must exist."""
         found = self.find(name)
         if found is None:
             raise InvalidModel(f"{name!r} is an output, but has no value")
@@ -57,11 +58,11 @@ class Setting(NamedTuple):
 
 
 class StandIns:
-    """Operands of less known types for what one branch reads from outside of itself.
+    """Placeholders for the outer values that a branch reads, with less precise types.
 
-    `mark` is the checkpoint taken before the branch. `ranks`: forget ranks, not sizes alone. `constants`: forget the
-    sizes and elements of constants too, those inside the branch included. `originals` has the value that each stands
-    for, `outer` the stand-ins of the branch around this one.
+    mark: checkpoint taken before the branch. ranks: whether ranks are unknown, too, and not only sizes. constants:
+    whether sizes and elements of constants are unknown, too, also of those inside the branch. originals: placeholder ->
+    the value that it replaces. outer: the placeholders of the enclosing branch.
     """
 
     def __init__(self, mark: int, ranks: bool, constants: bool, outer: StandIns | None):
@@ -70,25 +71,25 @@ class StandIns:
         self._made: dict[Value, Value] = {}
 
     def of(self, value: Value) -> Value:
-        """The operand to read in place of `value`: itself where it is the branch's own."""
+        """The operand to read instead of `value`: a placeholder, or `value` itself if it belongs to the branch."""
         if self._outer is not None:
             value = self._outer.of(value)
-        if value in self.originals:  # an operand of a function's call, which the body reads
+        if value in self.originals:  # already a placeholder: the operand of a function call, read in the body
             return value
         constant = value.node is not None and value.node.op.name == "Constant" and not value.node.op.domain
-        # Parameters and stand-ins are outside wherever they are made.
+        # Parameters and placeholders count as outer values, wherever they were created.
         outside = value.serial < self._mark or (value.is_input and value.role != "data")
         if not (self._constants if constant else outside):
             return value
         if value not in self._made:
-            # A value of this role may be captured from outside although it is made inside.
+            # With the role "parameter", the value can be captured from outside, although it is created inside.
             made = Value(_forgotten(value.type, self._ranks), value.name, role="parameter")
             self._made[value], self.originals[made] = made, value
         return self._made[value]
 
 
 def _forgotten(kind: Type, ranks: bool) -> Type:
-    """A type of the same elements of which less is known."""
+    """The same type with unknown sizes, and an unknown rank if `ranks`."""
     if isinstance(kind, SequenceType):
         return SequenceType(_forgotten(kind.element, ranks))
     if not isinstance(kind, TensorType):
@@ -99,15 +100,15 @@ def _forgotten(kind: Type, ranks: bool) -> Type:
 
 
 class GraphBuilder(Protocol):
-    """What the import of control flow and of Gradient asks of the builder.
+    """The methods and attributes of the builder that the import of control flow and of Gradient uses.
 
     Attributes:
         label: Name of the file, for errors.
-        stand_ins: Those of the branch that is being built, if it cannot be built on its own operands.
-        final_error: An error that no attempt to build a branch can avoid.
-        attempts: By branch of an If, the attempt that has built it.
+        stand_ins: Placeholders of the branch that is being built, if it cannot be built on its own operands.
+        final_error: An error that no further attempt to build a branch can avoid.
+        attempts: Branch of an If -> number of the attempt that succeeded.
         differentiate: Computes the gradients of an imported Gradient node.
-        differentiated: How many Gradient nodes were imported.
+        differentiated: Number of values that gradients have added to the graph.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""Numbers of onnx.proto and onnx's newest opset, so that the import of most files needs neither onnx nor protobuf."""
+"""Constants of onnx.proto and onnx's newest opset, so that most files can be imported without onnx and protobuf."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from graphkit.ir.names import unique_names
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io.tensors import CODES, DTYPES, from_bytes, packed_nbytes
 
-# Element types that numpy has itself; ONNX Runtime takes the others (bfloat16, float8, int4) as typed bytes.
+# Element types that numpy has itself. Arrays of others (bfloat16, float8, int4) are given to ONNX Runtime as bytes.
 _NATIVE = frozenset(
     {
         DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8,
@@ -72,7 +72,7 @@ class OnnxRuntimeModel:
         self.inputs: tuple[str, ...] = tuple(i.name for i in self._session.get_inputs())
         given = self._session.get_outputs()
         self._given_names = [o.name for o in given]
-        # A file may list a name twice: the second gets a suffix, as when graphkit loads it.
+        # A file may list an output name twice. The second one gets a suffix, as in graphkit's import.
         self.outputs: tuple[str, ...] = tuple(unique_names(self._given_names))
         types = zip(self.outputs, given, strict=True)
         self._exotic = {name: found for name, o in types if (found := _exotic(o.type)) is not None}
@@ -82,7 +82,8 @@ class OnnxRuntimeModel:
             return self._ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
         if isinstance(model, ModelProto):
-            # A process that runs files alone does without the exporter, which takes most of the time of its start.
+            # Imported here, because a process that only runs files does not need the exporter, which is most of its
+            # start time.
             from graphkit.onnx_io.writing import EXTERNAL_ABOVE, raw_bytes, write_proto
 
             if raw_bytes(model) <= EXTERNAL_ABOVE:
@@ -112,7 +113,7 @@ class OnnxRuntimeModel:
             raise RuntimeFailure(f"ONNX Runtime {self._ort.__version__} fails: {error}") from error
 
     def bound(self, feeds: Mapping[str, Any]) -> Callable[[], list[Any]]:
-        """Return a function that runs these arrays with no work besides ONNX Runtime's own, for timing.
+        """Return a function that runs the model on these arrays without overhead of graphkit, for timing.
 
         Raises InputError if the model or an array has an element type that numpy lacks.
         """
@@ -134,7 +135,7 @@ class OnnxRuntimeModel:
         if dtype is None:
             array: np.ndarray = result.numpy()
             return array
-        # onnxruntime cannot make numpy arrays of these types: copy the bytes.
+        # onnxruntime cannot convert results of these types to numpy: copy the bytes.
         shape = tuple(result.shape())
         size = packed_nbytes(dtype, math.prod(shape))
         raw = np.zeros(size, np.uint8)
@@ -144,7 +145,7 @@ class OnnxRuntimeModel:
 
 
 def _exotic(kind: str) -> DType | None:
-    """The element type of `tensor(bfloat16)` and the like, when numpy itself does not have it."""
+    """The element type of a text such as `tensor(bfloat16)`, if numpy lacks it; else None."""
     name = kind.removeprefix("tensor(").removesuffix(")").upper()
     code = onnx.TensorProto.DataType.DESCRIPTOR.values_by_name.get(name)
     dtype = None if code is None else DTYPES.get(code.number)

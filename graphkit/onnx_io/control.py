@@ -1,4 +1,4 @@
-"""If, Loop and Scan on import: subgraphs are built in the scope around them, then closed over what they capture."""
+"""If, Loop and Scan on import: subgraphs are built in the enclosing scope, and outer values become captures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from graphkit.text import quantity
 if TYPE_CHECKING:
     from graphkit.onnx_io.upgrade import NodeView
 
-# A body is built anew for each trial of its states' types; those that change in all of these lose their rank.
+# A loop body is rebuilt until its states keep their types. States that change in each of these trials get unknown rank.
 _TRIALS = 3
 
 
@@ -43,7 +43,7 @@ def build(
 
 
 def build_map(builder: GraphBuilder, raw: RawNode, view: NodeView, names: Names, setting: Setting) -> Sequence[Value]:
-    """Build a SequenceMap, as the Loop that the standard says it is; returns its outputs."""
+    """Build a SequenceMap as a Loop, like the standard's function body; returns its outputs."""
     region = _body(raw, "body")
     operands = [view.operand(i) for i in range(len(view.inputs))]
     if not operands:
@@ -62,7 +62,7 @@ def _body(raw: RawNode, name: str) -> Region:
 
 
 def _inner(builder: GraphBuilder, region: Region, own: Sequence[Value], names: Names, setting: Setting) -> list[Value]:
-    """The outputs of a subgraph built in a scope inside `names`, where its inputs are `own`."""
+    """Build a subgraph in a scope inside `names`, with `own` as its inputs; return its outputs."""
     if len(region.inputs) != len(own):
         raise InvalidModel(f"{region.place} has {quantity(len(region.inputs), 'input')}, but gets {len(own)}")
     for (name, proto), value in zip(region.inputs, own, strict=True):
@@ -107,14 +107,14 @@ def _loop(
 
 
 def _scalar(value: Value | None) -> Value | None:
-    """A condition or trip count that the file gives with more than one axis of size 1, as a scalar."""
+    """Convert a condition or trip count with several axes of size 1 to a scalar."""
     if value is None or value.rank is None or value.rank < 2:
         return value
     return F.reshape(value, constant(np.zeros(0, np.int64)))
 
 
 def _counter(builder: GraphBuilder, region: Region, index: int, dtype: DType) -> Type:
-    """The type of the iteration number or condition: a scalar, which some exporters declare as one element."""
+    """The type of the iteration number or condition: a scalar, or of shape (1,) if the file declares it so."""
     shape: tuple[int, ...] = ()
     if index < len(region.inputs):
         name, proto = region.inputs[index]
@@ -145,8 +145,10 @@ def _scan(
 def _batched_scan(
     builder: GraphBuilder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
-    """The Scan of opset 8: batch first, time second, and a length for each sequence. A Scan over the batch, whose body
-    is the Scan over time; scan outputs after the end of a sequence, which the standard leaves open, are zeros.
+    """Build a Scan of opset 8, with batch as the first axis, time as the second, and a length for each sequence.
+
+    It becomes a Scan over the batch, whose body is the Scan over time. The standard leaves scan outputs after the end
+    of a sequence undefined; here they are zeros.
     """
     region, lengths = _body(raw, "body"), view.input(0)
     operands = [view.operand(i) for i in range(1, len(view.inputs))]
@@ -175,7 +177,7 @@ def _batched_scan(
 
 
 def _up_to(length: Value, scan: Op, own: Sequence[Value], captured: Sequence[Value], states: int) -> Sequence[Value]:
-    """A Scan over the first `length` elements; its scan outputs are padded to the length of its scan inputs."""
+    """A Scan over the first `length` elements. Its scan outputs are padded with zeros to the full length."""
     first, axis = constant(np.zeros(1, np.int64)), constant(np.zeros(1, np.int64))
     end = F.reshape(length, constant(np.ones(1, np.int64)))
     whole = F.gather(F.shape(own[states]), first, axis=0)
@@ -206,7 +208,7 @@ def _with_stable_state(
     after: Sequence[Type],
     first_output: int,
 ) -> tuple[Graph, list[Value]]:
-    """Build a loop body whose states keep their types: those that change get unknown dimensions or rank."""
+    """Build a loop body whose states keep their types: dimensions or ranks that change become unknown."""
     states = StableStates(state, trials=_TRIALS)
     while True:
         mark = checkpoint()

@@ -1,7 +1,8 @@
 """Export to ONNX: a Graph and its parameters become a ModelProto that any runtime reads.
 
-The graph is lowered to the target opset (`lowering`), then written: captures of subgraphs become outer-scope names
-again, hidden operands are left out, attributes and operand types are checked against the target's own schemas.
+`lowering` converts the graph to operators of the target opset. Then it is written: captures of subgraphs become names
+of the outer scope, hidden operands are omitted, and attributes and operand types are checked against the target's
+schemas.
 """
 
 from __future__ import annotations
@@ -105,10 +106,10 @@ def _convert(
     as_inputs: bool,
     with_updates: bool,
 ) -> ModelProto:
-    """See `export`. larger: the list that larger initialisers are added to, instead of the model."""
+    """See `export`. larger: list that receives all initialisers instead of the model, larger ones without a copy."""
     if opset is not None and not OLDEST_TARGET <= opset <= NEWEST_OPSET:
         raise UnsupportedError(f"cannot export at opset {opset}; {OLDEST_TARGET} to {NEWEST_OPSET} are possible")
-    # Names are settled before lowering, so that parameters are found by the names that the graph has.
+    # Names are chosen before lowering, because `params` uses the names of the original graph.
     names = {value: graph.name_of(value) for value in graph.inputs}
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     if with_updates:
@@ -129,7 +130,7 @@ def _convert(
         refused = error
     for later in range((opset or DEFAULT_TARGET) + 1, NEWEST_OPSET + 1):
         try:
-            written(later, {}, True)  # without parameters, which may be large
+            written(later, {}, True)  # a trial without parameters, which may be large
         except UnsupportedError as error:
             refused = refused if opset else error
             continue
@@ -183,7 +184,7 @@ class _Writer:
                 setattr(proto, _FIELDS[key], text)
             elif key not in _DERIVED:
                 proto.metadata_props.add(key=key, value=text)
-        # What a reader would take for something else is told in the metadata.
+        # Store the roles that an importer would guess wrong in the metadata.
         plan = initializers.classify(proto, Reader(name).graph(proto.graph))
         taken = {n: role for region, n, role in plan.entries if n in region.initializers}
         differing = {n: role for n, role in self.roles.items() if taken.get(n) != role}
@@ -194,7 +195,7 @@ class _Writer:
         return proto
 
     def top(self, proto: GraphProto, name: str) -> None:
-        """Fill the model's graph where it is: protobuf copies a message by serialising it, which ends at 2 GiB."""
+        """Write the model's graph in place. Copying a message serialises it, which protobuf limits to 2 GiB."""
         graph = self.graph
         proto.name = name or "graph"
         table = {v: self.names.take(self.input_names[v]) for v in graph.inputs}
@@ -226,7 +227,7 @@ class _Writer:
         self.detached[name] = array
 
     def detach(self, model: ModelProto) -> list[Initialiser]:
-        """Remove the initialisers from a written model, and return them in their order."""
+        """Remove all initialisers from a written model, and return them in order, larger ones with their arrays."""
         arrays = self.detached or {}
         found = []
         for tensor in model.graph.initializer:
@@ -261,7 +262,7 @@ class _Writer:
         final: list[tuple[str, Value, bool]] = []
         for wanted, value in zip(output_names, graph.outputs, strict=True):
             if top and table.get(value) == wanted:
-                final.append((wanted, value, True))  # an input that is handed through by its own name
+                final.append((wanted, value, True))  # an input that is an output, too, under the same name
                 continue
             unique = self.names.take(wanted)
             direct = value not in names
@@ -282,7 +283,7 @@ class _Writer:
         read = {*graph.outputs, *(v for node in graph.nodes for v in node.operands)}
         for node in graph.nodes:
             if _is_constant(node):
-                continue  # written where it is first used: spellings may have no use for it
+                continue  # written at its first use, because a spelling may omit it
             self.node(proto, node, graph.node_name(node), self.used_outputs(node, read), name_of)
         for unique, value, direct in final:
             if direct:
@@ -315,7 +316,7 @@ class _Writer:
         proto.node.append(written)
 
     def used_outputs(self, node: Node, read: Set[Value]) -> Iterable[Value]:
-        """The outputs to name: trailing ones that are not read, and that the target has as optional, are left out."""
+        """The outputs that get names: unread trailing ones are omitted if they are optional in the target's schema."""
         outputs = list(node.outputs)
         form = operator(node, Op).onnx
         schema = None if form is None else target_schema(form.name, self.target, form.domain)
@@ -342,12 +343,12 @@ def _is_constant(node: Node) -> bool:
 
 
 def _counts(op: Operator) -> bool:
-    """Operators whose number of outputs is part of their meaning."""
+    """Whether the number of outputs is part of the operator's meaning, so that none may be omitted."""
     return bool(op.subgraphs()) or op.name in ("Split", "BatchNormalization")
 
 
 def _values_read(graph: Graph) -> set[Value]:
-    """Values that outputs or written operands name; a capture counts when the subgraph reads it."""
+    """Values that outputs or written operands refer to by name. A capture is included only if its subgraph reads it."""
     read = set(graph.outputs)
     for node in graph.nodes:
         captured = _captured(node)

@@ -22,12 +22,12 @@ _KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 
 
 class ExternalData:
-    """Finds external tensors of one model. Tensors share a file that one of them holds open.
+    """Finds external tensors of one model. Tensors of the same file share one open file.
 
-    A file must lie, with symbolic links resolved, inside one of the model's `folders` or inside `external_root`;
-    anything else raises UnsafeModel. Locations are relative to the first of the folders in which there is such a file:
-    a model that is a link, as in the cache of the Hugging Face hub, has links or files beside itself or beside its
-    target. Those of a model without folders, which was given as bytes, are relative to `external_root`.
+    After symbolic links are resolved, a file must be inside one of the model's `folders` or inside `external_root`.
+    Otherwise UnsafeModel is raised. A location is relative to the first of `folders` that contains such a file. If the
+    model is a symbolic link, as in the cache of the Hugging Face hub, its folders are those of the link and of its
+    target. A model that was given as bytes has none, and its locations are relative to `external_root`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ExternalData:
         self._latest: StoredFile | None = None
 
     def place(self, proto: TensorProto, nbytes: int) -> Place:
-        """Where the `nbytes` bytes of the tensor's data are; raises InvalidModel or UnsafeModel."""
+        """The place of the tensor's data, which must have `nbytes` bytes. Raises InvalidModel or UnsafeModel."""
         where = f"tensor {proto.name!r}"
         require_text(where, proto.name, *(text for e in proto.external_data for text in (e.key, e.value)))
         entries = {entry.key: entry.value for entry in proto.external_data}
@@ -76,7 +76,7 @@ class ExternalData:
                 if not path.is_file():
                     raise InvalidModel(f"{where}: external data file {location!r} is missing or is not a regular file")
                 file = StoredFile(path)
-                # Links may have changed since the path was looked at; what is open is what is read.
+                # Links may have changed since the check of the path, so check the file that was actually opened.
                 self._check_inside(file.place or path, location, where)
                 self._files[path] = file
         except (OSError, ValueError) as error:

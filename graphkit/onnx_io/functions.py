@@ -1,4 +1,4 @@
-"""Functions, model-local ones and those that define standard operators, as regions to be built instead of a node."""
+"""Functions, model-local ones and those that define standard operators. Their bodies replace nodes that call them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Function(NamedTuple):
     defaults: Mapping[str, AttributeProto]
 
     def bind(self, given: Mapping[str, AttributeProto], where: str) -> dict[str, AttributeProto]:
-        """Attribute values of one call; raises InvalidModel for one that the function does not have."""
+        """Attribute values of one call. Raises InvalidModel for an attribute that the function does not have."""
         unknown = next((name for name in given if name not in self.required and name not in self.defaults), None)
         if unknown is not None:
             raise InvalidModel(f"{where}: {self.label} has no attribute {unknown!r}")
@@ -65,13 +65,14 @@ class Library:
 
 
 def unfolded_nodes(top: Function, called: Callable[[RawNode, Mapping[str, int]], Function | None]) -> int:
-    """How many nodes `top` has, where in place of each node the body is that it calls, as `called` tells.
+    """The number of nodes of `top` after all calls are expanded, including the calls. called: the function of a node.
 
-    Linear in what the file has, however often functions call each other. Raises InvalidModel for a circle of calls.
+    The time is linear in the size of the file, however often functions call each other. Raises InvalidModel for
+    recursion.
     """
     counts: dict[int, int] = {}
     inside: set[int] = set()
-    # A depth-first walk: a body is counted when it comes up for the second time, behind those that it calls.
+    # Depth-first search. A function is on the stack twice: its calls are added up after the functions that it calls.
     stack: list[tuple[Function, list[Function] | None]] = [(top, None)]
     while stack:
         function, calls = stack.pop()
@@ -100,9 +101,9 @@ def has_standard_body(domain: str, name: str, version: int) -> bool:
 def standard_function(
     domain: str, name: str, version: int, node: NodeProto, types: Sequence[TypeProto]
 ) -> Function | None:
-    """The function by which the standard defines an operator at `version`; None when it has none that fits.
+    """The standard's function body of an operator at `version`; None if there is none for these operands.
 
-    `node` gives attributes and absent operands, `types` the operands' types: some bodies depend on them.
+    `node` has the attributes and absent operands, `types` the operands' types: some bodies depend on them.
     """
     schema = _schema(domain, name, version)
     if schema is None:
@@ -128,13 +129,13 @@ def standard_function(
 
 
 def _body_version(available: Sequence[int], version: int) -> int:
-    """Which body to take: the newest up to `version`, else the oldest, which names the opset that it is written for."""
+    """The version of the body to use: the newest up to `version`, or else the oldest one."""
     return max((v for v in available if v <= version), default=min(available))
 
 
 @cache
 def known_attributes(domain: str, name: str) -> frozenset[str] | None:
-    """The attributes that any version of a standard operator has; None when the standard has no such operator."""
+    """The attributes of all versions of a standard operator; None if it is not a standard operator."""
     import onnx
 
     found: frozenset[str] | None = None

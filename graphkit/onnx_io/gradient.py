@@ -1,8 +1,8 @@
 """Import of the operator Gradient of ai.onnx.preview.training: the importer differentiates and inserts the result.
 
-`xs` and `zs` name the independent variables of a function whose result is called `y`. The node's inputs are the values
-at which its derivatives are computed. Names are those of the graph around the node, and may be results of another
-Gradient.
+The attributes `xs` and `zs` name the independent variables, and `y` names the result of the function. The node's inputs
+are the values of `xs` and `zs` at which the derivatives are computed. The names are values of the enclosing graph; they
+may be results of another Gradient.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from graphkit.ops import F
 if TYPE_CHECKING:
     from graphkit.onnx_io.upgrade import NodeView
 
-# Gradients of gradients grow by a factor each time: a small file must not unfold without limit.
+# Maximum number of values. Each gradient of a gradient multiplies the size, so a small file could expand without limit.
 MAX_VALUES = 2_000_000
 
 
 def build(builder: GraphBuilder, view: NodeView, names: Names) -> Sequence[Value]:
-    """The derivative of the sum of y in each of `xs`, at the values that the node is given."""
+    """The derivatives of the sum of y with respect to each of `xs`, at the node's inputs."""
     if builder.differentiate is None:
         raise UnsupportedError("Gradient is supported only when a whole model is loaded")
     xs, zs, y = _listed(view, "xs"), _listed(view, "zs"), view.require("y")
@@ -63,9 +63,9 @@ def _value(names: Names, name: str) -> Value:
 
 
 def _at(result: Value, sources: Sequence[Value], given: Sequence[Value]) -> tuple[Value, Sequence[Value]]:
-    """`result` as a function of `sources` alone, at the values `given`, and the variables that it depends on.
+    """Return `result` as a function of `sources` alone, evaluated at `given`, and the variables to differentiate by.
 
-    Where the values are those of the graph, and none of them is made from another, the graph is that function already.
+    If `given` are `sources`, and none of them depends on another, the graph itself is this function.
     """
     same = all(a is b for a, b in zip(sources, given, strict=True))
     if same and not _depend_on_each_other(sources):

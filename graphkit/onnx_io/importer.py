@@ -48,7 +48,7 @@ from graphkit.text import quantity
 if TYPE_CHECKING:
     from onnx import AttributeProto, ModelProto, TypeProto
 
-# What to do about a file with operators of a domain of which graphkit has none.
+# Advice for files with operators of unsupported domains.
 _HINTS = {
     "com.microsoft.nchwc": (
         "com.microsoft.nchwc: ONNX Runtime has optimised the file for one kind of CPU; let it save the model with "
@@ -59,10 +59,10 @@ _HINTS = {
 
 
 class Imported(NamedTuple):
-    """`params` has one array per graph input of role parameter or state, by its name in `graph`; large ones stay in
-    the file.
+    """An imported model.
 
-    `declared` has the shapes in the file that inference could not decide.
+    params: one array per graph input of role parameter or state, by its name in `graph`. Large ones stay in the file.
+    declared: shapes in the file that shape inference could not check.
     """
 
     graph: Graph
@@ -128,10 +128,10 @@ class Builder:
         self.built = 0
         self.most_nodes = config.MAX_NODES.get()
         self.initial_values: dict[tuple[int, str], Value] = {}
-        # Of the branch of an If that is being built, where it cannot be built on its own operands.
+        # Placeholders of the branch of an If that is being built, if it cannot be built on its own operands.
         self.stand_ins: StandIns | None = None
         self.final_error: InvalidModel | UnsupportedError | None = None
-        # By branch of an If, which attempt to build it has been successful.
+        # Branch of an If -> number of the attempt that succeeded.
         self.attempts: dict[int, int] = {}
 
     # --- the whole model ---------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Builder:
     def attributes_of(
         self, plan: initializers.Plan, name: str, array: np.ndarray | StoredArray, written: Mapping[str, dict[str, Any]]
     ) -> dict[str, Any]:
-        """The attributes of a parameter: as graphkit wrote them, else whether training leaves it alone, and why."""
+        """The attributes of a parameter: those that graphkit wrote; else `trainable` and `frozen` if it is frozen."""
         if name in written:
             return written[name]
         reason = plan.frozen.get(name)
@@ -191,13 +191,13 @@ class Builder:
         return to_array(region.initializers[name], where, self.external, self.place(region, name))
 
     def place(self, region: Region, name: str) -> Place | None:
-        """Where in the file the data of an initialiser are that were left there."""
-        # Of several with one name another one may be small enough to be here.
+        """The place of an initialiser's data in the file, if they were not read with the model; else None."""
+        # If several initialisers have this name, the one that counts may be small, and so in memory.
         here = region is not self.top or has_data(region.initializers[name])
         return None if here else self.large.get(name)
 
     def parameter_array(self, region: Region, name: str) -> np.ndarray | StoredArray:
-        """The array, which stays in the file if it is large: whoever wants it may want it packed, or not at all."""
+        """The array of a parameter. Large ones stay in the file, because they may be packed later, or never used."""
         stored = None
         if name in region.initializers:
             where = f"{self.label}: initializer {name!r}"
@@ -205,7 +205,7 @@ class Builder:
         return self.initial_array(region, name) if stored is None else stored
 
     def metadata(self, graph: Graph, output_names: Sequence[str]) -> dict[str, str]:
-        """The file's metadata, who made it, and the names that had to change because others had them already."""
+        """The file's metadata, its producer, and the names that were changed because they were not unique."""
         model = self.model
         texts = [text for entry in model.metadata_props for text in (entry.key, entry.value)]
         facts = [model.producer_name, model.producer_version, model.domain, model.doc_string]
@@ -234,7 +234,7 @@ class Builder:
         return meta
 
     def check_operators(self) -> None:
-        """Raises UnsupportedOperator listing every operator that nothing here implements, with its nodes."""
+        """Raises UnsupportedOperator, which lists every operator that graphkit cannot run, with its nodes."""
         missing: dict[str, list[str]] = {}
         for use in uses(self.top, self.setting.opsets, self.library):
             if use.means is None:
@@ -260,7 +260,7 @@ class Builder:
             raise UnsupportedOperator(f"{self.label}: {count} {are} not implemented. Nodes:\n" + "\n".join(lines))
 
     def check_functions(self) -> None:
-        """Raises InvalidModel for functions that call themselves, or unfold without limit."""
+        """Raises InvalidModel for functions that call themselves, or expand to too many nodes."""
         if not self.model.functions:
             return
         try:
@@ -292,7 +292,7 @@ class Builder:
         for raw in region.nodes:
             self.node(raw, names, setting)
             for name in raw.outputs:
-                # An output is held against its declaration below.
+                # Outputs are checked below.
                 if name in region.declared and name not in outputs:
                     self.check_declared(name, names.output(name).type, region.declared[name])
         for name, proto in outputs.items():
@@ -300,7 +300,7 @@ class Builder:
         return [names.output(name) for name, _ in region.outputs]
 
     def hold_to(self, name: str, names: Names, proto: TypeProto | None) -> None:
-        """Check an output's declaration; a value is made an optional, or taken out of one, where the file says so."""
+        """Check the declared type of an output. If needed, wrap the value in an optional, or unwrap it, as declared."""
         value = names.output(name)
         declared = None if proto is None else type_from_proto(proto, f"{self.label}: tensor {name!r}")
         if declared is not None and isinstance(declared, OptionalType) != isinstance(value.type, OptionalType):
@@ -310,7 +310,7 @@ class Builder:
         self.check_declared(name, value.type, proto)
 
     def check_declared(self, name: str, inferred: Type, proto: TypeProto | None) -> None:
-        """Raise InvalidModel when the file declares another element type; another shape is a warning, now or later."""
+        """Raise InvalidModel for a wrong declared element type. Warn of a wrong shape, now or when sizes are known."""
         declared = None if proto is None else type_from_proto(proto, f"{self.label}: tensor {name!r}")
         if declared is None:
             return
@@ -328,7 +328,7 @@ class Builder:
         limits.check_time()
         where = f"{self.label}: {raw}" + (f" in {setting.calls[-1]}" if setting.calls else "")
         try:
-            # A named node says where it is itself; a subgraph has nodes of its own.
+            # The names of a node already give its place. Nodes of its subgraphs need the context, too.
             named = (raw.name or any(raw.outputs)) and not raw.regions
             with nullcontext() if named else context.made_by(where, prefixed=True):
                 results = self.results(raw, names, setting, where)
@@ -435,7 +435,7 @@ class Builder:
         names.values.update((name, value) for (name, _), value in zip(function.region.inputs, operands, strict=True))
         for node in function.region.nodes:
             self.node(node, names, inner)
-        # A standard body may not deliver an optional output for these operands.
+        # For some operands, a standard body lacks an optional output.
         return [names.values.get(name) for name, _ in function.region.outputs]
 
     def constant(self, tensor: Tensor, name: str, raw: RawNode | None = None) -> Value:
@@ -464,7 +464,7 @@ def _draws(node: Node) -> bool:
 
 
 def _named(results: Sequence[Value | None], raw: RawNode, mark: int) -> Sequence[Value | None]:
-    """Give results that a rule or a function has just built the names that the file has for them."""
+    """Name results that a rule or a function has built as in the file."""
     for value, name in zip(results, raw.outputs, strict=False):
         if name and value is not None and value.node is not None and value.serial > mark:
             give_name(value, name)

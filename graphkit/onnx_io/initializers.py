@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 ROLES_KEY = "ai.graphkit.roles"
 ATTRIBUTES_KEY = "ai.graphkit.attributes"
-# Metadata that say something about initialisers, and become no metadata of the model.
+# Metadata about initialisers, which are not copied to the metadata of the model.
 KEYS = frozenset({ROLES_KEY, ATTRIBUTES_KEY})
 _ROLES = frozenset({"parameter", "state", "constant"})
-# The key under which PyTorch's exporter (torch.onnx.export, dynamo=True) writes what a value is.
+# Metadata key for the kind of a value in files of PyTorch's exporter (torch.onnx.export, dynamo=True).
 _KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
 _LEARNED_KIND = "PARAMETER"
 _FIXED_KINDS = {"BUFFER": "a buffer of the file", "CONSTANT_TENSOR": "a constant of the file"}
-# Operands that are the states before the first step, by recurrent operator.
+# Recurrent operator -> positions of its initial states.
 _INITIAL_STATES = {"GRU": (5,), "LSTM": (5, 6), "RNN": (5,)}
 ZERO_STATE = "the zero initial state of a recurrent layer"
 
@@ -127,7 +127,7 @@ def classify(model: ModelProto, top: Region) -> Plan:
 
 
 def _kinds(model: ModelProto) -> dict[str, str]:
-    """What PyTorch's exporter says of the values of the file's graph, by name."""
+    """The kind of each value of the graph, by name, in files of PyTorch's exporter."""
     graph = model.graph
     told = (*graph.input, *graph.value_info, *graph.initializer)
     return {item.name: entry.value for item in told for entry in item.metadata_props if entry.key == _KIND_KEY}
@@ -136,7 +136,7 @@ def _kinds(model: ModelProto) -> dict[str, str]:
 def _settings(node: RawNode) -> Collection[int]:
     """The operands that configure a node."""
     if node.domain == "com.microsoft":
-        # Before triples of tensor, scale and zero point stand the two of the result.
+        # Scale and zero point of the result, then tensor, scale and zero point of each operand.
         return range(0, len(node.inputs), 3) if node.op_type == "QLinearConcat" else _SCALES.get(node.op_type, ())
     return SETTINGS.get(node.op_type, ()) if node.domain == "" else ()
 
@@ -146,7 +146,7 @@ def _declared_roles(model: ModelProto) -> dict[str, str]:
 
 
 def attributes(model: ModelProto) -> dict[str, dict[str, Any]]:
-    """The attributes of parameters that the metadata tell, by name of the initialiser."""
+    """The attributes of parameters in the metadata, by name of the initialiser."""
     declared = _declared(model, ATTRIBUTES_KEY).items()
     return {name: _plain(attrs) for name, attrs in declared if isinstance(attrs, dict)}
 

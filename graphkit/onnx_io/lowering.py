@@ -1,4 +1,4 @@
-"""Graph to graph before export: afterwards all operators exist in the target opset.
+"""Convert a graph to operators of the target opset, before export.
 
 graphkit's own operators become their `expand`. Operators that are newer than the target become their `expand`, or the
 function by which the standard defines them. The rewrites of `downgrade` do the rest.
@@ -26,7 +26,7 @@ from graphkit.onnx_io.tensors import type_to_proto
 from graphkit.ops import DOMAIN, Op, operator
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
-# Expansions of expansions: a cycle would never end.
+# Maximum depth of expansions of expansions, to detect cycles.
 _MAX_DEPTH = 32
 
 
@@ -43,7 +43,7 @@ def lower(graph: Graph, target: int) -> Graph:
 
 
 def _without_rng(graph: Graph) -> Graph:
-    """Random nodes without their state: a file has none, and what only derives states is left out with it."""
+    """Remove the states of random nodes, because files have none. Nodes that only derive states become unused."""
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         op = operator(node, Op)
@@ -56,7 +56,7 @@ def _without_rng(graph: Graph) -> Graph:
 
 
 def _lowered(node: Node, operands: Sequence[Value | None], target: int, depth: int) -> Sequence[Value] | None:
-    """Results in place of `node`, themselves lowered; None when the node stays as it is."""
+    """The results that replace `node`, fully lowered; None if the node stays unchanged."""
     if depth > _MAX_DEPTH:
         raise UnsupportedError(f"{node.describe()}: its expansion does not end")
     if node.op.subgraphs() and node.op.domain != DOMAIN:
@@ -114,7 +114,7 @@ def _expanded(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
 
 
 def _standard_body(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
-    """The nodes of the standard's own definition of the operator, for these operands."""
+    """The results of the standard's function body of the operator, for these operands; None if there is none."""
     proto, operands = spelled(node, list(operands), NEWEST_OPSET)
     proto.input[:] = ["" if v is None else f"x{i}" for i, v in enumerate(operands)]
     proto.output[:] = [f"y{i}" for i in range(len(node.outputs))]

@@ -19,9 +19,9 @@ from graphkit.onnx_io.wire import MAX_NUMBER, Malformed
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-# More bytes of models, the raw data of tensors aside, take longer here than the library takes, with its import.
+# Maximum bytes to read here in total, without raw data of tensors. Beyond, importing and using the library is faster.
 SMALL = 1 << 18
-# Bytes that raw data count as, because they are copied at once.
+# Raw data count as at most this number of bytes, because they are copied at once.
 _RAW = 1 << 8
 # By message, the fields that may contain raw data.
 _WITH_RAW_DATA = {
@@ -34,13 +34,13 @@ _WITH_RAW_DATA = {
 _LONG = 1 << 10
 
 _VARINT, _BYTES, _FIXED32, _FIXED64 = 0, 2, 5, 1
-# Of a tag or a length; longer ones are for the library to refuse.
+# Maximum bytes of a tag or a length. Longer ones are left to the library, which rejects them.
 _MAX_FRAME_BYTES = 5
 _MAX_VARINT_BYTES = 10
 _MAX_DEPTH = 64
 
-# By message, the number of a field, its name and its kind: a scalar, or another message; * marks repeated fields. The
-# library reads files that have fields of the kind "-".
+# Message -> field number -> name, and kind: a scalar, or another message; * marks repeated fields. Files that have a
+# field of the kind "-" are read by the library.
 _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
     "ModelProto": {
         1: ("ir_version", "int64"), 2: ("producer_name", "string"), 3: ("producer_version", "string"),
@@ -103,7 +103,7 @@ _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
     "OperatorSetIdProto": {1: ("domain", "string"), 2: ("version", "int64")},
     "StringStringEntryProto": {1: ("key", "string"), 2: ("value", "string")},
 }  # fmt: skip
-# By message, fields of which one at most is set.
+# Message -> fields of which at most one may be set.
 _ONE_OF = {
     "TypeProto": ("tensor_type", "sequence_type", "map_type", "sparse_tensor_type", "optional_type"),
     "DimensionProto": ("dim_value", "dim_param"),
@@ -113,12 +113,12 @@ _ONE_OF = {
 class Message:
     """A message: the fields that the file has are in the object, the defaults of the others in its class."""
 
-    # By number: the name, the wire type, how to read a value, and whether the field is repeated.
+    # Field number -> name, wire type, function that reads a value, whether the field is repeated.
     _fields: ClassVar[dict[int, tuple[str, int, Callable[..., Any], bool]]] = {}
     _one_of: ClassVar[tuple[str, ...]] = ()
 
     def HasField(self, name: str) -> bool:  # noqa: N802 - protobuf's name
-        """Whether the file has the field, which is not repeated."""
+        """Whether the file has this field. Not for repeated fields."""
         return name in self.__dict__
 
     def WhichOneof(self, group: str) -> str | None:  # noqa: N802
@@ -131,12 +131,12 @@ class Message:
         return bytes(data[start:end])
 
 
-# Bytes that have been read here, raw data aside.
+# Number of bytes that were read here so far, without raw data.
 _read_before = 0
 
 
 def read_small(data: bytes) -> ModelProto | None:
-    """As `read`; also None if it is faster to import the library, or if it is there already."""
+    """Like `read`, but also None if the library is already imported, or if importing it is faster."""
     global _read_before
     if "onnx" in sys.modules:
         return None
@@ -149,7 +149,7 @@ def read_small(data: bytes) -> ModelProto | None:
 
 
 def read(data: bytes) -> ModelProto | None:
-    """The model, which has the attributes of a ModelProto; None if the library is to parse the bytes."""
+    """The model, with the attributes of a ModelProto; None if the library must parse the bytes."""
     try:
         return cast("ModelProto", _message(_classes()["ModelProto"], data, 0, len(data), 0))
     except (Malformed, IndexError, UnicodeDecodeError, struct.error):
@@ -212,7 +212,7 @@ def _message(cls: type[Message], data: bytes, start: int, end: int, depth: int) 
 
 
 def _span(data: bytes, at: int, wire: int) -> tuple[int, int]:
-    """Where the value of a field begins and ends, whose tag ends at `at`."""
+    """Begin and end of the value of a field. at: end of its tag."""
     if wire == _BYTES:
         size = data[at]
         begin = at + 1
@@ -229,7 +229,7 @@ def _span(data: bytes, at: int, wire: int) -> tuple[int, int]:
 
 
 def _packed(data: bytes, wire: int, value_of: Callable[..., Any]) -> list[Any]:
-    """The values of a repeated field that are one behind the other."""
+    """The values of a packed repeated field."""
     if wire != _VARINT:
         size, code = (4, "f") if wire == _FIXED32 else (8, "d")
         return list(struct.unpack(f"<{len(data) // size}{code}", data))
@@ -278,7 +278,7 @@ def _enum(most: int) -> Callable[[bytes, int, int, int], int]:
     def value_of(data: bytes, at: int, end: int, depth: int) -> int:
         value = _int32(data, at, end, depth)
         if not 0 <= value <= most:
-            raise Malformed  # the library leaves it out
+            raise Malformed  # the library drops unknown values
         return value
 
     return value_of
@@ -306,7 +306,7 @@ def _unusual(data: bytes, at: int, end: int, depth: int) -> Any:
     raise Malformed
 
 
-# By kind: wire type, how to read a value from its bytes, and the default.
+# Kind -> wire type, function that reads a value from its bytes, default.
 _SCALARS: dict[str, tuple[int, Callable[[bytes, int, int, int], Any], Any]] = {
     "int64": (_VARINT, _int64, 0),
     "int32": (_VARINT, _int32, 0),
@@ -320,7 +320,7 @@ _SCALARS: dict[str, tuple[int, Callable[[bytes, int, int, int], Any], Any]] = {
     "-": (_BYTES, _unusual, ()),
 }
 
-# Types of repeated integers, by how one of them is read.
+# Function that reads an integer -> numpy type of repeated ones.
 _INTEGERS: dict[Callable[..., Any], type[np.integer[Any]]] = {
     _int64: np.int64, _int32: np.int32, _unsigned: np.uint64,
 }  # fmt: skip

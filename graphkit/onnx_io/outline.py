@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """A node as the file has it; `output` is the declared type of its first result, empty where it declares none."""
+    """A node of the file. output: declared type of its first result; "" if the file declares none."""
 
     name: str
     operator: str
@@ -26,12 +26,15 @@ class Entry(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """A file's graph by names and declared types.
+    """Names and declared types of a file's graph.
 
-    `stored` has dtype and shape of every initialiser, `stored_bytes` their size; `nodes` are those of the outermost
-    graph; `opset` is that of the standard operators, `producer` the program that wrote the file; `operators` counts
-    all nodes by operator, subgraphs and the bodies of functions included, under the names of the newest opset, with
-    the means by which each is carried out (None: graphkit knows none).
+    stored: type and shape of every initialiser.
+    stored_bytes: their size.
+    nodes: nodes of the outermost graph.
+    opset: version of the standard operators.
+    producer: program that wrote the file.
+    operators: number of nodes by (domain, operator, means), including subgraphs and function bodies. Operators have the
+        names of the newest opset; for the means, see `uses.Means`.
     """
 
     name: str
@@ -46,7 +49,7 @@ class Outline(NamedTuple):
 
 
 def outline(source: str | os.PathLike[str] | bytes | ModelProto) -> Outline:
-    """Read a model as far as names and declarations go. Raises InvalidModel, UnsafeModel."""
+    """Read names and declarations of a model. Raises InvalidModel, UnsafeModel."""
     parsed = validate.read_model(source)
     label, graph = parsed.label, parsed.model.graph
     reader = Reader(label)

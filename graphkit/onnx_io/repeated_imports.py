@@ -1,4 +1,4 @@
-"""Modules of rules whose import was interrupted, and that are then imported again."""
+"""Detect rules of modules that are imported again, after their first import was interrupted."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def replaces(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:
-    """Return whether both are of the same module, and an interrupted import of it defined `earlier`.
+    """Return whether both functions are of the same module, and `earlier` is from an earlier, interrupted import of it.
 
-    Each import of a module makes a new namespace. A function with `__wrapped__` is of the module of that one.
+    Each import of a module has its own namespace. Decorated functions are unwrapped first.
     """
     namespaces = [inspect.unwrap(given).__globals__ for given in (function, earlier)]
     return function.__module__ == earlier.__module__ and namespaces[0] is not namespaces[1]

@@ -1,4 +1,4 @@
-"""Run ONNX Runtime in another process: a crash there (SIGFPE, SIGSEGV) is an error here, with the signal's name."""
+"""Run ONNX Runtime in another process. If it crashes there (SIGFPE, SIGSEGV), an error here names the signal."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from graphkit.errors import ReferenceEnded, RuntimeFailure
 from graphkit.ir.atomic import scratch_folder
 from graphkit.onnx_io.writing import EXTERNAL_ABOVE, raw_bytes, write_proto
 
-# Finds what this process finds, whatever the options and the environment of the interpreter.
+# Gives the new process the module search path of this one, whatever the interpreter's options and environment are.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from graphkit.onnx_io.runtime_process import main; main(int(sys.argv[1]))"
 )
-# Larger models go through a file: on the way through a socket each has several copies in memory.
+# Larger models are sent in a file: sending one through a socket takes several copies in memory.
 _SENT = 1 << 26
-# Seconds in which a process ends that has no more requests to wait for.
+# Seconds that a process gets to end after its connection was closed.
 _GRACE = 2.0
 
 
 class _Process:
-    """One process, which answers one request after the other."""
+    """A process that answers requests one after another."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -45,7 +45,7 @@ class _Process:
                     [sys.executable, "-P", "-c", _PROGRAM, str(other.fileno()), *paths],
                     stdin=subprocess.DEVNULL,
                     pass_fds=(other.fileno(),),
-                    # No signal of the terminal reaches it.
+                    # Signals of the terminal, such as Ctrl-C, do not reach the process.
                     start_new_session=True,
                 )
             except OSError as error:
@@ -64,9 +64,9 @@ class _Process:
             raise self._ended() from None
 
     def answer(self) -> tuple[str, Any]:
-        """The name of the exception that was raised there, or "", and its message, or the outputs.
+        """Wait for an answer: (name of an exception, its message), or ("", outputs).
 
-        Raises ReferenceEnded where it has ended.
+        Raises ReferenceEnded if the process has ended.
         """
         try:
             answer: tuple[str, Any] = pickle.loads(self._connection.recv_bytes())
@@ -91,18 +91,18 @@ class _Process:
             self._process.wait()
 
 
-# Processes that wait for a request.
+# Idle processes.
 _idle: list[_Process] = []
 _choosing = threading.Lock()
 
 
 def prepare() -> None:
-    """Start a process for a request to come, so that it is ready when the model and its inputs are."""
+    """Start a process in advance, so that it is ready when the model and its inputs are."""
     _idle.append(_taken())
 
 
 def _taken() -> _Process:
-    """A process that waits for a request, or a new one."""
+    """Take an idle process, or start a new one."""
     with _choosing:
         own = [process for process in _idle if process.owner == os.getpid()]
         alive = next((process for process in own if process.is_alive), None)
@@ -121,16 +121,16 @@ def _close_all() -> None:
 
 
 class Pending:
-    """A run that another process has begun. is_over: it has answered."""
+    """A run in progress in another process. is_over: whether it has answered."""
 
     def __init__(self, process: _Process):
         self._process = process
         self.is_over = False
 
     def results(self) -> dict[str, Any]:
-        """The outputs by name, once they are there.
+        """Wait for the outputs, and return them by name.
 
-        Raises what OnnxRuntimeModel raises, and ReferenceEnded where the process ended before it had them.
+        Raises the errors of OnnxRuntimeModel, and ReferenceEnded if the process ends before it answers.
         """
         kind, found = self._process.answer()
         self.is_over = True
@@ -144,7 +144,7 @@ class Pending:
 def running(
     model: str | os.PathLike[str] | bytes | ModelProto, feeds: Mapping[str, Any], threads: int | None = None
 ) -> Iterator[Pending]:
-    """Around other work, while another process runs the model in ONNX Runtime. The arguments are OnnxRuntimeModel's."""
+    """Context manager: another process runs the model in ONNX Runtime meanwhile. Arguments as in OnnxRuntimeModel."""
     with contextlib.ExitStack() as stack:
         source: str | bytes
         if isinstance(model, ModelProto) and (size := raw_bytes(model)) > _SENT:
@@ -161,7 +161,8 @@ def running(
             process.ask((source, dict(feeds), threads))
             yield pending
         finally:
-            # What it has not answered for would be the answer to the next request.
+            # A process with a pending answer cannot be used again: the answer would be taken for that of the next
+            # request.
             if pending.is_over:
                 _idle.append(process)
             else:
@@ -169,7 +170,7 @@ def running(
 
 
 def main(descriptor: int) -> None:
-    """The process: answers requests until the other side closes the connection."""
+    """The program of the process. It answers requests until the other side closes the connection."""
     from graphkit.onnx_io.compare import OnnxRuntimeModel
 
     with Connection(descriptor) as connection:

@@ -1,7 +1,7 @@
-"""A graph of the file as regions: nodes in dependency order, names checked, free names known.
+"""Read the graphs of a file as regions: nodes in dependency order, with checked names.
 
-Everything here is about names: single assignment, undefined inputs, cycles, and which outer names a subgraph uses.
-Linear in nodes and edges; nesting and size are bounded.
+This checks that names are unique, that inputs are defined, and that there are no cycles. It also finds the outer names
+that a subgraph uses. The time is linear in nodes and edges; nesting and size have limits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 
-# The operator that names values of the graph in its attributes.
+# The only operator whose attributes contain names of values.
 GRADIENT = ("ai.onnx.preview.training", "Gradient")
 
 MAX_DEPTH = 32
@@ -29,8 +29,8 @@ MAX_DEPTH = 32
 class RawNode:
     """A node of the file: names, attributes by name, subgraphs as regions.
 
-    `index` is the node's position in the list of its region, whose place is `place`; errors use them if neither the
-    node nor its outputs have names.
+    `index` is the node's position in its region, and `place` describes the region. Errors use them if neither the node
+    nor its outputs have names.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class RawNode:
 
     @property
     def needs(self) -> Iterator[str]:
-        """Names that must exist before the node runs: its inputs, and what its subgraphs use from outside."""
+        """Names that must be defined before the node: its inputs, and outer names that its subgraphs use."""
         given: Iterator[str] = filter(None, self.inputs)
         if (self.domain, self.op_type) == GRADIENT:
             given = itertools.chain(given, self._named_in_attributes())
@@ -153,7 +153,7 @@ class Reader:
         self._nodes = 0
 
     def graph(self, proto: GraphProto, depth: int = 0, place: str = "") -> Region:
-        """Read a graph and its subgraphs; raises InvalidModel naming node and name. place: that of a subgraph."""
+        """Read a graph and its subgraphs. Raises InvalidModel, which names node and value. place: see Region."""
         require_text(f"{self.label}: graph", proto.name, proto.doc_string)
         region = Region(proto.name, place or (f"graph {proto.name!r}" if proto.name else "the file's graph"))
         region.doc = proto.doc_string
@@ -182,7 +182,8 @@ class Reader:
     def function(self, proto: FunctionProto, standard: bool = False) -> Region:
         """Read the body of a function, which sees no outer names.
 
-        Bodies that the standard generates for given operands may lack outputs that those operands do not ask for.
+        standard: the standard generated the body for given operands. It may lack outputs that these operands do not
+        need.
         """
         require_text(f"{self.label}: function", proto.domain, proto.name, *proto.input, *proto.output)
         region = Region(proto.name, f"function {proto.domain}.{proto.name}")
@@ -199,7 +200,7 @@ class Reader:
         return region
 
     def closed(self, region: Region, where: str) -> None:
-        """Raises InvalidModel when the region uses names that nothing defines."""
+        """Raises InvalidModel if the region uses undefined names."""
         if region.free:
             name, node = next(iter(region.free.items()))
             user = f"{node}: input" if node is not None else "output"
@@ -208,7 +209,7 @@ class Reader:
             )
 
     def _initializer(self, region: Region, tensor: TensorProto, where: str) -> None:
-        """Of several with one name the last one counts, as in ONNX Runtime; one without a name nobody can use."""
+        """Store an initialiser. Of several with the same name, the last one counts, as in ONNX Runtime."""
         require_text(f"{where}: initializer", tensor.name)
         if not tensor.name:
             tell(f"{where}: an initializer has no name; it is ignored")
@@ -234,7 +235,8 @@ class Reader:
         for index, node in enumerate(nodes):
             for name in filter(None, node.outputs):
                 if name in producers and _is_constant(node) and _is_constant(nodes[producers[name]]):
-                    # Tools that append shape constants do this; like ONNX Runtime, take the last one.
+                    # Some tools append constants for shapes whose names exist already. As in ONNX Runtime, the last one
+                    # counts.
                     region.replaced.append(name)
                 elif name in given or name in producers:
                     other = f"by {nodes[producers[name]]}" if name in producers else "as an input or initializer"
@@ -280,7 +282,7 @@ def _is_constant(node: RawNode) -> bool:
 
 
 def _ordered(nodes: Sequence[RawNode], producers: Mapping[str, int], where: str) -> Iterable[int]:
-    """Indices in dependency order, the file's own order where that is one. Raises InvalidModel for a cycle."""
+    """Indices in dependency order; the file's order if it is valid. Raises InvalidModel for a cycle."""
     ahead = any(producers.get(name, -1) >= index for index, node in enumerate(nodes) for name in node.needs)
     if not ahead:
         return range(len(nodes))

@@ -19,7 +19,7 @@ from graphkit.ops import Op, operator
 
 
 def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodeProto, list[Value | None]]:
-    """The node's operator and attributes as the target spells them, and the operands that it is written with."""
+    """The node in the form of the target opset: operator and attributes, and the operands to write."""
     op = operator(node, Op)
     form = op.onnx
     assert form is not None, "what has no form in ONNX is expanded before it is written"
@@ -39,7 +39,7 @@ def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodePr
     downgrade.spell(spelling)
     proto = NodeProto(op_type=spelling.op_type, domain=form.domain)
     schema = target_schema(spelling.op_type, target, form.domain)
-    if schema is not None:  # as a Loop without a condition
+    if schema is not None:  # required inputs may be absent, such as the condition of a Loop
         spelling.inputs += [None] * (schema.min_input - len(spelling.inputs))
     if form.domain == "ai.onnx.ml" and schema is None:
         raise spelling.fail(f"operator {spelling.op_type}")
@@ -58,7 +58,7 @@ def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodePr
 
 
 def _omissible(spec: Any, value: Any) -> bool:
-    """Whether leaving the attribute out means the same in the file."""
+    """Whether the file means the same without this attribute."""
     if spec is None or not spec.default_value.name:
         return True
     default = onnx.helper.get_attribute_value(spec.default_value)
@@ -77,14 +77,14 @@ def target_schema(name: str, target: int, domain: str) -> Any:
         return None
 
 
-# Version 5 of ai.onnx.ml has TreeEnsemble in the place of these.
+# Operators that version 5 of ai.onnx.ml replaced by TreeEnsemble.
 _UP_TO_4 = frozenset({"TreeEnsembleRegressor", "TreeEnsembleClassifier"})
 
 
 def domain_version(domain: str, target: int, operators: Set[str]) -> int:
-    """The version of another domain, of which a file has these operators, that was current with opset `target`.
+    """The version of another domain to declare in a file for opset `target` that has these operators of the domain.
 
-    Raises UnsupportedError when no version has all of them.
+    Raises UnsupportedError if no version has all of them.
     """
     if domain != "ai.onnx.ml":
         return 1
@@ -96,7 +96,7 @@ def domain_version(domain: str, target: int, operators: Set[str]) -> int:
 
 
 def _check_types(spelling: downgrade.Spelling, schema: Any) -> None:
-    """Operand count and element types, of results too, against the target's schema; raises UnsupportedError."""
+    """Check the number of operands, and all element types, against the target's schema. Raises UnsupportedError."""
     formals = schema.inputs
     constraints = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     variadic = bool(formals) and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -121,7 +121,7 @@ def _type_text(kind: Type) -> str:
     if isinstance(kind, OptionalType):
         return f"optional({_type_text(kind.element)})"
     if isinstance(kind, MapType):
-        # Schemas write the values of maps, which are scalars, without the word tensor.
+        # In schemas, value types of maps are scalars: "map(string, float)", without "tensor".
         element = _type_text(kind.element).removeprefix("tensor(").removesuffix(")")
         return f"map({_element_text(kind.key)}, {element})"
     return f"tensor({_element_text(kind.dtype)})"

@@ -1,7 +1,7 @@
 """TensorProto, SparseTensorProto and TypeProto to and from numpy arrays and graphkit types.
 
-Sizes are computed from `dims` in Python integers and compared with the bytes that are there before anything is
-allocated. Sub-byte types (int4, uint4, float4, int2, uint2) are packed in a file, one byte each in memory.
+Sizes are computed from `dims` in Python integers, and compared with the number of stored bytes before memory is
+allocated. Sub-byte types (int4, uint4, float4, int2, uint2) are packed in files, and have one byte each in memory.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ DTYPES: dict[int, DType] = {code: dtype for dtype, code in CODES.items()}
 
 _PACKED_BITS = {DType.INT4: 4, DType.UINT4: 4, DType.FLOAT4E2M1: 4, DType.INT2: 2, DType.UINT2: 2}
 
-# Which typed field holds a dtype's elements when raw_data is absent, and how many field entries one element takes.
+# Type -> field that holds the elements if raw_data is absent, number of field entries per element.
 _FIELDS: dict[DType, tuple[str, int]] = {
     DType.FLOAT32: ("float_data", 1),
     DType.COMPLEX64: ("float_data", 2),
@@ -70,16 +70,16 @@ _FIELDS: dict[DType, tuple[str, int]] = {
 }
 
 MAX_RANK = 64
-# Of the largest element type, which has 16 bytes.
+# Maximum number of elements, for the largest element type, which has 16 bytes.
 _MAX_ELEMENTS = (1 << 63) // 16 - 1
-# A sparse tensor can announce any dense size in a few bytes.
+# Limit for dense copies of sparse tensors, because a few bytes can declare any dense size.
 MAX_DENSE_BYTES = 1 << 30
-# Longer dimension texts are names: products of sums expand exponentially.
+# Longer texts of dimensions are names and not expressions, because expanding products of sums takes exponential time.
 _MAX_DIM_TEXT = 64
 
 
 class ExternalPlaces(Protocol):
-    """Where the bytes of tensors are that are stored outside the model."""
+    """Finds the data of tensors that are stored outside the model."""
 
     def place(self, proto: TensorProto, nbytes: int) -> Place: ...
 
@@ -93,13 +93,13 @@ def dtype_of_code(code: int, where: str = "") -> DType:
 
 
 def checked_shape(proto_dims: Sequence[int], where: str) -> tuple[int, ...]:
-    """The dims of a stored tensor; raises InvalidModel for dimensions that no array can have."""
+    """The shape of a stored tensor. Raises InvalidModel if no array can have it."""
     shape = tuple(int(d) for d in proto_dims)
     if len(shape) > MAX_RANK:
         raise InvalidModel(f"{where}: rank {len(shape)} is above {MAX_RANK}")
     if any(d < 0 for d in shape):
         raise InvalidModel(f"{where}: negative dimension in {list(shape)}")
-    # numpy multiplies the other dimensions, too, if one is 0.
+    # Even if a dimension is 0, numpy computes the product of the others, which must not overflow.
     if 0 in shape and math.prod(d or 1 for d in shape) > _MAX_ELEMENTS:
         raise InvalidModel(f"{where}: the dimensions {list(shape)} are too large for an array")
     return shape
@@ -116,8 +116,8 @@ def to_array(
 ) -> np.ndarray:
     """The tensor as an array (strings as objects). `where` begins every error.
 
-    `place` is where its raw data are when they are not in `proto`. Raises InvalidModel when type, dims and data do not
-    fit together, FileChanged; external data need `external`.
+    `place` is the place of the raw data if they are not in `proto`. External data need `external`. Raises InvalidModel
+    if type, shape and data do not match, and FileChanged.
     """
     dtype = dtype_of_code(proto.data_type, where)
     shape = checked_shape(proto.dims, where)
@@ -141,7 +141,7 @@ def to_array(
 
 
 def has_data(proto: TensorProto) -> bool:
-    """Whether the elements are in the message itself: neither left in the file nor in one of external data."""
+    """Whether the message itself contains the elements. If not, they are in the model file or in an external file."""
     fields = {field for field, _ in _FIELDS.values()} | {"int32_data"}
     return proto.HasField("raw_data") or any(len(getattr(proto, field)) for field in fields)
 
@@ -149,10 +149,10 @@ def has_data(proto: TensorProto) -> bool:
 def left_in_file(
     proto: TensorProto, where: str, external: ExternalPlaces, place: Place | None = None
 ) -> StoredArray | None:
-    """The tensor as an array that stays in its file; else None, and it is for `to_array`.
+    """The tensor as an array that stays in its file; None if `to_array` must read it.
 
-    That is so for small ones, for bytes that mean something else than they would in memory, and where the process has
-    few descriptors left. `place` and errors are those of `to_array`.
+    None is returned for small tensors, for types whose stored form differs from that in memory, and if the process has
+    few file descriptors left. `place` and errors are those of `to_array`.
     """
     dtype = dtype_of_code(proto.data_type, where)
     if dtype in _PACKED_BITS or dtype in (DType.BOOL, DType.STRING):
@@ -244,7 +244,7 @@ def densify(proto: SparseTensorProto, where: str, external: ExternalPlaces | Non
 
 
 def to_proto(array: np.ndarray, name: str = "", into: TensorProto | None = None) -> TensorProto:
-    """A TensorProto with raw data (strings: string_data); sub-byte types are packed. `into` is an empty one to fill."""
+    """A TensorProto with raw data (strings: string_data); sub-byte types are packed. into: an empty message to fill."""
     from onnx import TensorProto
 
     array = np.asarray(array)
@@ -294,9 +294,9 @@ def to_buffer(array: np.ndarray) -> memoryview:
 
 
 def parse_dim_param(text: str) -> Dim:
-    """The dimension that a dim_param names: an identifier, an expression of graphkit's grammar, else the whole text.
+    """The dimension of a dim_param: an identifier, an expression of graphkit's grammar, or the whole text as a name.
 
-    Exporters write `?`, `-1` or nothing for "unknown": each such dimension equals nothing else.
+    Some exporters write `?`, `-1` or nothing for an unknown size. Each of these is a dimension of its own.
     """
     if text in ("", "None") or text.startswith("?"):
         return dims.fresh()
@@ -307,7 +307,7 @@ def parse_dim_param(text: str) -> Dim:
 
 
 def type_from_proto(proto: TypeProto, where: str, depth: int = 0) -> Type | None:
-    """The graphkit type, None when the file declares none; raises InvalidModel, UnsupportedError for sparse tensors."""
+    """The graphkit type; None if none is declared. Raises InvalidModel, and UnsupportedError for sparse tensors."""
     kind = proto.WhichOneof("value")
     if kind is None:
         return None
@@ -350,7 +350,7 @@ def type_from_proto(proto: TypeProto, where: str, depth: int = 0) -> Type | None
 
 
 def type_to_proto(kind: Type) -> TypeProto:
-    """The TypeProto; anonymous dimensions are left open, expressions are written as text."""
+    """The TypeProto. Anonymous dimensions have no value; expressions are written as text."""
     from onnx import TypeProto
 
     proto = TypeProto()
@@ -384,7 +384,7 @@ def _dim_text(dim: DimExpr) -> str:
 
 
 def claims(declared: Type, inferred: Type) -> bool:
-    """Whether a declaration has the kind and the element types of what was inferred."""
+    """Whether a declared type and the inferred one have the same kind and element types."""
     if isinstance(declared, TensorType):
         return isinstance(inferred, TensorType) and declared.dtype is inferred.dtype
     if isinstance(inferred, TensorType):

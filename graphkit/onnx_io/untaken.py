@@ -1,8 +1,8 @@
-"""Import of If branches that cannot be computed. A file may contain them, and runs as long as no run takes them.
+"""Import of If branches that cannot be computed. A file may contain them, and works if they are never taken.
 
-Such a branch is built on placeholders of unknown sizes, ranks or elements, from which its types can be inferred. The
-node has the true operands. Inference finds that the branch does not fit them, and takes the types of the results from
-the other branch. A run that takes the branch ends with an error.
+Such a branch is built on placeholders with unknown sizes, ranks or elements, so that its types can be inferred. The If
+node reads the true operands. Inference finds that the branch does not match them, and takes the result types from the
+other branch. If a run takes the branch, it ends with an error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from graphkit.onnx_io.building import GraphBuilder, Names, Setting, StandIns
 from graphkit.onnx_io.scopes import Region
 from graphkit.text import quantity
 
-# What is forgotten of the operands that a branch takes from outside, in the order in which that is tried: nothing, then
-# their sizes and elements (ranks too, of constants too).
+# Attempts to build a branch, in order. None: on its operands. A pair: on placeholders, with these values of the
+# arguments `ranks` and `constants` of StandIns.
 _ATTEMPTS = (None, (False, False), (True, False), (False, True), (True, True))
 
 
@@ -27,13 +27,13 @@ def branch_outputs(
 ) -> list[Value]:
     """The outputs of a branch of an If, built in a scope inside `names`.
 
-    Where operands do not fit, the branch is built on stand-ins for values from outside: `originals` gets the value that
-    each stands for. Raises what building the branch raises, when no stand-ins help.
+    If the operands do not fit, the branch reads placeholders instead of outer values. These are added to `originals`:
+    placeholder -> the value it replaces. Raises the first error if every attempt fails.
     """
     if region.inputs:
         raise InvalidModel(f"{region.place} has {quantity(len(region.inputs), 'input')}, but gets 0")
-    # A branch inside of one that is built again is not tried from the beginning each time: that would double the work
-    # with every branch around it.
+    # While an enclosing branch is rebuilt, start with the attempt that succeeded before. Starting from the first one
+    # would double the work at each level of nesting.
     start = 0 if builder.stand_ins is None else builder.attempts.get(id(region), 0)
     refused: InvalidModel | UnsupportedError | None = None
     for number, forgotten in enumerate(_ATTEMPTS[start:], start):
@@ -44,7 +44,7 @@ def branch_outputs(
             with _reading(builder, own):
                 outputs = builder.region(region, type(names)(names), setting)
         except (InvalidModel, UnsupportedError) as error:
-            # Nothing helps against what is not supported, nor a branch inside of this one that has been tried.
+            # Further attempts do not help if a feature is not supported, or if all attempts failed for an inner branch.
             if error is builder.final_error or (forgotten is None and not isinstance(error, InvalidModel)):
                 raise
             refused = refused or error
@@ -60,7 +60,7 @@ def branch_outputs(
 
 @contextmanager
 def _reading(builder: GraphBuilder, stand_ins: StandIns | None) -> Iterator[None]:
-    """Inside, the nodes that the builder makes read these stand-ins."""
+    """Context manager: nodes that the builder makes in it read these placeholders."""
     before, builder.stand_ins = builder.stand_ins, stand_ins
     try:
         yield
@@ -69,5 +69,5 @@ def _reading(builder: GraphBuilder, stand_ins: StandIns | None) -> Iterator[None
 
 
 def restored(captured: Sequence[Value], originals: dict[Value, Value]) -> list[Value]:
-    """The operands of an If for what its branches capture: the true values in place of stand-ins."""
+    """The operands of an If for the captures of its branches: placeholders are replaced by the true values."""
     return [originals.get(v, v) for v in captured]

@@ -10,12 +10,12 @@ from graphkit.onnx_io.scopes import GRADIENT, RawNode, Region
 from graphkit.onnx_io.validate import version_of
 from graphkit.ops import registry
 
-# By what a node is carried out; None: by nothing that is here.
+# How graphkit runs a node; None: it cannot.
 Means: TypeAlias = Literal["operator", "rule", "function"] | None
 
 
 class Use(NamedTuple):
-    """A node, the operator that it ends as, and the means."""
+    """A node, its operator (`domain`, `name`) after upgrades, and how graphkit runs it."""
 
     node: RawNode
     domain: str
@@ -24,7 +24,7 @@ class Use(NamedTuple):
 
 
 def uses(top: Region, opsets: Mapping[str, int], library: functions.Library) -> Iterator[Use]:
-    """Every node of a file, subgraphs included, those of a function's body once."""
+    """Every node of a file, including subgraphs. The body of each function is visited once."""
     seen: set[int] = set()
     known: dict[tuple[str, str, int], tuple[str, Means]] = {}
     pending: list[tuple[Region, Mapping[str, int]]] = [(top, opsets)]
@@ -45,12 +45,12 @@ def uses(top: Region, opsets: Mapping[str, int], library: functions.Library) -> 
 
 
 def implements(domain: str, operator: str, version: int) -> bool:
-    """Whether an operator in the form of this version is carried out here without a model's own functions."""
+    """Whether graphkit can run an operator of this version without the functions of the model."""
     return _carried_out(domain, operator, version)[1] is not None
 
 
 def _carried_out(domain: str, name: str, version: int) -> tuple[str, Means]:
-    """The operator that nodes of this operator end as, and by what; a model's own functions are not looked at."""
+    """The operator after upgrades, and how graphkit runs it. The functions of the model are not considered."""
     target, built = upgrade.destination(domain, name, version)
     if registry.find(domain, target) is not None:
         return target, "operator"

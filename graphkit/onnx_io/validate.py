@@ -25,16 +25,17 @@ if TYPE_CHECKING:
     from onnx import ModelProto, OperatorSetIdProto
 
 OLDEST_OPSET = 1
-# Schemas are looked up by 32-bit versions.
+# Limit of versions: onnx looks schemas up by 32-bit numbers.
 _VERSIONS = 1 << 31
-# The wire format holds sizes in 31 bits.
+# Maximum size of a model file: protobuf limits sizes to 31 bits.
 _MAX_PROTO_BYTES = (1 << 31) - 1
 
-# The protobuf library makes an object of each message, of a hundred bytes or more even where the message has two.
+# In larger files, messages are counted before parsing: the protobuf library allocates 100 bytes or more for each
+# message, even if it has two bytes in the file.
 _MANY_BYTES = 1 << 25
 _MOST_MESSAGES = 1 << 24
 
-# The numbers and wire types of ModelProto's fields.
+# Field number of ModelProto -> wire type.
 _MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
@@ -49,10 +50,12 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
 
 
 class Source(NamedTuple):
-    """A parsed model, what to call it in messages, and the folders that its external data are relative to.
+    """A parsed model.
 
-    `folders` are that of the path, and where that is a symbolic link, that of the file; none of a model that was given
-    as bytes. `large` says where the data of initialisers are that are not in `model`.
+    label: its name in messages.
+    folders: folders that external data are relative to: that of the path, and, if the path is a symbolic link, that of
+        its target. Empty for a model that was given as bytes.
+    large: places of initialiser data that are not in `model`, by name.
     """
 
     model: ModelProto
@@ -62,9 +65,9 @@ class Source(NamedTuple):
 
 
 def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
-    """Parse a path, the bytes of a file, or take a ModelProto.
+    """Read a model from a path or from bytes, or accept a ModelProto.
 
-    Raises UsageError when there is no such file, InvalidModel saying what is wrong with it.
+    Raises UsageError if there is no such file, and InvalidModel, which describes the problem.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         found = Source(parse(bytes(source), "model"), "model", ())
@@ -98,13 +101,13 @@ def _mode(path: str) -> int | None:
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP):
             raise
-    except ValueError:  # a name that no file has
+    except ValueError:  # not a valid file name
         pass
     return None
 
 
 def _read_file(path: str) -> tuple[bytes, Mapping[str, Place]]:
-    """The bytes to parse, and where the large tensors are that are not among them."""
+    """The bytes to parse, and the places of large tensors that are not in them, by name."""
     mode = _mode(path)
     if mode is None:
         raise UsageError(f"{path}: no such file")
@@ -158,7 +161,7 @@ def _parsed_by_library(data: bytes, label: str) -> ModelProto:
 
 
 def _scan_frame(data: bytes) -> str | None:
-    """Walk over the top-level fields without parsing them: tells a truncated model from something else."""
+    """Check the top-level fields without parsing them. Returns a problem (truncated, damaged, not a model), or None."""
     found = 0
     try:
         for field in fields(data, 0, len(data)):
@@ -181,14 +184,14 @@ def _broken(fields: int) -> str:
 
 
 def require_text(where: str, *strings: object) -> None:
-    """The protobuf library gives text that is not UTF-8 as bytes; raises InvalidModel for it."""
+    """Raise InvalidModel for text that is not UTF-8. The protobuf library returns such text as bytes."""
     for string in strings:
         if not isinstance(string, str):
             raise InvalidModel(f"{where}: {string!r} is not UTF-8 text")
 
 
 def check_frame(model: ModelProto, label: str) -> None:
-    """A graph is there and the opset is one that graphkit knows; raises InvalidModel or UnsupportedError."""
+    """Check that the model has a graph, and an opset that graphkit knows. Raises InvalidModel or UnsupportedError."""
     if not model.HasField("graph"):
         raise InvalidModel(f"{label}: the model has no graph")
     versions = opsets_of(model.opset_import, label)
@@ -208,9 +211,9 @@ def check_opset(version: int, label: str) -> None:
 
 
 def opsets_of(imports: Iterable[OperatorSetIdProto], label: str, warn: bool = False) -> dict[str, int]:
-    """Version by domain ("" for ai.onnx). Of two versions the last one counts, as in ONNX Runtime; `warn` says so.
+    """Versions by domain ("" for ai.onnx). If a domain occurs again, the last version counts, as in ONNX Runtime.
 
-    Raises InvalidModel for a domain that is no text, and for a version that no domain can have.
+    warn: warn about repeated domains. Raises InvalidModel if a domain is not text, or a version is out of range.
     """
     versions: dict[str, int] = {}
     for entry in imports:
@@ -228,12 +231,12 @@ def opsets_of(imports: Iterable[OperatorSetIdProto], label: str, warn: bool = Fa
 
 
 def version_of(domain: str, opsets: Mapping[str, int]) -> int:
-    """The version of a domain under these imports; of one that is not imported the newest, or 1."""
+    """The imported version of a domain. If it is not imported: the newest of ai.onnx, or 1 for other domains."""
     return opsets.get(domain, NEWEST_OPSET if domain == "" else 1)
 
 
 def tell(message: str) -> None:
-    """Warn of what a file has that its format does not allow, and that was read in the one way that makes sense."""
+    """Warn that a file breaks a rule of the format, but was read because it has only one possible meaning."""
     warnings.warn(message, FileWarning, stacklevel=3)
 
 

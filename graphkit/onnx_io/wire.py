@@ -1,9 +1,9 @@
 """Read the wire format of a model file without the protobuf library.
 
-That library copies a file's bytes, copies every tensor out of that copy, and makes an object of many bytes for each
-message of two. Here large initialisers are cut out before it sees the file, and stay there until they are needed, and
-the messages are counted first. The format is that of protobuf.dev/programming-guides/encoding; the field numbers are
-those of onnx.proto.
+That library copies a file's bytes, copies every tensor out of this copy, and allocates an object of 100 bytes or more
+even for messages of two bytes. So here the data of large initialisers are removed before the library parses the rest;
+they stay in the file until they are needed. Messages are counted first. The format is described at
+protobuf.dev/programming-guides/encoding; the field numbers are those of onnx.proto.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ TENSOR_RAW_DATA: Final = 9
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 MAX_NUMBER = (1 << 29) - 1
-# Of a number; and of a tag or a length, which protobuf refuses when they are longer, whatever their value.
+# Maximum length of a number; and of a tag or a length: protobuf rejects longer ones, whatever their value is.
 _MAX_VARINT_BYTES, _MAX_FRAME_BYTES = 10, 5
 
 _WINDOW = 1 << 15
 
-# The fields of a graph: beyond, the file is for the parser to read whole, or to refuse.
+# Maximum number of fields of a message. If there are more, the protobuf library parses the whole file, or rejects it.
 _MOST_FIELDS = 1 << 23
 
-# By message, its fields that are messages. Others, such as dimensions, are few or in these.
+# Message -> its fields that are messages, and are counted. Others, such as dimensions, are few, or inside of these.
 _MESSAGES: Final[Mapping[str, Mapping[int, str]]] = {
     "model": {7: "graph", 8: "leaf", 14: "leaf", 20: "training", 25: "function", 26: "leaf"},
     "graph": {1: "node", 5: "tensor", 11: "value", 12: "value", 13: "value", 14: "leaf", 15: "sparse", 16: "leaf"},
@@ -49,8 +49,9 @@ _MESSAGES: Final[Mapping[str, Mapping[int, str]]] = {
 
 
 class Malformed(Exception):
-    """The bytes are not fields one behind the other. `number`: of the field that does not end where it should, and
-    `missing` bytes of it; 0 where that is not known.
+    """The bytes are not a sequence of fields.
+
+    number: field whose end is missing. missing: number of missing bytes. Both are 0 if they are unknown.
     """
 
     def __init__(self, number: int = 0, missing: int = 0):
@@ -60,7 +61,7 @@ class Malformed(Exception):
 
 
 class Field(NamedTuple):
-    """A field, by places in the bytes that it is in."""
+    """A field. start, body, end: positions in the bytes that contain it."""
 
     number: int
     wire: int
@@ -75,7 +76,7 @@ class Field(NamedTuple):
 
 
 class Spans(Protocol):
-    """Bytes of which parts can be had."""
+    """Bytes that can be sliced."""
 
     def __len__(self) -> int: ...
 
@@ -83,7 +84,7 @@ class Spans(Protocol):
 
 
 class Place(NamedTuple):
-    """Bytes of a file."""
+    """A range of bytes in a file."""
 
     file: StoredFile
     offset: int
@@ -95,9 +96,9 @@ class Place(NamedTuple):
 
 
 def cut_out(file: StoredFile) -> tuple[bytes, dict[str, Place]] | None:
-    """The file's bytes without the raw data of its large initialisers, and where these are, by name.
+    """The file's bytes without the raw data of large initialisers, and the places of these data by name.
 
-    None when there are none, or when the file is not laid out like a model: then it is for the parser to read it whole.
+    Returns None if there are no large initialisers, or if the library must parse the whole file because it is unusual.
     Raises FileChanged, RuntimeFailure.
     """
     try:
@@ -108,7 +109,7 @@ def cut_out(file: StoredFile) -> tuple[bytes, dict[str, Place]] | None:
 
 
 class _Window:
-    """The bytes of a file, those around the latest position in memory."""
+    """The bytes of a file. Only those around the latest position are in memory."""
 
     def __init__(self, file: StoredFile):
         self._file = file
@@ -142,7 +143,7 @@ def _scan(data: _Window) -> tuple[list[bytes], dict[str, tuple[int, int]]]:
 
 def _without_large(data: _Window, graph: Field, places: dict[str, tuple[int, int]]) -> list[bytes]:
     pieces: list[bytes] = []
-    copied = graph.body  # everything before has been taken over
+    copied = graph.body  # everything before this position was copied
     for field in fields(data, graph.body, graph.end):
         if field.number != GRAPH_INITIALIZER or not field.is_bytes or field.end - field.body < LARGE:
             continue
@@ -166,8 +167,9 @@ def _without_large(data: _Window, graph: Field, places: dict[str, tuple[int, int
 
 
 def fields(data: Spans, position: int, end: int) -> Iterator[Field]:
-    """The fields of the message between two positions, at most _MOST_FIELDS. Raises Malformed when it comes to bytes
-    that are none; groups, which ONNX has none of, are such.
+    """Yield the fields of the message between two positions, at most _MOST_FIELDS.
+
+    Raises Malformed for bytes that are not a field, and for groups, which ONNX does not use.
     """
     for _ in range(_MOST_FIELDS):
         if position == end:
@@ -195,7 +197,7 @@ def fields(data: Spans, position: int, end: int) -> Iterator[Field]:
 
 
 def count_messages(data: Spans, most: int) -> int:
-    """How many messages a model has, `most` being where counting ends. What is malformed counts as one."""
+    """Count the messages of a model, up to `most`. A malformed message counts as one."""
     found = 0
     pending = [("model", 0, len(data))]
     while pending and found < most:
@@ -208,7 +210,7 @@ def count_messages(data: Spans, most: int) -> int:
                     pending.append((inside[field.number], field.body, field.end))
                     if found + len(pending) >= most:
                         return most
-        except Malformed:  # the protobuf library will say so
+        except Malformed:  # the protobuf library will raise the error
             continue
     return found
 

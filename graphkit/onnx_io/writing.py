@@ -25,9 +25,10 @@ from graphkit.onnx_io.tensors import packed_nbytes, to_buffer
 from graphkit.onnx_io.wire import GRAPH_INITIALIZER, MODEL_GRAPH, TENSOR_RAW_DATA, encoded_varint, field_tag
 from graphkit.text import human
 
-# Pages of files, which others map, begin at multiples of this. Smaller tensors stay in the model.
+# Data of external tensors begin at multiples of this page size, so that they can be mapped. Smaller tensors stay in the
+# model.
 ALIGNMENT = 4096
-# Larger models are written with external data: one protobuf message ends at 2 GiB.
+# Larger models are written with external data, because a protobuf message is limited to 2 GiB.
 EXTERNAL_ABOVE = 1 << 30
 
 # The largest message of protobuf.
@@ -35,12 +36,12 @@ _MAX_MESSAGE = (1 << 31) - 1
 
 
 class Initialiser(NamedTuple):
-    """An initialiser whose data may be kept apart.
+    """An initialiser whose data may be separate from the message.
 
     Attributes:
-        header: Name, type and shape; also the data, if they are not kept apart.
-        nbytes: Bytes of data that are kept apart.
-        data: Returns these data as they are in a file, or None.
+        header: Name, type and shape; also the data, if they are not separate.
+        nbytes: Number of bytes of separate data.
+        data: Function that returns the separate data as they are stored in a file; None if there are none.
     """
 
     header: TensorProto
@@ -49,7 +50,7 @@ class Initialiser(NamedTuple):
 
     @staticmethod
     def of(array: np.ndarray | StoredArray, header: TensorProto) -> Initialiser:
-        """Return the initialiser of an array. It is copied, or read from a file, when it is written at the earliest."""
+        """Return the initialiser of an array. The array is not copied, or read from its file, before it is written."""
         nbytes = packed_nbytes(dtype_of(array.dtype), math.prod(array.shape))
         return Initialiser(header, nbytes, lambda: to_buffer(np.asarray(array)))
 
@@ -70,7 +71,7 @@ class UnwrittenModel:
     def of(model: ModelProto) -> UnwrittenModel:
         """Copy a model without the data of larger initialisers, which stay in the given model until they are written.
 
-        Protobuf copies a message by serialising it, which ends at 2 GiB, so it is copied field by field.
+        Protobuf copies a message by serialising it, which it limits to 2 GiB. So the model is copied field by field.
         """
         copy = ModelProto()
         _copy_fields(model, copy, without="graph")

@@ -12,7 +12,7 @@ from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Value
 from graphkit.ir.names import snake_case
 
-# What other libraries call a keyword -> what it may be called here; the first that the operator has is meant.
+# Keywords in other libraries -> keywords in graphkit. The first one that the operator has is meant.
 _KEYWORDS = {
     "a_max": ("max",),
     "a_min": ("min",),
@@ -41,16 +41,16 @@ _KEYWORDS = {
     "start_dim": ("axis",),
     "stride": ("strides",),
 }
-# Of these two either is taken for the other.
+# Keywords that mean the same: an operator that has one of them accepts the other.
 _SAME = frozenset({"axis", "axes"})
-# Operands that are lists of integers, for which one integer can only mean a list of one.
+# Operands that are lists of integers. One integer is accepted as a list of one element.
 _LISTS = frozenset({"axes", "ends", "shape", "starts", "steps"})
-# The attribute that a value by position most likely stands for.
+# Attributes that users most likely mean by an extra positional argument, most likely first.
 _LIKELY = ("axis", "perm", "to", "kernel_shape", "alpha", "k")
-# Operators that combine tensors element by element, and what reduces one along its axes.
+# Operators that combine tensors element by element -> functions that reduce one tensor along axes.
 _COMBINES = {"Max": "reduce_max", "Mean": "reduce_mean", "Min": "reduce_min", "Sum": "reduce_sum"}
 
-# What other libraries call a function or a method -> what to write; x is the value.
+# Names of functions and methods in other libraries -> the graphkit expression, where x is the graph value.
 _FUNCTIONS = {
     "T": "gk.transpose(x)",
     "all": "gk.reduce_min(x)",
@@ -124,7 +124,7 @@ _FUNCTIONS = {
 
 
 def elsewhere(name: str) -> str | None:
-    """The graphkit expression for a function or method that other libraries call `name`; None if there is none."""
+    """Return the graphkit expression for a function or method `name` of other libraries; None if there is none."""
     return _FUNCTIONS.get(name)
 
 
@@ -139,13 +139,13 @@ def list_positions(names: Sequence[str]) -> tuple[int, ...]:
 
 
 def as_list(cls: Any, values: Sequence[Any], position: int) -> Any:
-    """The operand at `position`, an integer, as a list, or as an array if the operator takes a scalar.
+    """Return the operand at `position`, which is one integer, as a list (for SplitToSequence: as a scalar array).
 
     Raises UsageError if the integer could mean something else.
     """
     name, given = cls.formals[position].name, values[position]
     if cls.name == "SplitToSequence":
-        return np.array(given)  # the size of every part
+        return np.array(given)  # a scalar: the size of every part
     if name == "split":
         raise UsageError(
             f"Split takes sizes: {form(cls, values[:position])[:-1]}, [a, b, ...]) for parts of these sizes, "
@@ -157,7 +157,7 @@ def as_list(cls: Any, values: Sequence[Any], position: int) -> Any:
 
 
 def attributes(cls: Any, operands: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords that the operator has, `axis` and `axes` taken for each other; UsageError for unknown ones."""
+    """Return the given keywords under the operator's names for them. Raises UsageError for unknown ones."""
     known = [*(f.name for f in cls.formals), *cls.fields]
     found: dict[str, Any] = {}
     for key, value in given.items():
@@ -177,7 +177,7 @@ def attributes(cls: Any, operands: Sequence[Any], given: Mapping[str, Any]) -> d
 
 
 def check_combined(cls: Any, operands: Sequence[Any]) -> None:
-    """Refuse Sum, Mean, Max and Min of one operand, which would be that operand."""
+    """Raise UsageError for Sum, Mean, Max or Min of one graph value: the caller probably wants a reduction."""
     if cls.name in _COMBINES and not cls.domain and len(operands) == 1 and isinstance(operands[0], Value):
         name, x = cls.name.lower(), _shown(operands[0])
         raise UsageError(
@@ -187,7 +187,7 @@ def check_combined(cls: Any, operands: Sequence[Any]) -> None:
 
 
 def check_list(cls: Any, operands: Sequence[Any]) -> None:
-    """Refuse attributes behind the operands of a variadic operator, as in concat([a, b], 1)."""
+    """Raise UsageError for a positional attribute after the operands of a variadic operator: concat([a, b], 1)."""
     if len(operands) < 2 or not isinstance(operands[-1], (int, float, str)) or "axis" not in cls.fields:
         return
     *tensors, last = operands
@@ -196,7 +196,7 @@ def check_list(cls: Any, operands: Sequence[Any]) -> None:
 
 
 def too_many(cls: Any, operands: Sequence[Any]) -> UsageError:
-    """The error for more operands than there are: an attribute by position, or sizes one by one."""
+    """Return the error for too many positional arguments. It suggests a keyword, or a list of sizes."""
     count = len(cls.formals)
     extra = list(operands[count:])
     message = f"{cls.name} takes {count} operand{'' if count == 1 else 's'}, {len(operands)} given"
@@ -215,7 +215,7 @@ def too_many(cls: Any, operands: Sequence[Any]) -> UsageError:
 
 
 def form(cls: Any, operands: Sequence[Any], **attrs: Any) -> str:
-    """Text of a call, such as `gk.softmax(x, axis=1)`."""
+    """Return the text of a call, such as `gk.softmax(x, axis=1)`."""
     parts = [_shown(v) for v in operands]
     for key, value in attrs.items():
         per_axis = key in cls.fields and cls.fields[key].kind == "tuple[int, ...]" and isinstance(value, int)
@@ -224,13 +224,13 @@ def form(cls: Any, operands: Sequence[Any], **attrs: Any) -> str:
 
 
 def function_name(cls: Any) -> str:
-    """The operator's function: snake case, with an underscore after a Python keyword (`gk.and_`, `gk.if_`)."""
+    """Return the name of the operator's function: snake case, with `_` after a Python keyword (`and_`, `if_`)."""
     name = snake_case(cls.name)
     return name + "_" if keyword.iskeyword(name) else name
 
 
 def _one_axis(value: Any) -> int | None:
-    """The axis that an integer, or a list of one, names."""
+    """Return the axis given by an integer or a list of one integer."""
     if isinstance(value, (list, tuple)) and len(value) == 1:
         value = value[0]
     return int(value) if isinstance(value, (int, np.integer)) else None

@@ -53,13 +53,13 @@ class Formal(NamedTuple):
 
 
 def with_default(formals: Sequence[Formal]) -> list[bool]:
-    """Which operands a call may leave out: optional ones with no required one behind them."""
+    """Return, for each operand, whether a call may leave it out: it is optional, and no required operand follows."""
     last = max((i for i, f in enumerate(formals) if not f.optional and not f.variadic), default=-1)
     return [f.optional and i > last for i, f in enumerate(formals)]
 
 
 def examples_align(inputs: Sequence[TensorType | None], batched: Sequence[bool]) -> bool:
-    """Whether operands that broadcast against each other have their examples at the same axis, and others have none."""
+    """Return whether the operands with examples have the full rank, and all others broadcast along the first axis."""
     rank = max(len(t.known_shape) for t in inputs if t is not None)
     return all(
         t is None or (len(t.known_shape) == rank if examples else len(t.known_shape) < rank or t.known_shape[0] == 1)
@@ -68,7 +68,7 @@ def examples_align(inputs: Sequence[TensorType | None], batched: Sequence[bool])
 
 
 _NO_GRAPHS: Mapping[str, Graph] = MappingProxyType({})
-# Class attributes and methods by their former names, which operators of users may still define.
+# Former -> present names of class attributes and methods. Operators of users may still define the former ones.
 _FORMER = {
     "refusal": "value_check",
     "refuses_values": "checks_values",
@@ -115,7 +115,7 @@ class Op:
 
     domain: ClassVar[str] = ""
     name: ClassVar[str] = ""
-    # Names by which files and callers may still know it.
+    # Former names, which files and callers may still use.
     former_names: ClassVar[tuple[str, ...]] = ()
     fields: ClassVar[Mapping[str, Field]] = {}
     inputs: ClassVar[tuple[str, ...]] = ()
@@ -158,7 +158,7 @@ class Op:
 
     @classmethod
     def _coerced(cls, key: str, given: Any) -> Any:
-        """The value of an attribute as its field has it."""
+        """Return a value converted to the kind of the attribute `key`. Raises UsageError if that is not possible."""
         kind, default = cls.fields[key]
         if given is None and default is None:
             return None
@@ -242,7 +242,7 @@ class Op:
         return self._check_of_all(inputs) if self.checks_values or not is_own else None
 
     def _check_of_all(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The key of a check of these elements in these shapes."""
+        """Return the key of a check that depends on all operands' elements and types."""
         return (self, *inputs, *(None if v is None else v.type for v in inputs))
 
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
@@ -258,19 +258,20 @@ class Op:
         """
         if self.pointwise:
             return examples_align(inputs, batched)
-        # Views have the same elements in the same order, and as many examples as before.
+        # Views have the same elements in the same order, so they are batchwise in the operand x.
         examples = self.per_example or ("x",) * bool(self.views)
         return bool(examples) and self._has_examples(examples, inputs, batched)
 
     def _has_examples(self, names: Sequence[str], inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
-        """Whether the operands with these names have examples, as far as they are there, and no other one has any."""
+        """Return whether exactly the operands with these names have examples; absent operands do not count."""
         last = len(self.formals) - 1
         expected = [self.formals[min(i, last)].name in names for i in range(len(inputs))]
         return all(t is None or b == e for t, b, e in zip(inputs, batched, expected, strict=True))
 
     # `grad(self, node, *output_gradients)` builds the gradient of each input (None: not differentiable in it);
     # `expand(self, *inputs)` builds the same result from standard operators, for files, gradients and the executor.
-    # `composed(self, *inputs)` is for the executor alone, where operators that it has are better. All are optional.
+    # `composed(self, *inputs)` is only for the executor: it builds the result from operators that have kernels. All
+    # three are optional.
     grad: ClassVar[Any] = None
     expand: ClassVar[Any] = None
     composed: ClassVar[Any] = None
@@ -349,7 +350,7 @@ def declared(cls: type[OpT]) -> type[OpT]:
     For operators that are used only within a running job, are not stored in files and have no gk function.
     """
     fields: dict[str, Field] = {}
-    # What Op itself annotates are class attributes.
+    # Annotations of Op itself are class attributes, not fields.
     for base in [b for b in reversed(cls.__mro__) if b is not Op]:
         for key, annotation in inspect.get_annotations(base).items():
             text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))

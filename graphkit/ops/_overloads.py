@@ -20,7 +20,7 @@ from graphkit.ops._calls import elsewhere
 
 
 def _operand(operand: Any, like: Value, exponent: bool = False) -> Value:
-    """`operand` as a Value beside `like`; an integer exponent keeps its dtype."""
+    """Return `operand` as a Value to be combined with `like`. exponent: integers keep their dtype."""
     if isinstance(operand, (list, tuple)):
         operand = array_of("an operand", operand, objects=True)
     if not isinstance(operand, (np.ndarray, np.generic)) or not isinstance(like.type, TensorType):
@@ -39,7 +39,7 @@ def _operand(operand: Any, like: Value, exponent: bool = False) -> Value:
 
 
 def _apply(function: str, a: Any, b: Any) -> Any:
-    """`function` of two operands, at least one of them a Value."""
+    """Apply `function` to two operands, at least one of which is a Value."""
     like = a if isinstance(a, Value) else b
     a, b = _operand(a, like), _operand(b, like, exponent=function == "pow")
     return _BUILT[function](a, b) if function in _BUILT else getattr(F, function)(a, b)
@@ -54,7 +54,7 @@ def _bitwise(function: str) -> Callable[[Value, Value], Value]:
     return lambda a, b: getattr(F, f"{function}_" if a.dtype is DType.BOOL else f"bitwise_{function}")(a, b)
 
 
-# Functions that are no operator of their own.
+# Python operators that are not one operator of graphkit, or depend on the dtype.
 _BUILT: dict[str, Callable[[Value, Value], Value]] = {
     "floordiv": _floor_div,
     "fmod": lambda a, b: F.mod(a, b, fmod=True),
@@ -83,7 +83,7 @@ def _invert(self: Value) -> Any:
     return F.not_(self) if self.dtype is DType.BOOL else F.bitwise_not(self)
 
 
-# numpy's functions by what they are here. The others have no counterpart of one node.
+# numpy's functions -> graphkit's functions, or keys of _BUILT. All others but invert and square raise NotAnArray.
 _UFUNCS_OF_TWO = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "power": "pow",
     "floor_divide": "floordiv", "remainder": "mod", "fmod": "fmod", "matmul": "mat_mul", "maximum": "max",
@@ -98,7 +98,7 @@ _UFUNCS_OF_ONE = {
     "cosh": "cosh", "tanh": "tanh", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "isnan": "is_nan",
     "isinf": "is_inf", "logical_not": "not_",
 }  # fmt: skip
-# Reductions of these functions: what calls them in numpy, and the function to use instead.
+# numpy ufunc -> the numpy function that calls its `reduce`, and the graphkit function to use instead.
 _REDUCTIONS = {
     "add": ("sum", "gk.reduce_sum"), "multiply": ("prod", "gk.reduce_prod"), "maximum": ("max", "gk.reduce_max"),
     "minimum": ("min", "gk.reduce_min"), "logical_and": ("all", "gk.reduce_min"),
@@ -107,7 +107,7 @@ _REDUCTIONS = {
 
 
 def _array_ufunc(self: Value, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
-    """The node that numpy's `ufunc` is; raises NotAnArray for what has none."""
+    """Build the nodes for a call of numpy's `ufunc`. Raises NotAnArray for calls without a counterpart."""
     name = ufunc.__name__
     if method == "__call__" and not options:
         if name in _UFUNCS_OF_TWO:
@@ -203,7 +203,10 @@ def _check_index(x: Value, index: int, axis: int) -> None:
 
 
 def _no_attribute(self: Value, name: str) -> Any:
-    """Only called for what a Value does not have. Nothing of `self` is touched: copies ask before it is filled."""
+    """Raise AttributeError with a hint; called if a Value lacks an attribute.
+
+    Reads no attribute of `self`, because `copy` asks for attributes before it sets any.
+    """
     right = elsewhere(name)
     if right is None and not name.startswith("_") and registry.function(name) is not None:
         right = f"gk.{name}(x)"

@@ -25,7 +25,7 @@ from graphkit.signatures import shown
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    # What the function of an operator takes for an input: see `as_value`.
+    # Type of the inputs of operator functions: everything that `as_value` converts.
     Operand: TypeAlias = Value | Tensor | ArrayLike
 
 
@@ -39,10 +39,10 @@ class Registry:
         self._by_key: dict[tuple[str, str], type[Op]] = {}
         self._former: dict[tuple[str, str], type[Op]] = {}
         self._functions: dict[str, OpFunction] = {}
-        # By operator of graphkit and by its function, the module that registers it; removed operators are not in them.
+        # Operator of graphkit -> module, and function name -> module. Removed operators are deleted from both.
         self._modules = {key: module for key, (_, module) in OPERATORS.items()}
         self._modules_of_functions = dict(OPERATORS.values())
-        # Modules that have been imported completely. Others may be on their way, in another thread.
+        # Modules that have been imported completely. Others may be half imported, in another thread.
         self._complete: set[str | None] = {None}
 
     def add(self, cls: type[Op]) -> None:
@@ -66,15 +66,15 @@ class Registry:
         self._functions[function] = OpFunction(cls, function)
 
     def _import(self, module: str | None) -> None:
-        """Import a module of operators; wait for it if another thread imports it."""
+        """Import a module of operators. If another thread is importing it, wait until that is finished."""
         if module not in self._complete:
             loaded = importlib.import_module(f"{__package__}.{module}")
-            # This thread may be in the middle of its import.
+            # If this thread is still importing the module, it is not complete.
             if not getattr(loaded.__spec__, "_initializing", False):
                 self._complete.add(module)
 
     def _replace(self, cls: type[Op], function: str) -> None:
-        """Take back what `cls` defines again: in a notebook, or in a module that is loaded once more."""
+        """Unregister the earlier class if `cls` defines it again, as in a notebook cell or a reloaded module."""
         same_name = self._functions.get(function)
         found = {self._by_key.get((cls.domain, cls.name)), None if same_name is None else same_name.op}
         for old in [other for other in found if other is not None]:
@@ -88,7 +88,7 @@ class Registry:
                 self.remove(old)
 
     def remove(self, cls: type[Op]) -> None:
-        """Take back a registration (for tests of custom operators)."""
+        """Unregister an operator (for tests of custom operators)."""
         key, function = (cls.domain, cls.name), function_name(cls)
         del self._by_key[key]
         self._former = {key: known for key, known in self._former.items() if known is not cls}
@@ -97,12 +97,12 @@ class Registry:
         self._modules_of_functions.pop(function, None)
 
     def knows(self, domain: str, name: str) -> bool:
-        """Whether there is an operator of this name, or of this former name. Imports nothing."""
+        """Return whether an operator has this name or former name, without importing it."""
         key = (domain, name)
         return any(key in table for table in (self._by_key, self._modules, self._former, FORMER))
 
     def find(self, domain: str, name: str) -> type[Op] | None:
-        """The operator of this name, or of this former name."""
+        """Return the operator with this name or former name; None if there is none."""
         key = (domain, name)
         self._import(self._modules.get(key))
         found = self._by_key.get(key) or self._former.get(key)
@@ -131,7 +131,7 @@ class Registry:
         return self._functions[function_name(cls)]
 
     def __iter__(self) -> Iterator[type[Op]]:
-        """All operators: those of graphkit, which are imported, then others in the order of their registration."""
+        """Iterate over all operators: import and yield those of graphkit, then others in the order of registration."""
         for module in dict.fromkeys(self._modules.values()):
             self._import(module)
         yield from [self._by_key[key] for key in self._modules if key in self._by_key]
@@ -224,7 +224,7 @@ def _operand(operator: Op, position: int, operands: Sequence[Any]) -> Value | No
 
 
 def _number_like(operator: Op, position: int, operands: Sequence[Any]) -> Value | None:
-    """The operand whose dtype a plain number takes: one of the same type variable, else the first if its dtype fits."""
+    """Return the operand whose dtype a number takes: one of the same type variable, else the first if it is allowed."""
     given = [(i, v) for i, v in enumerate(operands) if isinstance(v, Value) and isinstance(v.type, TensorType)]
     variable = _type_variable(operator, position)
     for other, value in given:
@@ -235,7 +235,7 @@ def _number_like(operator: Op, position: int, operands: Sequence[Any]) -> Value 
 
 
 def _type_variable(operator: Op, position: int) -> str:
-    """The name of the operand that decides the dtype at `position`."""
+    """Return the name of the operand that determines the dtype of the operand at `position`."""
     formals = operator.formals
     if not formals:
         return ""
@@ -259,7 +259,7 @@ class OpFunction:
         self._lists = _calls.list_positions([f.name for f in cls.formals])
         self.__name__ = function
         self._signature: inspect.Signature | None = None
-        self._plain: Op | None = None  # the operator without attributes given, shared by the nodes that use it
+        self._plain: Op | None = None  # the operator with default attributes, which nodes share
 
     def __call__(self, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None, **keywords: Any) -> Any:
         cls = self.op

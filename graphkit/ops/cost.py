@@ -13,18 +13,18 @@ from graphkit.ir.types import TensorType
 from graphkit.ops._base import Op, operator
 from graphkit.ops.control.views import IfView, LoopView, is_if
 
-# Of their first operand they read no more elements than the result has.
+# Operators that read only as many elements of their first operand as the result has.
 _PICKING = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The nodes of one operator, those of loop bodies once for each iteration.
+    """Cost of all nodes of one operator. For flops and bytes, nodes of loop bodies count once per iteration.
 
     `flops`: two for each multiply-add of matrix products, convolutions, recurrent layers and attention; other operators
-    have none: what they cost is what they move. `bytes`: operands and results, each read or written once by each node;
-    views and constants move nothing. `nodes` counts nodes of the graph, `unknown` those among them whose sizes the
-    graph does not tell, or which handle no tensors: they are in no sum.
+    have none. `bytes`: operands and results, each read or written once by each node; views and constants move nothing.
+    `nodes`: number of nodes of the graph. `unknown`: number of those that are left out of the sums, because their sizes
+    are unknown or they have operands that are not tensors.
     """
 
     nodes: int = 0
@@ -47,9 +47,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The cost of a graph by operator, as (domain, name); and the loops of unknown length, of which one iteration is
-    counted.
-    """
+    """Cost of a graph by operator (domain, name). open_loops: loops of unknown length; their bodies count once."""
 
     operators: dict[tuple[str, str], Cost]
     open_loops: tuple[str, ...]
@@ -111,7 +109,7 @@ def _cost(node: Node) -> Cost:
 
 
 def _moved(node: Node) -> Iterator[Dim]:
-    """Bytes of operands and results; raises TypeMismatch where they are not known."""
+    """Yield the bytes of operands and results. Raises TypeMismatch if a size is unknown."""
     op = operator(node, Op)
     results = [_bytes(v) for v in node.outputs]
     yield from results
@@ -131,7 +129,7 @@ def _bytes(value: Value) -> Dim:
 
 
 def _of_branch(view: IfView) -> Costs:
-    """The costs of the branch that runs, or of the dearer one. Each graph is looked at once, however deep they nest."""
+    """Return the costs of the branch that runs, or of the more expensive one. Subgraphs are visited once each."""
     if view.chosen is not None:
         return costs(view.chosen)
     first, second = map(costs, view.branches)
@@ -141,7 +139,7 @@ def _of_branch(view: IfView) -> Costs:
 
 
 def _length(view: LoopView) -> Dim | None:
-    """How many iterations a loop has; None when the graph does not tell."""
+    """Return the number of iterations of a loop; None if the graph does not determine it."""
     if view.scan_inputs:
         along = view.scan_inputs[0]
         shape = along.outer.tensor.shape

@@ -20,7 +20,7 @@ from graphkit.text import quantity
 
 
 class Observer(Protocol):
-    """Sees what the evaluator does. Between `begins` and `ran` of a node come its subgraphs, for each evaluation."""
+    """Receives the evaluator's events. Subgraphs of a node are reported between its `begins` and `ran`."""
 
     def enters(self, graph: Graph) -> None: ...
 
@@ -34,7 +34,7 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 @contextlib.contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """Inside, `observer` sees every node that is evaluated."""
+    """Inside this context, `observer` receives the events of every node that is evaluated."""
     token = _observer.set(observer)
     try:
         yield
@@ -69,10 +69,10 @@ def evaluate_with_updates(graph: Graph, inputs: Sequence[Any], xp: Namespace = n
 
 
 def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> tuple[Any, ...]:
-    """Interpret one node; outputs have the inferred dtypes. Half floats are computed in float32.
+    """Run the reference of one node; outputs have the inferred dtypes. float16 and bfloat16 are computed in float32.
 
-    Raises RuntimeFailure, naming the node, for whatever the reference raises; OutOfMemory beforehand, where the results
-    are larger than the limit of memory allows (see `graphkit.ir.limits`).
+    Errors of the reference become a RuntimeFailure that names the node. Before the node runs, OutOfMemory is raised if
+    the results would exceed the memory limit (see `graphkit.ir.limits`).
     """
     op = operator(node, Op)
     admit(node, op, operands)
@@ -99,24 +99,24 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
 
 
 def _computed(op: Op, xp: Namespace, operands: Sequence[Any]) -> Any:
-    """What the reference makes of the operands, on the host where it is of numpy alone."""
+    """Call the reference. If it works only with numpy (`on_host`), copy operands to host memory and results back."""
     if not op.on_host or xp.is_numpy:
         return op.reference(xp, *operands)
     return _moved(xp.asarray, op.reference(numpy_xp, *(_moved(xp.to_host, x) for x in operands)))
 
 
 def _moved(move: Callable[[Any], Any], given: Any) -> Any:
-    """An array, or the arrays that a sequence holds, in another memory; maps are always the host's."""
+    """Apply `move` to an array, or to all arrays of a sequence. Maps are always in host memory, and stay."""
     if given is None or isinstance(given, dict):
         return given
     return type(given)(_moved(move, x) for x in given) if isinstance(given, (list, tuple)) else move(given)
 
 
 def admit(node: Node, op: Op, operands: Sequence[Any]) -> None:
-    """Raise OutOfMemory where the results would pass the limit, LimitReached behind the deadline; both name the node.
+    """Raise OutOfMemory if results would exceed the memory limit, LimitReached after the deadline. Both name the node.
 
-    Sizes that the node's type leaves open follow from the operands' sizes and small elements, as inference has it. What
-    that does not tell depends on many elements, of which the results have about as many.
+    Sizes that are unknown in the node's type are inferred again from the operands. Sizes that remain unknown are not
+    counted: they depend on the elements of large operands, and the results are about as large as those.
     """
     try:
         limits.check_time()
@@ -128,14 +128,14 @@ def admit(node: Node, op: Op, operands: Sequence[Any]) -> None:
 def _result_bytes(node: Node, op: Op, operands: Sequence[Any]) -> int:
     total, is_open = _static_bytes(v.type for v in node.outputs)
     if is_open and not op.subgraphs() and all(x is None or isinstance(x, np.ndarray) for x in operands):
-        # What does not fit, the reference says.
+        # If inference rejects the operands, the reference raises the error.
         with contextlib.suppress(GraphkitError, *BAD_VALUE):
             total, _ = _static_bytes(op.infer_types([None if x is None else type_of_array(x) for x in operands]))
     return total
 
 
 def _static_bytes(kinds: Iterable[Type]) -> tuple[int, bool]:
-    """Bytes of the tensors of known size, and whether there are others."""
+    """Return the bytes of the tensors of known size, and whether there are tensors of unknown size."""
     total, is_open = 0, False
     for kind in kinds:
         if isinstance(kind, TensorType):
@@ -160,7 +160,7 @@ def failure_of(node: Node, error: Exception) -> GraphkitError:
 
 def _widen(value: Value | None, array: Any) -> Any:
     if value is not None and array is not None and isinstance(value.type, TensorType) and value.type.dtype in HALVES:
-        with np.errstate(invalid="ignore"):  # a signalling NaN
+        with np.errstate(invalid="ignore"):  # converting a signalling NaN warns
             return array.astype(np.float32)
     return array
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from graphkit.ir.limits import fits_limit, require_held
 
-# Of one array in a sequence, beside its elements.
+# Bytes that one array in a sequence takes in addition to its elements.
 PER_ARRAY = 128
 
 
 class Elements(list[Any]):
-    """A sequence that knows the bytes it holds, or more: of arrays that it has several times each time."""
+    """A sequence with an upper bound of its bytes: an array that it contains several times counts each time."""
 
     __slots__ = ("held",)
 
@@ -25,12 +25,12 @@ class Elements(list[Any]):
 
 
 def string_bytes(array: np.ndarray) -> int:
-    """Bytes of the strings in an array, each time that they are in it."""
+    """Return the bytes of the strings in an array. A string that occurs several times counts each time."""
     return sum(map(sys.getsizeof, array.reshape(-1).tolist()))
 
 
 def bytes_of(value: Any) -> int:
-    """Bytes of an array with its strings, or of a sequence: at most so many."""
+    """Return the bytes of an array with its strings, or an upper bound for a sequence."""
     if isinstance(value, Elements):
         return value.held
     if isinstance(value, (list, tuple)):
@@ -41,7 +41,7 @@ def bytes_of(value: Any) -> int:
 
 
 def held_bytes(value: Any) -> int:
-    """Bytes of the arrays in a sequence or an optional, those in it several times counted once; of an array its own."""
+    """Return the bytes of an array, or of the arrays in a sequence or optional. Each array counts once."""
     arrays: dict[int, int] = {}
     places = 0
     pending = [value]
@@ -56,9 +56,9 @@ def held_bytes(value: Any) -> int:
 
 
 def with_one_more(sequence: Any, index: int, item: Any) -> Elements:
-    """The sequence with `item` before position `index`. Raises OutOfMemory where it holds more than the limit.
+    """Return the sequence with `item` inserted before position `index`. Raises OutOfMemory above the memory limit.
 
-    Bytes are added up; all elements are counted only where the sum passes the limit.
+    The bound of the bytes is updated; exact bytes are counted only if the bound exceeds the limit.
     """
     made = Elements(sequence, bytes_of(sequence) + bytes_of(item) + PER_ARRAY)
     made.insert(index, item)

@@ -14,7 +14,7 @@ Kind = TypeVar("Kind", bound=Op)
 
 
 def kept(make: Callable[[Kind], Made]) -> Callable[[Kind], Made]:
-    """Decorate a function of an operator: it is called once for each object.
+    """Decorate a function of an operator: results are cached per operator object.
 
     `functools.cache` would hash all attributes of the operator in every call, which takes as long as to make a table.
     """

@@ -1,4 +1,4 @@
-"""Known elements of small integer tensors: the arithmetic that lets Shape, Gather, Concat, Reshape chains infer.
+"""Known elements of small integer tensors: shape inference through chains of Shape, Gather, Concat and Reshape.
 
 A known value is a flat tuple of dimensions (`TensorType.value`). Data movement is propagated by running the
 operator's own reference on an object array of them, comparisons by bounds that hold whatever the names stand for.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def known_array(x: TensorType | None) -> np.ndarray | None:
-    """The known elements as an object array of x's shape; None when they are not known."""
+    """Return the known elements as an object array of x's shape; None if they are unknown."""
     if x is None or x.value is None or not x.is_static:
         return None
     array = np.empty(len(x.value), dtype=object)
@@ -30,21 +30,21 @@ def known_array(x: TensorType | None) -> np.ndarray | None:
 
 
 def index_array(x: TensorType | None) -> np.ndarray | None:
-    """The known elements as an int64 array of x's shape; None unless all of them are integers."""
+    """Return the known elements as an int64 array of x's shape; None unless all of them are known integers."""
     if x is None or x.constants is None or not x.is_static:
         return None
     return np.array(x.constants, dtype=np.int64).reshape(x.static_shape)
 
 
 def known_value(array: np.ndarray | None) -> tuple[Dim, ...] | None:
-    """The flat tuple that a type carries; None when there are too many elements."""
+    """Return an array of elements as the flat tuple of a type; None if there are too many elements."""
     if array is None or array.size > MAX_KNOWN_ELEMENTS:
         return None
     return tuple(array.reshape(-1).tolist())
 
 
 def all_of(found: Iterable[T | None]) -> tuple[T, ...] | None:
-    """What was found, or None where one of it is missing."""
+    """Return all items as a tuple; None if one of them is None."""
     known = []
     for one in found:
         if one is None:
@@ -54,14 +54,14 @@ def all_of(found: Iterable[T | None]) -> tuple[T, ...] | None:
 
 
 def moved(reference: Callable[..., Any], *operands: np.ndarray | None) -> tuple[Dim, ...] | None:
-    """Known elements after `reference(xp, *operands)`, which only moves elements; None when an operand is unknown."""
+    """Return the known elements of `reference(xp, *operands)`, which only moves them; None if an operand is unknown."""
     if any(operand is None for operand in operands):
         return None
     return known_value(reference(numpy_xp, *operands))
 
 
 def decide_equal(a: Dim, b: Dim) -> int | None:
-    """1, 0, or None where it depends on the names."""
+    """Compare for equality: 1 or 0; None if it depends on the symbols' values."""
     if a == b:
         return 1
     if not dims.may_equal(a, b) or never_below(a, b + 1) or never_below(b, a + 1):
@@ -70,14 +70,14 @@ def decide_equal(a: Dim, b: Dim) -> int | None:
 
 
 def decide_less(a: Dim, b: Dim) -> int | None:
-    """1, 0, or None where it depends on the names."""
+    """Return 1 if a < b, 0 if not, and None if it depends on the symbols' values."""
     if never_below(b, a + 1):
         return 1
     return 0 if never_below(a, b) else None
 
 
 def decided(rule: Callable[..., Dim | None], operands: Sequence[TensorType]) -> tuple[Dim, ...] | None:
-    """Broadcast known operands and apply `rule` to each element; None when one of the results is."""
+    """Broadcast known operands and apply `rule` to each element. Return None if an operand or a result is unknown."""
     arrays = all_of(known_array(x) for x in operands)
     if arrays is None:
         return None

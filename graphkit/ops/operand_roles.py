@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Operands that configure an operator rather than being learned, by position.
+# Operator -> positions of the operands that configure it. Training does not change them.
 SETTINGS: Mapping[str, frozenset[int]] = {
     "Clip": frozenset({1, 2}),
     "Dropout": frozenset({1}),

@@ -28,7 +28,7 @@ class Unary(Op):
 
 
 class Binary(Op):
-    """y = f(a, b), elementwise with numpy broadcasting. a, b: tensors of one dtype."""
+    """y = f(a, b), elementwise with numpy broadcasting. a, b: tensors of the same dtype."""
 
     symbolic_inference = True
     inputs = ("a", "b")
@@ -42,7 +42,7 @@ class Binary(Op):
         Sample((), (2,)),
         Sample((0, 3), (1, 3)),
     )
-    # The rule for known integer elements, where shape arithmetic uses the operator.
+    # Function of known integer elements, if shape arithmetic uses the operator.
     known: ClassVar[Callable[..., Dim | None] | None] = None
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
@@ -53,7 +53,7 @@ class Binary(Op):
 
 
 def broadcast_known(rule: Callable[..., Dim | None], operands: Sequence[TensorType]) -> tuple[Dim, ...] | None:
-    """Apply `rule` to known elements of operands of rank 0 or 1; None when one is unknown, or has no result."""
+    """Apply `rule` to known elements of operands of rank 0 or 1. Return None if an operand or result is unknown."""
     if any(t.value is None or t.rank is None or t.rank > 1 for t in operands):
         return None
     values = [t.value or () for t in operands]
@@ -72,13 +72,13 @@ def unbroadcast(gradient: Any, operand: Any) -> Any:
 
 
 def operand_gradients(node: Node, *gradients: Any) -> tuple[Any, ...]:
-    """`unbroadcast` each gradient to its operand; None stays None."""
+    """Apply `unbroadcast` to each gradient and its operand; None stays None."""
     pairs = itertools.zip_longest(gradients, node.inputs)
     return tuple(None if g is None else unbroadcast(g, v) for g, v in pairs)
 
 
 def scalar_like(value: float, like: Value) -> Any:
-    """A 0-d constant of `like`'s dtype."""
+    """Return a 0-d constant of `like`'s dtype."""
     import numpy as np
 
     return F.constant(value=np.asarray(value, dtype=like.dtype.numpy))

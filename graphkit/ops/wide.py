@@ -9,10 +9,10 @@ from graphkit.ops._base import F
 
 
 def converted(x: Any, dtype: DType) -> Any:
-    """`x` as a value of that type, itself where it is one."""
+    """Convert `x` to this element type; return x itself if it already has it."""
     return x if x.dtype is dtype else F.cast(x, to=dtype)
 
 
 def wide_type(dtype: DType) -> DType:
-    """The type that values of `dtype` are summed in."""
+    """Return the type in which values of `dtype` are summed."""
     return DType.FLOAT32 if dtype in HALVES else dtype

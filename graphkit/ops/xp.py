@@ -54,7 +54,7 @@ class Namespace:
         return self._module is np
 
     def to_host(self, array: Any) -> np.ndarray:
-        """The array as one of numpy: itself, or a copy of what is in a device's memory."""
+        """Return the array as a numpy array: itself, or a copy from GPU memory."""
         host: np.ndarray = array if self.is_numpy else self._module.asnumpy(array)
         return host
 
@@ -80,15 +80,15 @@ class Namespace:
         self.scatter("add", target, index, values)
 
     def solve(self, a: Any, b: Any) -> Any:
-        """The x of a x = b, of matrices [..., n, n] and [..., n, k]; batches broadcast."""
+        """Solve a x = b for matrices [..., n, n] and [..., n, k]; batches broadcast."""
         if not self.is_numpy:
-            # CuPy's own has batches of one size.
+            # CuPy's solve does not broadcast batches.
             batch = self.broadcast_shapes(a.shape[:-2], b.shape[:-2])
             a, b = (self.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
         return self.linalg.solve(a, b)
 
     def scatter(self, reduction: str, target: Any, index: Any, values: Any) -> None:
-        """target[index] = target[index] "add", "mul", "max" or "min" values, with repeated indices accumulated."""
+        """Combine target[index] with values by "add", "mul", "max" or "min"; repeated indices accumulate."""
         if self.is_numpy or reduction != "mul":
             function = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}[reduction]
             getattr(self._module, function).at(target, index, values)
@@ -109,5 +109,5 @@ numpy_xp = Namespace(np, "scipy.special", "numpy.linalg")
 
 @cache
 def cupy_xp() -> Namespace:
-    """The CuPy instance; ImportError where CuPy is not installed."""
+    """Return the instance for CuPy. Raises ImportError if CuPy is not installed."""
     return Namespace(importlib.import_module("cupy"), "cupyx.scipy.special", "cupy.linalg")

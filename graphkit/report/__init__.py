@@ -1,1 +1,1 @@
-"""What training did, for people: a page of curves and predictions, and event files of TensorBoard."""
+"""Reports about training: an HTML page with curves and predictions, and TensorBoard event files."""

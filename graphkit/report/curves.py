@@ -12,7 +12,8 @@ import numpy as np
 
 from graphkit.report.runs import Run
 
-# Maximum number of points of a series. Of longer ones, only minima and maxima of equal parts are drawn.
+# Maximum number of points of a series. Longer ones are divided into equal parts, of which the minimum and maximum are
+# drawn.
 MOST_POINTS = 2_000
 
 _VALID = "valid_"

@@ -19,9 +19,11 @@ from graphkit.train.run_folder import MODEL
 class Gathering:
     """Loads models and predictions of runs, and caches them until a run writes its model again.
 
-    data: function of a run and its model that returns the data to predict, or raises GraphkitError; None: predict
-    nothing. most: maximum number of samples. strict: raise errors of data and models, instead of showing them on the
-    page. external_root: folder to which symbolic links of weights may lead.
+    data: function that takes a run and its model. It returns the data to predict, or raises GraphkitError. None:
+        predict nothing.
+    most: maximum number of samples.
+    strict: raise errors of data and models, instead of showing them on the page.
+    external_root: folder to which symbolic links of weights may lead.
     """
 
     data: Callable[[Run, Model], Dataset] | None

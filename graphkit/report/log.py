@@ -20,7 +20,7 @@ _TOLD = 5
 # Fields that every record of a step or an epoch must have.
 _PLACE = ("updates", "epoch", "seconds")
 
-# Number of bytes before the end that show whether the file is still the one that was read before.
+# Number of bytes before the read position that are compared, to detect that the file was replaced.
 _KNOWN = 256
 
 

@@ -20,7 +20,7 @@ MOST_BOXES = 48
 # Name of a group of nodes without a common prefix.
 _UNNAMED = "..."
 
-# What separates the parts of a name: block1/conv, /layer1/layer1.0/conv1/Conv.
+# Separators of the parts of a name: block1/conv, /layer1/layer1.0/conv1/Conv.
 _SEPARATOR = re.compile(r"[/.]+")
 
 
@@ -34,8 +34,9 @@ def grouped(graph: Graph, nodes: Sequence[Node]) -> list[tuple[str, list[Node]]]
     """Divide the nodes into consecutive groups. Return (name, nodes) of each; the name is "" for a single node.
 
     A group has a common name prefix: the longest one with at most MOST_BOXES groups. If even the shortest prefix gives
-    more groups, single nodes between groups are merged, or join the group on both sides of them. Nodes of a prefix that
-    are not consecutive are several groups, so that no group depends on a later one.
+    more groups, consecutive single nodes form an unnamed group. If the groups on both sides of it have the same prefix,
+    the three become one. If the nodes of a prefix are not consecutive, they form several groups, so that no group
+    depends on a later one.
     """
     names = {node: [p for p in _SEPARATOR.split(graph.node_name(node)) if p] for node in nodes}
     deepest = max(map(len, names.values()), default=0)
@@ -119,7 +120,7 @@ def _group(graph: Graph, name: str, members: Sequence[Node], counted: set[Value]
 
 
 def _parameters(members: Sequence[Node], counted: set[Value]) -> tuple[str, ...]:
-    """Return the number of parameters that these nodes are the first to read, as text."""
+    """Return the number of elements of parameters as text. Parameters that an earlier box counted are left out."""
     read = dict.fromkeys(v for n in members for v in n.operands if v.role == "parameter" and v not in counted)
     counted.update(read)
     count = elements(read)

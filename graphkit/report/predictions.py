@@ -35,7 +35,7 @@ class Predictions:
     confusion: int64 [classes, classes], number of times that a target (row) was predicted as a class (column).
     correct: share of correct predictions.
     target, predicted: int64 [N] or float64 [N], if every sample has one target.
-    probability: float64 [N], of the predicted class, if every sample has one target that is a class.
+    probability: float64 [N], probability of the predicted class, if every sample has one target and it is a class.
 
     In running text, a sample is a token.
     """

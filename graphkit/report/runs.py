@@ -65,7 +65,7 @@ def read_runs(
 ) -> list[Run]:
     """Read the runs in some folders. Their names are the shortest ends of paths that differ.
 
-    waiting: allow folders of runs that have not begun. logs: logs of an earlier call, of which only new lines are read.
+    waiting: allow folders of runs that have not begun. logs: logs of an earlier call; only their new lines are read.
     Raises UsageError if a folder is not that of a run.
     """
     paths = [Path(folder) for folder in folders]
@@ -105,7 +105,7 @@ def read_run(
 
 
 def _read(log: Log) -> list[str]:
-    """Read new lines of a log, and return sentences about what could not be read."""
+    """Read new lines of a log, and return notes about lines that could not be read."""
     try:
         log.read()
     except OSError as error:
@@ -139,7 +139,7 @@ def _lives(pid: int) -> bool:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that all differ. A path that is given twice gets a number."""
+    """Name each path by its shortest ending that makes all names different. Repeated paths get a number."""
     parts = [path.resolve().parts[1:] or ("/",) for path in paths]
     longest = max(map(len, parts), default=0)
     for count in range(1, longest + 1):

@@ -13,7 +13,7 @@ from graphkit.data import TokenStream, Vocabulary
 from graphkit.report.png import encode, is_picture, pixels
 from graphkit.report.predictions import Predictions
 
-# Shown characters of a text, numbers of a sample, and tokens of a section of running text.
+# Maximum number of characters of a text, numbers of a sample, and tokens of a section of running text.
 _CHARACTERS, _NUMBERS, _TOKENS = 300, 8, 60
 
 

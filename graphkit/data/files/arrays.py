@@ -30,7 +30,7 @@ def of_arrays(arrays: dict[str, np.ndarray], path: Path | str, *, axes: Axes | N
 
 
 def _part(arrays: dict[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
-    """x of x_train, and so on. Both parts share the class names."""
+    """The arrays of one part, without its suffix: `x_train` becomes `x`. Both parts share the class names."""
     found = {n.removesuffix(f"_{part}"): a for n, a in arrays.items() if n.endswith(f"_{part}")}
     return {"classes": arrays["classes"], **found} if _are_names(arrays.get("classes")) else found
 

@@ -14,7 +14,7 @@ import numpy as np
 from graphkit.errors import InputError
 from graphkit.ir.limits import allowed_memory, require_memory
 
-# Of the longest header.
+# Number of bytes of the longest header, which has 255 sizes.
 _HEADER = 4 + 4 * 255
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -38,7 +38,7 @@ def read_idx(path: str | Path) -> np.ndarray:
         raise InputError(f"{path}: truncated idx file: it has {len(data)} bytes, but its header alone takes {header}")
     shape = struct.unpack(f">{rank}I", data[4:header])
     expected = header + math.prod(shape) * dtype.itemsize
-    # What is packed may be much longer than its file, and the array is a copy.
+    # A gzip file may expand to many times its size. The array is a copy, so half of the memory is the limit.
     most = min(expected + 1, allowed_memory() // 2)
     data += rest(max(most - len(data), 0))
     if len(data) == most < expected:

@@ -17,8 +17,8 @@ import numpy as np
 from graphkit.errors import InputError, OutOfMemory, lacks_memory
 from graphkit.ir.limits import require_memory
 
-# What numpy and zipfile raise for a file that is damaged, or lies: of its header's text, its shape and type, the
-# archive's tables, encryption and methods, and each method's decompressor.
+# Exceptions of numpy and zipfile for files that are damaged or inconsistent: from parsing the header, its shape and
+# type, the archive's tables, encryption and compression methods, and the decompressors.
 _DAMAGED = (
     OSError, EOFError, IndexError, NotImplementedError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError,
     struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
@@ -28,7 +28,8 @@ _DAMAGED = (
 # The first bytes of .npy files, and of .npz files with and without members.
 _STARTS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")
 
-# Characters that no name of a member has: those that some system takes for a separator, and those that none shows.
+# Parts of names that are escaped: %, backslashes, control characters, empty path components, drives and the suffix
+# .npy.
 _UNSAFE = re.compile(r"[%\\\x00-\x1f\x7f]|^/|(?<=/)/|/$|^[A-Za-z]:|\.npy$", re.ASCII)
 
 
@@ -50,7 +51,7 @@ def _escaped(name: str) -> str:
 
 
 def _array_name(member: str) -> str:
-    """The name of an array from that of its member. In files of other programs, `%` in names can mean itself."""
+    """The name of an array, from that of its member. Members that `member_name` cannot have made keep their names."""
     try:
         name = urllib.parse.unquote(member, errors="strict") if "%" in member else member
     except UnicodeDecodeError:
@@ -69,7 +70,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise InputError(f"{path} is not a regular file")
     try:
-        # np.load leaves a file open that it opened itself and finds damaged.
+        # If np.load opens a damaged file itself, it does not close it.
         with path.open("rb") as file:
             require_memory(os.fstat(file.fileno()).st_size, f"the arrays of {path}")
             if not file.read(len(_STARTS[0])).startswith(_STARTS):

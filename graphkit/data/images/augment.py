@@ -14,13 +14,13 @@ from graphkit.data.preprocessing.image import Preprocess
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.signatures import typed_constructor
 
-# Pillow's number of the flip from left to right, and of the bilinear filter.
+# Pillow's constants for the horizontal flip, and for the bilinear filter.
 _FLIP, _BILINEAR = 0, 2
 
-# Red, green and blue in grey: ITU-R 601-2, as Pillow's mode L.
+# Weights of red, green and blue in grey: ITU-R 601-2, as in Pillow's mode L.
 _LUMA = (0.299, 0.587, 0.114)
 
-# What a text that names a change gives it where it says no number: fields and their values.
+# Names of changes in `Augment.parse` -> the fields that they set, and their value if the text gives no number.
 _NAMED: dict[str, tuple[tuple[str, ...], float]] = {
     "crop": (("crop",), 0.08),
     "pad": (("pad",), 4.0),

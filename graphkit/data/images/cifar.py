@@ -17,14 +17,15 @@ from graphkit.data.preprocessing.decode import Picture, of_pixels
 from graphkit.data.preprocessing.image import CIFAR, Preprocess
 from graphkit.errors import InputError
 
-# Of an image: red, green and blue planes of 32 rows of 32.
+# An image has a red, a green and a blue plane of 32 x 32 bytes.
 _SIDE, _PLANES = 32, 3
 _BYTES = _SIDE * _SIDE * _PLANES
 
 
 class _Version(NamedTuple):
-    """One of the two data sets. labels: bytes before an image, the last of which is the class; lists: names by
-    label.
+    """One of the two data sets. `train`, `test`: image files; `names`: file of the class names.
+
+    labels: number of bytes before each image. The last one is the class.
     """
 
     train: tuple[str, ...]
@@ -37,7 +38,7 @@ _VERSIONS = (
     _Version(tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin", "batches.meta.txt", 1),
     _Version(("train.bin",), "test.bin", "fine_label_names.txt", 2),
 )
-# Of the version for Python, whose files are pickles: code that is run when they are read.
+# Files of the Python version. They are pickles, which can run code when they are read, so they are rejected.
 _PICKLES = (("data_batch_1", "batches.meta"), ("train", "meta"))
 
 

@@ -21,7 +21,7 @@ from graphkit.text import short_repr
 
 
 class Store(Protocol):
-    """Where images are stored. Worker processes get a copy; it contains paths, but no open file."""
+    """A collection of images by number. It is pickled for worker processes, so it must not hold open files."""
 
     def __len__(self) -> int: ...
 

@@ -205,7 +205,7 @@ def _wanted(path: Path, name: str, kind: TensorType, known: Preprocess | None, s
             f"{path}: the model's metadata describe {known.colours} images of {size_of}, but {name!r} is {kind}"
         )
     if dtype == "uint8" and known.dtype != "uint8":
-        # The network has the arithmetic in itself.
+        # The network itself scales and normalises the pixels.
         changes = {"scale": 1 / 255, "mean": (), "std": (), **changes}
     return _Wanted(replace(known, **changes), height, width)
 

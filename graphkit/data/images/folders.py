@@ -21,10 +21,10 @@ from graphkit.data.preprocessing.image import IMAGENET, Preprocess
 from graphkit.errors import GraphkitWarning, InputError
 from graphkit.text import quantity
 
-# Folders of the parts, the first one that is there; "test" where there is no part for validation.
+# Folders of the training part, and of the other part. The first existing one is used, so "test" is the last choice.
 _TRAIN, _HELD_OUT = "train", ("val", "valid", "validation", "test")
 
-# The size of images where nobody says it, unless all are alike and have no side above _SMALL.
+# Default image size. Exception: if all images have the same size, with no side above _SMALL, they keep it.
 _USUAL, _SMALL = 224, 96
 
 
@@ -45,7 +45,7 @@ def is_pictures(folder: Path) -> bool:
 
 
 def _in_parts(folder: Path) -> bool:
-    """Whether there is a folder `train` that is not a class of that name."""
+    """Whether there is a folder `train` that contains no images. With images, it would be a class called "train"."""
     return (folder / _TRAIN).is_dir() and not _has_pictures(str(folder / _TRAIN))
 
 
@@ -110,7 +110,7 @@ def usual(store: Store, size: Size | None = None, colours: str | None = None) ->
     width, height = next(iter(alike)) if len(alike) == 1 else (_USUAL, _USUAL)
     found = Preprocess.of_size(_USUAL, _USUAL)
     if max(width, height) <= _SMALL:
-        # Those that are alike stay as they are.
+        # Small images of equal size keep it.
         found = Preprocess(resize=min(height, width), crop=(height, width))
     mean, std = ((0.5,), (0.5,)) if grey else IMAGENET
     if colours in ("BGR", "RGBA"):
@@ -182,9 +182,9 @@ def _classes(folder: Path, every: bool) -> Found:
 
 
 def _files(folder: Path, below: str, outer: tuple[tuple[int, int], ...], strange: list[str]) -> Iterator[str]:
-    """The images in a folder and its subfolders, named by their paths `below` that of the classes.
+    """Yield the images in a folder and its subfolders, as paths that begin with `below`.
 
-    outer: device and inode of the folders that contain this one, to detect links that lead back.
+    outer: device and inode of the folders that contain this one, to detect links to one of them.
     """
     status = folder.stat()
     here = (status.st_dev, status.st_ino)
@@ -195,7 +195,7 @@ def _files(folder: Path, below: str, outer: tuple[tuple[int, int], ...], strange
         if _is_folder(entry):
             yield from _files(Path(entry.path), name, (*outer, here), strange)
         elif Path(entry.name).suffix.lower() in SUFFIXES and (entry.is_file() or not os.path.exists(entry.path)):
-            # A link that leads nowhere is an error when it is read; pipes would be waited for.
+            # A broken link is yielded: reading it raises the error. Opening a pipe would wait, so pipes are skipped.
             yield name
         else:
             strange.append(name)
@@ -213,7 +213,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError as error:  # a link that leads to itself
+    except OSError as error:  # such as a link to itself
         raise InputError(f"{entry.path}: {error.strerror}") from None
 
 

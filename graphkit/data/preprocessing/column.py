@@ -9,7 +9,7 @@ import numpy as np
 
 from graphkit.errors import InputError
 
-# What stands in a cell that has no value, as pandas reads it.
+# Texts of cells without a value, as in pandas.
 MISSING = frozenset([
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
     "NULL", "NaN", "None", "n/a", "nan", "null", "?",
@@ -48,7 +48,7 @@ Column = Numbers | Texts
 
 
 class TextReader:
-    """Reads a column of text cell by cell. It contains numbers, unless it is `categorical` or no cell is a number.
+    """Reads a column of text cell by cell. It becomes numbers, unless it is `categorical` or its cells are texts.
 
     Cells are added in order, in parts of any size.
     """
@@ -58,14 +58,14 @@ class TextReader:
         self._numbers: list[np.ndarray] | None = None if categorical else []
         self._codes: list[np.ndarray] = []
         self._places: dict[str, int] = {}
-        # The first row of each kind that a column of the other kind cannot have: its number from 0, and its cell.
+        # The first number and the first text, as (row from 0, cell). A column with both is an error.
         self._number: tuple[int, str] | None = None
         self._text: tuple[int, str] | None = None
         self._categorical = categorical
         self._rows = 0
 
     def add(self, cells: Sequence[str]) -> None:
-        """Take the next cells. Raises InputError where numbers and texts are mixed: rows are numbered from 0 there."""
+        """Add the next cells. Raises Mixed, which has row numbers from 0, if the column contains numbers and texts."""
         if self._numbers is not None and self._text is None:
             numbers = _numbers(cells)
             if numbers is not None:
@@ -121,17 +121,17 @@ def is_number(cell: str) -> bool:
         float(cell)
     except ValueError:
         return False
-    # Python's own way of writing numbers in code is none of tables.
+    # Python accepts 1_000; in a table, this is a text.
     return "_" not in cell
 
 
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
-    """float64 of cells, NaN for those without a value; None if one is a text."""
+    """Convert cells to float64, NaN for cells without a value; None if a cell is a text."""
     try:
         found = np.array(cells).astype(np.float64)
     except ValueError:
         try:
-            # As `is_number` reads: space and digits of every script.
+            # Like `is_number`, this accepts spaces and digits of every script.
             found = np.array([np.nan if (c := cell.strip()) in MISSING else float(c) for cell in cells])
         except ValueError:
             return None

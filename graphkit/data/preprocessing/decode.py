@@ -15,19 +15,18 @@ import numpy as np
 from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, MissingDependency
 
-# Names of files that are taken for images, and Pillow's names of the formats that are decoded, whatever the name.
+# File suffixes that are taken for images; Pillow's names of the formats that are decoded, whatever the suffix is.
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 
-# EXIF's tag of how a camera was held, the values with which width and height change places, and those with which the
-# left of the image is stored last, and its top.
+# EXIF's orientation tag. Its values that swap width and height; that store the left side last; that store the top last.
 _ORIENTATION, _SIDEWAYS = 0x0112, frozenset({5, 6, 7, 8})
 _FROM_RIGHT, _FROM_BOTTOM = frozenset({2, 3, 6, 7}), frozenset({3, 4, 7, 8})
 
-# A JPEG is decoded to at least this many times the size that it is resized to, as Pillow's thumbnails are.
+# A JPEG is decoded at a reduced size of at least this factor times the final size, as in Pillow's `thumbnail`.
 _REDUCING_GAP = 2
 
-# What Pillow raises for files that are no image, or not a whole one; warnings where a program makes errors of them.
+# Exceptions of Pillow for files that are not images, or are incomplete. Warnings can be exceptions, too (-W error).
 _DAMAGED = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, NotImplementedError, OSError, RuntimeError,
     SyntaxError, TypeError, ValueError, Warning, struct.error, zlib.error,
@@ -35,7 +34,7 @@ _DAMAGED = (
 
 
 class Decoded(NamedTuple):
-    """A Pillow image. Each of its pixels is `scale` of the original's, and the original begins at a corner of it."""
+    """A decoded Pillow image. A pixel covers `scale` pixels of the original, which begins at the given corner."""
 
     image: Any
     scale: int
@@ -73,21 +72,22 @@ class Picture:
             if least is not None:
                 width, height = least[::-1] if self._orientation in _SIDEWAYS else least
                 before = image.width
-                # None: no JPEG, or decoded already.
+                # `draft` returns None if the image is not a JPEG, or is already decoded.
                 drafted = image.draft(None, (width * _REDUCING_GAP, height * _REDUCING_GAP))
                 self._scale = self._scale if drafted is None else round(before / drafted[1][2])
             if self._orientation != 1:
                 image = ImageOps.exif_transpose(image)
             if image.mode == "P" and mode != "RGBA":
-                # Pillow warns of palettes with transparency, unless that is kept.
+                # Converting a palette with transparency to another mode makes Pillow warn.
                 image = image.convert("RGBA")
             image.load()
             image = image if image.mode == mode else image.convert(mode)
         return Decoded(image, self._scale, *self._corner(*image.size))
 
     def _corner(self, width: int, height: int) -> tuple[float, float]:
-        """Where the image begins: a last column or row that is not whole in a reduced image comes first if it is
-        turned.
+        """The position of the original's corner in the decoded image.
+
+        A reduced image may have an incomplete last column or row. If the image was turned, this comes first.
         """
         left, top = (whole - own / self._scale for whole, own in zip((width, height), self.size, strict=True))
         return left * (self._orientation in _FROM_RIGHT), top * (self._orientation in _FROM_BOTTOM)
@@ -104,8 +104,8 @@ def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
         name: Name of the image in errors (default: the path).
 
     Raises:
-        InputError: It is not an image, is above Pillow's pixel limit (checked before decoding), or has more than 8
-            bits per pixel.
+        InputError: It is not an image, is empty, is above Pillow's pixel limit (checked before decoding), or has a
+            channel with more than 8 bits (except 16-bit colours of PNG).
         MissingDependency: Pillow is not installed.
     """
     name = name if name is not None else str(source) if isinstance(source, Path) else "an image"
@@ -126,7 +126,7 @@ def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
             raise InputError(f"{name}: the image is empty: it has {image.width} x {image.height} pixels")
         with _naming(name):
             if image.format == "TIFF":
-                # Pillow turns these upright while it loads them.
+                # Pillow turns TIFF images upright when it loads them, so the tag must be read after loading.
                 image.load()
             turned = image.getexif().get(_ORIENTATION)
         yield Picture(image, name, turned if isinstance(turned, int) and 2 <= turned <= 8 else 1)

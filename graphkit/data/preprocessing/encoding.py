@@ -14,7 +14,7 @@ from graphkit.data.preprocessing.column import Column, Numbers, Texts
 from graphkit.data.preprocessing.table_reading import Choice, Table, read_table
 from graphkit.errors import InputError, UsageError
 
-# What an empty cell of a column of numbers becomes.
+# Treatment of empty cells in columns of numbers.
 FILLS = ("raise", "mean", "median", "zero")
 SCALES = ("none", "standard", "minmax")
 CATEGORIES = ("onehot", "codes")
@@ -125,14 +125,14 @@ class Encoding:
 
     def _codes(self, table: Table, column: CategoryColumn) -> np.ndarray:
         found = _column(table, column.name)
-        if isinstance(found, Numbers):  # of a file whose cells of this column all look like numbers, or are empty
+        if isinstance(found, Numbers):  # in this file, all cells of the column are numbers or empty
             raise InputError(
                 f"{table.path}: column {column.name!r} contains numbers, but contained names in training; read it "
                 f"with categorical={column.name} (--data-option categorical={column.name})"
             )
         places = {value: i for i, value in enumerate(column.values, 1)}
         of_texts = np.array([*(places.get(text, 0) for text in found.texts), 0], np.int64)
-        codes: np.ndarray = of_texts[found.codes]  # an empty cell's -1 is the last
+        codes: np.ndarray = of_texts[found.codes]  # the code -1 of an empty cell selects the last element, 0
         return codes
 
     # --- as text ------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def names_of(given: str | Collection[str] | None) -> tuple[str, ...]:
     return tuple(name for part in parts if (name := str(part).strip()))
 
 
-# From here on a float64 does not tell whole numbers apart.
+# From this number on, float64 cannot represent all whole numbers.
 _EXACT = 2.0**53
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# How often a window is drawn before the middle of the image is taken, or nothing is erased.
+# Number of random windows that are tried. If none fits, `resized_crop` takes the centre, and `erased` erases nothing.
 _TRIES = 10
 
 

@@ -22,18 +22,18 @@ from graphkit.signatures import typed_constructor
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
-# Colours: Pillow's mode that has them, and how many channels there are.
+# Colours -> Pillow's mode that contains them, number of channels.
 _COLOURS = {"L": ("L", 1), "RGB": ("RGB", 3), "BGR": ("RGB", 3), "RGBA": ("RGBA", 4)}
 OF_CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
 LAYOUTS = ("NCHW", "NHWC")
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "uint8")
-# Pillow's numbers of its filters.
+# Pillow's constants of filters.
 _FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 
-# The longest side, and the most pixels, that an image is resized to.
+# Maximum length of a side, and maximum number of pixels, of a resized image.
 _LONGEST, _MOST = 1 << 15, 1 << 27
 
-# Above this side images are resized to a little more than is cut out of them, as is usual with ImageNet.
+# Images with a crop above _SMALL are resized to crop / _MARGIN, as is usual for ImageNet.
 _SMALL, _MARGIN = 96, 0.875
 
 _SCHEMA, _VERSION = "graphkit.preprocessing", 1
@@ -166,7 +166,7 @@ class Preprocess:
         if self.crop is None:
             return whole
         left, top, width, height = centred(size, self.crop[1], self.crop[0])
-        # To resize nothing but the window would round otherwise, by up to a pixel with filters of hard edges.
+        # Resizing only the window would round differently: by up to a pixel with hard-edged filters.
         return whole.crop((left, top, left + width, top + height))
 
     def part(self, picture: Picture, box: tuple[float, float, float, float], size: tuple[int, int]) -> Any:

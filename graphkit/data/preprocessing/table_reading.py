@@ -19,10 +19,10 @@ from graphkit.ir.limits import require_memory
 # The suffixes of tables.
 TABLES = (".csv", ".tsv", ".parquet")
 
-# Rows of text that are in memory at once.
+# Number of rows that are in memory as text at a time.
 _ROWS = 1 << 14
 
-# ASCII's own separator of cells, which stands in for one of several characters.
+# ASCII's unit separator. It replaces delimiters of several characters.
 _UNIT = "\x1f"
 
 
@@ -89,7 +89,7 @@ def read_table(path: Path, choice: Choice = ALL, *, header: bool | None = None, 
     mark = delimiter or ("\t" if path.suffix == ".tsv" else ",")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            # The csv module knows no delimiter of several characters.
+            # The csv module only accepts delimiters of one character.
             lines = file if len(mark) == 1 else (line.replace(mark, _UNIT) for line in file)
             return _csv(path, csv.reader(lines, delimiter=mark if len(mark) == 1 else _UNIT), choice, header)
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -19,7 +19,7 @@ from graphkit.text import quantity
 LEVELS = ("word", "char")
 PADDING, UNKNOWN = 0, 1
 _SPECIAL = ("<pad>", "<unk>")
-# Words with what apostrophes and hyphens join, and every other character that is not a space by itself.
+# Words, including parts that apostrophes or hyphens join, and every other character except spaces.
 _WORDS = re.compile(r"\w+(?:['\u2019-]\w+)*|[^\w\s]")
 
 

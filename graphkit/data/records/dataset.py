@@ -78,7 +78,7 @@ def labels_of(records: RecordFile) -> np.ndarray:
             f"{records.named(odd)}: it has {quantity(int(sizes[odd]), 'label')}, but the first record has {sizes[0]}"
         )
     labels = np.array(found, np.float32)
-    # From 2^24 on a float32 does not tell whole numbers apart: these are measured, and no classes.
+    # From 2^24 on, float32 cannot represent all whole numbers. Such labels are measured values, and not classes.
     whole = labels.ndim == 1 and bool(
         (labels >= 0).all() and (labels < 2**24).all() and (labels == labels.round()).all()
     )
@@ -86,7 +86,7 @@ def labels_of(records: RecordFile) -> np.ndarray:
 
 
 def classes_file(path: Path) -> Path:
-    """Return the path of the class names of a record file, if it exists."""
+    """Return the path for the class names of a record file. The file need not exist."""
     return path.with_suffix(".classes.txt")
 
 

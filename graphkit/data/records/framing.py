@@ -25,7 +25,7 @@ WHOLE, FIRST, MIDDLE, LAST = range(4)
 _LENGTH_BITS = 29
 LONGEST = (1 << _LENGTH_BITS) - 1
 
-# Before the bytes of a part.
+# The header of a part: magic number, and the word with kind and length.
 HEAD = struct.Struct("<II")
 _HEAD_SIZE = HEAD.size
 
@@ -67,7 +67,7 @@ def framed(data: bytes | bytearray | memoryview) -> list[bytes | memoryview]:
 
 
 def _magic_places(data: bytes | bytearray | memoryview, begin: int = 0) -> Iterator[int]:
-    """The multiples of 4, at or after `begin`, at which data contain the magic number, which cannot overlap itself."""
+    """Positions in `data`, from `begin` on, that are multiples of 4 and contain the magic number."""
     return (found.start() for found in _MAGIC_PATTERN.finditer(data, begin) if found.start() % 4 == 0)
 
 

@@ -11,7 +11,7 @@ from graphkit.errors import InputError
 
 
 def index_of(path: Path) -> Path:
-    """Return the path of the index of a record file, if it exists: the same name with the suffix .idx."""
+    """Return the path for the index of a record file: the same name with the suffix .idx. The file need not exist."""
     return path.with_suffix(".idx")
 
 

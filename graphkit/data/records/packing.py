@@ -18,7 +18,7 @@ from graphkit.data.records.writing import RecordWriter
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.atomic import write_whole
 
-# Pillow's names of the formats that images are written in, and the filter that they are resized by.
+# Encodings -> Pillow's names of the formats. _BILINEAR: Pillow's constant of the filter for resizing.
 ENCODINGS = {"jpg": "JPEG", "png": "PNG"}
 _BILINEAR = 2
 
@@ -101,7 +101,8 @@ def pack_images(
                 progress(done, len(items))
         if not packed.records:
             raise InputError(f"{source}: there is no image to pack")
-        # Before the records have their name: what names them is never that of others.
+        # Remove old class names before the new records replace the old ones: class names must never describe other
+        # records.
         classes_file(output).unlink(missing_ok=True)
     if classes is not None:
         write_whole(classes_file(output), ["".join(f"{name}\n" for name in classes).encode()])
@@ -109,7 +110,7 @@ def pack_images(
 
 
 def _content(path: Path, resize: int | None, quality: int, encoding: str | None) -> bytes:
-    """The bytes to pack, of an image with a readable header."""
+    """Return the bytes to pack for an image. Raises InputError if its header cannot be read."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -133,7 +134,7 @@ def _encoded(picture: Picture, resize: int | None, quality: int, encoding: str) 
 
 
 def _label(text: str) -> float:
-    """An integer as written, so that it is packed exactly or rejected; else a float."""
+    """Convert a label: to int if it is written as one, so that it is packed exactly or rejected; else to float."""
     return int(text) if text.strip().lstrip("+-").isdigit() else float(text)
 
 

@@ -14,7 +14,7 @@ from graphkit.errors import InputError
 from graphkit.ir.stored import StoredFile
 from graphkit.text import quantity, short_repr
 
-# So much is read at once: enough that the calls do not count, little enough to stay in a core's cache.
+# Number of bytes read at once: large enough to make system calls negligible, small enough for the cache of a core.
 BLOCK = 1 << 20
 
 ON_DAMAGED = ("raise", "skip")
@@ -36,7 +36,7 @@ class RecordStream:
         began: Byte at which the last returned record begins.
     """
 
-    # Both places are kept as those in a block and where that begins: a sum less for each record.
+    # _start and _place are offsets in the block that begins at _begin. This saves an addition per record.
     __slots__ = ("_begin", "_file", "_place", "_skips", "_start", "damaged", "path")
 
     def __init__(self, path: str | Path, *, on_damaged: str = "raise"):
@@ -71,7 +71,7 @@ class RecordStream:
                 magic, word = head(block, place)
                 start, first = place, place + head_size
                 end = first + word
-                # Of a record in one part the word is its length. `record_at` looks at all others.
+                # If a record has one part, the word is its length. `record_at` handles all others.
                 if end <= size and magic == MAGIC and word <= LONGEST:
                     record, place = block[first:end], end + (-word & 3)
                 else:
@@ -88,7 +88,7 @@ class RecordStream:
             if self._place:
                 wanted = BLOCK
             elif size < left:
-                wanted *= 2  # of a record that is larger than what was read
+                wanted *= 2  # the record is larger than the bytes that were read
             else:
                 self._lost(block, Torn(0, f"the file ends within a record, after {size} of the record's bytes"))
 
@@ -122,7 +122,7 @@ class RecordFile:
         else:
             self.positions = _scanned(self.path, self._file)
             self.keys = np.arange(len(self.positions))
-        # Where the record that begins next behind each ends: no further than that reaches one.
+        # Limit of each record: the position at which the next one begins, or the end of the file.
         order = np.argsort(self.positions, kind="stable")
         self._ends = np.empty_like(self.positions)
         self._ends[order] = np.append(self.positions[order][1:], self._file.size)[: len(order)]
@@ -186,7 +186,7 @@ def opened(path: Path) -> StoredFile:
 
 
 def _read(file: StoredFile, begin: int, size: int) -> memoryview:
-    # Of the heap, which gives the same block again once nobody refers to its records: its pages are there already.
+    # Allocated on the heap: once no record refers to a block, malloc reuses it, with its pages already mapped.
     block = np.empty(size, np.uint8).data
     file.read_into(block, begin)
     return block.toreadonly()

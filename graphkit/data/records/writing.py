@@ -77,7 +77,8 @@ class RecordWriter:
             index.write(index_lines(self._keys, self._positions))
             index.finish()
             pending.finish()
-            # First the old index goes, and the new one comes last: records without one are read by themselves.
+            # The old index is removed first, and the new one is written last. Without an index, records are read in
+            # file order.
             self.index.unlink(missing_ok=True)
             sync_folder(self.path.parent)
             pending.commit(self.path)

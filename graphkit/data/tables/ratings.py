@@ -123,7 +123,7 @@ def _numbered(column: Texts | Numbers) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _last(user: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """The row of each user's latest rating, int64; of several with one time, the last in the file."""
+    """The row of each user's latest rating, int64. If several have the same time, it is the last one in the file."""
     order_ = np.lexsort((np.arange(len(user)), time, user))
     ends = np.flatnonzero(np.append(np.diff(user[order_]), 1))
     return order_[ends]

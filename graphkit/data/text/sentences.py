@@ -14,8 +14,8 @@ from graphkit.data.preprocessing.vocabulary import PADDING, Vocabulary, read_tex
 from graphkit.errors import InputError, UsageError
 from graphkit.signatures import typed_constructor
 
-# An epoch is sorted by length within so many batches at a time: enough for little padding, few enough that the
-# batches of two epochs differ.
+# Number of batches whose sentences are sorted by length together. More batches mean less padding, fewer mean that the
+# batches of two epochs differ more.
 _POOL = 32
 
 
@@ -87,7 +87,7 @@ def load(
     classes = sorted(files)
     texts, labels = [], []
     for label, name in enumerate(classes):
-        # Not splitlines: text has other characters that it takes for line ends.
+        # `splitlines` would also divide lines at other characters, such as form feeds.
         lines = [line for file in files[name] for line in read_text(file).split("\n") if line.strip()]
         texts += lines
         labels += [label] * len(lines)

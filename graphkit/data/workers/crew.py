@@ -1,4 +1,4 @@
-"""Running worker processes: sends them tasks, and receives batches in any order."""
+"""Run worker processes: send them tasks, and receive batches in any order."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from graphkit.data.workers.wire import Closed, Connection
 from graphkit.errors import GraphkitError, OutOfMemory, WorkerError
 from graphkit.executor.run.interruption import uninterrupted
 
-# Batches that a worker is asked for: the one that it makes, and the next.
+# Maximum number of batches assigned to a worker: the one that it makes, and the next one.
 _IN_HAND = 2
 
-# Batches whose memory may be with whoever has taken them. Further ones are copies: each takes two files, of which a
-# process has a thousand.
+# Maximum number of returned batches that use shared memory. Further ones are copies, because each slot needs two file
+# descriptors, and a process usually has a limit of 1,024.
 _LENT = 64
 
-# How often, in seconds, somebody who waits for a batch looks whether workers go on.
+# Seconds between checks whether workers make progress, while a thread waits for a batch.
 _LOOK = 1.0
 
-# Seconds that a worker may take outside of samples, however short the timeout is: it starts, and imports.
+# Minimum time limit in seconds outside of samples, because a worker needs time to start and to import modules.
 _LEAST = 30.0
 
 
 @dataclass(eq=False)
 class Task:
-    """A batch that somebody has asked for. size: bytes that it takes, as far as that is known.
+    """A requested batch. size: its bytes, or an estimate; None if unknown.
 
-    It does not keep the data set, which may end the workers when it goes.
+    A task does not refer to the data set: deleting the last reference to a data set may end the workers.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Task:
     error: BaseException | None = None
     damaged: list[tuple[int, str]] = field(default_factory=list)
     replaced: int = 0
-    # Nobody waits for it any more.
+    # Whether the result is no longer needed.
     abandoned: bool = False
 
     @property
@@ -67,7 +67,7 @@ class Task:
 
 
 class _Worker:
-    """One process: what it has been asked for and sent, in that order."""
+    """A worker process: its pending `tasks`, and the data sets and slots that it received."""
 
     def __init__(self, process: Started, page: int):
         self.pid = process.pid
@@ -77,14 +77,14 @@ class _Worker:
         self.tasks: dict[int, Task] = {}
         self.data: set[int] = set()
         self.slots: set[int] = set()
-        # What the selector waits for.
+        # Events of the connection that the selector waits for.
         self.events = selectors.EVENT_READ
         self._beats, self._still = -1, 0.0
 
     def still(self, seconds: float) -> float:
-        """For how long it has been at the same, as far as anybody looked; `seconds` have passed since the last look.
+        """Return for how many seconds the worker made no progress. `seconds`: time since the last call.
 
-        Not by the clock: while the process that looks is stopped, so may this one be.
+        The sum of these times is used instead of a clock: if this process is stopped, the worker may be stopped, too.
         """
         beats = self.progress.beats
         self._still = self._still + seconds if beats == self._beats and (self.in_sample or self.tasks) else 0.0
@@ -97,11 +97,11 @@ class _Worker:
 
 
 class Crew:
-    """Processes that make batches, from their start to their end. Calls of several threads wait for each other.
+    """A group of processes that make batches. Calls from several threads wait for each other.
 
-    timeout: seconds after which a worker that is still in the same sample is ended, or, with a batch to make, still
-    outside of samples, where it has _LEAST at least. spare, memory: how many slots, and how many bytes of slots, are
-    kept while no array looks at them.
+    timeout: seconds without progress after which a worker is killed. Between samples, a worker that has tasks gets at
+    least _LEAST seconds.
+    spare, memory: maximum number of free slots, and maximum bytes of the slots that no array uses.
     """
 
     def __init__(self, count: int, timeout: float, spare: int, memory: int):
@@ -111,16 +111,16 @@ class Crew:
         self._pending: deque[Task] = deque()
         self._free: deque[Slot] = deque()
         self._slots: dict[int, Slot] = {}
-        # Data sets by number, as they are sent.
+        # Number -> pickled data set.
         self._parcels: dict[int, Parcel] = {}
         self._numbers: weakref.WeakKeyDictionary[BatchMaker, int] = weakref.WeakKeyDictionary()
-        # What others leave here, who may come at any moment, within this class's own work too: data sets that are gone,
-        # and tasks for which nobody waits.
+        # Deleted data sets, and tasks that are no longer needed. Finalizers and `abandon` append to them at any time,
+        # even while this thread holds the lock; `_dispatch` handles them.
         self._forgotten: deque[int] = deque()
         self._abandoned: deque[Task] = deque()
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
-        # Why no batch can be made any more.
+        # The reason why no more batches can be made, or None.
         self.broken: WorkerError | None = None
         self._closed = False
         pages = [anonymous("progress", Progress.SIZE) for _ in range(count)]
@@ -139,7 +139,7 @@ class Crew:
 
     @property
     def of_this_process(self) -> bool:
-        """And not of one that this process was forked from."""
+        """Whether this process started the workers. False in a process that was forked from it."""
         return self._processes.of_this_process
 
     @property
@@ -147,7 +147,7 @@ class Crew:
         return [worker.pid for worker in self._workers]
 
     def ask(self, data: BatchMaker, places: np.ndarray, key: tuple[int, int] | None) -> Task:
-        """Have a batch made, of the samples at `places`, behind those that were asked for before."""
+        """Request a batch of the samples at `places`. Batches are started in the order of requests."""
         with self._lock, uninterrupted:
             if self.broken is not None:
                 return Task(self._next(), 0, data.name, places, key, error=self.broken)
@@ -159,9 +159,9 @@ class Crew:
         return task
 
     def finish(self, task: Task, meanwhile: Callable[[], None]) -> tuple[Any, Any]:
-        """(inputs, targets) of a batch, as soon as it is made; raises what making it has raised, or WorkerError.
+        """Wait for a batch and return its (inputs, targets). Raises the exception of the worker, or WorkerError.
 
-        meanwhile: called when a worker has told something.
+        meanwhile: called after messages from workers, or after at most _LOOK seconds without any.
         """
         while True:
             with self._lock:
@@ -176,11 +176,11 @@ class Crew:
             meanwhile()
 
     def abandon(self, tasks: list[Task]) -> None:
-        """Nobody waits for these any more."""
+        """Cancel tasks whose results are not needed."""
         if not self.of_this_process:
             return
         self._abandoned.extend(tasks)
-        # Whoever has the lock comes to `_dispatch`.
+        # If the lock is taken, its holder calls `_dispatch` later.
         if self._lock.acquire(blocking=False):
             try:
                 with uninterrupted:
@@ -189,13 +189,13 @@ class Crew:
                 self._lock.release()
 
     def close(self) -> None:
-        """End all processes. Arrays of batches that were handed out stay."""
+        """End all processes. Arrays of returned batches stay valid."""
         if not self.of_this_process:
             return
         with uninterrupted:
             self.broken, self._closed = WorkerError("Workers.close() was called: the worker processes have ended"), True
-            # It wakes a thread that waits for a batch, which gives it up. Not for ever: that thread may be this one,
-            # which the collector of garbage has interrupted.
+            # This wakes a thread that waits for a batch, so that it releases the lock. The wait for the lock has a
+            # limit, because the garbage collector may have called `close` in the thread that holds it.
             for worker in self._workers:
                 worker.connection.end()
             alone = self._lock.acquire(timeout=2 * _LOOK)
@@ -211,7 +211,7 @@ class Crew:
             if alone:
                 self._lock.release()
 
-    # --- from here on, with the lock ------------------------------------------------------------
+    # --- the methods below need the lock --------------------------------------------------------
 
     def _next(self) -> int:
         self._number += 1
@@ -230,7 +230,7 @@ class Crew:
         return slot.lend(layout) if lent < _LENT else slot.copied(layout)
 
     def _dispatch(self) -> None:
-        """Give tasks to workers that have few, and take memory back that is not needed."""
+        """Send tasks to workers with fewer than _IN_HAND, and free memory that is not needed."""
         if self._abandoned:
             self._give_up()
         while self._forgotten:
@@ -272,8 +272,8 @@ class Crew:
         self._send(worker, ("make", task.number, task.data, task.places, task.key, slot.number))
 
     def _slot(self, worker: _Worker) -> Slot:
-        """Free memory, of the latest use; best what the worker has mapped."""
-        free = [*self._free]  # others become free meanwhile
+        """Return the most recently freed slot, preferably one that the worker has already mapped; else a new one."""
+        free = [*self._free]  # a copy: finalizers may append to _free at any time
         if not free:
             slot = Slot(self._next(), self._free.append)
             self._slots[slot.number] = slot
@@ -301,19 +301,19 @@ class Crew:
             task.slot = None
 
     def _send(self, worker: _Worker, message: Any, files: Sequence[int] = ()) -> None:
-        """Without waiting: a worker may not read before this process has read what it sends. See `_receive`."""
+        """Queue a message without waiting: if both sides waited until the other reads, they would deadlock."""
         worker.connection.post(message, files)
         self._await(worker)
 
     def _await(self, worker: _Worker) -> None:
-        """Have the selector see when it reads, too, while something is left to send."""
+        """Make the selector also wait until the worker can receive, while a part of a message is left to send."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.connection.leaving else 0)
         if events != worker.events and not self._closed:
             worker.events = events
             self._selector.modify(worker.connection, events, worker)
 
     def _receive(self, seconds: float) -> None:
-        # An interrupt comes out here, where no message is half taken.
+        # KeyboardInterrupt can only occur here, between messages.
         events = self._selector.select(seconds)
         if self._closed:
             return
@@ -358,7 +358,7 @@ class Crew:
             self._give_back(task)
 
     def _lost(self, worker: _Worker, how: str) -> None:
-        """A worker has ended: an error in the place of the batch that it was at; others make the rest."""
+        """Handle the end of a worker: its current batch fails with an error; other workers make its other batches."""
         self._selector.unregister(worker.connection)
         self._workers.remove(worker)
         worker.connection.close()
@@ -378,10 +378,10 @@ class Crew:
 
 
 def _raised(task: Task, pid: int, sample: int, pickled: bytes | None, line: str, trace: str) -> BaseException:
-    """What a worker has raised, for whoever waits for the batch."""
+    """The exception to raise for a batch that failed in a worker."""
     error = None
     if pickled is not None:
-        with contextlib.suppress(Exception):  # its class is known to the worker alone
+        with contextlib.suppress(Exception):  # only the worker may be able to import its class
             error = pickle.loads(pickled)
     where = f"{task.name}: sample {sample}" if sample >= 0 else f"{task.name} in a worker process"
     if isinstance(error, GraphkitError):

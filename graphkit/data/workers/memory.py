@@ -1,4 +1,4 @@
-"""Memory without a name, in which one process puts a batch together and another one uses it."""
+"""Anonymous shared memory: a worker writes a batch into it, and the training process uses the arrays in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from graphkit.data.stacking import Form, arrays, form_of, formed, names_of, parted
 from graphkit.errors import InputError, OutOfMemory
 
-# Of the beginning of an array: what vector instructions like best, and a cache line.
+# Alignment of arrays in bytes: a cache line, which also suits vector instructions.
 _ALIGNED = 64
 
 
@@ -28,7 +28,7 @@ class Leaf(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The arrays of inputs and targets, and how they belong together. size: bytes from the first to the last."""
+    """The arrays of inputs and targets, and their structure. size: bytes from the start of the memory that they use."""
 
     forms: tuple[Form, Form]
     leaves: tuple[list[Leaf], list[Leaf]]
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 
 
 def anonymous(label: str, size: int) -> int:
-    """A file of so many bytes that is in no folder, and ends with the last process that has it open."""
+    """Create a file in memory with `size` bytes, and return its descriptor. It exists while a process has it open."""
     file = os.memfd_create(f"graphkit {label}", os.MFD_CLOEXEC)
     if size:
         try:
@@ -48,7 +48,10 @@ def anonymous(label: str, size: int) -> int:
 
 
 def enlarge(file: int, size: int) -> None:
-    """Raises OutOfMemory where there is less: a file that only said its size would end the process that writes it."""
+    """Allocate memory for a file. Raises OutOfMemory if there is too little.
+
+    If the size were only set, a process that writes without free memory would be killed.
+    """
     try:
         os.posix_fallocate(file, 0, size)
     except OSError as error:
@@ -58,12 +61,12 @@ def enlarge(file: int, size: int) -> None:
 
 
 def mapped(file: int, size: int, *, ahead: bool = True) -> mmap.mmap:
-    """ahead: all pages at once, and not each when it is first touched."""
+    """Map a file into memory. ahead: map all pages now, and not at the first access to each."""
     return mmap.mmap(file, size, flags=mmap.MAP_SHARED | (mmap.MAP_POPULATE if ahead else 0))
 
 
 class Arena:
-    """The memory of one batch, in the process that makes it. It grows as arrays are asked for."""
+    """The memory of one batch in the worker that makes it. It grows with each array."""
 
     def __init__(self, file: int):
         self._file = file
@@ -78,19 +81,19 @@ class Arena:
         return self._top
 
     def begin(self) -> None:
-        """What was in it is not needed any more."""
+        """Discard the contents."""
         self._top = 0
         self._placed.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array in this memory, but for elements that are no plain numbers, which `layout` refuses."""
+        """Allocate an array in this memory. Types that are no plain numbers get other memory; `layout` rejects them."""
         size = math.prod(shape) * dtype.itemsize
         if not size or _refused(dtype):
             return np.empty(shape, dtype)
         offset = -(-self._top // _ALIGNED) * _ALIGNED
         if self._map is None or offset + size > len(self._map):
             enlarge(self._file, _pages(offset + size))
-            # Arrays of before stay in the old mapping, of the same pages.
+            # Earlier arrays use the old mapping, which shares the same pages.
             self._map = mapped(self._file, os.fstat(self._file).st_size)
         found = np.frombuffer(self._map, np.uint8, size, offset).view(dtype).reshape(shape)
         self._top = offset + size
@@ -98,7 +101,7 @@ class Arena:
         return found
 
     def layout(self, source: str, inputs: Any, targets: Any) -> Layout:
-        """Where the arrays of a batch are; those that are elsewhere are copied here. Raises InputError for strings."""
+        """Return the layout of a batch. Other arrays are copied into this memory. Raises InputError for strings."""
         sides = [("input", arrays(inputs)), ("target", arrays(targets))]
         forms = [form_of(side) for _, side in sides]
         leaves: list[list[Leaf]] = [[], []]
@@ -130,13 +133,13 @@ class Arena:
 
 
 class Slot:
-    """The memory of one batch after another, in the process that takes them. `lent` while arrays look at it."""
+    """Reusable memory of a batch in the training process. `lent`: whether arrays of a returned batch use it."""
 
     def __init__(self, number: int, released: Callable[[Slot], None]):
         self.number = number
         self.file = anonymous("batch", 0)
         self.size = 0
-        # The worker that filled it last, which has it mapped.
+        # Process id of the worker that used it last, which still has it mapped.
         self.filled_by: int | None = None
         self._released = released
         self._map: mmap.mmap | None = None
@@ -147,11 +150,11 @@ class Slot:
         return self._lease is not None
 
     def filled(self) -> None:
-        """A worker has put a batch in, and may have enlarged it."""
+        """Read the size again: a worker has stored a batch, and may have enlarged the memory."""
         self.size = os.fstat(self.file).st_size
 
     def lend(self, layout: Layout) -> tuple[Any, Any]:
-        """The arrays of a batch, which keep the memory for as long as one of them, or a view, is there."""
+        """Return the arrays of a batch in this memory. It is released when all of them and their views are deleted."""
         root = self._bytes(layout.size)
         if not layout.size:
             self._released(self)
@@ -160,7 +163,7 @@ class Slot:
         return _formed(root, layout)
 
     def copied(self, layout: Layout) -> tuple[Any, Any]:
-        """The arrays of a batch, which leave the memory free."""
+        """Return copies of the arrays of a batch, and release the memory."""
         found = _formed(self._bytes(layout.size).copy(), layout)
         self._released(self)
         return found
@@ -177,7 +180,7 @@ class Slot:
         self._released(self)
 
     def close(self) -> None:
-        """Arrays that are there stay."""
+        """Close the file. Existing arrays stay valid."""
         self._map = None
         os.close(self.file)
 

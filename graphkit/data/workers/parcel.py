@@ -1,4 +1,4 @@
-"""A data set on its way to another process: pickled once for all workers, its arrays in memory that they share."""
+"""Send a data set to workers: it is pickled once for all of them, and its arrays are in memory that they share."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from graphkit.errors import UsageError
 
 _ALIGNED = 64
 
-# What the script of the process that trains is called in a worker, so that what is under
-# `if __name__ == "__main__":` does not run; the name that multiprocessing gives it.
+# Name of the training script's module in a worker, as in multiprocessing.
+# It is not "__main__", so that code under `if __name__ == "__main__":` does not run.
 _SCRIPT = "__mp_main__"
 
 
 class Script(NamedTuple):
-    """The module `__main__` of a process: one that has a name, or a file."""
+    """The module `__main__` of a process, by its module name or by the path of its file."""
 
     module: str | None
     path: str | None
 
 
 class Parcel(NamedTuple):
-    """A file with the pickle, and the arrays behind it, each from a beginning to an end in bytes."""
+    """A file with the pickle, followed by the arrays. spans: (begin, end) of each in bytes."""
 
     file: int
     spans: list[tuple[int, int]]
@@ -38,7 +38,7 @@ class Parcel(NamedTuple):
 
 
 class _Pickler(pickle.Pickler):
-    """Sees whether something comes from the script."""
+    """Sets `of_script` if the data set needs a class or function of the script."""
 
     of_script = False
 
@@ -49,14 +49,14 @@ class _Pickler(pickle.Pickler):
 
 
 def packed(name: str, data: Any) -> Parcel:
-    """Raises UsageError, naming the data set, where it cannot be pickled, or a worker could not find what it needs."""
+    """Pickle a data set into a new file. Raises UsageError, which names it, if workers cannot unpickle it."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
     try:
         pickler.dump(data)
         parts = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
-    except Exception as error:  # code of whatever the data set holds
+    except Exception as error:  # the objects in the data set may run any code
         raise UsageError(
             f"{name} cannot be sent to worker processes, because it cannot be pickled: {error}; workers=0 makes its "
             "samples in this process"
@@ -75,7 +75,7 @@ def packed(name: str, data: Any) -> Parcel:
 
 
 def unpacked(parcel: Parcel) -> Any:
-    """The data set. Its arrays are of the memory that all workers read; where it writes, it has pages of its own."""
+    """Return the data set. Its arrays are copy-on-write: workers share the pages until one of them writes."""
     if parcel.script is not None:
         _import_script(parcel.script)
     memory = memoryview(mmap.mmap(parcel.file, parcel.spans[-1][1], access=mmap.ACCESS_COPY))
@@ -106,6 +106,6 @@ def _import_script(script: Script) -> None:
         return
     assert script.path is not None, "a script has a name or a file"
     module = types.ModuleType(_SCRIPT)
-    # Before it runs: what it defines may ask for its own module, as dataclasses do.
+    # Registered before the script runs, because class definitions such as dataclasses look up their module.
     sys.modules[_SCRIPT] = sys.modules["__main__"] = module
     module.__dict__.update(runpy.run_path(script.path, run_name=_SCRIPT))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from graphkit.data.making import BatchMaker
     from graphkit.data.workers.crew import Crew, Task
 
-# From so many of the latest batches one knows how large the next may be.
+# Number of latest batches from whose sizes the size of the next one is estimated.
 _LATEST = 8
 
 
@@ -104,7 +104,7 @@ class Workers:
         self.close()
 
     def __reduce__(self) -> Any:
-        # A data set that is sent to a worker has none there.
+        # The copy of a data set in a worker has no workers of its own.
         return Workers, (0,)
 
     def __repr__(self) -> str:
@@ -134,7 +134,7 @@ class Run:
     ):  # fmt: skip
         self._workers, self._crew, self._data, self._parts, self._key = workers, crew, data, parts, key
         self._ahead, self._memory = ahead, memory
-        # Asked for, and not yet taken.
+        # Batches that were requested, but not yet returned.
         self._tasks: deque[Task] = deque()
         self._sizes: deque[int] = deque(maxlen=_LATEST)
 
@@ -165,7 +165,7 @@ class Run:
         return Made(inputs, targets, task.damaged, task.replaced)
 
     def _ask(self) -> None:
-        """Request as many batches as may be ahead. At first only one, until its first sample shows its size."""
+        """Request batches up to the limits; at first only one, until its size is known from its first sample."""
         while len(self._tasks) < self._ahead:
             known = [*self._sizes, *(task.size for task in self._tasks if task.size is not None)]
             if self._tasks:

@@ -1,4 +1,4 @@
-"""The program of a worker: it makes batches of data sets that it was sent, until nobody asks any more."""
+"""The program of a worker: it makes batches of the data sets that it receives, until the connection is closed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from graphkit.data.workers.parcel import Parcel, unpacked
 from graphkit.data.workers.progress import Progress
 from graphkit.data.workers.wire import Closed, Connection
 
-# prctl(2): which signal a process gets when the thread ends that started it.
+# Option of prctl(2): the signal that a process gets when the thread that started it ends.
 _PR_SET_PDEATHSIG = 1
 
 # Whether this process is a worker.
@@ -31,11 +31,11 @@ running = False
 
 
 def main(end: int, page: int, parent: int) -> None:
-    """end: of the socket; page: memory that says where this process is; parent: the process that started it."""
+    """Run a worker. end: descriptor of the socket; page: of the memory for Progress; parent: id of the parent."""
     global running
     running = True
     _end_with(parent)
-    # Ctrl-C is for the process that trains, and so is what it prints.
+    # Only the training process reacts to Ctrl-C, and only it writes to stdout: output of a worker goes to stderr.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
     connection = socket.socket(fileno=end)
@@ -47,14 +47,14 @@ def main(end: int, page: int, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Whatever this process is doing when the one that started it is killed."""
+    """Have the kernel kill this process when its parent ends, whatever it is doing."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent ended before the call of prctl
         os._exit(0)
 
 
 def _watch(end: int) -> None:
-    """End within a sample too, when the other side closes the socket."""
+    """End this process when the other side closes the socket, also in the middle of a sample."""
     poll = select.poll()
     poll.register(end, 0)
     poll.poll()
@@ -62,7 +62,7 @@ def _watch(end: int) -> None:
 
 
 class _Into(Making):
-    """A batch that is made in shared memory; says where it is, and how large it becomes, after its first sample."""
+    """A batch in shared memory. It reports each sample that begins, and the batch's size after the first sample."""
 
     def __init__(self, task: int, arena: Arena, progress: Progress, connection: Connection):
         super().__init__()
@@ -128,7 +128,7 @@ class _Worker:
             layout = arena.layout(found.name, *found.make_batch(places, key, making))
         except Closed:
             raise
-        except BaseException as error:  # noqa: BLE001 - who waits for the batch is told
+        except BaseException as error:  # noqa: BLE001 - it is raised where the batch is requested
             self._connection.send(("failed", task, self._progress.sample, *_described(error)))
         else:
             self._connection.send(("made", task, layout, making.damaged, making.replaced))
@@ -144,12 +144,12 @@ class _Worker:
 
 
 def _described(error: BaseException) -> tuple[bytes | None, str, str]:
-    """The exception, if it survives pickling, in a line, and with where it comes from."""
+    """The pickled exception (None if it cannot be unpickled), its message in a line, and its traceback."""
     line = traceback.format_exception_only(error)[-1].strip()
     trace = "".join(traceback.format_exception(error))
     try:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
-    except Exception:  # noqa: BLE001 - code of the exception's class
+    except Exception:  # noqa: BLE001 - the exception's class may run any code
         return None, line, trace
     return pickled, line, trace

@@ -1,4 +1,4 @@
-"""Where a worker is, in memory that the process that trains reads while the worker is in a sample, or has ended."""
+"""The state of a worker, in shared memory: the training process can read it at any time, also after the worker died."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 
 
 class Progress:
-    """`beats` counts what was begun; `task` and `sample` are what goes on, -1 for nothing."""
+    """`beats` counts changes of the state. `task` and `sample`: numbers of those in progress; -1 between samples."""
 
     SIZE = mmap.PAGESIZE
     _FIELDS = struct.Struct("<qqq")
@@ -19,7 +19,7 @@ class Progress:
         self._FIELDS.pack_into(self._memory, 0, self.beats + 1, task, sample)
 
     def between(self) -> None:
-        """No sample is being made."""
+        """Record that no sample is in progress."""
         self.at(-1, -1)
 
     @property

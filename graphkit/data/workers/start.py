@@ -1,4 +1,4 @@
-"""Worker processes: fresh interpreters, which end with this process, however it ends."""
+"""Start worker processes: new interpreters, which end when this process ends or is killed."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from typing import NamedTuple
 
 from graphkit.errors import UnsupportedError, UsageError, WorkerError
 
-# A worker is one thread: as many of them as cores are asked for run side by side.
+# A worker has one thread. Parallelism comes from the number of workers.
 _SINGLE = (
     "GRAPHKIT_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
 
-# Pillow keeps the memory of so many blocks, of 16 MiB at most, for the next image: to have it from the system anew
-# each time takes a third of a worker's time.
+# Number of blocks (of at most 16 MiB) that Pillow keeps for the next image. Without it, allocating memory takes a third
+# of a worker's time.
 _KEPT = {"PILLOW_BLOCKS_MAX": "4"}
 
-# Finds what this process finds, whatever the options and the environment of the interpreter.
+# Gives the worker the module search path of this process, whatever the interpreter's options and environment are.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[4:]; from graphkit.data.workers.process import main; "
     "main(*map(int, sys.argv[1:4]))"
 )
 
-# Seconds in which workers end by themselves; and in which a process ends that has closed its files.
+# Seconds until workers that should end are killed; seconds to wait for the end of a process that closed its connection.
 _GRACE, _PATIENCE = 0.5, 10.0
 
 
 class Started:
-    """One process, and this side's end of its socket."""
+    """A worker process, and this process's end of the socket to it."""
 
     def __init__(self, process: subprocess.Popen[bytes], end: socket.socket):
         self._process, self.end = process, end
@@ -49,7 +49,7 @@ class Started:
         self._process.kill()
 
     def ending(self) -> str:
-        """How it has ended, whose socket is closed."""
+        """Describe in words how a process ended, after its socket was closed."""
         try:
             code = self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -68,7 +68,7 @@ class Started:
 
 
 class Processes(NamedTuple):
-    """Those of one crew. over: set when they are not needed any more."""
+    """The processes of a crew. over: set when they have ended."""
 
     each: list[Started]
     over: threading.Event
@@ -76,11 +76,11 @@ class Processes(NamedTuple):
 
     @property
     def of_this_process(self) -> bool:
-        """And not of one that this process was forked from."""
+        """Whether this process started them. False in a process that was forked from it."""
         return os.getpid() == self.owner
 
     def end(self) -> None:
-        """Wait until they have ended, whose connections are closed; those that do not are killed."""
+        """Wait for the end of all processes, whose connections must be closed. Kill them after _GRACE seconds."""
         deadline = time.monotonic() + _GRACE
         for process in self.each:
             process.wait_until(deadline)
@@ -88,7 +88,7 @@ class Processes(NamedTuple):
 
 
 def started(pages: Sequence[int]) -> Processes:
-    """A process for each page, the memory in which it says where it is. Raises UsageError within a worker."""
+    """Start a process for each of `pages`, the memory for its Progress. Raises UsageError in a worker."""
     from graphkit.data.workers import process
 
     if process.running:
@@ -107,11 +107,12 @@ def started(pages: Sequence[int]) -> Processes:
     def start() -> None:
         try:
             made.extend(_one(page) for page in pages)
-        except BaseException as error:  # noqa: BLE001 - who waits for the processes is told
+        except BaseException as error:  # noqa: BLE001 - `started` raises it
             failed.append(error)
         finally:
             ready.set()
-        # Linux ends a process when the thread ends that started it (prctl(2), PR_SET_PDEATHSIG).
+        # This thread must stay: Linux kills the workers when the thread that started them ends (PR_SET_PDEATHSIG,
+        # prctl(2)).
         over.wait()
 
     threading.Thread(target=start, name="graphkit-workers", daemon=True).start()
@@ -132,14 +133,14 @@ def _one(page: int) -> Started:
     with contextlib.ExitStack() as failing, other:
         failing.enter_context(mine)
         arguments = [str(number) for number in (other.fileno(), page, os.getpid())]
-        # Python's import passes over what is no string.
+        # Python's import ignores entries that are not strings.
         paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]
         process = subprocess.Popen(
             [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _PROGRAM, *arguments, *paths],  # type: ignore[attr-defined]
             stdin=subprocess.DEVNULL,
             env={**_KEPT, **os.environ, **dict.fromkeys(_SINGLE, "1")},
             pass_fds=(other.fileno(), page),
-            # No signal of the terminal reaches it.
+            # Signals of the terminal, such as Ctrl-C, do not reach the worker.
             start_new_session=True,
         )
         failing.pop_all()

@@ -1,4 +1,4 @@
-"""Messages between the process that trains and one that makes samples, with files that come along."""
+"""Messages between the training process and a worker, with file descriptors attached."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-# Bytes of the message, and files beside it.
+# Header of a message: number of bytes, number of attached file descriptors.
 _HEADER = struct.Struct("<QQ")
 
-# SCM_MAX_FD of Linux: more files do not go with one message.
+# Maximum number of file descriptors per message: SCM_MAX_FD of Linux.
 _MOST_FILES = 253
 
 
@@ -24,11 +24,12 @@ class Closed(Exception):
 
 
 class Connection:
-    """One end of a stream socket; a message is anything that pickling takes. Both sides are of one program."""
+    """One end of a stream socket. Messages are pickled objects; both sides must run the same program."""
 
     def __init__(self, end: socket.socket):
         self._end = end
-        # What has not gone through of posted messages, each with its own copies of the files that go with its rest.
+        # Unsent parts of posted messages, each with duplicates of the file descriptors that are still to be sent with
+        # it.
         self._leaving: deque[tuple[memoryview, list[int]]] = deque()
 
     def fileno(self) -> int:
@@ -40,29 +41,30 @@ class Connection:
         return bool(self._leaving)
 
     def send(self, message: Any) -> None:
-        """Wait until the other side has room for it. Raises Closed where nobody reads any more."""
+        """Send a message; wait until the other side has room for it. Raises Closed if the other side has ended."""
         try:
             self._end.sendall(_packed(message, 0))
         except OSError as error:
             raise Closed(str(error)) from None
 
     def post(self, message: Any, files: Sequence[int] = ()) -> None:
-        """Send behind what was posted before, without waiting: `flush` sends what is left. The files may be closed.
+        """Queue a message, and send what can be sent at once; `flush` sends the rest. `files` may be closed afterwards.
 
-        The side that posts never waits for the other one to read, so that this one may wait in `send`.
+        The side that posts never waits until the other side reads. So the other side may wait in `send` without a
+        deadlock.
         """
         data = _packed(message, len(files))
         self._leaving.append((memoryview(data), [os.dup(file) for file in files]))
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent at once. What is left for one that has ended is dropped: `receive` tells of the end."""
+        """Send what can be sent at once. If the other side has ended, drop the rest: `receive` will raise Closed."""
         try:
             while self._leaving:
                 data, files = self._leaving[0]
                 beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
                 sent = self._end.sendmsg([data], beside, socket.MSG_DONTWAIT)
-                # Files go with the first byte.
+                # File descriptors are sent with the first byte.
                 self._leaving.popleft()
                 _close(files)
                 if sent < len(data):
@@ -77,7 +79,7 @@ class Connection:
             _close(self._leaving.popleft()[1])
 
     def receive(self) -> tuple[Any, list[int]]:
-        """The next message, and its files, which belong to the caller. Waits for it; raises Closed."""
+        """Wait for the next message; return it and its file descriptors, which the caller must close. Raises Closed."""
         try:
             head, files, _, _ = socket.recv_fds(self._end, _HEADER.size, _MOST_FILES)
             if not head:
@@ -103,7 +105,7 @@ class Connection:
         return data
 
     def end(self) -> None:
-        """Nothing goes through any more: both sides see that, also where another process has this end too."""
+        """Shut the socket down. Both sides notice this, even if another process also holds this end."""
         with contextlib.suppress(OSError):  # the other side has ended
             self._end.shutdown(socket.SHUT_RDWR)
 

@@ -57,8 +57,8 @@ class Repetition(NamedTuple):
         condition: bool. If it is false, the steps do not run at all. None: they do.
         limit: int64. The largest number of repetitions. None: any.
         flag: bool, written by the steps. None: it stays true.
-        most: int64. If there would be more repetitions, the steps stop and set `fault`. None: any number.
-        fault: uint32. Set to 1 if `most` was reached.
+        most: int64. If there would be more repetitions, they stop, and `fault` is set.
+        fault: uint32. Set to 1 if there would be more than `most` repetitions.
         faults: uint32. The steps are not repeated once one of these is set.
     """
 

@@ -1,7 +1,7 @@
-"""What only some devices can do. Code asks by type: `isinstance(device, Recorder)`.
+"""Protocols that only some devices implement. Code asks by type: `isinstance(device, Recorder)`.
 
-For devices without streams or pinned memory, `streams_of` and `pinned_memory_of` return substitutes. The calls of these
-return when the work is done.
+For devices without streams or pinned memory, `streams_of` and `pinned_memory_of` return substitutes. The calls of a
+substitute return when the work is done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The device protocol: an allocator, copies, and kernels. `capabilities` has what only some devices can do."""
+"""The device protocol: an allocator, copies, and kernels.
+
+`capabilities` has the protocols that only some devices implement.
+"""
 
 from __future__ import annotations
 

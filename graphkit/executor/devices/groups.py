@@ -1,4 +1,4 @@
-"""Which device runs which group of nodes (`gk.attr_scope(ctx_group=...)`) of a graph."""
+"""The device of each group of nodes (`gk.attr_scope(ctx_group=...)`) of a graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.text import short_repr
 
 
 class GroupDevices:
-    """Several devices, and which of them runs each group of nodes.
+    """Several devices, and the device of each group of nodes.
 
     Args:
         devices: The devices, each once.

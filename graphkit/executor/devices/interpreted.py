@@ -61,7 +61,7 @@ class Interpreted:
 def interpreted_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
     """Return a kernel that runs the reference of a node's operator on arrays of `xp`.
 
-    The kernel raises RuntimeFailure, which names the node, if a result has another shape than inferred.
+    The kernel raises RuntimeFailure, which names the node, if a result has another shape or dtype than inferred.
     """
     return copied(node, lambda inputs: run_node(node, inputs, xp), xp)
 
@@ -69,7 +69,7 @@ def interpreted_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
 def copied(node: Node, compute: Callable[[Sequence[Any]], tuple[Any, ...]], xp: Namespace = numpy_xp) -> Kernel:
     """Return a kernel that copies the results of `compute(operands)` to their planned memory.
 
-    The kernel raises RuntimeFailure, which names the node, if a result has another shape than inferred.
+    The kernel raises RuntimeFailure, which names the node, if a result has another shape or dtype than inferred.
     """
 
     def run(inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:

@@ -82,7 +82,7 @@ class LaunchedKernel(Protocol):
 
     @property
     def fault(self) -> str:
-        """What is wrong if a run sets the kernel's fault; empty if the kernel cannot fail."""
+        """The text of the error if a run sets the kernel's fault; empty if the kernel cannot fail."""
         ...
 
     def failure(self, node: Node, word: int) -> RuntimeFailure:
@@ -96,7 +96,7 @@ def is_native(kernel: Kernel) -> TypeGuard[NativeKernel]:
 
 
 class KernelContext(NamedTuple):
-    """What a factory knows in addition to the node.
+    """Facts that a factory gets in addition to the node.
 
     Args:
         threads: Number of threads of the kernel.
@@ -117,7 +117,7 @@ class KernelContext(NamedTuple):
 
 
 class DataDependentKernel(Protocol):
-    """A kernel of the native extension whose results have data-dependent shapes. Its operands have any shapes."""
+    """A kernel of the native extension whose results have data-dependent shapes. Its operands may have any shape."""
 
     def __call__(self, inputs: list[np.ndarray | None], used: Sequence[bool] = ()) -> list[np.ndarray | None]:
         """Return the results; None for those that are not `used`. By default, all are."""

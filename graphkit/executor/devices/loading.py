@@ -98,7 +98,7 @@ class DeviceName(NamedTuple):
 
 
 def of_process(device: str, number: int) -> str:
-    """Return the device of a process by its number on the machine: "cuda" means another GPU for each process.
+    """Return the device of process `number` of this machine. "cuda" means a different GPU for each process.
 
     If there are more processes than GPUs, several share one. Raises as `load_device` does.
     """

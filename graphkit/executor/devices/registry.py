@@ -27,7 +27,7 @@ Shapes: TypeAlias = Sequence[tuple[int, ...] | None]
 SizedFactory: TypeAlias = Callable[[Shapes, Shapes], Kernel | None]
 
 # Does the work that does not depend on sizes (types, attributes, which operands are present), once for all sizes.
-# Returns None if no size has a kernel, or if only a node of static types tells.
+# Returns None if no size has a kernel, or if that is known only for a node of static types.
 Preparation: TypeAlias = Callable[[Node, KernelContext], SizedFactory | None]
 
 # Makes a kernel whose results have data-dependent shapes. The node's shapes need not be known.
@@ -114,12 +114,12 @@ class _Source(NamedTuple):
 _Key: TypeAlias = tuple[str, str, str]
 
 _NO_KERNELS = KernelRule()
-# Fields that make kernels for the same nodes.
+# For a field, all fields that make kernels for the same nodes.
 _SAME_KERNELS = dict.fromkeys(("make", "prepare"), ("make", "prepare"))
 # Protects changes of `_rules` and `_sources`. Never held during an import, which may wait for other threads.
 _lock = threading.Lock()
 _rules: dict[_Key, KernelRule] = {}
-# By field of the rule.
+# For each rule, the module that registered each field.
 _sources: dict[_Key, dict[str, _Source]] = {}
 # The modules that will register a rule when they are imported.
 _unimported: dict[_Key, Sequence[str]] = {}

@@ -83,8 +83,8 @@ def _space_to_depth(node: Node, x: Shape, y: Shape) -> View:
     return _ordered((n, c, h // b, b, w // b, b), order)
 
 
-# By the name of an operator of ai.onnx: a function from a node, the shape of its first operand and that of its result
-# to the view. It returns None if the view is known only in a run.
+# For each operator of ai.onnx, by name: a function that takes a node, the shape of its first operand and the shape of
+# its result. It returns the view, or None if that is known only in a run.
 VIEWS: dict[str, Callable[[Node, Shape, Shape], View | None]] = {
     "Slice": _slice,
     "Transpose": _transpose,

@@ -20,7 +20,7 @@ _SMALL = 1 << 26
 def out_of_memory(graph: Graph, what: str) -> Iterator[None]:
     """Turn errors of an allocation inside the block into OutOfMemory, which names the largest value of `graph`.
 
-    what: What is allocated, for the message.
+    what: Description of the allocated memory, for the message.
     """
     try:
         yield

@@ -80,7 +80,7 @@ class FirstFit:
     def _orders(self) -> Iterator[list[int]]:
         """Yield orders of the blocks: by size, by pressure (twice, with different ties), by distance from the peak.
 
-        For each of them, there is a network of the zoo (or its training step, at some batch size) that it suits best.
+        Each order is the best one for some network of the zoo, or for its training step, at some batch size.
         """
         spans, peak = self._spans, self._peak
         size = [-span[0] for span in spans]

@@ -15,7 +15,7 @@ from graphkit.executor.memory.planner import ALIGNMENT
 
 
 class PackedOperand(NamedTuple):
-    """External memory with a parameter or constant: packed by `kernel` for `position`, or unchanged if it is None.
+    """External memory with a parameter or constant: unchanged if `kernel` is None, else packed by it for `position`.
 
     layout: `kernel.packed_layout(position)`.
     """
@@ -33,7 +33,7 @@ class UnpackedOperands:
     Attributes:
         operands: The operands.
         externals: The external memory of each.
-        latest: The arrays that were returned last, and the stamp before them; see `PackedArrays.get_unpacked`.
+        latest: The latest stamp, and the arrays that `PackedArrays.get_unpacked` returned for it.
     """
 
     def __init__(self, operands: Sequence[PackedOperand]):

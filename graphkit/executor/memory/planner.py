@@ -128,7 +128,7 @@ def aligned(size: int) -> int:
 
 
 def _blocks(requests: Sequence[Request], inplace: bool) -> tuple[list[int], list[_Block]]:
-    """Return the block of each request, and the blocks. At most one request overwrites another."""
+    """Return the block of each request, and the blocks. Each request is overwritten by at most one other."""
     owner: list[int] = [0] * len(requests)
     blocks: list[_Block] = []
     taken: set[int] = set()

@@ -18,7 +18,8 @@ IDLE = 4
 _RESERVE_FACTOR = 7
 _MAX_RESERVE = 1 << 30
 
-# If this many runs in a row need less than 1 / _SHRINK_FACTOR of an arena, it is freed.
+# Every _SHRINK_RUNS runs, idle arenas are freed if all of these runs needed less than 1 / _SHRINK_FACTOR of the largest
+# size since arenas were last freed.
 _SHRINK_RUNS = 256
 _SHRINK_FACTOR = 4
 

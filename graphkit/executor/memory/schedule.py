@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# `updates_last` may raise the peak by this fraction: 1 / SLACK.
+# `updates_last` may raise the peak by at most 1 / SLACK of it.
 SLACK = 16
 
 
@@ -156,7 +156,7 @@ def _dependencies(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
 def _peak_lower_bound(tasks: Sequence[Task], sizes: Sequence[int]) -> int:
     """Return the most bytes that the operands, results and working memory of one task take.
 
-    No order has a lower peak.
+    Results that may overwrite an operand are not counted. No order has a lower peak.
     """
     largest = 0
     for task in tasks:

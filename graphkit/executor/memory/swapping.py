@@ -33,13 +33,14 @@ class _Timeline:
     """Estimated times of the steps of an order, in bytes that the steps read and write."""
 
     def __init__(self, placement: Placement, order: Sequence[int]):
-        # The time at which each position begins; at the end, that of the whole order.
+        # The time at which each step begins, by position. The last number is the time of the whole order.
         self._begin = [0, *accumulate(_bytes_accessed(placement.steps[index], placement) for index in order)]
 
     def end_of_copy(self, position: int, nbytes: int) -> int:
-        """Return the first position before which a copy is complete that begins after the step at `position`.
+        """Return the position of the first step that begins after a copy has ended.
 
-        It is the length of the order if the copy ends after the last step.
+        The copy begins after the step at `position`. The result is the length of the order if it ends after the last
+        step.
         """
         first = position + 1
         return min(
@@ -52,9 +53,9 @@ class _Timeline:
         return self._begin[last] - self._begin[first + 1]
 
     def begin_of_copy(self, position: int, nbytes: int) -> int:
-        """Return the last position after which a copy must begin to be complete before the step at `position`.
+        """Return the position of the last step after which a copy can begin.
 
-        It is -1 if the copy must begin before the first step.
+        The copy must end before the step at `position`. The result is -1 if it must begin before the first step.
         """
         return bisect.bisect_right(self._begin, self._begin[position] - COPY_COST * nbytes, 0, position + 1) - 2
 
@@ -194,7 +195,7 @@ class _SwapRewriter:
             assert swap.value.node is not None, "steps compute the swapped values"
             self._swap_outs.setdefault(swap.value.node, []).append(swap.value)
             self._swap_ins.setdefault(swap.prefetch, []).append(swap.value)
-        # The new value for an original value. With True: after it, or the value that it is a view of, was swapped in.
+        # The new value of each original value, before (False) and after (True) its storage was swapped in.
         self._new_values: dict[tuple[Value, bool], Value] = {(value, False): value for value in graph.inputs}
         self._host_copies: dict[Value, Value] = {}
         self._unbuilt = {*placement.steps}

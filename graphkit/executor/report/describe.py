@@ -29,7 +29,7 @@ class _Description:
         self._kinds: dict[Node, KernelKind] = {node: lowering.kind for node, lowering in lowered.steps}
         self._steps: list[PlanStep] = []
         self._listed: set[Node] = set()
-        # Requests that an in-place step overwrites, and those that overwrite them.
+        # Requests that are overwritten in place, and the requests that overwrite them.
         self._overwritten: set[int] = set()
         self._inplace: set[int] = set()
         requests, offsets = self._memory.requests, self._memory.layout.offsets

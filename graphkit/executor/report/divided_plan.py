@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from graphkit.ir.types import TensorType, Type
 
-# Most runs are not described.
+# Imported when a plan is made, because most runs need none.
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
     from graphkit.executor.report.plan_data import Block, Operand, PlanStep

@@ -38,11 +38,13 @@ class DeclarationChecker:
             symbols | defined_names({s for v in declared for d in symbolic_dims(v) for s in d.symbols}, symbols).keys()
         )
         self._table = SizeTable(tuple(symbols))
-        # Values whose inferred sizes are expressions of the inputs' sizes, with the positions of these in the table.
+        # The declared values whose inferred sizes follow from the inputs' sizes, each with the positions of its
+        # inferred sizes in `_table`.
         self._computed = [
             (v.name, self._table.add_all(v.tensor.known_shape)) for v in declared if _is_computed(v, known)
         ]
-        # Positions of declared and inferred sizes, which are equal if the declarations are true.
+        # Pairs of positions in `_table`: a declared size and the inferred size of the same axis. They are equal if the
+        # declarations are true.
         self._equal = list(
             {
                 (self._table.add(size), position)
@@ -51,8 +53,8 @@ class DeclarationChecker:
                 if _names(size) <= known
             }
         )
-        # The parts of the graph that all declared values, and the others, depend on. For new shapes, the types of the
-        # second are inferred again; those of the first if some sizes in the table are unknown.
+        # The parts of the graph that compute all declared values, and only those that are not in `_computed`. For new
+        # shapes, types are inferred in the second part; if some sizes in the table are unknown, in the first.
         self._graph = graph.replace(outputs=declared, updates=())
         self._others = graph.replace(outputs=[v for v in declared if not _is_computed(v, known)], updates=())
         self._inputs = dict(zip(graph.input_names, graph.inputs, strict=True))

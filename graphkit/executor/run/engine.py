@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long a process that exits waits for running operations. After that, it exits before they are done.
+# Seconds that an exiting process waits for running operations. Then it exits, even if some are not done.
 EXIT_SECONDS = 5.0
 
 # For shorter operations, the calling thread is faster than a worker. Waking a worker, and passing the GIL there and

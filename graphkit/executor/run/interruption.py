@@ -31,8 +31,8 @@ class HeldSignals:
     """A context manager. A SIGINT or SIGTERM that arrives inside the block takes effect at its end.
 
     Then the handler that was set before the block is called. A signal without a Python handler is not delayed. Blocks
-    may be nested: a signal waits for all blocks that delay it. The block has no effect in other threads than the main
-    thread, which handle no signals, and in a process that was forked inside it.
+    may be nested: a signal waits for all blocks that delay it. The block has no effect in a process that was forked
+    inside it, and in threads other than the main thread, because they handle no signals.
 
     may_interrupt: Called when a signal arrives. If it returns True, the signal takes effect at once. Without it, the
         first signal is delayed and a second one takes effect at once.

@@ -45,7 +45,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._stored: dict[str, StoredArray] = {}
         self._resident: dict[str, Resident] = {}
         self._own: set[str] = set()
-        # For each array that was released, what holds it now (see `release`).
+        # The new holder of each array that was released (see `release`).
         self._elsewhere: dict[str, str] = {}
         # The owned arrays that callers have read. Each of them knows whether a view of it still exists.
         self._views: dict[str, SharedMemory] = {}
@@ -198,7 +198,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def release(self, name: str, holder: str) -> None:
         """Drop the array of `name`. Until it is written again, reading it raises InputError.
 
-        holder: What holds the array now, such as "rank 1", for this error.
+        holder: The new holder of the array for the error, such as "rank 1".
         """
         self.type_of(name)
         self._forget(name)

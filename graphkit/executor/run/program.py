@@ -94,7 +94,10 @@ class Program(InstancedProgram):
 
 
 class _PythonBuilder:
-    """Replaces the native builder if there is no native engine. All steps are calls of Python, which Emitter lists."""
+    """Replaces the native builder if there is no native engine.
+
+    All steps then run in Python, and Emitter collects them.
+    """
 
     def call(self, name: str, index: int) -> None:
         """Do nothing."""

@@ -31,8 +31,8 @@ class Builder(Protocol[Built]):
     def build(self, key: Key, selection: Selection, cache: ProgramCache[Any], *, again: bool) -> Built:
         """Return a program for inputs of these shapes. Raises the same errors as `compile_graph`.
 
-        cache: The cache that keeps the program; parts of a batch use its other programs. The builder must not refer to
-            it, or else both live until Python collects cycles.
+        cache: The cache that keeps the program. The programs for parts of a batch come from it. The builder must not
+            refer to it, or else both live until Python collects cycles.
         again: Whether the program replaces one that `needs_recompiling`.
         """
 

@@ -74,7 +74,7 @@ class Selection:
 
     @cached_property
     def stored_with_open_shapes(self) -> list[int]:
-        """Positions of the stored inputs whose shapes are those of their arrays.
+        """Positions of the stored inputs without a static type. Their shapes are those of their arrays.
 
         A run reads these arrays to choose a program. Programs read all other stored arrays themselves.
         """
@@ -163,7 +163,8 @@ class LastRun:
     ) -> LastRun | None:
         """Return the record of a run, or None if later runs must make all checks.
 
-        All outputs must be computed by native kernels, and the feeds must be arrays for inputs other than states.
+        The run must compute all outputs and interpret no nodes, `selection` must be repeatable, and the feeds must be
+        arrays for inputs other than states.
 
         Args:
             full: The selection of all outputs.

@@ -1,8 +1,9 @@
 """Version rules of export: a node of the canonical opset becomes one of an older target, family by family.
 
-Two kinds. A rewrite replaces a node by other nodes of the graph (`rewrites`); it runs before anything is written.
-A spelling changes how a node is written: input to attribute, another attribute value (`spells`). Both are declared
-for the target opsets below which they apply; spellings of one operator run newest first.
+There are two kinds of rules. A rewrite (`rewrites`) replaces a node by other nodes of the graph, before anything is
+written. A spelling (`spells`) changes how a node is written: an input becomes an attribute, or an attribute gets
+another value. Each rule is declared for the target opsets below a version. Spellings of an operator are applied newest
+first.
 """
 
 from __future__ import annotations

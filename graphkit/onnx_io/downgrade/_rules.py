@@ -1,4 +1,4 @@
-"""The tables of downgrade rules, apart from the package: if its import is interrupted, they keep their rules."""
+"""Tables of downgrade rules. They are not in the package itself, so that they survive an interrupted import of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Site(NamedTuple):
 
 
 class Spelling:
-    """A node on its way into the file: ONNX attribute values by name, operands as Values."""
+    """A node to be written: ONNX attribute values by name, operands as Values."""
 
     __slots__ = ("attrs", "inputs", "node", "op_type", "outputs", "target")
 
@@ -61,7 +61,7 @@ class Spelling:
             self.inputs.pop()
 
     def input_to_attribute(self, index: int, name: str) -> None:
-        """Write constant input `index` as attribute `name`; raises UnsupportedError when it is computed."""
+        """Write input `index` as attribute `name`. Raises UnsupportedError if the input is not a constant."""
         value = self.input(index)
         if value is not None:
             found = constant_array(value)
@@ -74,7 +74,7 @@ class Spelling:
             self.drop_input(index)
 
     def only(self, name: str, default: Any) -> None:
-        """Leave attribute `name` out; raises UnsupportedError when it is not the one value that the target knows."""
+        """Omit attribute `name`. Raises UnsupportedError unless it is `default`, which the target opset implies."""
         value = self.attrs.pop(name, default)
         if value != default:
             raise self.fail(f"attribute {name}={value!r}")
@@ -84,7 +84,7 @@ class Spelling:
 
 
 def constant_array(value: Value) -> np.ndarray | None:
-    """The array of a constant, or of a value whose elements inference knows."""
+    """The array of a constant, or of a value whose elements shape inference has computed; else None."""
     if value.node is not None and value.node.op.name == "Constant":
         tensor = value.node.op.attributes()["value"]
         return tensor.array if isinstance(tensor, Tensor) else None

@@ -1,5 +1,6 @@
-"""Attention and its relatives: older opsets have no windows, the oldest no lengths of an outer cache; some types are
-in no opset.
+"""Attention and related operators. Older opsets have no windows, the oldest no lengths for an external cache.
+
+Some element types are in no opset.
 """
 
 from __future__ import annotations

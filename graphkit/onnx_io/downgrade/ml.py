@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml: ensembles of trees, whose numbers were lists of float32 before they could be tensors."""
+"""Tree ensembles of ai.onnx.ml. Older versions store their numbers as lists of float32, newer ones as tensors."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def _tensors_to_lists(node: Spelling) -> None:
 
 @spells("TreeEnsemble", "TreeEnsembleRegressor", below=ALWAYS)
 def _number_of_targets(node: Spelling) -> None:
-    # The standard leaves it open, ONNX Runtime wants it.
+    # Optional in the standard, but required by ONNX Runtime.
     if node.attrs.get("n_targets") is None:
         node.attrs["n_targets"] = 1

@@ -19,7 +19,7 @@ from graphkit.ops.nn.norm import BatchNormalization, LayerNormalization
 
 @rewrites("Mod", below=28)
 def _floored_remainder(site: Site) -> Sequence[Value] | None:
-    # Until 28 fmod=0 was for integers only.
+    # Before opset 28, fmod=0 was only for integers.
     a, b = site.operand(0), site.operand(1)
     if operator(site.node, Mod).fmod or not a.dtype.is_float:
         return None
@@ -31,7 +31,7 @@ def _floored_remainder(site: Site) -> Sequence[Value] | None:
 
 @rewrites("LayerNormalization", below=ALWAYS)
 def _other_statistics(site: Site) -> Sequence[Value] | None:
-    # ONNX Runtime has no kernel whose mean and deviation are of another type than float32.
+    # ONNX Runtime's kernels support mean and deviation only in float32.
     op = operator(site.node, LayerNormalization)
     counted_from_front = site.operand(0).rank is None and op.axis >= 0
     wide = dtype_of_code(op.stash_type)
@@ -47,7 +47,7 @@ def _layer_statistics(site: Site) -> Sequence[Value]:
         raise site.fail("an axis counted from the front of a tensor of unknown rank")
     axes = constant(np.asarray(range(axis - (x.rank or 0) if axis >= 0 else axis, 0), np.int64))
     stash = dtype_of_code(op.stash_type)
-    # ONNX Runtime has no kernels of bfloat16 for these.
+    # ONNX Runtime has no bfloat16 kernels for these operators.
     wide = DType.FLOAT32 if stash is DType.BFLOAT16 else stash
 
     def cast(value: Value, to: DType) -> Value:
@@ -64,7 +64,7 @@ def _layer_statistics(site: Site) -> Sequence[Value]:
 
 @rewrites("BatchNormalization", below=14)
 def _batch_statistics(site: Site) -> Sequence[Value] | None:
-    # Until 14 training was not specified well enough to be written as such.
+    # Before opset 14, the training mode was not specified well enough, so it is written as other operators.
     op = operator(site.node, BatchNormalization)
     if not op.training_mode:
         return None
@@ -105,7 +105,7 @@ def _known_coordinates(spelling: Spelling) -> None:
 
 @rewrites("Resize", below=ALWAYS)
 def _half_pixel_of_the_nearest(site: Site) -> Sequence[Value] | None:
-    """tf_half_pixel_for_nn left the standard at opset 13: its floor is half_pixel, rounded with halves up."""
+    """tf_half_pixel_for_nn was removed in opset 13. With floor, it equals half_pixel with round_prefer_ceil."""
     op = operator(site.node, Resize)
     if op.coordinate_transformation_mode != "tf_half_pixel_for_nn":
         return None
@@ -158,13 +158,13 @@ def _old_mode_names(spelling: Spelling) -> None:
 
 @rewrites("GridSample", below=20)
 def _sampled_volume(site: Site) -> Sequence[Value] | None:
-    # Until 20 only images could be sampled.
+    # Before opset 20, GridSample supported only images.
     return None if site.operand(0).rank == 4 else [site.op.expand(*site.inputs)]
 
 
 @rewrites("RoiAlign", below=16)
 def _half_pixel(site: Site) -> Sequence[Value] | None:
-    # Until 16 regions were not moved by half an element.
+    # Before opset 16, RoiAlign did not shift regions by half a pixel.
     if operator(site.node, RoiAlign).coordinate_transformation_mode == "output_half_pixel":
         return None
     return [site.op.expand(*site.inputs)]

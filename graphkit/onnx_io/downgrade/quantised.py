@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear for older targets, whose types are those of zero points and scales."""
+"""QuantizeLinear and DequantizeLinear for older targets, where zero points and scales determine the result types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphkit.ops.quant.linear import DequantizeLinear, QuantizeLinear
 
 @rewrites("QuantizeLinear", below=21)
 def _type_by_zero_point(site: Site) -> Sequence[Value] | None:
-    """The type of the result is that of a zero point, which is written."""
+    """Older opsets take the result type from the zero point. If it is absent, one of `output_dtype` is added."""
     op = operator(site.node, QuantizeLinear)
     if op.output_dtype is None:
         return None
@@ -28,7 +28,7 @@ def _type_by_zero_point(site: Site) -> Sequence[Value] | None:
 
 @rewrites("DequantizeLinear", below=23)
 def _cast_behind(site: Site) -> Sequence[Value] | None:
-    """The type of the result is that of the scale; another one is a cast behind it."""
+    """Older opsets take the result type from the scale. For any other type, a Cast follows."""
     op = operator(site.node, DequantizeLinear)
     scale = site.operand(1)
     if op.output_dtype is None:
@@ -39,7 +39,7 @@ def _cast_behind(site: Site) -> Sequence[Value] | None:
 
 @spells("QuantizeLinear", below=23)
 def _own_precision(spelling: Spelling) -> None:
-    """A precision that is that of the scale need not be said."""
+    """Omit `precision` if it is the type of the scale, which is the default."""
     scale = spelling.input(1)
     if scale is not None and spelling.attrs.get("precision") is scale.dtype:
         spelling.attrs.pop("precision")

@@ -12,7 +12,7 @@ from graphkit.ops.rnn.recurrence import Recurrence
 
 @spells("RNN", "GRU", "LSTM", below=ALWAYS)
 def _hidden_size(spelling: Spelling) -> None:
-    # Optional in the standard; ONNX Runtime refuses a node without it.
+    # hidden_size is optional in the standard, but ONNX Runtime rejects a node without it.
     recurrent = spelling.input(2)
     shape = None if recurrent is None else recurrent.tensor.shape
     if spelling.attrs["hidden_size"] is None and shape is not None and isinstance(shape[2], int):
@@ -21,7 +21,7 @@ def _hidden_size(spelling: Spelling) -> None:
 
 @rewrites("RNN", "GRU", "LSTM", below=ALWAYS)
 def _batch_first(site: Site) -> Sequence[Value] | None:
-    # Until opset 14 time came first in every tensor. Later ones have layout=1, which ONNX Runtime refuses.
+    # Before opset 14, time was the first axis of every tensor. Later opsets have layout=1, which ONNX Runtime rejects.
     op = operator(site.node, Recurrence)
     if not op.layout:
         return None

@@ -1,4 +1,4 @@
-"""Nodes that are valid at every target and that ONNX Runtime refuses, or gets wrong, are written in another form."""
+"""Rewrites for ONNX Runtime: nodes that are valid, but that it rejects or computes wrongly, get another form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkit.ops.tensor.scatter import ScatterElements, ScatterND
 
 @rewrites("ScatterElements", "ScatterND", below=ALWAYS)
 def _sums_of_halves(site: Site) -> Sequence[Value] | None:
-    # ONNX Runtime has a kernel for halves, which fails in the run unless there is no reduction.
+    # ONNX Runtime's float16 kernel fails at run time if there is a reduction.
     op = site.op
     assert isinstance(op, (ScatterElements, ScatterND))
     x, indices, updates = (site.operand(i) for i in range(3))
@@ -28,7 +28,7 @@ def _sums_of_halves(site: Site) -> Sequence[Value] | None:
 
 @rewrites("OneHot", below=ALWAYS)
 def _chosen_values(site: Site) -> Sequence[Value] | None:
-    # ONNX Runtime has kernels for few element types: the others are looked up by a OneHot of int64.
+    # ONNX Runtime has kernels for few element types. For others, a OneHot of int64 gives indices into the values.
     indices, depth, values = (site.operand(i) for i in range(3))
     integers = [v if v.dtype is DType.INT64 else F.cast(v, to=DType.INT64) for v in (indices, depth)]
     if values.dtype in (DType.FLOAT32, DType.FLOAT16, DType.INT64, DType.STRING):
@@ -39,28 +39,29 @@ def _chosen_values(site: Site) -> Sequence[Value] | None:
 
 @rewrites("Squeeze", below=ALWAYS)
 def _squeezed_nowhere(site: Site) -> Sequence[Value] | None:
-    # ONNX Runtime takes axes without elements for axes that are not given, and drops every axis of size 1.
+    # ONNX Runtime reads an empty list of axes as absent axes, and removes every axis of size 1.
     axes = site.input(1)
     return [F.identity(site.operand(0))] if axes is not None and axes.tensor.shape == (0,) else None
 
 
 @rewrites("Sum", below=ALWAYS)
 def _sum_of_two(site: Site) -> Sequence[Value] | None:
-    # ONNX Runtime's optimiser fails on a Sum of two behind a product, if one operand of that is a third result.
+    # ONNX Runtime's optimiser fails on a Sum of two operands after a matrix product, if an operand of the product is
+    # the third output of a node.
     return [F.add(site.operand(0), site.operand(1))] if len(site.inputs) == 2 else None
 
 
 @spells("QuantizeLinear", below=ALWAYS)
 def _type_of_the_zero_point(spelling: Spelling) -> None:
-    # ONNX Runtime's optimiser makes uint8 of int8, in the zero point and not in the attribute, which then differ.
+    # ONNX Runtime's optimiser converts int8 to uint8 in the zero point, but not in output_dtype. Then the two differ.
     if spelling.input(2) is not None:
         spelling.attrs["output_dtype"] = None
 
 
 @rewrites("Einsum", below=ALWAYS)
 def _broadcast_letters(site: Site) -> Sequence[Value] | None:
-    # ONNX Runtime infers the size of a letter from one operand, 1 too, and folds what depends on that size. It refuses
-    # an ellipsis that stands for different numbers of axes.
+    # ONNX Runtime infers the size of a letter from one operand, even if that is 1 and broadcasts, and folds values that
+    # depend on it. It rejects an ellipsis that represents different numbers of axes.
     op, operands = operator(site.node, Einsum), [site.operand(i) for i in range(len(site.inputs))]
     kinds = [v.tensor for v in operands]
     return [op.expand(*operands)] if op.broadcasts(kinds) or op.has_uneven_ellipsis(kinds) else None

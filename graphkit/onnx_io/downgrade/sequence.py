@@ -1,4 +1,4 @@
-"""Optionals, of which older opsets have less."""
+"""Optionals: older opsets support fewer operators and types for them."""
 
 from __future__ import annotations
 

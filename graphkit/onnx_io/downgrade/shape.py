@@ -1,4 +1,4 @@
-"""Reduce*, Split, Pad, Reshape, Shape, Range, SpaceToDepth, Scatter*: what older opsets spell otherwise."""
+"""Reduce*, Split, Pad, Reshape, Shape, Range, SpaceToDepth, Scatter*: features that older opsets write differently."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _axes_to_attribute(spelling: Spelling) -> None:
 
 @rewrites("Split", below=18)
 def _uneven_split(site: Site) -> Sequence[Value] | None:
-    # Until 18 a count came from the outputs, and the parts had to be equal.
+    # Before opset 18, the number of parts was the number of outputs, and the parts had to be equal.
     op, x = operator(site.node, Split), site.operand(0)
     if site.input(1) is not None:
         return None
@@ -101,7 +101,7 @@ def _axes_as_int64(site: Site) -> Sequence[Value] | None:
 
 @rewrites("CenterCropPad", below=ALWAYS)
 def _sizes_as_int64(site: Site) -> Sequence[Value] | None:
-    # The standard's function body, which ONNX Runtime runs, is valid for int64 sizes only.
+    # ONNX Runtime runs the standard's function body, which only supports int64 sizes.
     x, sizes = site.operand(0), site.operand(1)
     if sizes.dtype is DType.INT64:
         return None
@@ -116,7 +116,7 @@ def _pads_of_all_axes(site: Site) -> Sequence[Value] | None:
     known = constant_array(axes)
     if known is None or x.rank is None:
         raise site.fail("padding of computed axes")
-    # Widen the pads by a matrix of zeros and ones: rows are given pads, columns those of all axes.
+    # Multiply the pads by a matrix of zeros and ones: rows are the given pads, columns the pads of all axes.
     chosen = [int(a) % x.rank for a in known.reshape(-1)]
     spread = np.zeros((2 * len(chosen), 2 * x.rank), np.int64)
     for row, axis in enumerate(chosen):
@@ -162,7 +162,7 @@ def _scatter_sums(spelling: Spelling) -> None:
 
 @rewrites("SpaceToDepth", below=28)
 def _depth_last(site: Site) -> Sequence[Value] | None:
-    """mode="CRD", the gradient of DepthToSpace's, as moves: [N, C, H, b, W, b] to [N, C, b, b, H, W]."""
+    """Write mode="CRD", which the gradient of DepthToSpace uses: [N, C, H, b, W, b] to [N, C, b, b, H, W]."""
     op, x = operator(site.node, SpaceToDepth), site.operand(0)
     if op.mode != "CRD":
         return None

@@ -1,4 +1,4 @@
-"""ai.onnx.preview.training, which no runtime has: written in standard operators."""
+"""ai.onnx.preview.training: no runtime supports it, so it is written in standard operators."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ A rule is declared for operators and the version below which it applies. It eith
 to input, another name, ...) and returns None, or builds the node's results and returns them. Rules of one operator
 run oldest first, each bringing the node up to its `below`.
 
-Modules of rules are imported when a node needs one: `_index` says which, written by
-`python -P -m graphkit.checks.indexes`.
+Modules of rules are imported when a node needs them. `_index`, written by `python -P -m graphkit.checks.indexes`, lists
+them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from graphkit.ops import constant
 Results: TypeAlias = Sequence[Value | None]
 
 
-# `becomes` of a rule that always builds its results out of other operators.
+# `becomes` of a rule that always replaces the node by other operators.
 BUILT = "*"
 # `below` of a rule that holds for files of every version.
 ALWAYS = 1 << 30
 
 
 class NodeView:
-    """A node on its way into the graph: operands are Values (None: absent), attributes are Python values.
+    """A node to be imported: operands are Values (None: absent), attributes are Python values.
 
-    `outputs` are the file's output names ("" where not wanted); `version` is the opset the node was written for.
+    `outputs` are the file's output names ("" for unused ones). `version` is the opset that the node was written for.
     """
 
     __slots__ = ("attrs", "domain", "inputs", "label", "op_type", "outputs", "version")
@@ -81,7 +81,7 @@ class NodeView:
         return self.attrs.pop(name, default)
 
     def taken(self, *names: str) -> dict[str, Any]:
-        """Remove those of these attributes that are given and return them by name."""
+        """Remove the named attributes that are present, and return them by name."""
         return {name: self.attrs.pop(name) for name in names if name in self.attrs}
 
     def require(self, name: str) -> Any:
@@ -91,20 +91,20 @@ class NodeView:
         return self.attrs.pop(name)
 
     def attribute_to_input(self, name: str, index: int, dtype: Any = np.int64) -> None:
-        """Turn attribute `name`, when it is given, into constant input `index`."""
+        """If attribute `name` is present, make it constant input `index`."""
         if name in self.attrs:
             self.set_input(index, constant(np.asarray(self.attrs.pop(name), dtype)))
 
 
 class Rule(NamedTuple):
-    """`apply` brings nodes written for an opset under `below` up to it; `becomes` names another resulting operator."""
+    """`apply` upgrades nodes of opsets under `below` to `below`. `becomes`: the new operator, if it changes."""
 
     below: int
     apply: Callable[[NodeView], Results | None]
     becomes: str | None
 
 
-# Those of the modules that have been imported.
+# Rules of the modules that were imported so far.
 _rules: dict[tuple[str, str], list[Rule]] = {}
 
 
@@ -116,7 +116,7 @@ def upgrade(*operators: str, below: int, becomes: str | None = None, domain: str
             rules = [rule for rule in _rules.get((domain, operator), []) if not replaces(apply, rule.apply)]
             if any(rule.below == below for rule in rules):
                 raise ValueError(f"two upgrade rules of {operator} below {below}")
-            # A new list: another thread may read the old one.
+            # The list is replaced, not changed, because another thread may be reading it.
             _rules[domain, operator] = sorted([*rules, Rule(below, apply, becomes)], key=lambda rule: rule.below)
         return apply
 
@@ -142,7 +142,7 @@ def next_rule(domain: str, operator: str, version: int) -> Rule | None:
 
 
 def destination(domain: str, operator: str, version: int) -> tuple[str, bool]:
-    """The operator that a node ends as, and whether a rule may build it without that operator being registered."""
+    """The operator after all upgrades, and whether a rule may build the results without that operator."""
     built = False
     while (rule := next_rule(domain, operator, version)) is not None:
         operator, version = rule.becomes or operator, rule.below

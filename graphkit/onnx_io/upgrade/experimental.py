@@ -1,6 +1,6 @@
-"""Operators that ai.onnx had as experiments until opset 10, but for the elementwise ones: fills, slices, FC, GRUUnit.
+"""Operators that were experimental in ai.onnx until opset 10, except elementwise ones: fills, slices, FC, GRUUnit.
 
-Their definitions are those of onnx/defs/experiments/defs.cc in ONNX 1.0 to 1.4, and Caffe2's where these are silent.
+They are defined in onnx/defs/experiments/defs.cc of ONNX 1.0 to 1.4, and, where that is unclear, by Caffe2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _dynamic_slice(node: NodeView) -> Results:
 
 
 def _shape(node: NodeView) -> Any:
-    """The shape of what is filled: an attribute, that of an operand, or the operand itself; and more axes behind it."""
+    """The shape to fill: an attribute, the operand's shape, or the operand itself; then sizes of `extra_shape`."""
     x, shape, more = node.input(0), node.take("shape"), node.take("extra_shape")
     operand_is_shape = bool(node.take("input_as_shape", 0))
     if x is None:
@@ -58,7 +58,7 @@ def _given_fill(node: NodeView) -> Results:
 
 @upgrade("FC", below=_UNTIL, becomes=BUILT)
 def _fully_connected(node: NodeView) -> Results:
-    """X W^T + B; all axes before `axis` are rows, and stay as they are."""
+    """X W^T + B. Axes before `axis` are kept in the result."""
     x, w, bias = (node.operand(i) for i in range(3))
     axis, axis_w = int(node.take("axis", 1)), int(node.take("axis_w", 1))
     y = F.gemm(F.flatten(x, axis=axis), F.flatten(w, axis=axis_w), bias, transB=True)
@@ -71,7 +71,7 @@ def _fully_connected(node: NodeView) -> Results:
 def _gru_unit(node: NodeView) -> Results:
     """One step of a GRU: h * u + tanh(o) * (1 - u), where u = sigmoid(update), of gates [reset, update, output].
 
-    A sequence that ended before step t keeps its state, or has 0 with drop_states.
+    A sequence that ended before step t keeps its state; with drop_states, the state becomes 0.
     """
     hidden, gates, sequence, t = (node.operand(i) for i in range(4))
     dropped = bool(node.take("drop_states", 0))
@@ -79,14 +79,14 @@ def _gru_unit(node: NodeView) -> Results:
     kept = F.sigmoid(update)
     one = scalar_like(1.0, kept)
     new = F.add(F.mul(hidden, kept), F.mul(F.tanh(output), F.sub(one, kept)))
-    # [N, 1] beside states [1, N, D].
+    # Shape [N, 1], to broadcast with states [1, N, D].
     valid = F.unsqueeze(F.less(F.cast(t, to=DType.INT64), F.cast(sequence, to=DType.INT64)), i64(-1))
     return (F.where(valid, new, F.mul(hidden, scalar_like(0.0, hidden)) if dropped else hidden),)
 
 
 @upgrade("MeanVarianceNormalization", below=9)
 def _across_channels(node: NodeView) -> Results | None:
-    """Over pictures of the whole batch, or over channels too; without variance the mean alone is taken away."""
+    """Normalise over batch and positions, or over channels, too. With normalize_variance=0, only subtract the mean."""
     channels, variance = bool(node.take("across_channels", 0)), bool(node.take("normalize_variance", 1))
     x = node.operand(0)
     if x.rank is None:

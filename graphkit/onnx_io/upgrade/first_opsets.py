@@ -29,7 +29,7 @@ def _in_place_hint(node: NodeView) -> None:
 
 @upgrade("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor", below=7)
 def _explicit_broadcast(node: NodeView) -> None:
-    """B stands where A's axes from `axis` on are (default: the last ones), when `broadcast` asks for it."""
+    """If `broadcast` is set, align B with A's axes from `axis` on (default: with the last axes)."""
     axis = node.take("axis")
     if not node.take("broadcast", 0) or axis is None:
         return
@@ -50,7 +50,7 @@ def _implied_broadcast(node: NodeView) -> None:
 
 @upgrade("PRelu", below=7)
 def _slope_per_channel(node: NodeView) -> None:
-    # A vector held one slope per channel; since 7 it would be aligned with the last axis.
+    # Before opset 7, a vector had one slope per channel. Since then, it would be aligned with the last axis.
     x, slope = node.operand(0), node.operand(1)
     if slope.rank != 1 or slope.shape == (1,) or x.rank == 2:
         return
@@ -61,13 +61,13 @@ def _slope_per_channel(node: NodeView) -> None:
 
 @upgrade("BatchNormalization", "Dropout", below=7)
 def _mode_of_the_engine(node: NodeView) -> None:
-    # is_test said what the further outputs say since 7.
+    # Before opset 7, is_test set the mode. Since then, the presence of further outputs does.
     node.take("is_test")
 
 
 @upgrade("LSTM", "GRU", "RNN", below=7)
 def _wanted_output(node: NodeView) -> None:
-    # output_sequence said whether the first output is wanted; its name in the node says so too.
+    # output_sequence is redundant: the name of the first output also shows whether it is used.
     node.take("output_sequence")
     if node.attrs.get("direction") == "foward":  # the default of GRU 1 was misspelt
         node.attrs["direction"] = "forward"

@@ -21,7 +21,7 @@ def _upsample(node: NodeView) -> None:
 
 @upgrade("Resize", below=11)
 def _asymmetric(node: NodeView) -> Results | None:
-    """Positions were x_original = x_resized / scale; nearest took the floor, along axes that shrink the ceiling."""
+    """Before opset 11: x_original = x_resized / scale. "nearest" rounded down, or up along axes that shrink."""
     x, scales = node.operand(0), node.operand(1)
     node.set_input(1, None)
     node.set_input(2, scales)
@@ -35,7 +35,7 @@ def _asymmetric(node: NodeView) -> Results | None:
     if factors is not None and (factors <= 1).all():
         node.attrs["nearest_mode"] = "ceil"
         return None
-    # Axes are independent: those that shrink first, then those that grow. A scale of 1 leaves an axis as it is.
+    # Axes are independent, so resize first those that shrink, then those that grow. Scale 1 leaves an axis unchanged.
     one = constant(np.ones((), np.float32))
     shrunk = F.resize(x, None, F.min(scales, one), **node.attrs, nearest_mode="ceil")
     return (F.resize(shrunk, None, F.max(scales, one), **node.attrs, nearest_mode="floor"),)
@@ -43,7 +43,7 @@ def _asymmetric(node: NodeView) -> Results | None:
 
 @upgrade("Upsample", below=ALWAYS, becomes="Resize")
 def _upsample_after_its_end(node: NodeView) -> Results | None:
-    # Deprecated since 10, and in newer files nonetheless.
+    # Deprecated since opset 10, but newer files still contain it.
     node.op_type = "Resize"
     results: Results | None = _asymmetric(node)
     return results
@@ -51,7 +51,7 @@ def _upsample_after_its_end(node: NodeView) -> Results | None:
 
 @upgrade("Resize", below=ALWAYS)
 def _absent_when_empty(node: NodeView) -> None:
-    # An empty tensor stands for an absent operand, in files of any version.
+    # In files of any version, an empty tensor may mean an absent operand.
     for index in (1, 2, 3):
         value = node.input(index)
         if value is not None and value.shape is not None and 0 in value.shape:

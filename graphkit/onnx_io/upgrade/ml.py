@@ -13,7 +13,7 @@ _DOMAIN = "ai.onnx.ml"
 
 @upgrade("LabelEncoder", below=2, domain=_DOMAIN)
 def _classes_to_table(node: NodeView) -> None:
-    """Strings became their positions among the classes, and integers the class at that position."""
+    """In version 1, strings became their positions in `classes_strings`, and integers the string at that position."""
     classes = node.require("classes_strings")
     if node.operand(0).dtype is DType.STRING:
         node.attrs |= {"keys_strings": classes, "values_int64s": tuple(range(len(classes)))}
@@ -23,7 +23,7 @@ def _classes_to_table(node: NodeView) -> None:
 
 @upgrade("LabelEncoder", below=4, domain=_DOMAIN)
 def _nan_is_no_key(node: NodeView) -> None:
-    """NaN was equal to no key."""
+    """Before version 4, NaN did not match any key, so NaN keys are removed."""
     keys = node.attrs.get("keys_floats")
     if keys is None or not any(map(math.isnan, keys)):
         return

@@ -11,7 +11,7 @@ from graphkit.ops import F, constant
 
 @upgrade("Softmax", "LogSoftmax", "Hardmax", below=13)
 def _coerced_to_matrix(node: NodeView) -> Results | None:
-    # Until 13 all axes from `axis` (default 1) on were one.
+    # Before opset 13, all axes from `axis` (default 1) on were treated as a single axis.
     x = node.operand(0)
     axis = int(node.take("axis", 1))
     rank = x.rank
@@ -36,7 +36,7 @@ def _per_activation(node: NodeView) -> Results | None:
 
 @upgrade("BatchNormalization", below=14)
 def _training_mode(node: NodeView) -> Results | None:
-    # Training was asked for by naming more outputs; the last two were the batch's own mean and variance.
+    # Further outputs meant training mode. The last two were mean and variance of the batch.
     saved = node.wants(3) or node.wants(4)
     node.outputs = node.outputs[:3]
     if not (saved or node.wants(1) or node.wants(2)):
@@ -57,7 +57,7 @@ def _training_mode(node: NodeView) -> Results | None:
 
 @upgrade("GroupNormalization", below=21)
 def _per_channel(node: NodeView) -> None:
-    # Until 21 scale and bias had one element per group; each is repeated for the channels of its group.
+    # Before opset 21, scale and bias had one element per group. Repeat each for the channels of its group.
     x, groups = node.operand(0), int(node.attrs.get("num_groups", 1))
     channels = F.gather(F.shape(x), constant(np.asarray([1], np.int64)), axis=0)
     count = constant(np.asarray([groups], np.int64))

@@ -11,7 +11,7 @@ from graphkit.ops import F, constant
 
 @upgrade("Clip", below=11)
 def _bounds_to_inputs(node: NodeView) -> None:
-    # The limits of float32, the old defaults, bound nothing.
+    # The old defaults, the limits of float32, have no effect, so they are dropped.
     dtype = node.operand(0).dtype.numpy
     limit = np.finfo(np.float32).max
     low, high = node.take("min"), node.take("max")
@@ -23,7 +23,7 @@ def _bounds_to_inputs(node: NodeView) -> None:
 
 @upgrade("Clip", below=ALWAYS)
 def _one_element(node: NodeView) -> None:
-    # ONNX Runtime takes a vector of one element for a scalar, and files have it.
+    # ONNX Runtime accepts a vector of one element as a scalar, and some files contain it.
     for index in (1, 2):
         bound = node.input(index)
         if bound is not None and bound.shape == (1,):
@@ -32,7 +32,7 @@ def _one_element(node: NodeView) -> None:
 
 @upgrade("Dropout", below=12)
 def _ratio_to_input(node: NodeView) -> Results | None:
-    # Until 12 the mode was the runtime's choice; a node without a training_mode operand runs in inference.
+    # Before opset 12, the runtime chose the mode. Without the operand training_mode, a node runs in inference mode.
     node.attribute_to_input("ratio", 1, np.float32)
     if node.version >= 10 or not node.wants(1):
         return None
@@ -75,7 +75,10 @@ def _parametric_softplus(node: NodeView) -> Results:
 
 @upgrade("Crop", below=10, becomes=BUILT)
 def _crop(node: NodeView) -> Results:
-    """border: left, top, right, bottom of the two last axes; scale: height and width from the border on."""
+    """border: elements to remove at the left, top, right and bottom of the last two axes.
+
+    scale: height and width of the result, which begins after the left and top border.
+    """
     x = node.operand(0)
     left, top, right, bottom = (int(v) for v in node.require("border"))
     scale = node.take("scale")

@@ -21,7 +21,7 @@ def _axes_to_input(node: NodeView) -> None:
 
 @upgrade("Squeeze", "Unsqueeze", below=ALWAYS)
 def _scalar_axis(node: NodeView) -> None:
-    # The standard wants a vector; its own function bodies pass scalars too.
+    # The standard requires a vector, but its own function bodies also pass scalars.
     axes = node.input(1)
     if axes is not None and axes.rank == 0:
         node.set_input(1, F.reshape(axes, constant(np.asarray([1], np.int64))))
@@ -34,7 +34,7 @@ def _split_to_input(node: NodeView) -> None:
 
 @upgrade("Split", below=18)
 def _split_evenly(node: NodeView) -> None:
-    # Without sizes the number of parts was the number of outputs.
+    # Without sizes, the number of parts is the number of outputs.
     if node.input(1) is None:
         node.attrs["num_outputs"] = len(node.outputs)
 
@@ -62,7 +62,8 @@ def _k_to_input(node: NodeView) -> None:
 
 @upgrade("OneHot", below=11)
 def _one_hot_of_negative(node: NodeView) -> None:
-    # Negative indices selected nothing; since 11 they count from the end. An index equal to depth selects nothing.
+    # Before opset 11, negative indices selected nothing. Since then they count from the end, so use `depth` instead,
+    # which selects nothing.
     indices, depth = node.operand(0), node.operand(1)
     limit = F.cast(F.reshape(depth, constant(np.zeros(0, np.int64))), to=indices.dtype)
     node.set_input(0, F.where(F.less(indices, constant(np.zeros((), indices.dtype.numpy))), limit, indices))
@@ -70,5 +71,5 @@ def _one_hot_of_negative(node: NodeView) -> None:
 
 @upgrade("Scatter", below=ALWAYS, becomes="ScatterElements")
 def _scatter(node: NodeView) -> None:
-    # Deprecated since 11, and in newer files nonetheless.
+    # Deprecated since opset 11, but newer files still contain it.
     node.op_type = "ScatterElements"

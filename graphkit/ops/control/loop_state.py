@@ -18,7 +18,7 @@ from graphkit.text import quantity
 
 
 def output_types(graph: Graph, inputs: Sequence[Type]) -> tuple[Type, ...]:
-    """The types of the graph's outputs when its inputs have these types. Raises TypeMismatch, naming the node."""
+    """Return the types of the graph's outputs for these types of inputs. Raises TypeMismatch that names the node."""
     check_operands(graph, inputs)
     work = _work.get()
     if work is not None:
@@ -32,7 +32,7 @@ def output_types(graph: Graph, inputs: Sequence[Type]) -> tuple[Type, ...]:
 
 
 class _Work:
-    """How many nodes may still be inferred."""
+    """Number of nodes whose types may still be inferred."""
 
     __slots__ = ("left",)
 
@@ -40,8 +40,8 @@ class _Work:
         self.left = left
 
 
-# Each loop tries its body's types several times, and so does each of those around it: of the nodes in a subgraph, each
-# is inferred a few times for each level of nesting in sound files, and without end in files made for it.
+# Inference is limited to _WORK + _REPEATS * nodes. Each loop infers its body several times, and so do the loops around
+# it. In sound files, a node is inferred a few times per level of nesting; malicious files could need exponential time.
 _WORK, _REPEATS = 10_000, 64
 _work: ContextVar[_Work | None] = ContextVar("inference of subgraphs", default=None)
 
@@ -76,7 +76,7 @@ def _inferred(graph: Graph, inputs: Sequence[Type], work: _Work) -> tuple[Type, 
 
 
 def check_operands(graph: Graph, inputs: Sequence[Type]) -> None:
-    """Raises TypeMismatch for another number of operands, or other kinds and element types, than the graph takes."""
+    """Raise TypeMismatch if the number, kinds or element types of the operands are not those of the graph's inputs."""
     if len(inputs) != len(graph.inputs):
         raise TypeMismatch(f"{titled(graph)} takes {quantity(len(graph.inputs), 'operand')}, {len(inputs)} given")
     for value, given in zip(graph.inputs, inputs, strict=True):
@@ -85,7 +85,7 @@ def check_operands(graph: Graph, inputs: Sequence[Type]) -> None:
 
 
 def _compatible(declared: Type, given: Type) -> bool:
-    """Whether a value of one type may enter an input of the other: element types and kinds, not shapes."""
+    """Return whether a value of type `given` fits the input `declared`. Compares kinds and dtypes, not shapes."""
     if isinstance(declared, TensorType) and isinstance(given, TensorType):
         return declared.dtype is given.dtype
     if isinstance(declared, OptionalType):
@@ -96,8 +96,9 @@ def _compatible(declared: Type, given: Type) -> bool:
 
 
 def without_value(kind: Type) -> Type:
-    """The type without known elements and lengths. That a sequence is empty stays, because its elements' type counts
-    only when there are some.
+    """Return the type without known elements and lengths.
+
+    Length 0 is kept, because the element type of an empty sequence is ignored.
     """
     if isinstance(kind, TensorType):
         return TensorType(kind.dtype, kind.shape)
@@ -116,23 +117,25 @@ def _refused(position: int, before: Type, after: Type) -> Exception:
 
 
 class StableStates:
-    """The least types of loop states that an iteration keeps, found by trying: what changes becomes unknown.
+    """Find the most precise types of loop states that an iteration keeps.
 
-    `types` are to be tried, at first those of the initial states without known elements; `hold` is told what an
-    iteration makes of them. Ends: each trial but the last makes a size or a rank unknown. From trial number `trials`
-    on, a tensor that still changes loses its rank at once, so that few trials suffice. `refusal(position, before,
-    after)` is raised for a state whose element type or kind changes.
+    Each trial replaces sizes that change by unknown ones.
+
+    `types` are the candidates, at first those of the initial states without known elements. Infer the iteration on
+    them, and pass the resulting types to `hold`. The search ends, because each trial but the last makes a size or a
+    rank unknown. From trial number `trials` on, a tensor that still changes loses its rank at once, so that few trials
+    suffice. `refusal(position, before, after)` is raised for a state whose element type or kind changes.
     """
 
     def __init__(self, initial: Sequence[Type], *, refusal: Refusal = _refused, trials: int | None = None):
         self.types: tuple[Type, ...] = tuple(map(without_value, initial))
         self._refusal = refusal
         self._left = trials
-        # Sizes that may be anything: they cover what an iteration makes of them.
+        # Sizes that are already unknown: they cover every size after an iteration.
         self._unknown: set[Dim] = set()
 
     def hold(self, after: Sequence[Type]) -> bool:
-        """Whether `types` cover the types `after` an iteration; else `types` are wider from here on."""
+        """Return whether `types` cover the types `after` an iteration. If they do not, widen `types`."""
         if self._left is not None:
             self._left -= 1
         pairs = enumerate(zip(self.types, after, strict=True))
@@ -152,7 +155,7 @@ class StableStates:
 
 
 def stable_types(initial: Sequence[Type], step: Callable[[Sequence[Type]], Sequence[Type]]) -> tuple[Type, ...]:
-    """The least types of loop states that one iteration keeps; `step` gives the types after it.
+    """Return the most precise types of loop states that an iteration keeps. step: returns the types after an iteration.
 
     Raises TypeMismatch for a state whose element type or kind changes.
     """
@@ -163,7 +166,7 @@ def stable_types(initial: Sequence[Type], step: Callable[[Sequence[Type]], Seque
 
 
 def _widen(before: Type, after: Type, unknown: set[Dim]) -> Type:
-    """A type that covers both; dimensions in `unknown` cover anything already. Raises TypeMismatch where none does."""
+    """Return a type that covers both. Dimensions in `unknown` cover any size. Raises TypeMismatch if there is none."""
     if isinstance(before, TensorType) and isinstance(after, TensorType) and before.dtype is after.dtype:
         if before.shape is None or after.shape is None or len(before.shape) != len(after.shape):
             return TensorType(before.dtype)
@@ -188,7 +191,7 @@ def _widen(before: Type, after: Type, unknown: set[Dim]) -> Type:
 
 
 def may_keep(before: Type, after: Type) -> bool:
-    """Whether a state of type `before`, of which an iteration makes `after`, may keep its type: for some sizes."""
+    """Return whether a state with these types before and after an iteration can keep its type for some sizes."""
     if isinstance(before, TensorType) and isinstance(after, TensorType):
         return before.dtype is after.dtype and fits(before.shape, after.shape)
     return before == after
@@ -216,9 +219,10 @@ def _substituted(kind: Type, bindings: dict[str, Dim]) -> Type:
 
 
 def stacked_type(kind: Type, axis: int, count: Dim) -> Type:
-    """The type of one scan output: `count` tensors of type `kind` along a new axis.
+    """Return the type of one scan output: `count` tensors of type `kind` along a new axis.
 
-    Of sequences and optionals, which gradients need of every iteration and files do not have, a sequence.
+    If `kind` is a sequence or an optional, the result is a sequence of them. Gradients need this; files do not contain
+    it.
     """
     if not isinstance(kind, TensorType):
         return SequenceType(without_value(kind), count)

@@ -51,14 +51,14 @@ def _flag(value: Any) -> bool:
 
 
 def _array_type(array: Any, declared: Type) -> Type:
-    """The type of a value at run time; what a sequence or an optional holds is taken from the declaration."""
+    """Return the type of a value at run time. The element type of a sequence or an optional is the declared one."""
     if isinstance(declared, TensorType):
         return TensorType(dtype_of(array.dtype), array.shape)
     return declared
 
 
 def _stack(xp: Any, arrays: Sequence[Any], axis: int, declared: Type, empty: Callable[[], TensorType]) -> Any:
-    """Scan outputs along a new axis; without any, an empty tensor whose unknown dimensions are 0."""
+    """Stack a scan output along a new axis. Without iterations, unknown dimensions of the empty result are 0."""
     if not isinstance(declared, TensorType):
         return list(arrays)
     if arrays:
@@ -131,7 +131,7 @@ class If(Op):
             check_operands(branch, captures)
             try:
                 found.append(output_types(branch, captures))
-            except TypeMismatch as error:  # for these sizes: the branch fails if it is taken
+            except TypeMismatch as error:  # invalid for these sizes: the run fails only if it takes this branch
                 refused = error
         if not found:
             raise refused or TypeMismatch("neither branch fits")
@@ -226,7 +226,7 @@ class Loop(Op):
 
     @staticmethod
     def _trips(m: TensorType | None, cond: TensorType | None, again: Type) -> Dim:
-        """How often the body runs, when that is decided before it runs."""
+        """Return the number of iterations if it is known before the loop runs, else a new unknown dimension."""
         if cond is not None and cond.constants == (0,):
             return 0
         starts = cond is None or cond.constants is not None
@@ -268,7 +268,7 @@ class Loop(Op):
 
 
 def _iteration_type(body: Graph) -> TensorType:
-    """int64 scalar; some exporters declare it with one dimension of size 1."""
+    """Return the type of the iteration number: an int64 scalar, or [1], as some exporters declare it."""
     return TensorType(DType.INT64, (1,) if body.inputs[0].shape == (1,) else ())
 
 
@@ -326,7 +326,7 @@ class Scan(Op):
     samples = staticmethod(_scan_samples)
 
     def _split(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """State, scan inputs, captures."""
+        """Split a list of one item per operand into those of states, scan inputs and captures."""
         count, scanned, body = len(values), self.num_scan_inputs, self.body
         states = count - scanned - self.captures
         if states < 0 or scanned < 1 or len(body.inputs) != count or len(body.outputs) < states:
@@ -338,7 +338,7 @@ class Scan(Op):
 
     @staticmethod
     def _per(given: tuple[int, ...] | None, count: int, what: str) -> tuple[int, ...]:
-        """One entry per scan operand, 0 by default."""
+        """Return an attribute with one entry per scan operand, 0 by default."""
         if given is None:
             return (0,) * count
         if len(given) != count:
@@ -420,7 +420,7 @@ class Scan(Op):
 
 
 def _common_length(lengths: Sequence[Dim]) -> Dim:
-    """The length that all scan inputs have; an integer decides over names. Raises TypeMismatch."""
+    """Return the length of all scan inputs, an integer if one is known. Raises TypeMismatch if they differ."""
     if not lengths:
         return dims.fresh()
     common = next((n for n in lengths if isinstance(n, int)), lengths[0])

@@ -43,7 +43,11 @@ class LoopState(NamedTuple):
 
 
 class Along(NamedTuple):
-    """A tensor around a loop that is read or written slice by slice: the slice inside, and how slices lie."""
+    """A tensor that a loop reads or writes slice by slice.
+
+    inner: one slice, in the body. outer: the whole tensor. axis, backwards: the axis of the slices, and 1 if they are
+    taken from its end.
+    """
 
     inner: Value
     outer: Value
@@ -69,7 +73,7 @@ class IfView:
 
     @staticmethod
     def of(node: Node, operands: Sequence[Value | None] | None = None) -> IfView:
-        """The view of an If, on other `operands` than its own where they are given."""
+        """Return the view of an If. operands: replace the node's own operands."""
         return IfView(node, tuple(node.inputs if operands is None else operands))
 
     @property
@@ -83,13 +87,13 @@ class IfView:
 
     @property
     def branches(self) -> tuple[Graph, Graph]:
-        """The branch that runs where the condition holds, and the other one."""
+        """The branch for a true condition, and the one for a false condition."""
         op = _branching(self.node)
         return op.then_branch, op.else_branch
 
     @property
     def chosen(self) -> Graph | None:
-        """The branch that runs; None where the condition is not known."""
+        """The branch that runs; None if the condition is not known before a run."""
         constants = self.condition.tensor.constants
         return None if constants is None else self.branches[0 if constants[0] else 1]
 
@@ -101,11 +105,11 @@ class IfView:
 
 
 class LoopView:
-    """A Loop or a Scan. Its operands, which absent ones at the end are added to, and the inputs of its body lie alike:
+    """View of a Loop or a Scan. Operands and inputs of the body have the same order (omitted ones are None):
 
     `lead` of them (Loop: trip count and condition outside, number of the iteration and condition inside), the states,
-    the scan inputs, the captures. The body returns `flag` (Loop: whether to go on), the states, and a slice of each
-    scan output; the node the final states and the scan outputs.
+    the scan inputs, the captures. The body returns `flag` values (Loop: one, whether to continue; Scan: none), the
+    states, and a slice of each scan output. The node returns the final states and the scan outputs.
     """
 
     def __init__(
@@ -120,7 +124,7 @@ class LoopView:
 
     @staticmethod
     def of(node: Node, operands: Sequence[Value | None] | None = None) -> LoopView:
-        """The view of a Loop or Scan, on other `operands` than its own where they are given."""
+        """Return the view of a Loop or Scan. operands: replace the node's own operands."""
         op = repeating(node)
         lead, flag, scanned = (0, 0, op.num_scan_inputs) if _is_scan(op) else (2, 1, 0)
         given = node.inputs if operands is None else operands
@@ -137,7 +141,7 @@ class LoopView:
 
     @property
     def recompute(self) -> bool:
-        """Whether the gradient keeps the states alone, and computes the rest of an iteration again."""
+        """Whether the gradient saves only the states, and computes each iteration again."""
         return repeating(self.node).recompute
 
     # Positions among the operands, and among the inputs of the body.
@@ -166,7 +170,7 @@ class LoopView:
 
     @property
     def entry(self) -> Sequence[Value]:
-        """The inputs of a Loop's body for the number of the iteration and the condition, which is true."""
+        """The first inputs of a Loop's body: the iteration number, and the condition, which is always true there."""
         return self.body.inputs[: self.lead]
 
     @cached_property
@@ -202,10 +206,10 @@ class LoopView:
         return self._places("scan_output", len(self.body.outputs) - self.at_after.stop)
 
     def keeps_size(self, value: Value) -> bool:
-        """Whether all iterations give `value` one shape, as far as types tell, so that it can be stacked.
+        """Return whether, by the types, `value` has one shape in all iterations, so that it can be stacked.
 
-        Sizes that are known only at run time are the same in all iterations when they come from outside: from what
-        the loop captures or slices, or from a state that keeps its shape.
+        Sizes that are known only at run time are equal in all iterations if they are sizes of captures, of slices of
+        scan inputs, or of states that keep their shape.
         """
         if not isinstance(value.type, TensorType) or value.type.shape is None:
             return False
@@ -232,7 +236,7 @@ def is_if(node: Node) -> bool:
 
 
 def capture_count(node: Node) -> int:
-    """How many operands an If, a Loop or a Scan captures: its last ones, for the last inputs of its subgraphs."""
+    """Return the number of captures of an If, Loop or Scan: its last operands, and last inputs of its subgraphs."""
     return len(node.inputs) - 1 if is_if(node) else repeating(node).captures
 
 

@@ -1,1 +1,1 @@
-"""Images resampled, cropped and pooled by region."""
+"""Operators on images: decode, resize, resample, crop, pool by region."""

@@ -35,7 +35,7 @@ class CenterCropPad(Op):
         Sample((3, 4, 5), i64(1, 7), axes=(2, 1)),
         Sample((3, 2), i64(3, 0)),
         Sample((0, 2), i64(2, 2)),
-        # onnx's evaluator fills with numbers.
+        # onnx's evaluator pads strings with numbers.
         Sample(np.array([["a", "b", "c"]], object), i64(2, 2), onnx=False),
     )
 

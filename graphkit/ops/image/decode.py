@@ -13,7 +13,7 @@ from graphkit.ir import dims
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import Onnx, Op, Sample, op
 
-# Those of the standard, by Pillow's names; PPM is all of PBM, PGM, PPM and PNM.
+# The formats of the standard, under Pillow's names. PPM stands for PBM, PGM, PPM and PNM.
 _FORMATS = ("BMP", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 _CHANNELS = {"RGB": 3, "BGR": 3, "Grayscale": 1}
 
@@ -96,7 +96,7 @@ def decoded(data: bytes, grey: bool) -> np.ndarray:
 
 def _pixels(picture: Any, grey: bool) -> np.ndarray:
     if picture.mode.startswith("I;16"):
-        # Pillow would cut off what is above 255.
+        # Pillow would clip values above 255.
         high = (np.asarray(picture) >> 8).astype(np.uint8)
         return np.repeat(high[:, :, None], 1 if grey else 3, axis=2)
     if picture.mode in ("I", "F"):

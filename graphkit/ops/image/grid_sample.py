@@ -39,7 +39,8 @@ def _grid_samples() -> tuple[Sample, ...]:
             for corners in (False, True)
         ),
         *(
-            # Steps: the derivative by the grid is 0, which differences across a step would not see.
+            # "nearest" is a step function of the grid: its derivative is 0, but finite differences across a step are
+            # not.
             Sample(x, Rand((2, 3, 2, 2), -1.3, 1.3, "float32"), mode="nearest", padding_mode=padding)
             for padding in _PADDINGS
         ),
@@ -103,7 +104,7 @@ class GridSample(Op):
         if x.rank is None:
             raise UnsupportedError(f"GridSample in standard operators needs an operand of known rank, not {x}")
         if x.dtype is DType.STRING:
-            # The places of strings are sampled, and what lies beyond the edges is at place 0.
+            # Sample the positions 1, 2, ... of the strings; 0, which padding gives, is the empty string.
             one, all_of = np.array(1, np.int64), np.array([-1])
             places = F.reshape(F.range(one, F.add(F.size(x), one), one), F.shape(x))
             words = F.concat(np.array([""], object), F.reshape(x, all_of), axis=0)
@@ -115,7 +116,7 @@ class GridSample(Op):
         return F.transpose(result, perm=(0, rank + 1, *range(1, rank + 1)))
 
     def _sampled(self, image: Any, columns: list[Any], rank: int) -> Any:
-        """[N, *out, C] from coordinates of each axis, [N, *out] of a rank."""
+        """Return samples [N, *out, C] at the coordinates `columns`, one [N, *out] per axis, of this rank."""
         taps = []
         for axis, column in enumerate(columns):
             size = image.length(axis, column)
@@ -136,7 +137,7 @@ class GridSample(Op):
 
             at = fold(at)
         else:
-            # All taps of what lies further away are beyond the border: nothing overflows.
+            # Farther points have all their taps beyond the border, too. Clipping prevents overflow.
             at = image.clip(at, -4.0, size + 4.0)
             if self.padding_mode == "border":
                 fold = unmoved
@@ -146,9 +147,9 @@ class GridSample(Op):
 
 
 def _reflected(image: Any, at: Any, low: float, high: Any) -> Any:
-    """Mirrored at both ends until inside: a triangular wave of the coordinate."""
+    """Mirror coordinates at `low` and `high` until they lie between them: a triangular wave."""
     span = high - low
-    # Nothing lies between the ends of a single element with align_corners.
+    # With align_corners, the ends of an axis with one element coincide: avoid 0 / 0.
     period = image.clip(span * 2.0, 1.0, span * 2.0 + 1.0)
     shifted = at - low
     shifted = shifted - image.floor(shifted / period) * period
@@ -236,7 +237,7 @@ class AffineGrid(Op):
         return converted(F.reshape(grid, shape, allowzero=True), theta.dtype)
 
     def _positions(self, index: Any, size: Any, maximum: Any) -> Any:
-        """The positions of the elements of one axis, in [-1, 1]."""
+        """Return the positions of the elements of one axis, in [-1, 1]."""
         if self.align_corners:
             # A single element lies at 0.
             last = size - 1.0

@@ -1,8 +1,8 @@
-"""Elements of images read between their positions, on arrays and on graph values: one text is reference and expansion.
+"""Interpolation of images, on arrays and on graph values: the same code is reference and expansion.
 
 Along each axis a coordinate becomes a few taps, places inside the axis with weights. The result is the sum over all
-combinations of taps of the element at their places times their weights, so that its derivatives by the image and by
-the coordinates are those of the text.
+combinations of taps of the element at their places times their weights, so autodiff of this code gives the derivatives
+with respect to image and coordinates.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class ArrayImage:
         self.rows = xp.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
 
     def batch(self, rank: int) -> Any:
-        """0, 1, ... N - 1 as [N, 1, ...] of a rank."""
+        """Return 0, 1, ..., N - 1 with shape [N, 1, ..., 1] of this rank."""
         count = self.rows.shape[0] // max(int(np.prod(self.sizes)), 1)
         return self.xp.arange(count, dtype=np.int64).reshape(-1, *(1,) * (rank - 1))
 
     def length(self, axis: int, like: Any) -> Any:
-        """The size of a spatial axis as a number of the type of `like`."""
+        """Return the size of a spatial axis in the dtype of `like`."""
         return like.dtype.type(self.sizes[axis])
 
     def floor(self, at: Any) -> Any:
@@ -64,25 +64,25 @@ class ArrayImage:
         return self.xp.maximum(a, b)
 
     def largest(self, at: Any) -> Any:
-        """The largest element, as a count."""
+        """Return the largest element, as an integer."""
         return int(at.max())
 
     def steps(self, count: Any, like: Any) -> Any:
-        """0, 1, ... count - 1 in the type of `like`."""
+        """Return 0, 1, ..., count - 1 in the dtype of `like`."""
         limits.require_memory(8 * count, "samples along an axis")
         return self.xp.arange(count).astype(like.dtype)
 
     def admit(self, *factors: Any) -> None:
-        """Raise OutOfMemory where all channels of a product of weights are beyond the limit."""
+        """Raise OutOfMemory if samples of the broadcast shape of `factors` would exceed the memory limit."""
         count = math.prod(np.broadcast_shapes(*(f.shape for f in factors))) * self.rows.shape[1]
         limits.require_memory(count * self.rows.dtype.itemsize, "samples of an image")
 
     def with_axes(self, at: Any, *axes: int) -> Any:
-        """With new axes of size 1 at the given places of the result."""
+        """Insert axes of size 1 at these positions of the result."""
         return self.xp.expand_dims(at, axes)
 
     def join(self, *parts: Any) -> Any:
-        """Parts of the last axis, side by side."""
+        """Concatenate arrays along the last axis."""
         return self.xp.concatenate(parts, axis=-1)
 
     def total(self, at: Any, *axes: int) -> Any:
@@ -153,7 +153,7 @@ class GraphImage:
         return F.cast(F.range(np.array(0, np.int64), count, np.array(1, np.int64)), to=like.dtype)
 
     def admit(self, *factors: Any) -> None:
-        """A run tells."""
+        """Do nothing: the run of the graph checks its memory."""
 
     def with_axes(self, at: Any, *axes: int) -> Any:
         return F.unsqueeze(at, np.array(axes, np.int64))
@@ -179,31 +179,32 @@ class GraphImage:
 
 
 def _size(x: Any, axis: int) -> Any:
-    """The size of an axis: an int when static, else a 0-d int64 value."""
+    """Return the size of an axis: an int if static, else a 0-d int64 value."""
     size = x.shape[axis]
     return F.gather(F.shape(x), np.array(axis, np.int64)) if isinstance(size, DimExpr) else size
 
 
-# Where places beyond the axis are taken before they are clipped to it; None: they weigh nothing.
+# Function that maps places beyond the axis into it, before they are clipped. None: places beyond the axis have weight
+# 0.
 Fold: TypeAlias = Callable[[Any], Any] | None
 
 
 class Tap(NamedTuple):
-    """Where along one axis elements are read, and with which weight (None: 1)."""
+    """Positions along one axis that are read, and their weights (None: 1)."""
 
     place: Any
     weight: Any
 
 
 def linear_taps(image: Any, axis: int, at: Any, fold: Fold) -> list[Tap]:
-    """The two neighbours of each coordinate."""
+    """Return taps for the two neighbours of each coordinate."""
     low = image.floor(at)
     rest = at - low
     return [tap(image, axis, low, 1.0 - rest, fold), tap(image, axis, low + 1.0, rest, fold)]
 
 
 def cubic_taps(image: Any, axis: int, at: Any, fold: Fold) -> list[Tap]:
-    """The four nearest elements of each coordinate, weighted by the kernel of Keys."""
+    """Return taps for the four nearest elements of each coordinate, weighted by the kernel of Keys."""
     low = image.floor(at)
     rest = at - low
     weights = (_far(rest + 1.0), _near(rest), _near(1.0 - rest), _far(2.0 - rest))
@@ -219,24 +220,24 @@ def _far(t: Any) -> Any:
 
 
 def unmoved(places: Any) -> Any:
-    """The fold under which places beyond the axis are its last element."""
+    """Fold that changes nothing: clipping then moves places beyond the axis to its first or last element."""
     return places
 
 
 def tap(image: Any, axis: int, at: Any, weight: Any, fold: Fold) -> Tap:
-    """The tap at whole-numbered coordinates."""
+    """Return the tap at these coordinates, which are whole numbers."""
     last = image.length(axis, at) - 1.0
     if fold is None:
         inside = image.both(at >= 0.0, at <= last)
         weight = image.where(inside, at * 0.0 + 1.0 if weight is None else weight, 0.0)
     else:
         at = fold(at)
-    # NaN has a place too, so that only its weight is NaN.
+    # A NaN coordinate reads position 0, so that only its weight is NaN.
     return Tap(image.whole(image.where(at >= 0.0, image.clip(at, 0.0, last), 0.0)), weight)
 
 
 def terms(image: Any, batch: Any, taps: Sequence[Sequence[Tap]]) -> Iterator[Any]:
-    """The weighted elements, [*points, C], of every combination of one tap of each axis; places broadcast."""
+    """Yield the weighted elements [*points, C] for each combination of one tap per axis. Places broadcast."""
     for chosen in itertools.product(*taps):
         index, weight = batch, None
         for axis, (place, factor) in enumerate(chosen):
@@ -248,7 +249,7 @@ def terms(image: Any, batch: Any, taps: Sequence[Sequence[Tap]]) -> Iterator[Any
 
 
 def interpolated(image: Any, batch: Any, taps: Sequence[Sequence[Tap]]) -> Any:
-    """The sum of `terms`: [*points, C]."""
+    """Return the sum of `terms`: [*points, C]."""
     total = None
     for term in terms(image, batch, taps):
         total = term if total is None else total + term

@@ -36,7 +36,7 @@ class Taps(NamedTuple):
 
     @staticmethod
     def windows(sources: np.ndarray, weights: np.ndarray, size: int) -> Taps:
-        """Rows of as many elements each, [rows, taps], in ascending order; an element may repeat within a row."""
+        """Make a matrix from sources and weights [rows, taps]. Sources of a row are ascending, and may repeat."""
         rows, taps = sources.shape
         row = np.repeat(np.arange(rows), taps)
         source, weight = sources.reshape(-1), weights.reshape(-1)
@@ -54,7 +54,7 @@ class Taps(NamedTuple):
         return np.repeat(np.arange(self.rows), self.counts)
 
     def without(self, rows: np.ndarray | None) -> Taps:
-        """The rows that a mask marks emptied."""
+        """Return the matrix with the rows marked by the mask `rows` emptied."""
         if rows is None:
             return self
         kept = ~rows[self.row_numbers()]
@@ -77,7 +77,7 @@ class Taps(NamedTuple):
         x = xp.moveaxis(x, axis, 0)
         y = xp.zeros((self.rows, *x.shape[1:]), dtype=x.dtype)
         counts = self.counts
-        # Longest rows first, so that those which have a tap number t are the first ones.
+        # Longest rows first: rows with more than t taps are then the first `number` rows.
         order = np.argsort(-counts, kind="stable")
         having = np.searchsorted(-counts[order], -np.arange(counts.max(initial=0)), side="left")
         for t, number in enumerate(having):

@@ -30,19 +30,19 @@ _COORDINATES = (
     "align_corners",
     "asymmetric",
     "tf_crop_and_resize",
-    # Of opsets 11 and 12; ONNX Runtime has it in all.
+    # Only in opsets 11 and 12 of the standard; ONNX Runtime accepts it in all.
     "tf_half_pixel_for_nn",
 )
 _POLICIES = ("stretch", "not_larger", "not_smaller")
 _CROP = "tf_crop_and_resize"
-# A scale whose exact fraction is longer than this says nothing about a symbolic size.
+# If the denominator of a scale's exact fraction is larger than this, the scaled symbolic size is unknown.
 _DENOMINATOR_LIMIT = 1 << 10
-# Elements of a matrix of weights that is written into a graph; weights of longer axes are written one by one.
+# Most elements of a weight matrix that a graph stores densely. Larger ones are stored as a list of nonzero weights.
 _DENSE_LIMIT = 1 << 18
 
 
 class Axis(NamedTuple):
-    """One resized axis: which, its sizes, output over input as asked for, and the region of interest (fractions)."""
+    """One resized axis: number, size before and after, requested scale, region of interest (fractions of the size)."""
 
     axis: int
     size: int
@@ -78,11 +78,11 @@ class Resizing(Op):
 
     @property
     def reads_roi(self) -> bool:
-        """Whether the region of interest matters."""
+        """Whether the region of interest is read."""
         return self.coordinate_transformation_mode == _CROP
 
     def resized_axes(self, rank: int) -> tuple[int, ...]:
-        """The axes that scales and sizes refer to; raises TypeMismatch when one is out of range."""
+        """Return the axes that scales and sizes refer to. Raises TypeMismatch if one is out of range."""
         if self.axes is None:
             return tuple(range(rank))
         if any(not -rank <= a < rank for a in self.axes):
@@ -105,7 +105,7 @@ class Resizing(Op):
         scales: TensorType | None = None,
         sizes: TensorType | None = None,
     ) -> tuple[Dim, ...] | None:
-        """The shape of the result; sizes that are not known are new names."""
+        """Return the shape of the result. Unknown sizes are new symbols."""
         self.checked()
         scales, sizes = _present(scales), _present(sizes)
         if (scales is None) == (sizes is None):
@@ -145,13 +145,13 @@ class Resizing(Op):
         return self._kept_aspect(known, wanted)[1]
 
     def _kept_aspect(self, inputs: Sequence[int], wanted: Sequence[int]) -> tuple[float, list[int]]:
-        """The common scale, and the sizes that it gives, halves rounded up."""
+        """Return the common scale, and the sizes that result from it, with halves rounded up."""
         choose = min if self.keep_aspect_ratio_policy == "not_larger" else max
         scale = choose(np.float32(w) / np.float32(n) for w, n in zip(wanted, inputs, strict=True))
         return float(scale), [int(np.floor(scale * np.float32(n) + np.float32(0.5))) for n in inputs]
 
     def plan(self, shape: Sequence[int], roi: Any = None, scales: Any = None, sizes: Any = None) -> list[Axis]:
-        """The axes that change, for x of a static shape and host vectors (None or empty: not given)."""
+        """Return the axes that change, for a static shape of x, and vectors in host memory (None or empty: absent)."""
         axes = self.resized_axes(len(shape))
         inputs = [shape[a] for a in axes]
         if scales is not None and len(scales):
@@ -173,8 +173,9 @@ class Resizing(Op):
         return [p for p in planned if p.size != p.resized or p.scale != 1.0 or (p.start, p.end) != (0.0, 1.0)]
 
     def coordinates(self, plan: Axis) -> np.ndarray:
-        """Where each output element lies in the input, in units of input elements."""
-        # The nearest element is chosen in float32, as ONNX Runtime does: another rounding is another element.
+        """Return the position of each output element in the input, in units of input elements."""
+        # The nearest element is chosen in float32, as in ONNX Runtime, because other rounding can choose another
+        # element.
         real: Any = np.float32 if self.mode == "nearest" else np.float64
         position = np.arange(plan.resized, dtype=real)
         scale, size, resized, half = real(plan.scale), real(plan.size), real(plan.resized), real(0.5)
@@ -202,7 +203,7 @@ class Resizing(Op):
         return where
 
     def outside(self, plan: Axis) -> np.ndarray | None:
-        """Which output elements take `extrapolation_value`; None when none can."""
+        """Return a mask of the output elements that get `extrapolation_value`; None if there are none."""
         if not self.reads_roi:
             return None
         where = self.coordinates(plan)
@@ -210,7 +211,7 @@ class Resizing(Op):
         return mask if mask.any() else None
 
     def nearest(self, plan: Axis) -> np.ndarray:
-        """The input element that each output element copies."""
+        """Return the index of the input element that each output element copies."""
         where = self.coordinates(plan)
         if self.nearest_mode == "floor":
             chosen = np.floor(where)
@@ -224,7 +225,7 @@ class Resizing(Op):
         return nearest
 
     def taps(self, plan: Axis) -> Taps:
-        """The weights [resized, size] of one axis; rows that are extrapolated are empty."""
+        """Return the weights [resized, size] of one axis. Rows of extrapolated elements are empty."""
         if self.mode == "nearest":
             found = Taps.copies(self.nearest(plan), plan.size)
         else:
@@ -247,7 +248,7 @@ class Resizing(Op):
 
 
 def _present(x: TensorType | None) -> TensorType | None:
-    """None also for an empty vector, which stands for an absent operand."""
+    """Return x; None if it is an empty vector, which means an absent operand."""
     return None if x is None or x.shape == (0,) else x
 
 
@@ -285,7 +286,7 @@ def _keys(a: float) -> Any:
 
 
 def _host(xp: Any, *vectors: Any) -> list[Any]:
-    """Small vectors on the host, None for those that are absent."""
+    """Return small vectors as numpy arrays; absent ones stay None."""
     return [None if vector is None else xp.to_host(vector) for vector in vectors]
 
 
@@ -319,7 +320,7 @@ def _resize_samples() -> tuple[Sample, ...]:
     counted = np.arange(8, dtype=np.int32).reshape(1, 1, 2, 4)
     region = np.array([0.0, 0.0, 0.25, 0.5, 1.0, 1.0, 1.25, 0.75], np.float32)
     crop: dict[str, Any] = {"coordinate_transformation_mode": _CROP, "extrapolation_value": 3.5}
-    # Not differentiated in scales and roi, which move the places where x is read.
+    # grad=False: the gradient in scales and roi, which move the places where x is read, is not defined.
     scaled: dict[str, Any] = {"grad": False, "dtypes": FLOATS}
     corners: dict[str, Any] = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
     return (
@@ -430,7 +431,8 @@ class ResizeGrad(Resizing):
             known = TensorType(DType.INT64, sizes.shape, tuple(int(v) for v in sizes))
             return Resize(**attrs).infer(TensorType(DType.FLOAT32, x), None, None, known).static_shape
 
-        # In standard operators an aspect ratio is kept for static sizes only: left to the gradient of Resize.
+        # The expansion keeps aspect ratios only for static sizes, so these cases are tested through the gradient of
+        # Resize.
         return (
             *(
                 Sample(shape(x, s, attrs), x, None, None, s, **attrs)
@@ -462,7 +464,7 @@ class ResizeGrad(Resizing):
         return (F.resize(ddx, *settings, **attrs), None, *(None for _ in settings))
 
     def expand(self, dy: Any, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
-        """Along each axis a product with weights: constants, or an identity matrix resized where sizes are open."""
+        """Multiply by weights along each axis: constants, or for unknown sizes a resized identity matrix."""
         if x.rank is None:
             raise UnsupportedError(f"ResizeGrad in standard operators needs an operand of known rank, not {x}")
         dx = dy
@@ -471,7 +473,7 @@ class ResizeGrad(Resizing):
         return dx
 
     def _weights(self, dy: Any, x: Any, roi: Any, scales: Any, sizes: Any) -> list[tuple[int, Any]]:
-        """(axis, weights) for the axes that change: Taps, or a [resized, size] matrix in the graph."""
+        """Return (axis, weights) for each axis that changes. The weights are Taps, or a graph value [resized, size]."""
         absent_or_known = all(v is None or _constant(v) is not None for v in (roi, scales, sizes))
         axes = self.resized_axes(x.rank)
         known_scales, known_sizes = _constant(scales), _constant(sizes)
@@ -484,7 +486,7 @@ class ResizeGrad(Resizing):
             still = [False] * len(axes)
         moving = [x.shape[a] for a, same in zip(axes, still, strict=True) if not same]
         if absent_or_known and not any(isinstance(n, DimExpr) for n in moving):
-            # Axes that stay need no matrix, so that their sizes may be open.
+            # Axes that do not change need no matrix, so their sizes may be unknown.
             shape = [1 if isinstance(n, DimExpr) else n for n in x.shape]
             plan = self.plan(shape, _constant(roi), known_scales, known_sizes)
             changing = {a for a, same in zip(axes, still, strict=True) if not same}
@@ -498,7 +500,7 @@ class ResizeGrad(Resizing):
         ]
 
     def _resized_identity(self, dy: Any, x: Any, axis: int, position: int, count: int, roi: Any, scales: Any) -> Any:
-        """The matrix of weights, as the rows of an identity matrix resized like `axis`."""
+        """Return the weight matrix of an axis: an identity matrix whose rows are resized like the axis."""
         size = F.shape(x, start=axis, end=axis + 1)
         square = F.concat(size, size, axis=0)
         identity = F.eye_like(F.constant_of_shape(square, value=np.zeros(1, dy.dtype.numpy)))
@@ -516,7 +518,7 @@ class ResizeGrad(Resizing):
 
 
 def _constant(value: Any) -> np.ndarray | None:
-    """The array of a Constant; None for anything else."""
+    """Return the array of a Constant; None for any other value."""
     if value is None or value.node is None or value.node.op.name != "Constant":
         return None
     array: np.ndarray = value.node.op.value.array
@@ -524,7 +526,7 @@ def _constant(value: Any) -> np.ndarray | None:
 
 
 def _product_along(x: Any, axis: int, matrix: Any) -> Any:
-    """x with one axis contracted with the rows of a [n, m] matrix, in the graph."""
+    """Contract one axis of x with the rows of a matrix [n, m], in the graph."""
     if axis == x.rank - 1:
         return F.mat_mul(x, matrix)
     swap = list(range(x.rank))
@@ -533,7 +535,7 @@ def _product_along(x: Any, axis: int, matrix: Any) -> Any:
 
 
 def _spread_along(x: Any, axis: int, taps: Taps) -> Any:
-    """x with one axis contracted with the rows of `taps`, in the graph: time and constants are linear in the axis."""
+    """Contract an axis of x with the rows of `taps`, in the graph. Time and constants are linear in a long axis."""
     if taps.rows * taps.size <= _DENSE_LIMIT:
         return _product_along(x, axis, F.constant(value=taps.dense(x.dtype.numpy)))
     swap = list(range(x.rank))

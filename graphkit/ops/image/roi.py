@@ -23,7 +23,7 @@ _IMAGES = i64(1, 0, 1)
 
 
 def _check_image(x: TensorType) -> tuple[Dim, Dim]:
-    """(batch size, channels) of images x: [N, C, H, W]."""
+    """Return (batch size, channels) of images x: [N, C, H, W]. Raises TypeMismatch for another rank."""
     if x.shape is None:
         return dims.fresh(), dims.fresh()
     if len(x.shape) != 4:
@@ -114,7 +114,7 @@ class RoiAlign(Op):
         return converted(F.transpose(pooled, perm=(0, 3, 1, 2)), x.dtype)
 
     def _pooled(self, image: Any, corners: list[Any], batch: Any) -> Any:
-        """[R, output_height, output_width, C] from x1, y1, x2, y2, each [R]."""
+        """Return [R, output_height, output_width, C] for the corners x1, y1, x2, y2, each [R]."""
         x1, y1, x2, y2 = corners
         rows = self._bins(image, 0, y1, y2, self.output_height)
         columns = self._bins(image, 1, x1, x2, self.output_width)
@@ -143,7 +143,7 @@ class RoiAlign(Op):
         return image.where(peak <= -np.inf, 0.0, peak)
 
     def _bins(self, image: Any, axis: int, first: Any, last: Any, bins: int) -> _Bins:
-        """The samples of all bins along one axis of regions from `first` to `last`."""
+        """Return the samples of all bins along one axis, for regions from `first` to `last`."""
         aligned = self.coordinate_transformation_mode == "half_pixel"
         start = first * self.spatial_scale - (0.5 if aligned else 0.0)
         length = (last - first) * self.spatial_scale
@@ -169,7 +169,7 @@ class RoiAlign(Op):
 
 
 class _Bins(NamedTuple):
-    """Samples along one axis: their taps, [R, bins, samples], which of them each region has, how many these are."""
+    """Samples along one axis: taps [R, bins, samples]; held: mask of those that a region has; count: their number."""
 
     taps: list[Tap]
     held: Any
@@ -180,7 +180,7 @@ def _max_roi_samples() -> tuple[Sample, ...]:
     rois = np.array([[0, 0.2, 0.6, 3.7, 4.2], [1, 1.2, 1.9, 5.8, 3.2], [1, 4.0, 3.0, 12.0, 9.0]], np.float32)
     doubled = np.array([1, 2, 2, 2, 2], np.float32)
     return (
-        # Corners are rounded: differences do not see a derivative, which is 0.
+        # Corners are rounded: their derivative is 0, but finite differences across a step are not.
         Sample((2, 2, 5, 6), rois, pooled_shape=(2, 3), dtypes=FLOATS),
         Sample((2, 2, 5, 6), rois * doubled, pooled_shape=(3, 2), spatial_scale=0.5, dtypes=FLOATS),
         Sample((1, 2, 3, 3), np.array([[0, 5, 5, 7, 7]], np.float32), pooled_shape=(2, 2), dtypes=FLOATS),
@@ -225,18 +225,18 @@ class MaxRoiPool(Op):
         return converted(self._pooled(GraphImage(x), chosen, corners), x.dtype)
 
     def _pooled(self, image: Any, chosen: Any, corners: list[Any]) -> Any:
-        """[R, C, *pooled_shape] from the image of each region, [R, C, H, W], and x1, y1, x2, y2, each [R]."""
+        """Return [R, C, *pooled_shape] from each region's image [R, C, H, W] and corners x1, y1, x2, y2, each [R]."""
         x1, y1, x2, y2 = corners
         y = chosen
         for axis, (first, last) in enumerate(((y1, y2), (x1, x2))):
-            # The pooled axis goes to the end, which brings the next one to the place of this one.
+            # The pooled axis moves to the end, so the next one to pool is at the same position.
             bins = self._bins(image, axis, first, last)
             masked = (image.where(image.with_axes(inside, 1, 3), y, -np.inf) for inside in bins)
             y = image.join(*(image.with_axes(image.peak(each, 2), 3) for each in masked))
         return image.where(y <= -np.inf, 0.0, y)
 
     def _bins(self, image: Any, axis: int, first: Any, last: Any) -> Iterator[Any]:
-        """For each bin along one axis, which elements it has in each region: bool [R, size]."""
+        """Yield a mask for each bin along one axis: the elements of the bin in each region, bool [R, size]."""
         start, end = (_rounded(image, corner * self.spatial_scale) for corner in (first, last))
         count = self.pooled_shape[axis]
         size = image.maximum(end - start + 1.0, 1.0) / float(count)
@@ -248,7 +248,7 @@ class MaxRoiPool(Op):
 
 
 def _rounded(image: Any, at: Any) -> Any:
-    """The nearest whole number, the outer one of two."""
+    """Round to the nearest whole number, ties away from zero."""
     return image.where(at >= 0.0, image.floor(at + 0.5), image.ceil(at - 0.5))
 
 
@@ -326,7 +326,7 @@ class NonMaxSuppression(Op):
         return xp.asarray(np.array(selected, np.int64).reshape(-1, 3))
 
     def _corners(self, xp: Any, boxes: Any) -> tuple[Any, Any]:
-        """The lower and the upper corners, [N, B, 2]."""
+        """Return the lower and the upper corners of the boxes, each [N, B, 2]."""
         first, second = boxes[..., :2], boxes[..., 2:]
         if self.center_point_box:
             return first - second / 2, first + second / 2
@@ -337,7 +337,7 @@ class NonMaxSuppression(Op):
 
 
 def _greedy(xp: Any, low: Any, high: Any, threshold: float, limit: int) -> Any:
-    """Which of boxes, best first, overlap none of those before them: at most `limit` positions.
+    """Return at most `limit` positions: of the boxes, best first, those that overlap no box chosen before.
 
     low, high: [B, 2], the corners. The overlap is the area shared by two boxes over that of their union.
     """
@@ -355,6 +355,6 @@ def _greedy(xp: Any, low: Any, high: Any, threshold: float, limit: int) -> Any:
         height = xp.minimum(y2[rest], y2[box]) - xp.maximum(y1[rest], y1[box])
         width = xp.minimum(x2[rest], x2[box]) - xp.maximum(x1[rest], x1[box])
         shared = xp.maximum(height, 0) * xp.maximum(width, 0)
-        # Boxes without area share none: 0 / 0 is above no threshold.
+        # Boxes of area 0 do not overlap: 0 / 0 is NaN, which exceeds no threshold.
         alive[rest] &= ~(shared / (area[rest] + area[box] - shared) > threshold)
     return xp.asarray(chosen, dtype=np.int64)

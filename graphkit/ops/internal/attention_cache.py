@@ -46,7 +46,7 @@ class CachedAttention(AttentionOp):
         return self.result(q, keys, values, mask), keys, values
 
     def attention(self) -> FusedAttention:
-        """Of the keys and values that are returned."""
+        """Return the attention over the keys and values that the operator returns."""
         return FusedAttention(**self.attributes())
 
     def reference(self, xp: Any, q: Any, k: Any, v: Any, past_k: Any, past_v: Any, mask: Any = None) -> Any:

@@ -28,15 +28,16 @@ def statistics_type(kind: DType) -> DType:
 
 
 class _Scored(AttentionOp):
-    """The scores, which the forward operator and the gradient share."""
+    """Base of the forward operator and the gradient: computes the scores."""
 
     def _in_heads(self, swap: Any, *operands: Any) -> tuple[Any, ...]:
-        """Operands of `layout` as [N, H, rows, columns]."""
+        """Return the operands as [N, H, rows, columns]. swap: exchanges axes 1 and 2."""
         return tuple(swap(x) for x in operands) if self.layout == "NLHD" else operands
 
     def _scores(self, xp: Any, q: Any, k: Any, mask: Any) -> tuple[Any, Any]:
-        """The scores, of arrays [N, H, L, D] and [N, H, S, D], and which of them are q k^T: the others have been
-        replaced.
+        """Return the scores of arrays q [N, H, L, D] and k [N, H, S, D], and a mask.
+
+        The mask is false for scores that the boolean or the causal mask replaced.
         """
         scores = xp.matmul(q, xp.swapaxes(k, 2, 3)) * xp.asarray(self.scale, dtype=q.dtype)
         kept = xp.ones(scores.shape, dtype=bool)
@@ -53,7 +54,7 @@ class _Scored(AttentionOp):
         return scores, kept
 
     def _expanded_scores(self, q: Any, k: Any, mask: Any) -> tuple[Any, list[Any]]:
-        """The scores as graph, and conditions under which they are not replaced."""
+        """Build the scores in the graph. Return them, and masks that are all true where a score was not replaced."""
         scores, kept = F.mat_mul(q, F.transpose(k, perm=(0, 1, 3, 2))), []
         if self.scale != 1.0:
             scores = F.mul(scores, scalar_like(self.scale, scores))
@@ -75,13 +76,13 @@ class _Scored(AttentionOp):
 
     @staticmethod
     def _expanded_raised(scores: Any, largest: Any) -> Any:
-        """`_raised` as graph; largest: [N, H, L, 1]."""
+        """Build `_raised` in the graph. largest: [N, H, L, 1]."""
         none, zero = scalar_like(-math.inf, largest), scalar_like(0.0, largest)
         return F.exp(F.sub(scores, F.where(F.equal(largest, none), zero, largest)))
 
 
 def _widened(q: Any, *others: Any) -> tuple[Any, ...]:
-    """Operands in the statistics' type, as the reference computes with them; a boolean mask, and none, stay."""
+    """Convert operands to the type of the statistics, as the reference does. Boolean masks and None stay unchanged."""
     kind = statistics_type(q.dtype)
     return tuple(x if x is None or x.dtype is DType.BOOL else of_type(x, kind) for x in (q, *others))
 

@@ -18,17 +18,17 @@ from graphkit.ops.nn.pool import _POOLS, AveragePool, AveragePooling, MaxPool, P
 
 
 def to_last(rank: int) -> tuple[int, ...]:
-    """The permutation from [N, C, *spatial] to [N, *spatial, C]."""
+    """Return the permutation from [N, C, *spatial] to [N, *spatial, C]."""
     return (0, *range(2, rank), 1)
 
 
 def to_first(rank: int) -> tuple[int, ...]:
-    """The permutation from [N, *spatial, C] to [N, C, *spatial]."""
+    """Return the permutation from [N, *spatial, C] to [N, C, *spatial]."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
 def _first(kind: TensorType | None) -> TensorType | None:
-    """The type of the same data with the channels in their standard place."""
+    """Return the type of the same data as [N, C, *spatial]."""
     if kind is None or kind.shape is None:
         return kind
     if len(kind.shape) < 3:
@@ -55,20 +55,20 @@ def _shape_last(shape: tuple[int, ...]) -> tuple[int, ...]:
 class ChannelsLast(Op):
     """Base of operators that transpose their operands, apply `standard()`, and transpose its first result back."""
 
-    # Operands whose channels are last here.
+    # Names of the operands that have the channels last.
     moved: ClassVar[tuple[str, ...]] = ("x",)
 
     def standard(self) -> Any:
-        """The operator on data in their standard place."""
+        """Return the operator on data in the standard layout, [N, C, *spatial]."""
         raise NotImplementedError(f"{self.name}.standard")
 
     @property
     def moves_result(self) -> bool:
-        """Whether the result has channels to be moved."""
+        """Whether the first result has the channels last."""
         return True
 
     def _moves(self, name: str) -> bool:
-        """Whether an operand has channels to be moved."""
+        """Return whether an operand has the channels last."""
         return name in self.moved
 
     def _placed(self, operands: Sequence[Any], move: Callable[[Any], Any]) -> list[Any]:

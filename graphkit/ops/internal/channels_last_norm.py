@@ -27,7 +27,7 @@ def _of(kind: str, *shape: int) -> Rand:
 
 
 def _wide(kind: DType) -> DType:
-    """The type of statistics of elements of a type."""
+    """Return the type of the statistics of elements of this type."""
     return DType.FLOAT32 if kind in HALVES else kind
 
 
@@ -49,14 +49,12 @@ class _ChannelsLastNorm(Op):
         return self.made or scale.dtype
 
     def check_types(self, scale: TensorType, *arrays: TensorType | None) -> None:
-        """Raises TypeMismatch where arrays, or the first result, are neither of scale's type nor what may stand beside
-        it.
-        """
+        """Raise TypeMismatch unless arrays and first result have scale's type, or a 16-bit one if that is float32."""
         check_stored(scale.dtype, self.first(scale), *(v.dtype for v in arrays if v is not None))
 
     @property
     def limits(self) -> tuple[float, float]:
-        """What y is limited to."""
+        """Bounds of the activation: y is clipped to [low, high]."""
         if self.activation not in _ACTIVATIONS:
             raise UsageError(f"activation must be one of {', '.join(map(repr, _ACTIVATIONS))}, not {self.activation!r}")
         if self.activation == "Clip":
@@ -64,13 +62,13 @@ class _ChannelsLastNorm(Op):
         return (0.0 if self.activation else -math.inf), math.inf
 
     def limited(self, y: Any) -> Any:
-        """The activation of y."""
+        """Build the activation of y in the graph."""
         if self.activation == "Clip":
             return F.clip(y, *(scalar_like(bound, y) for bound in self.limits))
         return F.relu(y) if self.activation else y
 
     def passed(self, z: Any, g: Any) -> Any:
-        """The gradient g where the activation let z, its operand or result, through."""
+        """Build the activation's gradient: g where it passes z (its operand or result) unchanged, else 0."""
         zero = scalar_like(0.0, g)
         if self.activation == "Clip":
             low, high = (scalar_like(bound, z) for bound in self.limits)
@@ -78,13 +76,13 @@ class _ChannelsLastNorm(Op):
         return F.where(F.less_or_equal(z, zero), zero, g) if self.activation else g
 
     def axes(self, x: Any) -> tuple[int, ...]:
-        """Those of the statistics; raises UnsupportedError."""
+        """Return the axes of the statistics: all but the last. Raises UnsupportedError for an unknown rank."""
         if x.rank is None:
             raise UnsupportedError(f"{self.name} in standard operators needs an operand of known rank, not {x}")
         return tuple(range(x.rank - 1))
 
     def check(self, x: TensorType, *vectors: TensorType) -> None:
-        """Raises TypeMismatch where x has no channels last, or a vector does not have one element for each."""
+        """Raise TypeMismatch if x has too few axes, or if a vector does not have one element per channel."""
         if x.shape is None:
             return
         if len(x.shape) < 2:

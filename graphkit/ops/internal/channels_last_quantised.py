@@ -12,7 +12,7 @@ from graphkit.ops.quant.conv import ConvInteger, IntegerConvolution, QLinearConv
 
 
 def _moved(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """Samples with the channels of their first operand last."""
+    """Return the samples with the channels of the first operand last."""
     made = []
     for sample in samples:
         x = sample.inputs[0]

@@ -57,14 +57,14 @@ class EncodedColumns(Region):
     samples = staticmethod(_samples)
 
     def widths(self) -> Iterator[int]:
-        """The number of columns of each operand."""
+        """Yield the number of columns of each operand."""
         for x in self.body.inputs:
             width = (x.shape or ())[-1]
             assert isinstance(width, int)
             yield width
 
     def columns(self) -> Iterator[Column]:
-        """The columns in the order of their results."""
+        """Yield the columns in the order of their results."""
         positions = {x: position for position, x in enumerate(self.body.inputs)}
         concat = self.body.outputs[0].node
         assert concat is not None
@@ -78,9 +78,9 @@ class EncodedColumns(Region):
 
 
 def selected_column(value: Value) -> tuple[Value, int] | None:
-    """Return the matrix and the column in it that a matrix of one column is; None if it cannot be told.
+    """For a matrix of one column, return the matrix that contains the column, and its position there; None if unknown.
 
-    Such a matrix is a column of itself, unless a Gather selects it along axis 1 from a matrix of known width.
+    If a Gather selects the column from a matrix of known width, that matrix is returned, else `value` itself.
     """
     if value.rank != 2 or value.tensor.shape is None or value.tensor.shape[1] != 1:
         return None

@@ -19,12 +19,11 @@ from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops._base import DOMAIN, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 
-# Slices of a tensor that have their largest element each, and the least that one of them has.
+# Number of slices of a tensor whose largest elements are computed separately, and least number of elements of a slice.
 SLICES, SLICE = 256, 1024
-# Elements along the axis that is summed over are a multiple of so many: cuBLASLt wants columns to begin at multiples of
-# 16 bytes.
+# The summed axis is padded to a multiple of this: cuBLASLt requires columns to begin at multiples of 16 bytes.
 PADDED_TO = 16
-# The largest factor: its reciprocal, which products are multiplied by, is still a normal number.
+# Largest scale factor. Products are multiplied by its reciprocal, which is still a normal number.
 MOST_FACTOR = 2.0**126
 
 _FORMATS = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E5M2})
@@ -39,12 +38,12 @@ def largest(kind: DType) -> float:
 
 
 def slice_length(elements: int) -> int:
-    """Elements of each slice but the last ones."""
+    """Return the number of elements of a slice; the last slices may have fewer."""
     return max(padded(-(-elements // SLICES)), SLICE)
 
 
 def padded(size: int) -> int:
-    """A size that is summed over, with the zeros behind it."""
+    """Return the size of a summed axis after zero padding."""
     return -(-size // PADDED_TO) * PADDED_TO
 
 
@@ -98,7 +97,7 @@ class _Scale(NamedTuple):
 
 
 def _scale(xp: Any, maxima: Any, kind: DType) -> _Scale:
-    """What elements are multiplied by, and its reciprocal; both float32."""
+    """Return the scale factor of the elements, and its reciprocal, in float32."""
     most = xp.max(maxima)
     one, bound = xp.asarray(1, np.float32), xp.asarray(MOST_FACTOR, np.float32)
     with np.errstate(divide="ignore", over="ignore"):
@@ -159,7 +158,7 @@ class ScaledFloat8(Op):
 
 
 def _bytes(*shape: int, to: DType = DType.FLOAT8E4M3FN) -> np.ndarray:
-    """Numbers of a format, small enough for exact sums."""
+    """Return float8 numbers that are small enough for exact sums."""
     return (np.arange(math.prod(shape)) * 5 % 13 - 6).reshape(shape).astype(np.float32).astype(to.numpy)
 
 

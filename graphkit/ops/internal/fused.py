@@ -60,7 +60,7 @@ class Epilogue(Op):
         return {k: getattr(self, k) for k in ("activation", "activation_alpha", "activation_beta", "residual_last")}
 
     def _check_epilogue(self, y: TensorType, residual: TensorType | None) -> TensorType:
-        """y's type, with what the residual knows of its shape. Raises TypeMismatch, UsageError."""
+        """Check the epilogue, and return y's type, with the residual's shape if y's is unknown."""
         if self.activation and self.activation not in ACTIVATIONS:
             raise UsageError(f"activation must be '' or one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
         if residual is None:
@@ -70,7 +70,7 @@ class Epilogue(Op):
         return y if y.shape is not None else TensorType(y.dtype, residual.shape)
 
     def _finish(self, xp: Any, y: Any, residual: Any) -> Any:
-        """The epilogue on arrays, `y` with its bias."""
+        """Apply the epilogue to arrays; y: the product plus the bias."""
         if residual is not None and not self.residual_last:
             y = y + residual
         if self.activation == "Clip":
@@ -80,7 +80,7 @@ class Epilogue(Op):
         return y + residual if residual is not None and self.residual_last else y
 
     def _finished(self, y: Any, residual: Any) -> Any:
-        """The epilogue as graph, `y` with its bias."""
+        """Apply the epilogue in the graph; y: the product plus the bias."""
         if residual is not None and not self.residual_last:
             y = F.add(y, residual)
         if self.activation == "Clip":
@@ -133,7 +133,7 @@ class FusedConv(Epilogue, Convolution):
     )
 
     def convolution(self) -> Conv:
-        """The convolution alone."""
+        """Return the convolution without the epilogue."""
         return Conv(**self.related())
 
     def infer(
@@ -219,7 +219,7 @@ def _exchanged(x: Any) -> Any:
 _LAYOUTS = ("NHLD", "NLHD")
 
 
-# Of attention whose heads all have keys of their own.
+# Samples without shared heads: each head of queries has its own keys.
 ATTENTION_SAMPLES = (
     Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), scale=0.5),
     Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), (2, 1, 1, 6), scale=0.5),
@@ -232,7 +232,7 @@ ATTENTION_SAMPLES = (
 
 
 class AttentionOp(Op):
-    """Base of operators of scaled dot-product attention: attributes, which FusedAttention describes, and sizes."""
+    """Base of scaled dot-product attention operators: common attributes (see FusedAttention) and inference of sizes."""
 
     scale: float = 1.0
     causal: bool = False
@@ -241,11 +241,11 @@ class AttentionOp(Op):
     output_layout: str = "NHLD"
     domain = DOMAIN
     symbolic_inference = True
-    # Whether heads of queries may share those of keys.
+    # Whether several heads of queries may share a head of keys.
     shares_heads = False
 
     def result(self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None) -> TensorType:
-        """The type of the result. Raises TypeMismatch for operands that do not go together, UsageError for layouts."""
+        """Return the type of the result. Raises TypeMismatch for wrong operands, UsageError for unknown layouts."""
         if self.layout not in _LAYOUTS or self.output_layout not in _LAYOUTS:
             raise UsageError(
                 f"layouts must be {' and '.join(_LAYOUTS)}, not {self.layout!r} and {self.output_layout!r}"
@@ -267,13 +267,13 @@ class AttentionOp(Op):
         return TensorType(q.dtype, shape)
 
     def _may_share(self, heads: Dim, groups: Dim) -> bool:
-        """Whether so many heads of queries may have so many of keys, each the same number of neighbours."""
+        """Return whether `heads` heads of queries can share `groups` heads of keys in equal parts."""
         if self.shares_heads and dims.is_static(heads) and dims.is_static(groups) and heads != groups:
             return bool(groups > 0 and heads % groups == 0)
         return dims.may_equal(heads, groups)
 
     def heads_first(self, kind: TensorType) -> tuple[Dim, ...]:
-        """The sizes of an operand as [N, H, rows, columns]. Raises TypeMismatch."""
+        """Return the sizes of an operand as [N, H, rows, columns]. Raises TypeMismatch unless it has four axes."""
         if kind.shape is None:
             return tuple(dims.fresh() for _ in range(4))
         if len(kind.shape) != 4:
@@ -350,12 +350,12 @@ class FusedAttention(AttentionOp):
 
 
 def of_type(x: Any, kind: DType) -> Any:
-    """x in another element type; itself where it has that."""
+    """Convert x to an element type; return x itself if it already has it."""
     return x if x.dtype is kind else F.cast(x, to=kind)
 
 
 def visible_keys(scores: Any) -> Any:
-    """Which keys a causal query sees: boolean [L, S], true where key <= query + S - L."""
+    """Return a mask of the keys that each causal query sees: bool [L, S], true where key <= query + S - L."""
     rows, keys = (F.squeeze(F.shape(scores, start=i, end=i + 1), np.array([0])) for i in (2, 3))
     zero, one = (F.constant(value=np.array(i, np.int64)) for i in (0, 1))
     last = F.unsqueeze(F.add(F.range(zero, rows, one), F.sub(keys, rows)), np.array([1]))

@@ -19,9 +19,10 @@ _DOUBLE = frozenset({DType.FLOAT64})
 def merged_moments(
     counts: np.ndarray, means: np.ndarray, deviations: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Number, mean and sum of squared deviations of all from those of parts, along the first axis: Chan, Golub and
-    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979. Parts of no samples
-    count for nothing.
+    """Combine count, mean and sum of squared deviations of parts, along the first axis.
+
+    Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979. Parts
+    without samples have no effect.
     """
     total = counts.sum(axis=0)
     mean = (counts * means).sum(axis=0) / np.maximum(total, 1)
@@ -107,7 +108,7 @@ class AllReduce(Op):
         return tuple(xp.array(x) for x in xs)
 
     def grad(self, node: Node, *dys: Any) -> tuple[Any, ...]:
-        """Each sum has gone to all processes."""
+        """All-reduce the gradients: every rank used the sums."""
         found = [dy for dy in dys if dy is not None]
         summed = F.all_reduce(*found, key=f"{self.key} gradient")
         sums = iter([summed] if len(found) == 1 else summed)

@@ -54,7 +54,8 @@ class _QuantisedBinary(Op):
         "a": BYTES, "a_scale": _F32, "a_zero_point": "a", "b": "a", "b_scale": _F32, "b_zero_point": "a",
         "y_scale": _F32, "y_zero_point": "a",
     }  # fmt: skip
-    # Powers of two and even zero points, for which each way to compute the result gives the same.
+    # Scales are powers of two and y_zero_point is even, so that every order of rounding and addition gives the same
+    # result.
     samples: ClassVar[Any] = (
         Sample(
             _bytes(2, 3), _f32(0.25), _zero(100), _bytes(2, 3), _f32(0.5), _zero(3), _f32(0.5), _zero(128)
@@ -82,7 +83,7 @@ class _QuantisedBinary(Op):
         return TensorType(named["a"].dtype, broadcast_shapes([named["a"].shape, named["b"].shape]))
 
     def of_reals(self, a: Value, b: Value) -> Value:
-        """What it is of numbers that are not quantised."""
+        """Return the same operation on float values."""
         raise NotImplementedError(f"{self.name}.of_reals")
 
     def expand(self, *operands: Any) -> Any:
@@ -211,7 +212,7 @@ class TableLookup(Op):
 
 
 class _ToFloat(IntegerProduct):
-    """Products whose result is float32: the int32 sums times a_scale * b_scale, plus a bias."""
+    """Base of products with a float32 result: the int32 sums times a_scale * b_scale, plus a bias."""
 
     domain = DOMAIN
 
@@ -221,7 +222,7 @@ class _ToFloat(IntegerProduct):
         return y if bias is None else y + bias
 
     def check_bias(self, bias: TensorType | None, b: TensorType) -> None:
-        """Raises TypeMismatch where a bias is no vector with one element for each column of b."""
+        """Raise TypeMismatch unless the bias is a vector with one element per column of b."""
         if bias is not None and bias.shape is not None and b.shape is not None:
             columns = b.shape[-1] if len(b.shape) > 1 else 1
             if len(bias.shape) != 1 or not dims.may_equal(bias.shape[0], columns):
@@ -289,7 +290,7 @@ class DynamicQuantizeMatMul(_ToFloat):
     )  # fmt: skip
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
-        # The range of all examples is one.
+        # The quantisation range is computed from all examples together.
         return False
 
     def infer(self, *operands: TensorType) -> TensorType:

@@ -14,7 +14,7 @@ from graphkit.ops.axes import INT64
 
 
 def _check(indices: TensorType, rows: TensorType) -> None:
-    """Raises TypeMismatch where the operands are no vector of indices, and a row for each."""
+    """Raise TypeMismatch unless the operands are a vector of indices, and one row per index."""
     if indices.shape is not None and len(indices.shape) != 1:
         raise TypeMismatch(f"indices of rows must be a vector, not {indices}")
     if rows.shape is not None and not rows.shape:

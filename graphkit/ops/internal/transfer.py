@@ -27,7 +27,7 @@ UNKNOWN = "?"
 def _sizes(
     texts: Sequence[str], symbols: Sequence[str], axes: Sequence[int], likes: Sequence[TensorType]
 ) -> tuple[Dim, ...]:
-    """Dimensions from their text: symbol i is the size of likes[i] along axes[i], and UNKNOWN equals nothing else."""
+    """Parse dimensions. Symbol i is the size of likes[i] along axes[i]; UNKNOWN gives a new unknown dimension."""
     bound: dict[str, Dim] = {}
     for name, axis, like in zip(symbols, axes, likes, strict=True):
         if like.shape is None:

@@ -1,1 +1,1 @@
-"""Matrices: products, factorisations, inverses, systems of equations."""
+"""Operators on matrices: products, factorisations, inverses, systems of equations."""

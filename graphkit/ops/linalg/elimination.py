@@ -20,12 +20,12 @@ from graphkit.ops.axes import i64
 from graphkit.ops.linalg.matrices import diagonal_mask, symmetric_part, transposed
 from graphkit.ops.pointwise import scalar_like
 
-# Rounds of rotations after which off-diagonal elements of symmetric matrices of any practical size are rounding errors.
+# Number of sweeps of Jacobi rotations. After these, off-diagonal elements are rounding errors for all practical sizes.
 _SWEEPS = 10
 
 
 def cholesky(a: Any) -> Any:
-    """The lower triangular l of a = l l^T. a: [..., n, n], symmetric. One column, one update of rank 1 per step."""
+    """Return the lower triangular l of symmetric a = l l^T [..., n, n], by columns and updates of rank 1."""
 
     def step(state: Any, j: Any) -> tuple[Any, Any]:
         column = _column(state, j)
@@ -40,13 +40,13 @@ def cholesky(a: Any) -> Any:
 
 
 def substituted(a: Any, b: Any, lower: bool) -> Any:
-    """The x of a x = b, where one triangle of a [..., n, n] is read and b is [..., n, k]; batches broadcast."""
+    """Solve a x = b by substitution. a: [..., n, n], one triangle is read; b: [..., n, k]; batches broadcast."""
 
     def step(state: Any, j: Any) -> tuple[Any, Any]:
         column = _column(a, j)
         pivot = F.gather(column, j, axis=-1)
         row = F.div(F.gather(state, j, axis=-2), F.unsqueeze(pivot, i64(-1)))
-        # What this changes of rows that have been solved already is never read again.
+        # This also changes rows that are solved already; they are never read again.
         return F.sub(state, F.mat_mul(F.unsqueeze(column, i64(-1)), F.unsqueeze(row, i64(-2)))), row
 
     right = _like_product(_ranked(a), _ranked(b))
@@ -54,7 +54,7 @@ def substituted(a: Any, b: Any, lower: bool) -> Any:
 
 
 def solved(a: Any, b: Any) -> Any:
-    """The x of a x = b by Gauss-Jordan elimination with row pivoting; a: [..., n, n], b: [..., n, k]."""
+    """Solve a x = b by Gauss-Jordan elimination with row pivoting. a: [..., n, n]; b: [..., n, k]."""
     right = _like_product(_ranked(a), _ranked(b))
     batch = F.shape(right)[:-2]
     left = F.expand(a, F.concat(batch, F.shape(a)[-2:], axis=0))
@@ -77,7 +77,7 @@ def solved(a: Any, b: Any) -> Any:
 
 
 def signed_logarithm(a: Any) -> tuple[Any, Any]:
-    """The sign of the determinants of a [..., n, n] and the logarithm of their absolute values, by elimination."""
+    """Return the signs of the determinants of a [..., n, n] and the logarithms of their absolute values."""
 
     def step(state: Any, j: Any) -> tuple[Any, Any]:
         turned, swaps = _pivoted(state, j)
@@ -96,7 +96,7 @@ def signed_logarithm(a: Any) -> tuple[Any, Any]:
 
 
 def orthonormal_rows(a: Any) -> tuple[Any, Any]:
-    """q and l of a = l q by the Gram-Schmidt process, done twice for each row. a: [..., m, n], m <= n."""
+    """Return q and l of a = l q by the Gram-Schmidt process, applied twice to each row. a: [..., m, n], m <= n."""
 
     def step(state: Any, j: Any) -> tuple[Any, Any]:
         row = F.unsqueeze(F.gather(a, j, axis=-2), i64(-1))
@@ -115,15 +115,16 @@ def orthonormal_rows(a: Any) -> tuple[Any, Any]:
 
 
 def diagonalised(a: Any) -> tuple[Any, Any]:
-    """u (rows) and w (ascending) of symmetric a = u^T diag(w) u by cyclic Jacobi rotations, n / 2 of them per step.
+    """Return u (rows) and w (ascending) of symmetric a = u^T diag(w) u, by cyclic Jacobi rotations, n / 2 per step.
 
-    Pairs of rows meet as in a round-robin tournament. Golub and Van Loan, "Matrix Computations", 4th edition, 8.5.
+    Each step rotates n / 2 disjoint pairs of rows. A sweep pairs all rows as a round-robin tournament does. Golub and
+    Van Loan, "Matrix Computations", 4th edition, 8.5.
     """
     shape = F.shape(_ranked(a))
     index = _indices(a, -1)
     identity = F.expand(F.cast(diagonal_mask(a), to=a.dtype), shape)
     size = _size(a, -1)
-    # An even number of places; the last one is nobody's when n is odd.
+    # n rounded up to an even number; if n is odd, the row paired with the last place is not rotated.
     places = F.mul(F.div(F.add(size, np.int64(1)), np.int64(2)), np.int64(2))
     rounds = F.max(F.sub(places, np.int64(1)), np.int64(1))
 
@@ -131,7 +132,7 @@ def diagonalised(a: Any) -> tuple[Any, Any]:
         matrix, vectors = F.split(state, num_outputs=2, axis=-2)
         partner = _partners(index, F.mod(turn, rounds), rounds, places, size)
         rotation = _rotation(matrix, index, partner)
-        # Exactly symmetric: otherwise rounding errors would turn the two of a pair by different angles.
+        # Make the matrix exactly symmetric: else rounding errors would give the two rows of a pair different angles.
         matrix = symmetric_part(F.mat_mul(F.mat_mul(transposed(rotation), matrix), rotation))
         return F.concat(matrix, F.mat_mul(vectors, rotation), axis=-2), None
 
@@ -148,7 +149,10 @@ def diagonalised(a: Any) -> tuple[Any, Any]:
 
 
 def _pivoted(state: Any, j: Any) -> tuple[Any, Any]:
-    """The matrices with row j exchanged for the row from j on with the largest element of column j; where it moved."""
+    """Exchange row j with the row at or below j whose element in column j is largest.
+
+    Return the matrices, and whether the rows differ.
+    """
     rows = _indices(state, -2)
     sizes = F.where(F.less(rows, j), scalar_like(-1.0, state), F.abs(_column(state, j)))
     best = F.arg_max(sizes, axis=-1, keepdims=True)
@@ -158,7 +162,7 @@ def _pivoted(state: Any, j: Any) -> tuple[Any, Any]:
 
 
 def _partners(index: Any, turn: Any, rounds: Any, places: Any, size: Any) -> Any:
-    """Whom each of `size` players meets in round `turn`; itself when nobody is left for it."""
+    """Return the row that each of `size` rows is paired with in round `turn`; the row itself if it has no partner."""
     met = F.mod(F.sub(F.add(turn, rounds), index), rounds)
     last = F.sub(places, np.int64(1))
     met = F.where(F.equal(met, index), last, met)
@@ -168,7 +172,7 @@ def _partners(index: Any, turn: Any, rounds: Any, places: Any, size: Any) -> Any
 
 
 def _rotation(matrix: Any, index: Any, partner: Any) -> Any:
-    """The rotations that make matrix[i, partner[i]] zero, for all pairs at once."""
+    """Return the matrix of the rotations that make matrix[i, partner[i]] zero, for all pairs at once."""
     zero, one, two = (scalar_like(x, matrix) for x in (0.0, 1.0, 2.0))
     meets = F.equal(F.unsqueeze(partner, i64(1)), index)
     diagonal = _diagonal(matrix)
@@ -176,7 +180,7 @@ def _rotation(matrix: Any, index: Any, partner: Any) -> Any:
     still = F.or_(F.equal(partner, index), F.equal(beside, zero))
     gap = F.sub(F.gather(diagonal, partner, axis=-1), diagonal)
     ratio = F.div(gap, F.mul(two, F.where(still, one, beside)))
-    # The two of a pair turn in opposite directions, also where the ratio is 0.
+    # The two rows of a pair get angles of opposite sign, also if the ratio is 0.
     first = F.less(index, partner)
     sign = F.where(F.equal(ratio, zero), F.where(first, one, F.neg(one)), F.sign(ratio))
     tangent = F.div(sign, F.add(F.abs(ratio), F.sqrt(F.add(one, F.mul(ratio, ratio)))))
@@ -196,7 +200,7 @@ def _ranked(x: Any) -> Any:
 
 
 def _size(x: Any, axis: int) -> Any:
-    """The size of an axis, a 0-d int64."""
+    """Return the size of an axis, a 0-d int64."""
     return F.gather(F.shape(x), np.int64(axis), axis=0)
 
 
@@ -213,7 +217,7 @@ def _diagonal(x: Any) -> Any:
 
 
 def _like_product(a: Any, b: Any) -> Any:
-    """b with the batch that a @ b has."""
+    """Return b broadcast to the batch of a @ b."""
     rank = max(a.rank, b.rank) - 2
     batches = [F.concat(i64(*[1] * (rank + 2 - x.rank)), F.shape(x)[:-2], axis=0) for x in (a, b)]
     return F.expand(b, F.concat(F.max(batches), F.shape(b)[-2:], axis=0))
@@ -222,8 +226,10 @@ def _like_product(a: Any, b: Any) -> Any:
 def _scan(
     step: Callable[[Any, Any], tuple[Any, Any]], start: Any, count: Any, *, axis: int = 0, reverse: bool = False
 ) -> tuple[Any, Any]:
-    """The last state of (state, result) = step(state, j) for j below `count`, from 0 or with `reverse` to it, and the
-    results stacked along `axis` (None where step gives none). Values of the surrounding graph may be used inside.
+    """Run (state, result) = step(state, j) for j = 0, ..., count - 1, or in reverse.
+
+    Return the last state, and the results stacked along `axis` (None if `step` returns None). Values of the surrounding
+    graph may be used inside.
     """
     mark = checkpoint()
     state, j = Value(TensorType(start.dtype, start.shape), "state"), Value(TensorType(DType.INT64, ()), "j")

@@ -64,14 +64,14 @@ class Det(Op):
         return as_matrices(dy) * F.cofactor(node.operands[0])
 
 
-# Up to this many rows, cofactors are differentiated as determinants, which need no inverse.
+# Up to this many rows, the gradient of cofactors is computed from determinants of minors, without an inverse.
 _MINORS = 8
 
 
 def _minors(x: Any, n: int) -> Any:
-    """What is left of the matrices x [..., n, n] without row i and column j: [..., i, j, n - 1, n - 1]."""
+    """Return the matrices x [..., n, n] without row i and column j, for all i and j: [..., i, j, n - 1, n - 1]."""
     others = np.array([[j for j in range(n) if j != i] for i in range(n)], np.int64).reshape(n, n - 1)
-    # [..., n, n - 1, n, n - 1]: the row and the column that are left out, before those that are left.
+    # [..., n, n - 1, n, n - 1]: the removed row, the remaining rows, the removed column, the remaining columns.
     minors = F.gather(F.gather(x, constant(others), axis=-2), constant(others), axis=-1)
     axes = range(x.rank + 2)
     batch, (i, row, j, column) = axes[:-4], axes[-4:]
@@ -79,7 +79,7 @@ def _minors(x: Any, n: int) -> Any:
 
 
 def _of_minors(slopes: Any, n: int) -> Any:
-    """The gradient with respect to the matrices from those with respect to their minors."""
+    """Return the gradient with respect to the matrices, from the gradients with respect to their minors."""
     chosen = np.stack([np.delete(np.eye(n), i, axis=0) for i in range(n)]).astype(slopes.dtype.numpy)
     rows = constant(chosen)
     return F.einsum(slopes, rows, rows, equation="...ijab,iar,jbc->...rc")
@@ -127,7 +127,7 @@ class Cofactor(Op):
             return F.constant_of_shape(F.shape(a), value=np.ones(1, a.dtype.numpy))
         if isinstance(n, int) and n <= _MINORS:
             return F.det(_minors(a, n)) * _signs(a.dtype, n)
-        # NaN for matrices without an inverse.
+        # The result is NaN for matrices without an inverse.
         return as_matrices(F.det(a)) * transposed(F.inverse(a))
 
     def grad(self, node: Node, dy: Any) -> Any:

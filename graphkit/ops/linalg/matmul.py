@@ -101,7 +101,7 @@ class MatMul(Op):
 
 
 def _summed_over_rows(a: Any, dy: Any, alpha: float = 1.0) -> Any:
-    """alpha * a^T @ dy: [k, n]. a: [m, k]; dy: [m, n]. With one column, dy^T @ a reads a in the order of its memory."""
+    """alpha * a^T @ dy: [k, n]. a: [m, k]; dy: [m, n]. One column: dy^T @ a, which reads a in memory order."""
     if dy.shape is not None and dy.shape[1] == 1:
         return F.transpose(F.gemm(dy, a, alpha=alpha, transA=True), perm=(1, 0))
     return F.gemm(a, dy, alpha=alpha, transA=True)

@@ -15,7 +15,7 @@ from graphkit.ops.axes import i64
 from graphkit.ops.pointwise import scalar_like
 
 REALS = frozenset({DType.FLOAT32, DType.FLOAT64})
-# Systems up to this size are solved at once, larger ones by halves.
+# Triangular systems up to this size are solved at once, larger ones are split in halves.
 _BLOCK = 32
 
 
@@ -23,7 +23,7 @@ _BLOCK = 32
 
 
 def matrix_shape(x: TensorType, what: str = "operand", *, square: bool = False) -> tuple[Dim, ...] | None:
-    """The shape of a batch of (square) matrices; None when the rank is unknown. Raises TypeMismatch for another."""
+    """Return the shape of a batch of (square) matrices; None for an unknown rank. Raises TypeMismatch."""
     if x.shape is None:
         return None
     if len(x.shape) < 2 or (square and not dims.may_equal(x.shape[-1], x.shape[-2])):
@@ -34,7 +34,7 @@ def matrix_shape(x: TensorType, what: str = "operand", *, square: bool = False) 
 def product_type(
     a: TensorType, b: TensorType, left: tuple[Dim, Dim] | None, right: tuple[Dim, Dim] | None
 ) -> TensorType:
-    """The type of a product of matrices of `left` and `right` rows and columns, with the batches of a and b."""
+    """Return the type [*batch, left, right] of a product of matrices, where batch is that of a and b, broadcast."""
     if a.shape is None or b.shape is None or left is None or right is None:
         return TensorType(a.dtype)
     if not dims.may_equal(left[1], right[0]):
@@ -56,7 +56,7 @@ def triangle(xp: Any, x: Any, lower: bool) -> Any:
 
 
 def solve_triangular(xp: Any, a: Any, b: Any, lower: bool) -> Any:
-    """The x of a x = b, where a [..., n, n] is zero outside its triangle and b is [..., n, k]; batches broadcast."""
+    """Solve a x = b. a: [..., n, n], zero outside its triangle; b: [..., n, k]; batches broadcast."""
     n = a.shape[-1]
     if n <= _BLOCK:
         return xp.solve(a, b)
@@ -73,20 +73,20 @@ def solve_triangular(xp: Any, a: Any, b: Any, lower: bool) -> Any:
 
 
 def transposed(x: Any) -> Any:
-    """x with its last two axes exchanged; raises UnsupportedError for an unknown rank."""
+    """Exchange the last two axes of x. Raises UnsupportedError for an unknown rank."""
     if x.rank is None:
         raise UnsupportedError(f"the transposition of {x} needs a known rank")
     return F.transpose(x, perm=(*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
 
 def diagonal_mask(x: Any) -> Any:
-    """bool [n, n], true on the diagonal, where n is the number of x's columns."""
+    """Return bool [n, n], true on the diagonal, where n is the number of x's columns."""
     index = F.range(np.int64(0), F.squeeze(F.shape(x)[-1:]), np.int64(1))
     return F.equal(F.unsqueeze(index, i64(1)), index)
 
 
 def mirrored(x: Any) -> Any:
-    """The symmetric matrix with x's lower triangle (copyltu of Seeger et al.)."""
+    """Return the symmetric matrix with x's lower triangle (copyltu of Seeger et al.)."""
     return F.trilu(x, upper=False) + transposed(F.trilu(x, np.int64(-1), upper=False))
 
 
@@ -95,5 +95,5 @@ def symmetric_part(x: Any) -> Any:
 
 
 def as_matrices(x: Any) -> Any:
-    """Numbers, one for each matrix of a batch, as matrices of one element."""
+    """Reshape a batch of numbers to matrices of one element: [...] to [..., 1, 1]."""
     return F.unsqueeze(x, i64(-2, -1))

@@ -180,7 +180,8 @@ class Trsm(_Triangular):
         a, b = node.operands
         y = node.output
         z = F.trsm(a, dy, transpose=not self.transpose, rightside=self.rightside, lower=self.lower)
-        # Of the factor op(a): -z y^T, or -y^T z when it is at the right; of a, the transpose where op transposes.
+        # Gradient of op(a): -z y^T, or -y^T z if op(a) is at the right. The gradient of a is its transpose if op
+        # transposes.
         left, right = (transposed(y), z) if self.rightside else (z, transposed(y))
         da = F.neg(F.mat_mul(transposed(right), transposed(left)) if self.transpose else F.mat_mul(left, right))
         return unbroadcast(F.trilu(da, upper=not self.lower), a), unbroadcast(_scaled(z, self.alpha), b)

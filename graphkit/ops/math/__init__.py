@@ -1,1 +1,1 @@
-"""Numbers, element by element and summed up: arithmetic, functions, comparisons, reductions, randomness."""
+"""Operators on numbers: arithmetic, elementary functions, comparisons, reductions, random numbers."""

@@ -15,7 +15,7 @@ from graphkit.ir.types import FLOATS, NUMERIC, SIGNED, TensorType, broadcast_sha
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops.pointwise import Binary, Unary, broadcast_known, operand_gradients, scalar_like, unbroadcast
 
-# Away from zero, where quotients, logarithms and their gradients are well conditioned.
+# Samples away from zero, where quotients, logarithms and their gradients are well conditioned.
 _POSITIVE = Rand((2, 3), 0.5, 2.0)
 
 
@@ -63,7 +63,7 @@ class Mul(Binary):
 
 
 def _quotient(a: Dim, b: Dim) -> Dim | None:
-    # Integers divide towards zero; for dimensions, which are not negative, that is the floor.
+    # Integer quotients are rounded towards zero. Dimensions are not negative, so this is floordiv.
     if b == 0:
         return None
     if isinstance(a, DimExpr) or isinstance(b, DimExpr):
@@ -85,17 +85,17 @@ def _c_remainder(a: Dim, b: Dim) -> Dim | None:
 
 
 def _refuse_zero(divisor: Any) -> None:
-    """Raise RuntimeFailure when an integer divisor is zero: no integer is its quotient."""
+    """Raise RuntimeFailure if an integer divisor is zero."""
     if not bool(divisor.all()):
         raise RuntimeFailure("integer division by zero")
 
 
 def _refused_zeros(a: Value, b: Value) -> tuple[Any, ...] | None:
-    """Of a division of a by b."""
+    """Return the `value_check` key of a / b: None unless b is an integer that may be 0."""
     known = b.tensor.constants
     if not a.dtype.is_integer or (known and all(known)):
         return None
-    # Where the result is empty, no divisor is looked at.
+    # If the result may be empty, so that no divisor is checked, the key must not equal another one.
     is_computed = all(v.tensor.is_static and v.tensor.size for v in (a, b))
     return ("divisor", b) if is_computed else (object(),)
 
@@ -160,7 +160,7 @@ class Pow(Binary):
         a, b = node.operands
         exponent = b if b.dtype is a.dtype else F.cast(b, to=a.dtype)
         zero, one = scalar_like(0.0, a), scalar_like(1.0, a)
-        # a**0 is 1 everywhere: its slope is 0, also at a == 0, where the formula would be 0 times infinity.
+        # a**0 is 1 everywhere, so the gradient is 0, also at a == 0, where the formula would give 0 * infinity.
         below = F.where(F.equal(exponent, zero), zero, F.sub(exponent, one))
         da = F.mul(dy, F.mul(exponent, F.pow(a, below)))
         if not b.dtype.is_float or (b.node is not None and b.node.op.name == "Constant"):
@@ -251,7 +251,7 @@ class Sign(Unary):
 
 
 class _Variadic(Op):
-    """An elementwise reduction over any number of operands, with broadcasting."""
+    """Base of elementwise reductions over any number of operands, with broadcasting."""
 
     inputs = ("xs*",)
     types = {"xs": FLOATS}

@@ -20,7 +20,7 @@ _ACCUMULATED = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
 
 
 class Cumulative(Op):
-    """A running total of the elements up to each position along `axis` (a 0-d tensor, or one element).
+    """Base of running totals of the elements up to each position along `axis` (0-d, or a vector of one element).
 
     exclusive: without the element itself; reverse: from the end.
     """
@@ -39,7 +39,7 @@ class Cumulative(Op):
         return TensorType(x.dtype, x.shape, moved(self.reference, known_array(x), index_array(axis)))
 
     def accumulated(self, xp: Any, x: Any, axis: Any, function: Any, neutral: Any) -> Any:
-        """`function` along the axis; `neutral` makes an array of what is there before the first element."""
+        """Apply `function` along the axis. neutral: makes an array of the total before the first element."""
         where = normal_axis(int(axis.reshape(())), x.ndim)
         rows = xp.flip(x, axis=where) if self.reverse else x
         total = function(rows, axis=where, dtype=x.dtype)
@@ -98,7 +98,7 @@ class CumProd(Cumulative):
 
     def grad(self, node: Node, dy: Any) -> Any:
         # dx[j] = (product before j) * r[j], where r sums dy over the later positions, each times the product of
-        # what lies between: r[j] = dy[j] + x[j + 1] * r[j + 1], with dy[j + 1] in place of dy[j] when exclusive.
+        # what lies between: r[j] = dy[j] + x[j + 1] * r[j + 1]. If exclusive, dy[j + 1] replaces dy[j].
         x, axis = node.operands
         along = _constant_axis(node, axis)
         ahead = -1 if self.reverse else 1
@@ -119,7 +119,7 @@ def _constant_axis(node: Node, axis: Value) -> int:
 
 
 def shifted(x: Any, axis: int, ahead: int) -> Any:
-    """x[j + 1] (ahead=1) or x[j - 1] (ahead=-1) at every position j of an axis, zeros where there is none."""
+    """Return x[j + 1] (ahead=1) or x[j - 1] (ahead=-1) at each position j of an axis; 0 beyond its ends."""
     return F.pad(x, i64(*((-1, 1) if ahead > 0 else (1, -1))), None, i64(axis))
 
 

@@ -1,4 +1,4 @@
-"""Einsum, and its reading as transpositions, reductions and matrix products."""
+"""Einsum, and its expansion into transpositions, reductions and matrix products."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _parsed(equation: str) -> _Equation:
 
 
 def _axes(term: Sequence[str], rank: int) -> tuple[str, ...]:
-    """One label per axis; those of an ellipsis are counted from its end, where operands are aligned."""
+    """Return one label per axis. Axes of an ellipsis are numbered from its end, where they align."""
     named = len(term) - (_ELLIPSIS in term)
     if rank < named or (rank > named and _ELLIPSIS not in term):
         raise TypeMismatch(f"an operand of rank {rank} does not fit the term {''.join(term)!r}")
@@ -129,7 +129,7 @@ class Einsum(Op):
         return TensorType(xs[0].dtype, [sizes[label] for label in _axes(result, rank)])
 
     def broadcasts(self, xs: Sequence[TensorType]) -> bool:
-        """Whether an axis of an operand has size 1, and axes under its letter in other operands may have more."""
+        """Return whether some letter may broadcast: its axis has size 1 in one operand, and perhaps more in another."""
         sizes, (terms, _) = self._sizes(xs), _parsed(self.equation)
         if sizes is None or any(x.shape is None for x in xs):
             return False
@@ -138,7 +138,7 @@ class Einsum(Op):
         return any(size == 1 and sizes[label] != 1 for label, size in pairs if not label.startswith("."))
 
     def has_uneven_ellipsis(self, xs: Sequence[TensorType]) -> bool:
-        """Whether "..." is known to stand for different numbers of axes in two operands."""
+        """Return whether "..." is known to stand for different numbers of axes in two operands."""
         terms, _ = _parsed(self.equation)
         labels = [
             _axes(t, len(x.known_shape))
@@ -148,7 +148,7 @@ class Einsum(Op):
         return len({sum(label.startswith(".") for label in of_term) for of_term in labels}) > 1
 
     def _sizes(self, xs: Sequence[TensorType]) -> dict[str, Dim] | None:
-        """The size of each label's axes; None when a rank is unknown that "..." hides. Raises TypeMismatch."""
+        """Return the size of each label; None if the rank of an operand with "..." is unknown. Raises TypeMismatch."""
         terms, _ = _parsed(self.equation)
         if len(terms) != len(xs):
             raise TypeMismatch(
@@ -170,14 +170,14 @@ class Einsum(Op):
         return sizes
 
     def _broadcast(self, label: str, a: Dim, b: Dim) -> Dim:
-        """The size of a label that axes of two operands have. Raises TypeMismatch."""
+        """Return the broadcast size of a label of two operands. Raises TypeMismatch."""
         try:
             return dims.broadcast(a, b)
         except TypeMismatch:
             raise TypeMismatch(f"the axes {label!r} of {self.equation!r} have {a} and {b} elements") from None
 
     def _same(self, label: str, a: Dim, b: Dim) -> Dim:
-        """The one size of two axes of a letter. Raises TypeMismatch."""
+        """Return the size of two axes of one operand with the same letter. Raises TypeMismatch if they differ."""
         if not dims.may_equal(a, b):
             raise TypeMismatch(f"the axes {label!r} of {self.equation!r} have {a} and {b} elements")
         return b if dims.is_static(b) else a
@@ -189,7 +189,7 @@ class Einsum(Op):
         dtype = xs[0].dtype
         if any(x.rank is None for x in xs):
             raise UnsupportedError(f"Einsum {self.equation!r} in matrix products needs operands of known rank")
-        # Sums modulo 2**32 are the narrow integers' sums, too.
+        # Sums modulo 2**32 are also right modulo 2**8 and 2**16, so narrow integers are summed as 32-bit ones.
         work = dtype if dtype in _PRODUCTS else DType.INT32 if dtype in SIGNED else DType.UINT32
         terms, result = _parsed(self.equation)
         factors = [
@@ -208,7 +208,7 @@ class Einsum(Op):
 
 
 def _summed(x: _Factor, kept: set[str]) -> _Factor:
-    """Without the axes that nothing else has."""
+    """Sum x over the axes whose labels are not in `kept`."""
     axes = [i for i, label in enumerate(x.labels) if label not in kept]
     if not axes:
         return x
@@ -218,16 +218,16 @@ def _summed(x: _Factor, kept: set[str]) -> _Factor:
 
 
 def _without_ones(x: _Factor, other: _Factor, kept: set[str]) -> _Factor:
-    """Without the axes of size 1 that broadcast against axes of `other`, and that are summed over with those."""
+    """Remove axes of size 1 that broadcast against axes of `other`, if the product sums over them."""
     sizes, others = (dict(zip(f.labels, f.value.shape, strict=True)) for f in (x, other))
     ones = {label for label in sizes if label not in kept and sizes[label] == 1 and others.get(label, 1) != 1}
     return _summed(x, set(x.labels) - ones)
 
 
 def _fitted(x: _Factor, other: _Factor, contracted: Sequence[str]) -> _Factor:
-    """With the axes that are summed over broadcast to those of `other`; itself where the sizes are known to be equal.
+    """Broadcast the summed axes of x to those of `other`; return x if the sizes are known to be equal.
 
-    A run whose sizes do not broadcast fails here: axes that are merged into one could pass in a product.
+    A run whose sizes do not broadcast fails here. Later, merged axes could have equal sizes by chance.
     """
     sizes, others = (dict(zip(f.labels, f.value.shape, strict=True)) for f in (x, other))
     open_ = [label for label in contracted if sizes[label] != others[label]]
@@ -240,13 +240,13 @@ def _fitted(x: _Factor, other: _Factor, contracted: Sequence[str]) -> _Factor:
 
 
 def _ordered(x: _Factor, labels: Sequence[str]) -> Any:
-    """The value with its axes in the order of `labels`."""
+    """Return the value with its axes in the order of `labels`."""
     perm = [x.labels.index(label) for label in labels]
     return x.value if perm == list(range(len(perm))) else F.transpose(x.value, perm=perm)
 
 
 def _diagonal(x: _Factor) -> _Factor:
-    """One axis for each label: of a repeated one, the elements with equal indices."""
+    """Replace axes with the same label by one axis: the diagonal."""
     while (repeated := next((label for label in x.labels if x.labels.count(label) > 1), None)) is not None:
         first = x.labels.index(repeated)
         second = x.labels.index(repeated, first + 1)
@@ -259,7 +259,7 @@ def _diagonal(x: _Factor) -> _Factor:
 
 
 def _known_diagonal(x: _Factor, first: int, second: int, size: int) -> _Factor:
-    """The diagonal of two axes with a known size: a slice of both as one axis."""
+    """Take the diagonal of two axes of known size: merge them, and take a slice with step size + 1."""
     apart = [label for i, label in enumerate(x.labels) if i not in (first, second)]
     labels = [*apart[:first], x.labels[first], *apart[first:]]
     value = x.value
@@ -273,10 +273,10 @@ def _known_diagonal(x: _Factor, first: int, second: int, size: int) -> _Factor:
 
 
 def _masked_diagonal(x: _Factor, first: int, second: int) -> _Factor:
-    """The diagonal of two axes whose size is known in a run: a sum in which the other elements are 0."""
+    """Take the diagonal of two axes of unknown size: set all other elements to 0, and sum over one axis."""
     size = F.squeeze(F.shape(x.value)[first : first + 1])
     if x.value.shape[first] != x.value.shape[second]:
-        # A run in which the sizes differ fails here: below, an axis of size 1 would broadcast.
+        # If the sizes differ in a run, it fails in this Reshape. Below, an axis of size 1 would broadcast.
         sizes = F.shape(x.value)
         square = F.concat(sizes[:second], sizes[first : first + 1], sizes[second + 1 :], axis=0)
         x = _Factor(F.reshape(x.value, square, allowzero=True), x.labels)
@@ -292,7 +292,7 @@ def _others(rank: int, axis: int) -> list[int]:
 
 
 def _product(a: _Factor, b: _Factor, kept: set[str]) -> _Factor:
-    """The product, summed over the labels of both that are not kept."""
+    """Multiply two factors, and sum over the common labels that are not in `kept`."""
     contracted = [label for label in a.labels if label in b.labels and label not in kept]
     batch = [label for label in a.labels if label in b.labels and label in kept]
     rows = [label for label in a.labels if label not in b.labels]
@@ -315,7 +315,10 @@ def _product(a: _Factor, b: _Factor, kept: set[str]) -> _Factor:
 
 
 def _matrices(x: Any, batch: int, rows: int) -> tuple[Any, Any, Any]:
-    """Matrices whose rows are the `rows` axes after the batch, whose columns are the rest, and the sizes of both."""
+    """Merge axes to batched matrices: rows from the `rows` axes after the batch, columns from the rest.
+
+    Return the matrices, and the sizes of both groups.
+    """
     sizes = F.shape(x)
     row_sizes, column_sizes = sizes[batch : batch + rows], sizes[batch + rows :]
     if rows != 1 or x.rank - batch - rows != 1:

@@ -86,7 +86,7 @@ class Erf(Unary):
 
 
 class _Rounding(Unary):
-    """A step function: its gradient is zero wherever it is defined."""
+    """Base of step functions: the gradient is 0 wherever it is defined."""
 
     def grad(self, node: Node, dy: Any) -> Any:
         return None
@@ -133,7 +133,7 @@ def _test_samples() -> tuple[Sample, ...]:
 
 
 class _Test(Op):
-    """A predicate of one float operand."""
+    """Base of predicates of one float operand."""
 
     inputs = ("x",)
     types = {"x": FLOATS | FLOAT8}
@@ -164,7 +164,7 @@ class IsInf(_Test):
 
     detect_negative: bool = True
     detect_positive: bool = True
-    # The standard's operator takes float32 and float64 in every version, half floats since 20.
+    # The standard's operator takes float32 and float64 in every version, float16 and bfloat16 since opset 20.
     onnx = Onnx("IsInf", since=20)
 
     def reference(self, xp: Any, x: Any) -> Any:

@@ -24,14 +24,14 @@ _ORDERED = (
 
 
 class _Comparison(Op):
-    """A predicate of two operands of one dtype."""
+    """Base of predicates of two operands of the same dtype."""
 
     inputs = ("a", "b")
     types = {"a": NUMERIC, "b": "a"}
     pointwise = True
     symbolic_inference = True
     samples: ClassVar[tuple[Sample, ...]] = _ORDERED
-    # The rule for two known elements: 1, 0, or None where it depends on the names.
+    # Function of two known elements, for shape arithmetic: 1, 0, or None if the result depends on the symbols' values.
     known: ClassVar[Any]
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
@@ -107,7 +107,7 @@ def _not(known: Dim | None) -> int | None:
 
 
 class _Logical(_Comparison):
-    """A function of two booleans."""
+    """Base of functions of two booleans."""
 
     types = {"a": BOOLS, "b": BOOLS}
     inplace = ((0, 0), (1, 0))
@@ -174,7 +174,7 @@ class Not(Op):
 
 
 class _Bits(Op):
-    """A function of the bits of two integers of one dtype."""
+    """Base of functions of the bits of two integers of the same dtype."""
 
     inputs = ("a", "b")
     types = {"a": INTEGERS, "b": "a"}

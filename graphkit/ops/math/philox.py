@@ -21,7 +21,7 @@ FOLD_STREAM = 0xFFFFFFFF
 
 
 def philox4x32(xp: Any, counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
-    """Ten rounds on counters and keys that broadcast; uint32 arrays of rank >= 1 in and out."""
+    """Run ten rounds on counters and keys: uint32 arrays of rank >= 1, which broadcast. Returns four words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for turn in range(_ROUNDS):
@@ -45,14 +45,14 @@ def _halves(xp: Any, number: Any) -> tuple[Any, Any]:
 
 
 def _blocks(xp: Any, state: Any, stream: int, first: Any) -> tuple[Any, Any, Any, Any]:
-    """Four words for each counter word 0 in `first`. state: uint64[2] = (seed, step)."""
+    """Return four words for each block number in `first` (counter word 0). state: uint64[2] = (seed, step)."""
     step_low, step_high = _halves(xp, state[1:2])
     streams = xp.full((1,), stream, dtype=xp.uint32)
     return philox4x32(xp, (first, streams, step_low, step_high), _halves(xp, state[0:1]))
 
 
 def words(xp: Any, state: Any, stream: int, count: int) -> Any:
-    """`count` uint32 words. Raises RuntimeFailure above 2**34, where the block number would wrap."""
+    """Return `count` uint32 words. Raises RuntimeFailure for more than 2**34, where the block number would wrap."""
     if not 0 <= stream < FOLD_STREAM:
         raise RuntimeFailure(f"stream {stream} is outside [0, {FOLD_STREAM})")
     if count > 1 << 34:
@@ -62,7 +62,7 @@ def words(xp: Any, state: Any, stream: int, count: int) -> Any:
 
 
 def fold_in(xp: Any, state: Any, index: Any) -> Any:
-    """Another (seed, step), derived from `state` and a non-negative integer below 2**32: one per loop iteration."""
+    """Return a new (seed, step), derived from `state` and the number of a loop iteration, in [0, 2**32)."""
     first = xp.asarray(index).reshape(1).astype(xp.uint32)
     w0, w1, w2, w3 = (w.astype(xp.uint64) for w in _blocks(xp, state, FOLD_STREAM, first))
     shift = np.uint64(32)
@@ -70,7 +70,7 @@ def fold_in(xp: Any, state: Any, index: Any) -> Any:
 
 
 def uniform(xp: Any, state: Any, stream: int, shape: tuple[int, ...], bits: int) -> Any:
-    """float64 in [0, 1), multiples of 2**-bits: 24 bits of one word each, or 53 of two."""
+    """Return float64 numbers in [0, 1), multiples of 2**-bits. bits: 24, from one word each, or 53, from two."""
     count = _count(shape)
     if bits == 24:
         return (words(xp, state, stream, count) >> np.uint32(8)).astype(xp.float64).reshape(shape) * 2.0**-24
@@ -79,7 +79,7 @@ def uniform(xp: Any, state: Any, stream: int, shape: tuple[int, ...], bits: int)
 
 
 def normal(xp: Any, state: Any, stream: int, shape: tuple[int, ...], bits: int) -> Any:
-    """float64 standard normals by Box and Muller (1958); elements 2j and 2j + 1 share two uniforms.
+    """Return float64 standard normals by Box and Muller (1958). Elements 2j and 2j + 1 share two uniform numbers.
 
     The uniforms have 32 bits (for results of at most float32), or 53.
     """

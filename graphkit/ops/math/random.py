@@ -37,7 +37,7 @@ class RandomOp(Op):
     stream: int = 0
     random = True
     types: ClassVar[Any] = {"rng": _UINT64}
-    # `draw(xp, rng, shape, dtype)`: the numbers of a distribution, as Uniform and Normal have it.
+    # `draw(xp, rng, shape, dtype)` returns random numbers; Uniform and Normal define it.
     draw: ClassVar[Callable[..., Any]]
 
     def check_rng(self, rng: TensorType | None) -> None:
@@ -48,7 +48,7 @@ class RandomOp(Op):
 
     @property
     def own_seed(self) -> int | None:
-        """The node's own seed, or None; fractions are cut off, and NaN means None, as in onnx's evaluator."""
+        """Return the node's own seed, or None. Fractions are truncated, and NaN means None, as in onnx's evaluator."""
         seed = getattr(self, "seed", None)
         return None if seed is None or not math.isfinite(seed) else int(seed)
 
@@ -68,7 +68,7 @@ class RandomOp(Op):
         return np.random.RandomState([*words, self.stream])
 
     def uniform(self, xp: Any, rng: Any, shape: tuple[int, ...], bits: int) -> Any:
-        """float64 in [0, 1), of 24 or 53 bits; 53 for a node with a seed."""
+        """Return float64 numbers in [0, 1) with 24 or 53 bits; always 53 for a node with its own seed."""
         own = self.own_generator(rng)
         if own is not None:
             return xp.asarray(own.random_sample(shape))
@@ -108,7 +108,7 @@ class Normal(RandomOp):
 
 
 class _OfShape(RandomOp):
-    """Fills the shape given as an attribute."""
+    """Base of operators whose result has the shape of an attribute."""
 
     shape: tuple[int, ...]
     dtype: DType = DType.FLOAT32
@@ -127,7 +127,7 @@ class _OfShape(RandomOp):
 
 
 class _LikeTensor(RandomOp):
-    """Fills the shape of `x`, with x's dtype unless `dtype` is given. No gradient flows to x."""
+    """Base of operators whose result has the shape of x, and x's dtype unless `dtype` is given. x has no gradient."""
 
     dtype: DType | None = None
     inputs = ("x", "rng?")
@@ -246,7 +246,8 @@ class Bernoulli(RandomOp):
     def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
         own = self.own_generator(rng)
         if own is not None:
-            # On the host, by binomial: a uniform number for each element would give other draws than the evaluator's.
+            # Drawn in host memory by `binomial`, as in onnx's evaluator. Comparing uniform numbers would give other
+            # results.
             return xp.asarray(own.binomial(1, np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape)))
         return self.uniform(xp, rng, x.shape, _bits(dtype_of(x.dtype))) < x
 
@@ -341,7 +342,7 @@ class Dropout(RandomOp):
         is_known = ratio.node is not None and isinstance(ratio.node.op, Constant)
         if is_known and 0 <= float(ratio.node.op.value.array.reshape(())) <= 1:
             return None
-        # It is looked at in training alone.
+        # ratio is only checked in training, so the key contains training_mode.
         return "ratio", *inputs[1:3]
 
     def infer(
@@ -379,7 +380,7 @@ class Dropout(RandomOp):
             return (dy, *others)
         scale = self._scale(ratio, dy)
         if training is None:
-            # Outside training the mask is all true.
+            # Outside training, the mask is all true and nothing is scaled.
             scale = F.where(training_mode, scale, scalar_like(1.0, dy))
         return (F.where(mask, dy * scale, scalar_like(0.0, dy)), *others)
 

@@ -26,7 +26,7 @@ _SUMMABLE = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
 
 
 def _uses(x: Callable[[tuple[int, ...]], Any]) -> tuple[Sample, ...]:
-    """Every attribute and edge, with operands made by `x`."""
+    """Return samples for every attribute and edge case. x: makes the operands of a given shape."""
     return (
         Sample(x((2, 3)), i64(1)),
         Sample(x((2, 3, 2)), i64(0, -1), keepdims=False),
@@ -50,7 +50,7 @@ def _positive(shape: tuple[int, ...]) -> Any:
 
 
 _EMPTY = Sample((2, 0), i64(1), keepdims=False)
-# Over no elements the result is infinite: its derivatives are limits of nothing.
+# The result over no elements is infinite, so its gradient cannot be checked.
 _EMPTY_INFINITE = Sample((2, 0), i64(1), keepdims=False, grad=False)
 
 
@@ -63,7 +63,7 @@ class Reduction(Op):
     types = {"x": _SUMMABLE, "axes": INT64}
     symbolic_inference = True
     samples = (*_uses(_normal), _EMPTY)
-    # The rule for a list of known elements, where shape arithmetic uses the operator.
+    # Function of a list of known elements, if shape arithmetic uses the operator.
     known: ClassVar[Any] = None
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
@@ -95,7 +95,7 @@ class Reduction(Op):
         return TensorType(x.dtype, shape, self._known_result(x, reduced, rank))
 
     def _known_result(self, x: TensorType, axes: tuple[int, ...] | None, rank: int | None) -> tuple[Dim, ...] | None:
-        """Known elements when everything is reduced to one."""
+        """Return the known result if all elements are reduced to one; else None."""
         rule, source = type(self).known, known_array(x)
         if rule is None or source is None or (axes is not None and len(axes) != rank):
             return None
@@ -103,7 +103,7 @@ class Reduction(Op):
         return None if result is None else (result,)
 
     def axes_of(self, x: Any, axes: Any) -> tuple[int, ...]:
-        """The concrete axes of a run, counted from the front."""
+        """Return the axes in a run, counted from the front."""
         if axes is None or axes.size == 0:
             return () if self.noop_with_empty_axes else tuple(range(x.ndim))
         return normal_axes(axes.tolist(), x.ndim)
@@ -112,7 +112,7 @@ class Reduction(Op):
         return self.reduced(xp, x, self.axes_of(x, axes))
 
     def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
-        """The reduction of an array over concrete axes."""
+        """Reduce an array over these axes."""
         raise NotImplementedError(f"{self.name}.reduced")
 
     def grad(self, node: Node, dy: Any) -> Any:
@@ -121,22 +121,22 @@ class Reduction(Op):
         return (self.slope(node, x, self.kept(node, dy)), None)[: len(node.inputs)]
 
     def slope(self, node: Node, x: Value, dy: Any) -> Any:
-        """x's gradient from the result's, which has (or broadcasts like) the shape with kept dimensions."""
+        """Return x's gradient. dy: the gradient of the result, with reduced axes kept as size 1."""
         raise NotImplementedError(f"{self.name}.slope")
 
     def kept(self, node: Node, y: Any) -> Any:
-        """A tensor of the result's shape with its reduced axes put back as dimensions of 1."""
+        """Reshape a tensor of the result's shape: reduced axes have size 1."""
         axes = node.inputs[1] if len(node.inputs) > 1 else None
         return y if self.keepdims or axes is None else F.unsqueeze(y, axes)
 
     def like_this(self, function: str, node: Node, x: Any) -> Any:
-        """Another reduction of x over the same axes, with dimensions kept."""
+        """Build another reduction of x over the same axes, which keeps them with size 1."""
         axes = node.inputs[1:]
         return getattr(F, function)(x, *axes, keepdims=True, noop_with_empty_axes=self.noop_with_empty_axes)
 
 
 def _spread(dy: Any, x: Value) -> Any:
-    """dy broadcast to x's shape."""
+    """Broadcast dy to x's shape."""
     return F.expand(dy, F.shape(x))
 
 
@@ -173,7 +173,7 @@ class ReduceMean(Reduction):
         return _spread(F.mul(dy, self._share(node, x)), x)
 
     def _share(self, node: Node, x: Value) -> Any:
-        """1 / the number of elements behind each result."""
+        """Return 1 / n, where n is the number of elements that each result is reduced from."""
         axes = node.inputs[1].tensor.constants if len(node.inputs) > 1 and node.inputs[1] is not None else ()
         if x.shape is not None and axes is not None:
             every = not axes and not self.noop_with_empty_axes
@@ -181,14 +181,14 @@ class ReduceMean(Reduction):
             count = dims.product(sizes)
             if dims.is_static(count):
                 return scalar_like(1.0 / count if count else float("inf"), x)
-        # In float32 at least: a size need not fit a half float, its reciprocal does.
+        # Computed in at least float32: a size may be too large for float16, its reciprocal is not.
         wide = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
         ratio = F.div(F.cast(F.size(node.output), to=wide), F.cast(F.size(x), to=wide))
         return ratio if x.dtype is wide else F.cast(ratio, to=x.dtype)
 
 
 class _ReduceExtreme(Reduction):
-    """The largest or smallest element; where elements tie, the gradient is shared equally."""
+    """Base of the largest and smallest element. Equal extreme elements share the gradient equally."""
 
     types = {"x": _SUMMABLE | {DType.INT8, DType.UINT8} | BOOLS, "axes": INT64}
     samples = (
@@ -201,7 +201,7 @@ class _ReduceExtreme(Reduction):
 
     @staticmethod
     def worst(dtype: np.dtype) -> Any:
-        """The result over no elements."""
+        """Result for no elements."""
         raise NotImplementedError
 
     def slope(self, node: Node, x: Value, dy: Any) -> Any:
@@ -329,14 +329,14 @@ class ReduceLogSumExp(Reduction):
         return result if self.keepdims else xp.squeeze(result, axis=axes)
 
     def slope(self, node: Node, x: Value, dy: Any) -> Any:
-        # Where every element is -inf the result is too, and each element's share is 0 rather than NaN.
+        # If every element is -inf, so is the result. Each element's share is then 0 instead of NaN.
         y = self.kept(node, node.output)
         finite = F.where(F.equal(y, scalar_like(float("-inf"), x)), scalar_like(0.0, x), y)
         return F.mul(dy, F.exp(F.sub(x, finite)))
 
 
 _ZEROS = (
-    # One zero, several zeros, none.
+    # Rows with one zero, several zeros, and none.
     Sample(np.array([[2.0, 0.0, -3.0], [0.0, 4.0, 0.0], [1.5, -2.0, 0.5]]), i64(1)),
     Sample(np.array([[[2.0, 0.0], [3.0, 4.0]], [[1.5, 2.0], [0.5, 3.0]]]), i64(0, 2), keepdims=False),
 )
@@ -359,14 +359,14 @@ class ReduceProd(Reduction):
 
 
 def _last(xp: Any, x: Any, axes: tuple[int, ...]) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
-    """x with `axes` flattened into one last axis; the order of axes and the shape from which that was done."""
+    """Merge `axes` of x into one last axis. Return it, the order of the axes, and the shape before merging."""
     order = (*(i for i in range(x.ndim) if i not in axes), *axes)
     turned = xp.transpose(x, order)
     return turned.reshape((*turned.shape[: x.ndim - len(axes)], -1)), order, turned.shape
 
 
 def _rows_of(values: Sequence[Any], axes: tuple[int, ...]) -> tuple[list[Any], Callable[[Any], Any]]:
-    """Values of one shape with `axes` merged into one last axis; and what gives such a value that shape again."""
+    """Merge `axes` of values of one shape into one last axis. Return the values, and a function that reverses this."""
     rank = values[0].rank
     order = (*(i for i in range(rank) if i not in axes), *axes)
     turned = [F.transpose(v, perm=order) for v in values]
@@ -417,7 +417,7 @@ class LeaveOneOutProduct(Op):
         return contiguous(xp, xp.transpose(others, [order.index(i) for i in range(x.ndim)]))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        """The product of all but two elements, from the matrix of all pairs: n * n elements for n multiplied ones."""
+        """Build the gradient from products of all elements but two: n * n elements for a product of n."""
         x = node.inputs[0]
         assert x is not None
         where = self._static_axes(node)
@@ -438,7 +438,7 @@ class LeaveOneOutProduct(Op):
         return where
 
     def _axes(self, x: Any, axes: Any = None) -> tuple[int, ...] | None:
-        """The axes of the product; None where they or the rank are not known."""
+        """Return the axes of the product; None if they or the rank are unknown."""
         known = () if axes is None else axes.tensor.constants
         if x.rank is None or known is None:
             return None
@@ -459,7 +459,8 @@ class LeaveOneOutProduct(Op):
         return back(F.cast(F.mul(before, after), to=x.dtype))
 
     def expand(self, x: Any, axes: Any = None) -> Any:
-        # Without zeros: the whole product divided by the element. With one: only the zero's own is not 0.
+        # Product of the other elements. Without zeros: the whole product divided by the element. With one zero: 0 for
+        # all elements but the zero itself.
         given = () if axes is None else (axes,)
         wide = F.cast(x, to=DType.FLOAT64)
         zero, one = scalar_like(0.0, wide), scalar_like(1.0, wide)

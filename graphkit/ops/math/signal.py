@@ -21,7 +21,7 @@ from graphkit.ops.pointwise import scalar_like
 
 
 def _scalar(operand: TensorType | None, what: str) -> Dim | None:
-    """The known value of an operand of one element; None when it is unknown. Raises TypeMismatch for a vector."""
+    """Return the known value of an operand with one element; None if unknown. Raises TypeMismatch for a vector."""
     if operand is None:
         return None
     if operand.shape is not None and any(d != 1 for d in operand.shape if dims.is_static(d)):
@@ -33,7 +33,7 @@ def _scalar(operand: TensorType | None, what: str) -> Dim | None:
 
 
 class _Window(Op):
-    """Cosine sum over `size` points (a 0-d integer): one period of length `size`, or `size` - 1 when not periodic.
+    """Base of windows: cosine sums over `size` points (0-d integer) with period `size`, or `size` - 1 if not periodic.
 
     A window of one point that is not periodic is 1.
     """
@@ -63,7 +63,7 @@ class _Window(Op):
         return TensorType(self.output_datatype, (dims.fresh() if length is None else length,))
 
     def cosines(self, xp: Any, size: Any, *weights: float) -> Any:
-        """The sum of weight k times cos(2 pi k n / period), in float64."""
+        """Return the sum over k of weights[k] * cos(2 pi k n / period), in float64."""
         count = int(size.reshape(()))
         if count < 0:
             raise RuntimeFailure(f"the size of a window must be at least 0, not {count}")
@@ -136,7 +136,7 @@ class MelWeightMatrix(Op):
     samples = (
         Sample(np.int64(8), np.int64(64), np.int64(8192), np.float32(0), np.float32(4096)),
         Sample(np.int32(5), np.int32(33), np.int32(8000), np.float32(64), np.float32(3800)),
-        # More filters than bins: some of them have no width.
+        # More filters than bins, so some filters have width 0.
         Sample(np.int64(12), np.int64(16), np.int64(8192), np.float32(20), np.float32(4000), output_datatype="float64"),
     )
 
@@ -236,7 +236,7 @@ class DFT(Op):
         return xp.stack((spectrum.real, spectrum.imag), axis=-1)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        # The transform is linear over the reals: this is its transpose. dft_length does the filling with zeros.
+        # The transform is linear over the reals: this is its transpose. dft_length pads with zeros.
         x, dft_length, axis = self.named_inputs(node.inputs).values()
         along = i64(-2) if axis is None else F.reshape(axis, i64(1))
         sizes = F.gather(F.shape(x), along, axis=0)
@@ -257,7 +257,7 @@ class DFT(Op):
 
     @staticmethod
     def _multiplicity(node: Node, n: Any, x: Any) -> Any:
-        """How often each element of a one-sided spectrum of n points stands in the whole one, along the axis."""
+        """Return how often (1 or 2) each element of a one-sided spectrum of n points occurs in the whole spectrum."""
         axis = (*node.inputs, None, None)[2]
         where = (-2,) if axis is None else axis.tensor.constants
         if where is None or x.rank is None:
@@ -290,7 +290,7 @@ class STFT(Op):
         Sample((2, 11, 1), np.int64(2), None, np.int64(5)),
         Sample((1, 9, 2), np.int64(4), (4,), np.int64(4), onesided=False),
         Sample((1, 8, 1), np.int32(8), None, np.int32(8), onesided=False),
-        # onnx=False: its evaluator leaves the whole signal as one frame out.
+        # onnx=False: onnx's evaluator drops the frame if it is the whole signal.
         Sample((2, 6, 1), np.int64(1), onnx=False),
     )
 

@@ -60,7 +60,7 @@ class ArrayFeatureExtractor(Op):
 
 
 def _rows(x: TensorType) -> Dim:
-    """How many examples an operand of FeatureVectorizer has."""
+    """Return the number of examples of an operand of FeatureVectorizer."""
     if x.shape is None:
         return dims.fresh()
     if not x.shape:
@@ -149,7 +149,7 @@ class OneHotEncoder(Op):
     per_example = ("x",)
     composite = True
     samples = (
-        Sample(Rand((3, 2), 0, 4), grad=False, cats_int64s=[0, 2, 3]),  # steps
+        Sample(Rand((3, 2), 0, 4), grad=False, cats_int64s=[0, 2, 3]),  # a step function
         Sample(np.array(["a", "c", "z"], object), cats_strings=["a", "b", "c"]),
         Sample(np.array([5, 7], np.int64), cats_int64s=[7, 5], zeros=0),
     )
@@ -179,7 +179,7 @@ class OneHotEncoder(Op):
         return self.encoded(xp, x, places)
 
     def encoded(self, xp: Any, x: Any, places: Any) -> Any:
-        """The result for x, whose elements have these places among the categories (int64 [elements], -1 for none)."""
+        """Return the result for x. places: the category number of each element, int64 [elements], -1 if unknown."""
         categories = self._categories(DType.of(x.dtype))
         if not self.zeros and (places < 0).any():
             unknown = x.reshape(-1)[places < 0][:1].tolist()[0]
@@ -201,5 +201,5 @@ class OneHotEncoder(Op):
 
 @kept
 def places_of(op: OneHotEncoder) -> dict[Any, int]:
-    """The place of each category; if categories are equal, the last one counts."""
+    """Category -> position; of equal categories, the last one counts."""
     return {category: place for place, category in enumerate(op.cats_strings or op.cats_int64s)}

@@ -22,7 +22,8 @@ LEAF = MODES.index("LEAF")
 EQUAL = MODES.index("BRANCH_EQ")
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
-# How an element and a threshold compare: less, equal, greater, or one of them is NaN. Which of that each mode takes.
+# For each mode, whether the yes branch is taken if the element is less than, equal to or greater than the threshold, or
+# if one of them is NaN.
 _TAKES = np.array(
     [
         [True, True, False, False],
@@ -34,17 +35,19 @@ _TAKES = np.array(
         [False, False, False, False],
     ]
 )
-# Targets of an ensemble: a row has a result for each.
+# Most targets of an ensemble: each row has one result per target.
 MAX_TARGETS = 1 << 24
-# Rows times trees that fall at a time.
+# Most rows times trees that are evaluated at a time.
 _AT_ONCE = 1 << 20
 _LARGEST_INDEX = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Nodes by position: `feature`, `threshold`, `mode` (of MODES), `yes` and `no` (positions of children, a leaf's own
-    at leaves), `missing` (whether NaN goes to `yes` too). `roots` has one node for each tree.
+    """The trees of an ensemble as arrays of nodes.
+
+    For each node: `feature`, `threshold`, `mode` (of MODES), `yes` and `no` (positions of the children; for a leaf, its
+    own), `missing` (whether NaN goes to `yes`). `roots`: one node per tree.
 
     Node i has `count[i]` weights from `first[i]` on (leaves alone have any): `weight[j]` is for target `target[j]`.
     """
@@ -64,12 +67,12 @@ class Forest:
 
     @property
     def features(self) -> int:
-        """How many features rows must have at least."""
+        """Least number of features of a row."""
         inner = self.feature[self.mode != LEAF]
         return int(inner.max()) + 1 if inner.size else 0
 
     def leaves(self, x: np.ndarray) -> np.ndarray:
-        """The leaf where each row of x ends in each tree: positions [rows, trees]."""
+        """Return the leaf that each row of x reaches in each tree: positions [rows, trees]."""
         at = np.repeat(self.roots[None, :], len(x), axis=0).reshape(-1)
         rows = np.repeat(np.arange(len(x)), len(self.roots))
         active = np.flatnonzero(self.mode[at] != LEAF)
@@ -83,9 +86,10 @@ class Forest:
         return at.reshape(len(x), len(self.roots))
 
     def scores(self, x: np.ndarray, aggregate: str) -> tuple[np.ndarray, np.ndarray]:
-        """For each row and target the aggregate of its leaves' weights, 0 where there are none, and whether there are.
+        """Return the aggregated weights of each row's leaves, and whether there are any; both [rows, targets].
 
-        An AVERAGE is a SUM, yet to be divided. Sums are taken tree after tree, in the type of the weights or of x.
+        For AVERAGE, this is the sum; the caller divides. Trees are added in order, in the wider type of the weights and
+        x.
         """
         if x.shape[1] < self.features:
             raise TypeMismatch(f"the trees read {self.features} features, but x has {x.shape[1]}")
@@ -127,10 +131,10 @@ def checked_forest(
     weight: np.ndarray,
     targets: int,
 ) -> Forest:
-    """A Forest of these nodes, whose children exist; weight j is for target `target[j]` at node `leaf[j]`.
+    """Return a Forest of these nodes. All children exist. Weight j is for target `target[j]` at node `leaf[j]`.
 
-    Raises UsageError for features and targets that cannot be, and for nodes that are their own descendants. Weights of
-    nodes that are no leaves mean nothing. Of several weights of a leaf for the only target there is the first counts.
+    Raises UsageError for impossible features and targets, and for cycles. Weights of inner nodes are ignored. If there
+    is only one target, the first weight of a leaf counts.
     """
     inner = mode != LEAF
     if (bad := inner & ((feature < 0) | (feature >= _LARGEST_INDEX))).any():
@@ -147,7 +151,7 @@ def checked_forest(
     yes, no = np.where(inner, yes, own), np.where(inner, no, own)
     _require_no_cycle(inner, yes, no)
     if targets == 1:
-        # A leaf without a weight for the only target has its value for one, which is 0 in most files.
+        # With one target, a leaf without a weight has the weight `threshold`, which is 0 in most files.
         bare = ~inner
         bare[leaf] = False
         leaf = np.concatenate([leaf, np.flatnonzero(bare)])
@@ -175,7 +179,7 @@ def checked_forest(
 
 
 def _require_no_cycle(inner: np.ndarray, yes: np.ndarray, no: np.ndarray) -> None:
-    """Raise UsageError where a node is among its own descendants: it would be alone in no strong component."""
+    """Raise UsageError if a node is its own descendant: then a strongly connected component has several nodes."""
     nodes = np.flatnonzero(inner)
     itself = (yes[nodes] == nodes) | (no[nodes] == nodes)
     if itself.any():
@@ -186,7 +190,7 @@ def _require_no_cycle(inner: np.ndarray, yes: np.ndarray, no: np.ndarray) -> Non
     edges = np.concatenate([nodes, nodes]), np.concatenate([yes[nodes], no[nodes]])
     if _all_descend_from_roots(*edges, size):
         return
-    # Its import takes longer than all else here.
+    # Imported only now, because the import takes longer than all other checks.
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -198,15 +202,15 @@ def _require_no_cycle(inner: np.ndarray, yes: np.ndarray, no: np.ndarray) -> Non
 
 
 def _all_descend_from_roots(parents: np.ndarray, children: np.ndarray, size: int) -> bool:
-    """Whether no node has two parents, and every node has an ancestor without a parent, or is one itself."""
+    """Return whether no node has two parents, and every node is or descends from a root (without a parent)."""
     if np.bincount(children, minlength=size).max() > 1:
         return False
-    ancestor = np.full(size + 1, size)  # the last entry stands for none
+    ancestor = np.full(size + 1, size)  # index `size`: no ancestor
     ancestor[children] = parents
     for _ in range(size.bit_length()):
         if (ancestor == size).all():
             return True
-        ancestor = ancestor[ancestor]  # twice as far
+        ancestor = ancestor[ancestor]  # the ancestor twice as far up
     return bool((ancestor == size).all())
 
 
@@ -215,7 +219,7 @@ def _first(mask: np.ndarray) -> int:
 
 
 class NodeTable:
-    """Positions of nodes by their tree and their identifier in it. Raises UsageError when two nodes have the same."""
+    """Table from tree and node identifier to position. Raises UsageError if two nodes have the same identifiers."""
 
     def __init__(self, tree: np.ndarray, node: np.ndarray):
         self._trees, tree_rank = np.unique(tree, return_inverse=True)
@@ -229,7 +233,7 @@ class NodeTable:
             raise UsageError(f"node {node[at]} of tree {tree[at]} occurs twice")
 
     def positions(self, tree: np.ndarray, node: np.ndarray, what: str) -> np.ndarray:
-        """Raises UsageError for a node that is not there."""
+        """Return the positions of nodes. Raises UsageError for a node that does not exist."""
         found = np.zeros(len(tree), bool)
         at = np.zeros(len(tree), np.int64)
         if len(self._keys):
@@ -246,7 +250,7 @@ class NodeTable:
 
 
 def require_targets(count: int) -> None:
-    """Raise UsageError for a number of targets that no ensemble has: a row of results would fill memory."""
+    """Raise UsageError if the number of targets is out of range: results of even one row could fill memory."""
     if not 1 <= count <= MAX_TARGETS:
         raise UsageError(f"n_targets={count}; 1 to {MAX_TARGETS} are possible")
 
@@ -266,7 +270,7 @@ _kept: dict[tuple[int, str], tuple[Any, Any]] = {}
 
 
 def kept_with(op: Any, what: str, build: Callable[[], Made]) -> Made:
-    """A value computed from an operator at its first use, and cached as long as the operator exists."""
+    """Return `build()`, cached under `what` as long as the operator exists."""
     key = (id(op), what)
     entry = _kept.get(key)
     if entry is None or entry[0]() is not op:

@@ -15,12 +15,12 @@ from graphkit.ops._base import F, Onnx, Op, Sample, constant, op
 from graphkit.ops.kept import kept
 from graphkit.ops.ml.matrix import ML, same_length
 
-# How many integers from the least key to the largest may have an entry each, in a table that an element indexes.
+# Most entries of a table that is indexed by integers, from the least key to the largest.
 _LARGEST_TABLE = 1 << 16
 
 
 def looked_up(xp: Any, x: Any, keys: np.ndarray, values: np.ndarray, default: Any) -> Any:
-    """The value of the first key that each element equals (NaN equals NaN), else `default`; linear in the elements."""
+    """Return, for each element of x, the value of the first equal key (NaN equals NaN), else `default`."""
     if not len(keys):
         return xp.full(x.shape, default, values.dtype)
     if x.dtype == object or keys.dtype == object:
@@ -37,7 +37,7 @@ def looked_up(xp: Any, x: Any, keys: np.ndarray, values: np.ndarray, default: An
 
 
 def string_table(keys: np.ndarray, values: np.ndarray, default: Any) -> tuple[dict[Any, int], np.ndarray]:
-    """The place of the first of equal keys, and the values with the default behind them, at the place -1."""
+    """Return a dict key -> position (the first of equal keys), and the values followed by the default (position -1)."""
     places = dict(zip(reversed(keys.tolist()), range(len(keys) - 1, -1, -1), strict=True))
     return places, np.concatenate([values, np.full(1, default, values.dtype)])
 
@@ -49,7 +49,7 @@ def _of_strings(places: dict[Any, int], values: np.ndarray, x: np.ndarray) -> np
 
 @kept
 def string_table_of(op: LabelEncoder) -> tuple[dict[Any, int], np.ndarray]:
-    """The table of an operator whose keys are strings, as `string_table` returns it."""
+    """Return the table of an operator whose keys are strings (see `string_table`)."""
     return string_table(*op._table())
 
 
@@ -105,7 +105,7 @@ class LabelEncoder(Op):
         return TensorType(dtype_of_table(values), x.shape)
 
     def _table(self) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Keys, values, and the default of the values' type. Raises UsageError unless one list of each is given."""
+        """Return keys, values and the default in the values' type. Raises UsageError unless one list of each is set."""
         keys = _only("keys", self.keys_strings, self.keys_int64s, self.keys_floats, self.keys_tensor)
         values = _only("values", self.values_strings, self.values_int64s, self.values_floats, self.values_tensor)
         if self.default_tensor is not None:
@@ -122,7 +122,7 @@ class LabelEncoder(Op):
         return looked_up(xp, x, *self._table())
 
     def composed(self, x: Any) -> Any:
-        """A table with an entry for each integer from the least key to the largest, and the default on both sides."""
+        """Look x up in a table of all integers from the least to the largest key, with the default at both ends."""
         keys, values, _ = self._table()
         if not x.dtype.is_integer or dtype_of_table(values) is DType.STRING or not len(keys):
             raise UnsupportedError(f"{self.name} of {x.dtype} to {dtype_of_table(values)} cannot be a table of numbers")
@@ -132,7 +132,7 @@ class LabelEncoder(Op):
             raise UnsupportedError(f"{self.name}: a table of the keys from {least + 1} to {most - 1} is too large")
         table = self.reference(np, np.arange(least, most + 1, dtype=x.dtype.numpy))
         low, high = (constant(np.array(bound, x.dtype.numpy)) for bound in (least, most))
-        within = F.cast(F.max(F.min(x, high), low), to=DType.INT64)  # small integers would wrap around
+        within = F.cast(F.max(F.min(x, high), low), to=DType.INT64)  # narrow integers would overflow in the subtraction
         return F.gather(constant(table), F.sub(within, constant(np.array(least))))
 
 
@@ -147,7 +147,7 @@ def _only(
     ]
     if tensor is not None:
         given.append(tensor.array.reshape(-1))
-    # Some files have all of the lists, and empty ones in the place of those that they do not mean.
+    # Some files contain all lists, of which the unused ones are empty.
     given = [items for items in given if len(items)] or given[:1]
     if len(given) != 1:
         raise UsageError(
@@ -195,6 +195,6 @@ class CategoryMapper(Op):
 
 @kept
 def numbers_of_strings(op: CategoryMapper) -> tuple[dict[Any, int], np.ndarray]:
-    """The table from the categories to their integers, as `string_table` returns it."""
+    """Return the table from the categories to their integers (see `string_table`)."""
     strings, integers = np.array(op.cats_strings, object), np.array(op.cats_int64s, np.int64)
     return string_table(strings[::-1], integers[::-1], op.default_int64)

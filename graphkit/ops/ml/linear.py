@@ -115,7 +115,7 @@ class LinearClassifier(RowWise):
 
     @property
     def score_count(self) -> int:
-        """Scores of an example. Intercepts tell it, or where there are none the labels."""
+        """Number of scores of an example: the number of intercepts, or of labels if there are no intercepts."""
         return len(self.intercepts) or len(self.labels)
 
     def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
@@ -151,7 +151,7 @@ class LinearClassifier(RowWise):
         kind = self.post_transform
         if len(self.labels) != 2:
             return probit(xp, score) if kind == "PROBIT" else score
-        if kind == "PROBIT":  # a second score is not defined
+        if kind == "PROBIT":  # the second score is not defined: NaN
             return xp.concatenate([probit(xp, score), xp.full_like(score, np.nan)], axis=1)
         if kind == "LOGISTIC":
             return xp.concatenate([logistic(xp, -score), logistic(xp, score)], axis=1)

@@ -18,7 +18,7 @@ _FLOAT, _INTEGER, _STRING = DType.FLOAT32, DType.INT64, DType.STRING
 
 
 def _map_of(x: Type) -> tuple[DType, DType]:
-    """The types of keys and values of a map; raises TypeMismatch for anything else."""
+    """Return the types of keys and values of a map. Raises TypeMismatch for other types."""
     if not isinstance(x, MapType) or not isinstance(x.element, TensorType):
         raise TypeMismatch(f"operand 'x' must be a map, not {x}")
     return x.key, x.element.dtype

@@ -18,7 +18,7 @@ NUMBERS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32})
 
 
 class RowWise(Op):
-    """An operator on the rows of a matrix. The elements of a vector are the features of one example."""
+    """Base of operators on the rows of a matrix. A vector is one example, whose features are its elements."""
 
     domain = ML
     inputs: ClassVar[tuple[str, ...]] = ("x",)
@@ -30,7 +30,7 @@ class RowWise(Op):
 
 
 def examples(x: TensorType) -> Dim:
-    """How many examples a vector (one) or a matrix (one for each row) holds; raises TypeMismatch for other ranks."""
+    """Return the number of examples: 1 for a vector, the rows of a matrix. Raises TypeMismatch for other ranks."""
     shape = _matrix(x)
     if shape is None:
         return dims.fresh()
@@ -38,7 +38,7 @@ def examples(x: TensorType) -> Dim:
 
 
 def features(x: TensorType) -> Dim | None:
-    """How many features an example has; None where the rank is unknown."""
+    """Return the number of features of an example; None if the rank is unknown."""
     shape = _matrix(x)
     return None if shape is None else shape[-1]
 
@@ -50,34 +50,34 @@ def _matrix(x: TensorType) -> tuple[Dim, ...] | None:
 
 
 def require_features(x: TensorType, count: int, what: str) -> None:
-    """Raise TypeMismatch where it is known that examples have another number of features than `what` is for."""
+    """Raise TypeMismatch if examples are known not to have `count` features. what: begin of the message."""
     found = features(x)
     if found is not None and not dims.may_equal(found, count):
         raise TypeMismatch(f"{what} {count} features, x has {found}: {x}")
 
 
 def require_at_least(x: TensorType, count: int, what: str) -> None:
-    """Raise TypeMismatch where it is known that examples have fewer features."""
+    """Raise TypeMismatch if examples are known to have fewer than `count` features."""
     found = features(x)
     if found is not None and not isinstance(found, DimExpr) and found < count:
         raise TypeMismatch(f"{what} {count} features, x has {found}: {x}")
 
 
 def require_columns(x: Any, count: int, what: str) -> None:
-    """The same of an array, in a run."""
+    """Raise TypeMismatch unless the array's examples have `count` features."""
     if x.ndim not in (1, 2) or x.shape[-1] != count:
         raise TypeMismatch(f"{what} {count} features, x has shape {list(x.shape)}")
 
 
 def as_rows(x: Value, dtype: DType = DType.FLOAT32) -> Value:
-    """x as a matrix of `dtype`: a vector is one example."""
+    """Convert x to a matrix of `dtype`: a vector becomes one row."""
     if x.rank == 1:
         x = F.unsqueeze(x, [0])
     return x if x.dtype is dtype else F.cast(x, to=dtype)
 
 
 def rows_of(xp: Any, x: Any, dtype: Any = None) -> Any:
-    """The same of an array."""
+    """Convert an array to a matrix of `dtype` (None: its own): a vector becomes one row."""
     matrix = x.reshape(1, -1) if x.ndim == 1 else x
     return matrix if dtype is None else matrix.astype(dtype)
 
@@ -89,7 +89,7 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def same_length(**lists: Sized) -> None:
-    """Raise UsageError where lists that belong together have different lengths."""
+    """Raise UsageError if these lists have different lengths."""
     if len({len(items) for items in lists.values()}) > 1:
         raise UsageError(
             "these lists must have one length: "

@@ -19,7 +19,7 @@ NORMS = ("MAX", "L1", "L2")
 
 
 def _check_per_feature(x: TensorType, **lists: Sized) -> None:
-    """Each list has one entry, or one for each feature."""
+    """Raise TypeMismatch unless each list has one entry, or one per feature."""
     if x.shape is None:
         return
     if not x.shape:
@@ -31,13 +31,13 @@ def _check_per_feature(x: TensorType, **lists: Sized) -> None:
 
 
 def _feature_dim(x: TensorType) -> Any:
-    """The features of a vector are its elements, those of anything else lie along its second axis."""
+    """Return the number of features: the length of a vector, else the size of the second axis."""
     shape = x.known_shape
     return shape[0] if len(shape) == 1 else shape[1]
 
 
 def _along_features(x: Any, items: np.ndarray, name: str) -> np.ndarray:
-    """`items` for the elements of an array, in the order of memory; raises TypeMismatch when they do not fit."""
+    """Return `items`. Raises TypeMismatch unless there is one, or one per feature of the array x."""
     count = x.shape[0] if x.ndim == 1 else x.shape[1]
     if len(items) not in (1, count):
         raise TypeMismatch(f"{name} has {len(items)} entries for {count} features")
@@ -45,7 +45,7 @@ def _along_features(x: Any, items: np.ndarray, name: str) -> np.ndarray:
 
 
 def _rows(x: Value, *lists: Sized) -> Value:
-    """x in rows of features, along which lists of one entry for each feature broadcast."""
+    """Reshape x so that its last axis has the features, and lists with one entry per feature broadcast."""
     if x.rank is None:
         raise UnsupportedError("the rank of x is unknown")
     if x.rank <= 2 or all(len(items) == 1 for items in lists):
@@ -146,7 +146,7 @@ class Binarizer(Op):
     per_example = ("x",)
     composite = True
     samples = (
-        Sample((3, 4), grad=False, threshold=0.25),  # a step
+        Sample((3, 4), grad=False, threshold=0.25),  # a step function
         Sample((5,), grad=False),
     )
 
@@ -161,7 +161,7 @@ class Binarizer(Op):
 
     def expand(self, x: Value) -> Value:
         if x.dtype.is_integer:
-            # An integer is larger than a number where it is larger than the next integer below.
+            # For an integer n, n > threshold is the same as n > floor(threshold).
             low = math.floor(self.threshold) if math.isfinite(self.threshold) else self.threshold
             limits = np.iinfo(x.dtype.numpy)
             if not limits.min <= low <= limits.max:
@@ -197,7 +197,7 @@ class Imputer(RowWise):
         return TensorType(x.dtype, x.shape)
 
     def _values(self, dtype: DType) -> tuple[Any, np.ndarray, str]:
-        """What is replaced, and by what, in the type of x; the attribute that says it."""
+        """Return the replaced value and its replacements, in the type of x, and the attribute's name for messages."""
         kind = dtype.numpy.type
         if dtype.is_integer:
             return kind(self.replaced_value_int64), np.array(self.imputed_value_int64s, kind), "imputed_value_int64s"

@@ -1,4 +1,4 @@
-"""From scores to the results of a model: the transformations `post_transform` of scores, and labels of classes.
+"""Results of a model from its scores: the transformations of `post_transform`, and class labels.
 
 If the standard does not say what happens (one score for two classes, one score alone), results are those of ONNX
 Runtime.
@@ -18,7 +18,7 @@ from graphkit.ops._base import F, constant
 
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
-# Scores as small as that are zeros to SOFTMAX_ZERO.
+# SOFTMAX_ZERO treats scores up to this absolute value as 0.
 _ZERO = 1e-7
 # The inverse of erf by S. Winitzki, "A handy approximation for the error function and its inverse" (2008), whose
 # constant a is 0.147.
@@ -28,7 +28,7 @@ _ROOT_2 = 1.41421356
 
 
 def transform(xp: Any, kind: str, scores: Any) -> Any:
-    """Scores of an array, whose last axis has one for each class or target, transformed."""
+    """Transform scores, whose last axis has one score per class or target. kind: one of TRANSFORMS."""
     if kind == "LOGISTIC":
         return logistic(xp, scores)
     if kind == "PROBIT":
@@ -61,7 +61,7 @@ def probit(xp: Any, x: Any) -> Any:
 
 
 def transformed(kind: str, scores: Value) -> Value:
-    """The graph of `transform`, for a matrix of float32."""
+    """Build `transform` in the graph, for a float32 matrix."""
     if kind == "LOGISTIC":
         return F.sigmoid(scores)
     if kind == "SOFTMAX":
@@ -86,7 +86,7 @@ def _probit(x: Value) -> Value:
 
 
 def labels_of(strings: Sequence[str], integers: Sequence[int]) -> np.ndarray:
-    """The labels of a classifier, which are strings or integers: an array of objects, or of int64."""
+    """Return the labels of a classifier: an array of str objects, or of int64."""
     if strings and integers:
         raise UsageError(f"labels must be strings or integers; {len(strings)} and {len(integers)} of them are given")
     return np.array(strings, object) if strings else np.array(integers, np.int64)
@@ -97,7 +97,7 @@ def label_type(labels: np.ndarray, count: Any) -> TensorType:
 
 
 def positive_and_negative(labels: np.ndarray) -> np.ndarray:
-    """The labels of a negative and of a positive score: those of two classes, else 0 and 1."""
+    """Return the labels for a negative and a positive score: the two labels if there are two, else 0 and 1."""
     if len(labels) == 2:
         return labels
     return np.array(["0", "1"], object) if labels.dtype == object else np.array([0, 1], np.int64)

@@ -26,9 +26,9 @@ from graphkit.ops.ml.matrix import (
 from graphkit.ops.ml.scores import TRANSFORMS, label_type, labels_of, logistic, probit, transform
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
-# Differences of rows that numpy holds at a time.
+# Most elements of differences of rows that numpy holds at a time.
 _AT_ONCE = 1 << 22
-# Elements of the matrix that makes all decisions of pairs of classes in one product.
+# Most elements of the matrix that computes the decisions for all pairs of classes in one product.
 _LARGEST_MATRIX = 1 << 24
 
 
@@ -89,7 +89,7 @@ class KernelMachine(RowWise):
         return np.array(self.kernel_params or (0, 0, 0), np.float32)
 
     def _similarities(self, xp: Any, x: Any, vectors: Any) -> Any:
-        """The kernel of each row and each vector."""
+        """Return the kernel of each row with each vector."""
         gamma, coef0, degree = self._parameters
         if self.kernel_type == "LINEAR":
             return x @ vectors.T
@@ -99,7 +99,7 @@ class KernelMachine(RowWise):
         return xp.tanh(affine) if self.kernel_type == "SIGMOID" else xp.power(affine, degree)
 
     def _similarity(self, x: Value, vectors: np.ndarray) -> Value:
-        """The graph of `_similarities`."""
+        """Build `_similarities` in the graph."""
         gamma, coef0, degree = map(float, self._parameters)
         if self.kernel_type == "RBF":
             return F.exp(F.squared_distances(x, constant(vectors)) * -gamma)
@@ -155,7 +155,7 @@ class SVMRegressor(KernelMachine):
         return TensorType(DType.FLOAT32, (examples(x), 1))
 
     def _vectors(self) -> np.ndarray:
-        """Support vectors, or the one vector of a linear machine."""
+        """Return the support vectors, or the coefficients of a linear machine as one vector."""
         vectors = self.support_vectors if self.n_supports else self.coefficients
         return np.array(vectors, np.float32).reshape(max(self.n_supports, 1), -1)
 
@@ -268,7 +268,7 @@ class SVMClassifier(KernelMachine):
             )
 
     def _vectors(self) -> np.ndarray:
-        """Support vectors, or the vector of each class of a linear machine."""
+        """Return the support vectors, or the coefficients of a linear machine, one vector per class."""
         count = self._vector_count
         numbers = self.support_vectors if count else self.coefficients
         return np.array(numbers, np.float32).reshape(count or len(self.labels), -1)
@@ -278,7 +278,7 @@ class SVMClassifier(KernelMachine):
         return first, second
 
     def _shares(self) -> Iterator[tuple[int, slice, np.ndarray]]:
-        """For each pair of classes, its number; of either class the support vectors and what each of them counts."""
+        """Yield, for both classes of each pair, the pair's number, and the class's support vectors and coefficients."""
         coefficients = np.array(self.coefficients, np.float32)
         table = coefficients[: (len(self.labels) - 1) * self._vector_count].reshape(-1, self._vector_count)
         ends = np.cumsum(self.vectors_per_class)
@@ -288,14 +288,17 @@ class SVMClassifier(KernelMachine):
             yield pair, parts[j], table[i, parts[j]]
 
     def _decisions(self, similarities: np.ndarray) -> np.ndarray:
-        """For each pair of classes what the support vectors of the two say; with its rho above 0 for the first."""
+        """Return the decision for each pair of classes, from the support vectors of both.
+
+        After rho is added, a positive decision is for the first class.
+        """
         decisions = np.zeros((len(similarities), len(self._pairs()[0])), np.float32)
         for pair, vectors, coefficients in self._shares():
             decisions[:, pair] += similarities[:, vectors] @ coefficients
         return decisions
 
     def _decision_matrix(self) -> np.ndarray:
-        """[support vectors, pairs]: the same as one product, where all numbers are finite."""
+        """Return the matrix [support vectors, pairs] that similarities are multiplied by to get `_decisions`."""
         matrix = np.zeros((self._vector_count, len(self._pairs()[0])), np.float32)
         for pair, vectors, coefficients in self._shares():
             matrix[vectors, pair] = coefficients
@@ -358,7 +361,7 @@ class SVMClassifier(KernelMachine):
         similarity = self._similarity(as_rows(x), self._vectors())
         rho = np.array(self.rho[: len(first)], np.float32)
         decisions = F.mat_mul(similarity, constant(self._decision_matrix())) + constant(rho)
-        # A decision is a vote for the first class of its pair or for the second.
+        # Each decision is a vote for the first or the second class of its pair.
         wins = F.cast(F.greater(decisions, constant(np.float32(0))), to=DType.FLOAT32)
         ballots = np.zeros((len(first), classes), np.float32)
         ballots[np.arange(len(first)), first] = 1
@@ -405,7 +408,7 @@ class CoupledProbabilities(Op):
 
 
 def classes_of(pairs: int) -> int:
-    """How many classes have so many pairs; raises UsageError for a number that is none of pairs."""
+    """Return the number of classes that form this many pairs. Raises UsageError if there is none."""
     classes = (1 + math.isqrt(1 + 8 * pairs)) // 2
     if classes * (classes - 1) // 2 != pairs:
         raise UsageError(f"{pairs} is not a number of pairs of classes")
@@ -413,11 +416,11 @@ def classes_of(pairs: int) -> int:
 
 
 def coupled(decisions: np.ndarray, a: np.ndarray, b: np.ndarray, classes: int) -> np.ndarray:
-    """The probabilities of `classes` for each row. Rows are iterated until they change less than libsvm asks for."""
+    """Return the probabilities of the classes for each row. The iteration of a row ends at the tolerance of libsvm."""
     low = np.float32(1e-7)
     pair = np.clip(1 - logistic(np, decisions * a + b), low, 1 - low)
     first, second = np.triu_indices(classes, 1)
-    # r[i, j]: the probability of class i, if it is i or j.
+    # r[i, j]: the probability of class i, if the class is i or j.
     r = np.zeros((len(decisions), classes, classes), np.float32)
     r[:, first, second] = pair
     r[:, second, first] = 1 - pair
@@ -437,7 +440,7 @@ def coupled(decisions: np.ndarray, a: np.ndarray, b: np.ndarray, classes: int) -
 
 
 def _swept(q: np.ndarray, p: np.ndarray, qp: np.ndarray, pqp: np.ndarray) -> np.ndarray:
-    """One sweep over the classes, each of which takes its best probability for those of the others."""
+    """Update the probability of each class in turn to the optimum for the present probabilities of the others."""
     for i in range(p.shape[1]):
         change = (pqp - qp[:, i]) / q[:, i, i]
         p[:, i] += change

@@ -15,9 +15,9 @@ from graphkit.ops.ml.forest import AGGREGATES, EQUAL, LEAF, Forest, checked_fore
 from graphkit.ops.ml.matrix import ML, RowWise, examples, require_at_least, rows_of, same_length
 from graphkit.ops.ml.trees import no_gradient, regressed
 
-# By number. The standard's text has SOFTMAX and LOGISTIC the other way round, ONNX Runtime as they are here.
+# post_transform by number, as in ONNX Runtime. The standard's text exchanges SOFTMAX and LOGISTIC.
 TRANSFORMS = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")
-# The mode of a node that asks whether an element is in a set.
+# Mode of a node that tests whether an element is in a set.
 _MEMBER = 6
 
 
@@ -128,9 +128,9 @@ class TreeEnsemble(RowWise):
         self, mode: np.ndarray, split: np.ndarray, feature: np.ndarray, yes: np.ndarray, no: np.ndarray,
         missing: np.ndarray,
     ) -> tuple[np.ndarray, ...]:  # fmt: skip
-        """The nodes with each question for a set as a chain of questions for its members.
+        """Replace each test for membership in a set by a chain of tests for its members.
 
-        Children that are leaves are told by positions behind the nodes that there are then.
+        Children that are leaves get positions after the new nodes.
         """
         asking = np.flatnonzero(mode == _MEMBER)
         values = np.zeros(0) if self.membership_values is None else self.membership_values.array.reshape(-1)
@@ -142,7 +142,7 @@ class TreeEnsemble(RowWise):
         if (sizes == 0).any():
             raise UsageError("membership_values has an empty set")
         count = len(mode)
-        # The first member is asked for by the node itself, the others by nodes behind all of the file's.
+        # The node itself tests the first member; new nodes, after all nodes of the file, test the others.
         owner = np.repeat(asking, sizes - 1)
         extra = len(owner)
         yes, no = (np.where(child >= count, child + extra, child) for child in (yes, no))
@@ -182,7 +182,7 @@ class TreeEnsemble(RowWise):
 
 
 def _positions(name: str, ids: np.ndarray, leaf: np.ndarray, nodes: int, leaves: int) -> np.ndarray:
-    """Positions of children among nodes and the leaves behind them; raises UsageError for what is not there."""
+    """Return the positions of children in the list of nodes, then leaves. Raises UsageError for unknown ones."""
     limit = np.where(leaf != 0, leaves, nodes)
     bad = np.flatnonzero((ids < 0) | (ids >= limit))
     if bad.size:

@@ -25,7 +25,7 @@ from graphkit.ops.ml.forest import (
 from graphkit.ops.ml.matrix import ML, RowWise, examples, one_of, require_at_least, rows_of, same_length
 from graphkit.ops.ml.scores import TRANSFORMS, label_type, labels_of, logistic, probit, transform
 
-# A stump: feature 0 against 0.5, leaves 1 and 2.
+# A tree with one inner node, which compares feature 0 with 0.5; nodes 1 and 2 are leaves.
 _STUMP: dict[str, Any] = {
     "nodes_treeids": [0, 0, 0],
     "nodes_nodeids": [0, 1, 2],
@@ -68,7 +68,7 @@ class IdentifiedTrees(RowWise):
     on_host = True
 
     def _numbers(self, name: str) -> np.ndarray:
-        """The floats of an attribute that is a list (of float32) or a tensor."""
+        """Return the numbers of an attribute that is a list (of float32) or a tensor."""
         listed, tensor = self.__dict__[name], self.__dict__[f"{name}_as_tensor"]
         if tensor is None:
             return np.array(listed, np.float32)
@@ -80,11 +80,11 @@ class IdentifiedTrees(RowWise):
         return array
 
     def base(self) -> np.ndarray:
-        """The base values that are added to scores."""
+        """Return the base values, which are added to scores."""
         return self._numbers("base_values")
 
     def _forest(self, prefix: str, targets: int) -> Forest:
-        """The trees, with weights in the attributes that begin with `prefix`."""
+        """Return the trees. Their weights are in the attributes whose names begin with `prefix`."""
         ints = {
             key: np.array(self.__dict__[key], np.int64)
             for key in (
@@ -133,7 +133,7 @@ class IdentifiedTrees(RowWise):
 
 
 def _single(x: np.ndarray) -> np.ndarray:
-    """Rows as the trees compare them: integers are float32."""
+    """Return the rows as trees compare them: integers as float32."""
     rows: np.ndarray = rows_of(np, x)
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32)
 
@@ -193,9 +193,7 @@ class TreeEnsembleRegressor(IdentifiedTrees):
 def regressed(
     scores: np.ndarray, has: np.ndarray, aggregate: str, trees: int, base: np.ndarray, post_transform: str
 ) -> np.ndarray:
-    """What a regressor returns for aggregated scores. Targets of which no leaf had a weight are 0 where there are
-    several.
-    """
+    """Return the result of a regressor for aggregated scores. Of several targets, those without weights are 0."""
     targets = scores.shape[1]
     if aggregate == "AVERAGE":
         scores = scores / scores.dtype.type(trees)
@@ -246,14 +244,14 @@ class TreeEnsembleClassifier(IdentifiedTrees):
     def labels(self) -> np.ndarray:
         return labels_of(self.classlabels_strings, self.classlabels_int64s)
 
-    # Strings are looked up behind the operator.
+    # With string labels, the operator is expanded: another node looks the strings up.
     @property
     def composite(self) -> bool:  # type: ignore[override]
         return bool(self.classlabels_strings)
 
     @property
     def is_binary(self) -> bool:
-        """Whether there are two classes, and weights of one alone."""
+        """Whether there are two classes, but weights of only one of them."""
         return len(self.labels) == 2 and len(set(self.class_ids)) == 1
 
     @property
@@ -286,14 +284,14 @@ class TreeEnsembleClassifier(IdentifiedTrees):
         return self._named(chosen), z.astype(np.float32)
 
     def _named(self, chosen: np.ndarray) -> np.ndarray:
-        """The labels of chosen classes."""
+        """Return the labels of the chosen classes."""
         labels = self.labels
         if labels.dtype != object and (len(labels) == 1 or (len(labels) == 2 and not self.is_binary)):
             return chosen
         return np.asarray(labels[np.minimum(chosen, len(labels) - 1)])
 
     def _of_two(self, scores: np.ndarray, has: np.ndarray, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The class, 0 or 1, and the transformed scores, of two classes."""
+        """Return the class, 0 or 1, and the transformed scores of both classes."""
         first, second = scores[:, 0], scores[:, 1]
         knows = has[:, 1]
         if len(base) == 2:
@@ -310,7 +308,7 @@ class TreeEnsembleClassifier(IdentifiedTrees):
         return chosen.astype(np.int64), pairs
 
     def _of_one(self, score: np.ndarray, bases: int) -> np.ndarray:
-        """Two scores out of one; NaN where ONNX Runtime does not say a second one."""
+        """Return two scores from one; the second is NaN if ONNX Runtime does not define it."""
         if self.post_transform == "PROBIT":
             return np.stack([probit(np, score), np.full_like(score, np.nan)], axis=1)
         if not self.is_binary and bases:
@@ -334,7 +332,10 @@ class TreeEnsembleClassifier(IdentifiedTrees):
 
 
 def _first_largest(scores: np.ndarray, has: np.ndarray) -> np.ndarray:
-    """The first class that has a score which no later one is above; as in ONNX Runtime, NaN is above nothing."""
+    """Return the class with the largest score, the first of equal ones, of those that have a score.
+
+    As in ONNX Runtime, no score is greater than NaN.
+    """
     rows = np.arange(len(scores))
     chosen = np.full(len(scores), -1)
     for k in range(scores.shape[1]):

@@ -1,1 +1,1 @@
-"""Layers of networks: convolution, pooling, attention, normalisation, activations, losses."""
+"""Operators of network layers: convolution, pooling, attention, normalisation, activations, losses."""

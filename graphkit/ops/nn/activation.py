@@ -17,17 +17,17 @@ from graphkit.ops._checks import fits
 from graphkit.ops.pointwise import Unary, broadcast_known, scalar_like, unbroadcast
 
 _SIDES = (Sample((2, 3)), Sample(Rand((3,), 0.2, 4.0)), Sample(Rand((3,), -4.0, -0.2)), Sample(()), Sample((0, 2)))
-# The function must neither overflow nor lose its limits far out.
+# Large inputs: the function must not overflow, and must reach its limits.
 _FAR = Sample(np.array([-1000.0, -90.0, 90.0, 1000.0], np.float32), grad=False)  # float32 only; see the other samples
 
 
 def keep_where(condition: Any, value: Any) -> Any:
-    """`value` where `condition` holds, 0 elsewhere."""
+    """Return `value` where `condition` is true, 0 elsewhere."""
     return F.where(condition, value, scalar_like(0.0, value))
 
 
 def drop_where(condition: Any, value: Any) -> Any:
-    """0 where `condition` holds, `value` elsewhere: a comparison with NaN, which never holds, stops no gradient."""
+    """Return 0 where `condition` is true, else `value`. Comparisons with NaN are false: NaN passes the gradient."""
     return F.where(condition, scalar_like(0.0, value), value)
 
 
@@ -471,7 +471,7 @@ class Clip(Op):
             into_bound = unbroadcast(keep_where(outside, dy), bound)
             into_x = drop_where(outside, dy)
             return (into_x, into_bound) if high is None else (into_x, None, into_bound)
-        # With the bounds crossed, the upper one decides everywhere.
+        # If low > high, every element is set to high.
         crossed = low > high
         to_high = F.or_(x > high, crossed)
         to_low = F.and_(x < low, F.not_(crossed))

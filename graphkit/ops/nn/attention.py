@@ -25,7 +25,7 @@ _RAW, _CAPPED, _BIASED, _WEIGHTS = range(4)
 
 
 def needs_ranks(name: str, *operands: Any) -> None:
-    """Raise UnsupportedError for an operand of unknown rank, on which an expansion depends."""
+    """Raise UnsupportedError if the rank of an operand, on which the expansion depends, is unknown."""
     for operand in operands:
         if operand is not None and operand.rank is None:
             raise UnsupportedError(f"{name} in other operators needs operands of known rank, not {operand}")
@@ -201,10 +201,10 @@ class Attention(Op):
         Sample(
             (1, 2, 4, 2), (1, 2, 4, 2), (1, 2, 4, 2), left_window_size=1, is_causal=True, softmax_precision="float64"
         ),
-        # Masks of fewer keys than there are.
+        # Masks with fewer keys than k has.
         Sample((1, 2, 3, 4), (1, 2, 6, 4), (1, 2, 6, 4), _MASK),
         Sample((1, 2, 3, 4), (1, 2, 6, 4), (1, 2, 6, 4), (3, 4), dtypes=FLOATS),
-        # Without a number in a key, all are alike; onnx's reference divides by 0.
+        # Heads of size 0: all scores are equal. onnx's reference divides by 0.
         Sample((1, 2, 3, 0), (1, 2, 4, 0), (1, 2, 4, 3), onnx=False),
     )  # fmt: skip
 
@@ -256,7 +256,7 @@ class Attention(Op):
         return self.left_window_size >= 0 or self.right_window_size >= 0
 
     def _visible(self, rows: Any, columns: Any, less_equal: Any) -> list[Any]:
-        """Where position and window let a query attend to a key; `less_equal` compares."""
+        """Return masks of the keys that a query may attend to, by position and window. less_equal: compares them."""
         found = [less_equal(columns, rows)] if self.is_causal else []
         if self.left_window_size >= 0:
             found.append(less_equal(rows - columns, self.left_window_size))
@@ -306,7 +306,7 @@ class Attention(Op):
         return y, k, v, (raw, capped, biased, weights)[self.qk_matmul_output_mode]
 
     def _bias(self, xp: Any, q: Any, k: Any, mask: Any, past: int, nonpad: Any) -> Any:
-        """What is added to the scores, -inf where a query may not attend."""
+        """Return the array that is added to the scores: -inf where a query may not attend to a key."""
         length, total = q.shape[2], k.shape[2]
         bias = xp.zeros((length, total), dtype=q.dtype)
         if mask is not None:
@@ -366,7 +366,10 @@ class Attention(Op):
         return (y, *(F.identity(x) for x in (k, v, shown)))
 
     def _expanded_scores(self, q: Any, k: Any, product: Any) -> Any:
-        """scale * q k^T; of half floats and of heads of unknown size, each factor gets the root of the scale first."""
+        """Build scale * q k^T.
+
+        For float16 and bfloat16, and if the head size is unknown, q and k are each scaled by sqrt(scale) first.
+        """
         size, scale, turned = q.tensor.known_shape[3], self.scale, (0, 1, 3, 2)
         if scale is None and dims.is_static(size):
             scale = max(size, 1) ** -0.5
@@ -379,7 +382,7 @@ class Attention(Op):
         return product(q * root, F.transpose(k * root, perm=turned))
 
     def _masks(self, q: Any, k: Any, mask: Any, past_key: Any, nonpad: Any) -> tuple[Any, Any]:
-        """What is added to the scores, and where a query may attend to a key; None: nothing, everywhere."""
+        """Return the term added to the scores (None: 0), and a mask of keys that a query may attend to (None: all)."""
         length, total = F.shape(q)[2:3], F.shape(k)[2:3]
         added, visible = None, []
         if mask is not None:
@@ -408,14 +411,14 @@ class Attention(Op):
 
 
 def _four(x: TensorType, heads: int | None) -> tuple[Dim, ...]:
-    """[B, L, H * D] as [B, H, L, D]."""
+    """Reshape [B, L, H * D] to [B, H, L, D]."""
     batch, length, hidden = x.known_shape
     return batch, heads or 1, length, dims.floordiv(hidden, heads or 1)
 
 
 def _any(visible: Any, added: Any, q: Any) -> Any:
-    """Whether a query may attend to any key: bool with a last axis of 1."""
+    """Return whether each query may attend to at least one key: bool with a last axis of size 1."""
     if added is not None:
-        hidden = F.less_or_equal(added, scalar_like(-np.inf, q))  # NaN is not
+        hidden = F.less_or_equal(added, scalar_like(-np.inf, q))  # NaN does not hide
         visible = F.not_(hidden) if visible is None else F.and_(visible, F.not_(hidden))
     return F.cast(F.reduce_max(F.cast(visible, to=DType.INT32), i64(-1)), to=DType.BOOL)

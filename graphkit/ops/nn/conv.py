@@ -1,7 +1,7 @@
 """Convolutions: Conv, ConvTranspose, and the two adjoints of Conv that gradients are made of.
 
-Conv is linear in x and in w, so that <dy, Conv(x, w)> is a form in three tensors. Its derivative by one of them
-is Conv, ConvGradInput or ConvGradWeight of the other two: the three operators are closed under differentiation.
+Conv is linear in x and in w, so <dy, Conv(x, w)> is linear in each of three tensors. Its derivative with respect to one
+of them is Conv, ConvGradInput or ConvGradWeight of the other two: the three operators are closed under differentiation.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _UNFOLD_LIMIT = 1 << 23
 
 
 class Geometry(NamedTuple):
-    """A convolution normalised: one entry per spatial axis, auto_pad resolved. A kernel needs nothing else.
+    """Normalised attributes of a convolution, all that kernels need: one entry per spatial axis, auto_pad resolved.
 
-    Padding is in integers for static shapes, else in dimensions. Window i starts at i * stride - begin. Under
-    ConvTranspose, `end` is negative where output rows lie beyond every window.
+    Padding is in integers for static shapes, else in dimensions. Window i starts at i * stride - begin. For
+    ConvTranspose, `end` is negative if the last output rows are outside of every window.
     """
 
     strides: tuple[int, ...]
@@ -50,7 +50,7 @@ class Geometry(NamedTuple):
 
 
 class Convolution(Sliding):
-    """A window with weights: what Conv, ConvTranspose and the gradient operators share."""
+    """Base of Conv, ConvTranspose and the gradient operators: a sliding window with weights."""
 
     group: int = 1
 
@@ -60,7 +60,7 @@ class Convolution(Sliding):
         return Geometry(window.strides, window.dilations, window.begin, window.end, self.group)
 
     def related(self) -> dict[str, Any]:
-        """The attributes, to be handed to the operators of the same convolution."""
+        """Return the attributes, for other operators of the same convolution."""
         return {**self.window_attributes(), "group": self.group}
 
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
@@ -79,7 +79,7 @@ class Convolution(Sliding):
         return given
 
     def _conv_shape(self, x: TensorType, w: TensorType) -> tuple[Dim, ...] | None:
-        """Shape of Conv(x, w), channels checked; None when the rank of w is unknown."""
+        """Check the channels, and return the shape of Conv(x, w); None if the rank of w is unknown."""
         if w.shape is None:
             return None
         if len(w.shape) < 3:
@@ -129,7 +129,7 @@ def _check_positions(dy: TensorType, shape: Sequence[Dim] | None) -> None:
 
 
 def _bias_gradients(node: Node, dy: Any) -> tuple[Any, ...]:
-    """The gradients of the operands behind x and w: none, or the bias's."""
+    """Return the gradients of the operands after x and w: an empty tuple, or that of the bias."""
     if len(node.inputs) < 3:
         return ()
     return (F.reduce_sum(dy, np.array([0, *range(2, _rank(node, dy))]), keepdims=False),)
@@ -146,7 +146,10 @@ def _rank(node: Node, *values: Any) -> int:
 
 
 def _chunks(count: int, elements: int) -> Iterator[slice]:
-    """Slices of an axis of `count` whose unfolded windows (`elements` for one index) stay below the limit."""
+    """Yield slices of an axis of size `count` whose unfolded windows stay below the limit.
+
+    elements: size of the windows of one index.
+    """
     step = max(1, _UNFOLD_LIMIT // max(elements, 1))
     return (slice(i, min(i + step, count)) for i in range(0, count, step))
 
@@ -160,7 +163,7 @@ def _unfold(xp: Any, x: Any, geometry: Geometry, kernel: tuple[int, ...]) -> Any
 
 
 def convolve(xp: Any, x: Any, w: Any, geometry: Geometry) -> Any:
-    """Convolution by unfolding and matrix products, a bounded part of the batch and of its rows at a time."""
+    """Convolve by unfolding and matrix products, a bounded part of the batch and of its rows at a time."""
     group, kernel = geometry.group, w.shape[2:]
     batch, channels = x.shape[0], w.shape[0]
     padded = pad_spatial(xp, x, geometry.begin, geometry.end)
@@ -180,7 +183,7 @@ def convolve(xp: Any, x: Any, w: Any, geometry: Geometry) -> Any:
 
 
 def convolve_grad_input(xp: Any, dy: Any, w: Any, spatial: Sequence[int], geometry: Geometry) -> Any:
-    """The adjoint of `convolve` in x: dy and w -> [N, C, *spatial], each window's values added where it was read."""
+    """Compute the adjoint of `convolve` in x: dy and w -> [N, C, *spatial]. Each window is added where it was read."""
     group, kernel, positions = geometry.group, w.shape[2:], dy.shape[2:]
     batch, channels, depth = dy.shape[0], w.shape[1] * group, w.shape[1] * int(np.prod(kernel))
     points = int(np.prod(positions))
@@ -200,7 +203,7 @@ def convolve_grad_input(xp: Any, dy: Any, w: Any, spatial: Sequence[int], geomet
 
 
 def convolve_grad_weight(xp: Any, x: Any, dy: Any, kernel: tuple[int, ...], geometry: Geometry) -> Any:
-    """The adjoint of `convolve` in w: x and dy -> [M, C / group, *kernel]."""
+    """Compute the adjoint of `convolve` in w: x and dy -> [M, C / group, *kernel]."""
     group, batch, channels = geometry.group, x.shape[0], dy.shape[1]
     windows = _unfold(xp, pad_spatial(xp, x, geometry.begin, geometry.end), geometry, kernel)
     per_group = x.shape[1] // group
@@ -364,7 +367,7 @@ class ConvGradWeight(Convolution):
         return F.conv_grad_input(dy, ddw, x, **self.related()), F.conv(x, ddw, **self.related()), None
 
     def expand(self, x: Any, dy: Any, w: Any) -> Any:
-        """A convolution of x by dy with batch and channels exchanged, its stride the dilation and the reverse."""
+        """Build a convolution of x by dy with batch and channels exchanged, and with stride and dilation exchanged."""
         if x.dtype is not w.dtype:
             x, dy = F.cast(x, to=w.dtype), F.cast(dy, to=w.dtype)
         window = _window_of(self, x, w)
@@ -379,7 +382,7 @@ class ConvGradWeight(Convolution):
         if self.group == 1:
             images = F.transpose(x, perm=swap)
         else:
-            # [N, group * C', *spatial] -> [C', group * N, *spatial]: each group's images beside each other.
+            # [N, group * C', *spatial] -> [C', group * N, *spatial]: the images of each group are contiguous.
             batch, sizes = F.shape(x, start=0, end=1), F.shape(x, start=2)
             channels, groups = F.shape(w, start=1, end=2), np.array([self.group], np.int64)
             images = F.reshape(x, F.concat(batch, groups, channels, sizes, axis=0))
@@ -387,14 +390,14 @@ class ConvGradWeight(Convolution):
             images = F.reshape(images, F.concat(channels, F.mul(batch, groups), sizes, axis=0))
         kernels = F.transpose(dy, perm=swap)
         dw = F.conv(images, kernels, pads=pads, strides=window.dilations, dilations=window.strides, group=self.group)
-        # Rows of x behind the last window make the result longer than the kernel.
+        # If x has rows after the last window, the result is larger than the kernel.
         if dw.shape is None or w.shape is None or dw.shape[2:] != w.shape[2:]:
             dw = cut(dw, np.zeros(x.rank - 2, np.int64), spatial_sizes(w))
         return F.transpose(dw, perm=swap)
 
     @staticmethod
     def _pointwise(x: Any, dy: Any, w: Any, window: Window) -> Any:
-        """A kernel of one element: a matrix product over all images and positions."""
+        """Build the gradient for a kernel of one element: a matrix product over all images and positions."""
         if any(s > 1 for s in window.strides):
             axes = np.arange(2, x.rank)
             start, stop = np.zeros(x.rank - 2, np.int64), np.full(x.rank - 2, np.iinfo(np.int64).max)
@@ -485,7 +488,7 @@ class ConvTranspose(Convolution):
         return self.output_shape[-rank:]
 
     def output_sizes(self, x_shape: Sequence[Dim], w_shape: Sequence[Dim]) -> tuple[Dim, ...]:
-        """The spatial shape of the result."""
+        """Return the spatial shape of the result."""
         geometry = self.geometry(x_shape, w_shape)
         sizes = tuple(
             (n - 1) * s + (k - 1) * d + 1 - b - e
@@ -530,7 +533,8 @@ class ConvTranspose(Convolution):
         if any(isinstance(v, DimExpr) for v in (*geometry.begin, *geometry.end)):
             windows = self._padded(x, w, dy, geometry)
         else:
-            # Output rows beyond every window have no part in the gradient; fewer than a stride of them do no harm.
+            # Output rows outside of every window do not contribute to the gradient. Fewer than `stride` of them do not
+            # change the result.
             beyond = [-e if -e >= s else 0 for e, s in zip(geometry.end, geometry.strides, strict=True)]
             attrs["pads"] = (*geometry.begin, *(max(e, 0) for e in geometry.end))
             windows = dy
@@ -542,7 +546,7 @@ class ConvTranspose(Convolution):
         return dx, dw, *_bias_gradients(node, dy)
 
     def _padded(self, x: Any, w: Any, dy: Any, geometry: Geometry) -> Any:
-        """dy with the paddings that the sizes at run time ask for: as many rows as the windows cover."""
+        """Pad dy by the sizes at run time, so that it has as many rows as the windows cover."""
         strides, dilations, one = (np.asarray(v, np.int64) for v in (geometry.strides, geometry.dilations, 1))
         last_start = F.mul(F.sub(F.shape(x, start=2), one), strides)
         last_offset = F.mul(F.sub(F.shape(w, start=2), one), dilations)

@@ -103,7 +103,7 @@ class DeformConv(Op):
         return TensorType(x.dtype, (batch, outputs, *positions))
 
     def _window(self, rank: int) -> list[tuple[int, int, int, int]]:
-        """(stride, dilation, padding before, padding behind) of each axis; raises TypeMismatch."""
+        """Return (stride, dilation, padding before, padding after) of each axis. Raises TypeMismatch."""
         strides, dilations = self.strides or (1,) * rank, self.dilations or (1,) * rank
         pads = self.pads or (0,) * (2 * rank)
         if (len(strides), len(dilations), len(pads)) != (rank, rank, 2 * rank):
@@ -137,7 +137,7 @@ class DeformConv(Op):
         kernel, positions = F.shape(w, start=2), F.shape(offset, start=2)
         size = F.reduce_prod(kernel)
         offsets = F.reshape(converted(offset, wide), F.concat(i64(-1), size, i64(rank), positions, axis=0))
-        # The place of each element of the kernel along an axis is a digit of its number.
+        # The indices of a kernel element along the axes are the digits of its row-major number.
         inside = _count(size, 0)
         at: list[Any] = [None] * rank
         for axis, (stride, dilation, begin, _) in reversed(list(enumerate(self._window(rank)))):
@@ -164,10 +164,10 @@ class DeformConv(Op):
 
     @staticmethod
     def _read(image: Any, at: list[Any], mask: Any) -> Any:
-        """[N * offset groups, prod(kernel), *positions, C / offset groups] from coordinates along each axis."""
+        """Read [N * offset groups, prod(kernel), *positions, C / offset groups] at coordinates along each axis."""
         taps = []
         for axis, column in enumerate(at):
-            # All that is read further away is zero: nothing overflows.
+            # All elements farther outside are 0. Clipping prevents overflow.
             near = image.clip(column, -2.0, image.length(axis, column) + 1.0)
             taps.append(linear_taps(image, axis, near, None))
         read = interpolated(image, image.batch(len(at) + 2), taps)
@@ -175,7 +175,7 @@ class DeformConv(Op):
 
 
 def _shape(operand: TensorType, rank: int, what: str) -> tuple[Dim, ...]:
-    """The operand's dimensions, new names where its rank is unknown; raises TypeMismatch for another rank."""
+    """Return the dimensions, new symbols if unknown. Raises TypeMismatch unless there are `rank` spatial axes."""
     if operand.shape is None:
         return tuple(dims.fresh() for _ in range(rank + 2))
     if len(operand.shape) != rank + 2:
@@ -184,5 +184,5 @@ def _shape(operand: TensorType, rank: int, what: str) -> tuple[Dim, ...]:
 
 
 def _count(sizes: Any, axis: int) -> Any:
-    """0, 1, ... below one element of a vector of sizes."""
+    """Return 0, 1, ..., sizes[axis] - 1."""
     return F.range(np.array(0, np.int64), F.gather(sizes, np.array(axis, np.int64)), np.array(1, np.int64))

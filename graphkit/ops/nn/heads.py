@@ -1,4 +1,4 @@
-"""Heads of attention: how they are taken out of hidden sizes, and shared."""
+"""Heads of attention: split hidden sizes into heads, merge heads, share heads of keys."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def merge_heads(x: Any) -> Any:
 
 
 def shared_product(a: Any, b: Any) -> Any:
-    """a [B, H, L, m] @ b [B, G, m, n] -> [B, H, L, n], where each of the G matrices serves H / G neighbours.
+    """a [B, H, L, m] @ b [B, G, m, n] -> [B, H, L, n], where each of the G matrices serves H / G neighbouring heads.
 
-    Their rows are put below each other: nothing is repeated, in a file neither.
+    The rows of these heads are stacked in one product, so that no matrix is copied, in exported files either.
     """
     sizes, groups = F.shape(a), F.shape(b)[1:2]
     rows = F.mul(sizes[2:3], F.div(sizes[1:2], groups))
@@ -33,7 +33,7 @@ def shared_product(a: Any, b: Any) -> Any:
 
 
 def repeated_heads(x: Any, q: Any) -> Any:
-    """[B, G, S, D] -> [B, H, S, D] where q has the H heads: each comes H / G times."""
+    """Repeat each head H / G times: [B, G, S, D] -> [B, H, S, D], where H is the number of heads of q."""
     sizes, heads = F.shape(x), F.shape(q)[1:2]
     times = F.div(heads, sizes[1:2])
     every = F.expand(F.unsqueeze(x, i64(2)), F.concat(sizes[:2], times, sizes[2:], axis=0))

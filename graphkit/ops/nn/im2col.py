@@ -37,7 +37,7 @@ class ColumnBlocks(Op):
         return {"dilations": self.dilations, "pads": self.pads, "strides": self.strides}
 
     def window(self, image: Sequence[Dim], block: Sequence[Dim]) -> tuple[Window, tuple[Dim, ...]]:
-        """The window over an image of the given sizes, and how often it fits along each axis; raises TypeMismatch."""
+        """Return the window over an image of these sizes, and its number of positions per axis. Raises TypeMismatch."""
         rank = len(image)
         strides, dilations = self.strides or (1,) * rank, self.dilations or (1,) * rank
         pads = self.pads or (0,) * (2 * rank)
@@ -60,7 +60,7 @@ class ColumnBlocks(Op):
 
 
 def _known(vector: TensorType) -> tuple[Dim, ...] | None:
-    """The elements of a vector of sizes, new names for those that are not known; None without its length."""
+    """Return the elements of a vector of sizes, new symbols for unknown ones; None if the length is unknown."""
     return vector.value if vector.value is not None else fresh_shape(length_of(vector))
 
 
@@ -160,7 +160,7 @@ class Im2Col(ColumnBlocks):
         return F.col2_im(dy, F.shape(x, start=2), block, **self.attrs()), None
 
     def expand(self, x: Any, block_shape: Any) -> Any:
-        """A convolution with one weight of 1 for each element of the block, the channels taken as images."""
+        """Build a convolution, with channels as images: each filter has one weight 1, for one element of the block."""
         if x.rank is None:
             raise UnsupportedError(f"Im2Col in standard operators needs an operand of known rank, not {x}")
         size = F.reduce_prod(block_shape, keepdims=True)

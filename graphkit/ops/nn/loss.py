@@ -36,7 +36,7 @@ class ClassLoss(Op):
         return "labels", inputs[at], inputs[at - 1] if shape is None else shape[1], self.ignore_index
 
     def check(self, scores: TensorType, labels: TensorType, weights: TensorType | None) -> None:
-        """Raise TypeMismatch when the shapes do not belong together."""
+        """Raise TypeMismatch if the shapes do not match."""
         if self.reduction not in ("none", "mean", "sum"):
             raise UsageError(f"reduction must be 'none', 'mean' or 'sum', not {self.reduction!r}")
         if scores.shape is not None:
@@ -59,7 +59,7 @@ class ClassLoss(Op):
     # --- on arrays -----------------------------------------------------------------------------
 
     def label_weights(self, xp: Any, scores: Any, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
-        """Labels with ignored ones replaced by class 0, which are not ignored, and the weight of each label."""
+        """Return labels (0 for ignored ones), the mask of labels that are not ignored, and the weight of each label."""
         classes = scores.shape[1]
         valid = xp.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
         if bool(xp.any(valid & ((labels < 0) | (labels >= classes)))):
@@ -84,7 +84,7 @@ class ClassLoss(Op):
     # --- in the graph --------------------------------------------------------------------------
 
     def built_weights(self, scores: Any, labels: Any, weights: Any) -> Any:
-        """The weight of each label; None when all are 1."""
+        """Build the weight of each label; None if all are 1."""
         if self.ignore_index is None:
             return None if weights is None else F.gather(weights, labels, axis=0)
         valid = F.not_(F.equal(labels, self.ignore_index))
@@ -94,7 +94,7 @@ class ClassLoss(Op):
         return F.where(valid, gathered, scalar_like(0.0, gathered))
 
     def built_hits(self, scores: Any, labels: Any) -> Any:
-        """bool [N, C, d1, ..., dk]: whether the class is the label's and not ignored."""
+        """Build bool [N, C, d1, ..., dk]: whether the class is the label and not ignored."""
         size = F.slice(F.shape(scores), np.array([1]), np.array([2]), np.array([0]))
         count = F.squeeze(size, np.array([0]))
         numbers = F.range(np.array(0, np.int64), count, np.array(1, np.int64))
@@ -111,7 +111,7 @@ class ClassLoss(Op):
 
 
 def _class_shape(scores: Any) -> Any:
-    """[C, 1, ..., 1], with which one number per class broadcasts to the scores."""
+    """Return the shape [C, 1, ..., 1], in which one number per class broadcasts to the scores."""
     minus_one = np.array([-1], np.int64)
     if scores.rank is not None:
         return np.array([-1] + [1] * (scores.rank - 2), np.int64)
@@ -270,7 +270,7 @@ class SoftmaxCrossEntropyGrad(ClassLoss):
         if weight is not None:
             scale = scale * weight
         difference = F.exp(log_prob) - F.cast(self.built_hits(log_prob, labels), to=log_prob.dtype)
-        # Without weights a reduced loss has one scale for all labels.
+        # Without weights, all labels of a reduced loss have the same scale.
         per_label = weight is not None or self.reduction == "none"
         return difference * (F.unsqueeze(scale, np.array([1])) if per_label else scale)
 
@@ -311,7 +311,7 @@ class SoftmaxCrossEntropyWithGrad(ClassLoss):
         return TensorType(dloss.dtype, ()), TensorType(made, scores.shape)
 
     def parts(self) -> tuple[SoftmaxCrossEntropyLoss, SoftmaxCrossEntropyGrad]:
-        """The two operators that it replaces."""
+        """Build the two operators that it replaces."""
         options: Any = {"ignore_index": self.ignore_index, "reduction": self.reduction}
         return SoftmaxCrossEntropyLoss(**options), SoftmaxCrossEntropyGrad(**options)
 

@@ -117,7 +117,7 @@ class BatchNormalization(Op):
             dx, d_scale, d_b = F.batch_norm_grad(dy, x, scale, epsilon=self.epsilon)
         if d_mean is None and d_var is None:
             return dx, d_scale, d_b, None, None
-        # The running statistics depend on x, too, by the part that this batch has in them.
+        # The running statistics depend on x, too: (1 - momentum) times the statistics of this batch.
         rank = known_rank(node, x)
         axes = channel_axes(rank)
         parts = [] if dx is None else [dx]
@@ -180,7 +180,10 @@ class BatchNormGrad(Op):
 
 
 class NormOfLastAxes(Op):
-    """Statistics over the axes from `axis` on; `scale` broadcasts to x. They are computed in at least `stash_type`."""
+    """Base of normalisations over the axes from `axis` to the last.
+
+    `scale` broadcasts to x. Statistics are computed in at least `stash_type`.
+    """
 
     axis: int = -1
     epsilon: float = 1e-5
@@ -194,13 +197,13 @@ class NormOfLastAxes(Op):
         return _STASH[self.stash_type]
 
     def axes(self, rank: int) -> tuple[int, ...]:
-        """The normalised axes; raises TypeMismatch when `axis` is out of range."""
+        """Return the normalised axes. Raises TypeMismatch if `axis` is out of range."""
         if not -rank <= self.axis < rank:
             raise TypeMismatch(f"axis {self.axis} is out of range for rank {rank}")
         return tuple(range(self.axis % rank, rank))
 
     def checked(self, x: TensorType, *factors: TensorType | None) -> tuple[int, ...] | None:
-        """The normalised axes, None when the rank of x is unknown; `factors` must broadcast to x."""
+        """Return the normalised axes; None for an unknown rank. Raises TypeMismatch unless `factors` broadcast to x."""
         if x.shape is None:
             return None
         axes = self.axes(len(x.shape))
@@ -225,7 +228,7 @@ class LayerNormalization(NormOfLastAxes):
     outputs = ("y", "mean", "inv_std_dev")
     types = {"x": FLOATS, "scale": "x", "b": "x"}
     onnx = Onnx("LayerNormalization", since=17)
-    # Statistics in float64, which the standard does not list, have gradients that can be checked.
+    # stash_type=11 is float64, which the standard does not allow: gradients through statistics can be checked.
     samples = (
         Sample((2, 3, 4), (4,), (4,)),
         Sample((2, 3, 4), (3, 4), (3, 4), axis=1, epsilon=0.0625),
@@ -268,7 +271,7 @@ class LayerNormalization(NormOfLastAxes):
         _, mean, r = node.outputs
         dx = d_scale = d_b = None
         if dy is not None:
-            # Statistics that are narrower than x would spoil the gradient.
+            # Do not reuse statistics that are less precise than x.
             kept = (mean, r) if x.dtype.itemsize <= mean.dtype.itemsize else ()
             dx, d_scale, total = F.layer_norm_grad(dy, x, scale, *kept, axis=self.axis, epsilon=self.epsilon)
             if b is not None:

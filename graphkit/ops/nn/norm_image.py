@@ -193,7 +193,8 @@ class MeanVarianceNormalization(Op):
         Sample((2, 3, 2, 4)),
         Sample((2, 3, 4), axes=(1, -1)),
         Sample((2, 5), axes=(1,)),
-        # All axes, by the standard's own body; ONNX Runtime refuses it, and onnx's reference takes none.
+        # Empty axes mean all axes, according to the function body in the standard. ONNX Runtime rejects this, and
+        # onnx's reference reduces no axis.
         Sample((2, 3), axes=(), onnx=False),
     )
 
@@ -203,13 +204,13 @@ class MeanVarianceNormalization(Op):
         return TensorType(x.dtype, x.shape)
 
     def reference(self, xp: Any, x: Any) -> Any:
-        mean, var = statistics(xp, x, self.axes or tuple(range(x.ndim)))  # as ReduceMean, no axes are all
+        mean, var = statistics(xp, x, self.axes or tuple(range(x.ndim)))  # empty axes mean all axes, as in ReduceMean
         return (x - mean) / (xp.sqrt(var) + 1e-9)
 
     def expand(self, x: Any) -> Any:
         centred = F.sub(x, mean_over(x, self.axes))
         variance = mean_over(F.mul(centred, centred), self.axes)
-        # Where all elements are equal, the deviation has the gradient 0, not that of the square root.
+        # If all elements are equal, the gradient of the deviation is 0 instead of that of sqrt at 0, which is infinite.
         zero, one = scalar_like(0.0, x), scalar_like(1.0, x)
         constant = F.equal(variance, zero)
         deviation = F.where(constant, zero, F.sqrt(F.where(constant, one, variance)))
@@ -257,7 +258,7 @@ class LRN(Op):
         return x / (self.bias + self.alpha / self.size * total) ** self.beta
 
     def expand(self, x: Any) -> Any:
-        """The mean of squares over neighbouring channels is an average pool along them."""
+        """Build the mean of squares over neighbouring channels as an average pool along the channels."""
         if x.rank is None:
             raise UnsupportedError(f"LRN in standard operators needs an operand of known rank, not {x}")
         before = (self.size - 1) // 2
@@ -290,7 +291,7 @@ class LpNormalization(Op):
         Sample((2, 3, 4), axis=1),
         Sample((2, 3), axis=0, p=1),
         Sample((2, 3, 2), axis=-2, p=1),
-        # Not continuous at 0.
+        # grad=False: not continuous if all elements are 0.
         Sample(np.array([[0.0, 0.0], [3.0, -4.0]], np.float32), grad=False),
         Sample(np.array([[0.0, 0.0], [3.0, -4.0]], np.float32), p=1, grad=False),
         Sample((0, 3)),
@@ -312,6 +313,6 @@ class LpNormalization(Op):
     def expand(self, x: Any) -> Any:
         axes = np.array([self.axis], np.int64)
         total = F.reduce_sum(F.abs(x) if self.p == 1 else F.mul(x, x), axes, keepdims=True)
-        # Where all of x is 0, any divisor gives 0; this one has a derivative.
+        # If all elements are 0, divide by 1: the result is 0, and the gradient is finite.
         safe = F.where(F.equal(total, scalar_like(0.0, x)), scalar_like(1.0, x), total)
         return F.div(x, safe if self.p == 1 else F.sqrt(safe))

@@ -10,7 +10,8 @@ import numpy as np
 from graphkit.ops._base import F
 from graphkit.ops.nn.sliding_window import Window
 
-# From so many channels on, the gradient of a convolution has whole vectors of channels, and is fast in itself.
+# From this number of channels on, the kernel for the gradient of a convolution uses whole vectors of channels, and is
+# fast.
 _FEW_CHANNELS = 16
 
 
@@ -21,7 +22,7 @@ def cuts_patches(w: Any, x: Any, window: Window, group: int) -> bool:
     kernel = tuple(w.shape[2:])
     return (
         group == 1
-        and 0 not in w.shape  # a Reshape to such sizes would copy others
+        and 0 not in w.shape  # in a Reshape, 0 would copy a dimension
         and x.shape[1] < _FEW_CHANNELS
         and tuple(window.strides) == kernel
         and math.prod(kernel) > 1

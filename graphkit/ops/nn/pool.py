@@ -29,14 +29,17 @@ from graphkit.ops.pointwise import scalar_like
 
 
 class Pooling(Sliding):
-    """A window without weights over x: [N, C, *spatial]. `ceil_mode` admits a last window that runs over the end."""
+    """Base of pooling: a window without weights over x [N, C, *spatial].
+
+    `ceil_mode` allows a last window that extends beyond the padding.
+    """
 
     ceil_mode: bool = False
     symbolic_inference = True
     types = {"x": FLOATS}
 
     def window_of(self, spatial: Sequence[Dim]) -> Window:
-        """The window over the given spatial sizes; raises TypeMismatch."""
+        """Return the window over these spatial sizes. Raises TypeMismatch."""
         if self.kernel_shape is None:
             raise TypeMismatch("kernel_shape is required")
         if any(k < 1 for k in self.kernel_shape):
@@ -44,7 +47,7 @@ class Pooling(Sliding):
         return self.window(spatial, self.kernel_shape)
 
     def pooled(self, x: TensorType) -> tuple[Dim, ...]:
-        """Shape of the result."""
+        """Return the shape of the result."""
         if self.kernel_shape is None:
             raise TypeMismatch("kernel_shape is required")
         rank = len(self.kernel_shape)
@@ -59,7 +62,7 @@ class Pooling(Sliding):
         return window, self.positions(x.shape[2:], window, self.ceil_mode)  # type: ignore[return-value]
 
     def _sum(self, xp: Any, x: Any) -> Any:
-        """Sum over each window, padding as zeros."""
+        """Return the sum over each window; padding counts as 0."""
         window, positions = self._plan(x)
         padded = pad_spatial(xp, x, window.begin, overrun(x.shape[2:], window, positions))
         total = xp.zeros((*x.shape[:2], *positions), dtype=x.dtype)
@@ -68,7 +71,7 @@ class Pooling(Sliding):
         return total
 
     def related(self) -> dict[str, Any]:
-        """The attributes, to be handed to the operators of the same pool."""
+        """Return the attributes, for other operators of the same pool."""
         return {key: getattr(self, key) for key in self.fields}
 
 
@@ -123,7 +126,7 @@ class MaxPool(Pooling):
         spatial = x.shape[2:]
         lowest = -np.inf if x.dtype.kind not in "iu" else np.iinfo(x.dtype).min
         padded = pad_spatial(xp, x, window.begin, overrun(spatial, window, positions), lowest)
-        steps = [1]  # how far apart in the flat plane neighbours along each axis are
+        steps = [1]  # strides of the spatial axes in the flattened image
         for size in spatial[:0:-1] if self.storage_order == 0 else spatial[:-1]:
             steps.append(steps[-1] * size)
         if self.storage_order == 0:
@@ -140,7 +143,7 @@ class MaxPool(Pooling):
                 )
                 place = place + rows * steps[axis]
                 inside = inside & (rows >= 0) & (rows < size)
-            # An element as low as the padding still comes before it: -1 marks padding.
+            # -1 marks padding. An element that equals the padding value takes precedence over padding.
             place = xp.where(inside, place, -1)
             if best is None:
                 best, where = candidate.copy(), xp.array(xp.broadcast_to(place, candidate.shape))
@@ -219,7 +222,7 @@ class MaxPoolGrad(Op):
 
 
 def _counts(spatial: Sequence[Any], window: Window, positions: Sequence[Any], padded: bool) -> list[np.ndarray] | None:
-    """Per axis, how many elements each window has (padding included when `padded`); None when sizes are not known."""
+    """Return the number of elements of each window, per axis; None for unknown sizes. padded: count padding."""
     if not window.is_static or any(isinstance(v, DimExpr) for v in (*spatial, *positions)):
         return None
     result = []
@@ -235,7 +238,7 @@ def _counts(spatial: Sequence[Any], window: Window, positions: Sequence[Any], pa
 class AveragePooling(Pooling):
     """Base of AveragePool and its adjoint: the number of elements by which each window's sum is divided.
 
-    Padding counts if `count_include_pad` is set; positions behind the padding, where ceil_mode reaches, never count.
+    Padding counts if `count_include_pad` is set; positions after the padding, which ceil_mode may add, never count.
     """
 
     count_include_pad: bool = False
@@ -261,7 +264,7 @@ class AveragePooling(Pooling):
         return self._divisors_value(x, y, window, dtype)
 
     def _divisors_value(self, x: Any, y: Any, window: Window, dtype: DType) -> Any:
-        """The same from the sizes at run time."""
+        """Compute the divisors in the graph, from sizes at run time."""
         weights = np.empty((1, 1, *(self.kernel_shape or ())), np.float32)
         begin, end = padding(self, x, F.constant(value=weights), window, y)
         sizes, counts = spatial_sizes(x), spatial_sizes(y)
@@ -349,7 +352,7 @@ class AveragePoolGrad(AveragePooling):
         return F.average_pool(ddx, **self.related()), None
 
     def expand(self, dy: Any, x: Any) -> Any:
-        """A transposed convolution with ones, the channels taken as images of their own."""
+        """Build a transposed convolution with weights 1, with channels as images."""
         if x.shape is None:
             raise UnsupportedError(f"AveragePoolGrad in standard operators needs an operand of known rank, not {x}")
         share = F.div(dy, self.divisors(x, dy, dy.dtype))
@@ -357,7 +360,7 @@ class AveragePoolGrad(AveragePooling):
 
 
 def _spread(op: Pooling, share: Any, x: Any) -> Any:
-    """Each element of `share` added to all elements of its window, for x of known rank; the shape of x."""
+    """Add each element of `share` to all elements of its window. x has a known rank; the result has x's shape."""
     sizes = F.shape(share, start=2)
     images = F.reshape(share, F.concat(np.array([-1, 1], np.int64), sizes, axis=0))
     weights = F.constant(value=np.ones((1, 1, *(op.kernel_shape or ())), share.dtype.numpy))
@@ -408,7 +411,7 @@ def _lp_gradient(p: int, x: Any, y: Any, dy: Any, spread: Any) -> Any:
 
 
 class _Global(Op):
-    """A reduction of x: [N, C, *spatial] over all spatial axes, which stay with size 1."""
+    """Base of reductions of x [N, C, *spatial] over all spatial axes, which stay with size 1."""
 
     per_example = ("x",)
     symbolic_inference = True
@@ -477,7 +480,7 @@ class GlobalLpPool(_Global):
 
     p: int = 2
     onnx = Onnx("GlobalLpPool", since=22)
-    # Of this version neither onnx's evaluator nor ONNX Runtime has an implementation.
+    # Neither onnx's evaluator nor ONNX Runtime implements this version.
     samples = (
         Sample((2, 3, 4, 5), onnx=False),
         Sample((2, 3, 4), p=1, onnx=False),

@@ -134,7 +134,7 @@ class LinearAttention(Op):
             state = F.expand(scalar_like(0.0, k), F.concat(F.shape(k)[:1], i64(groups), depth, width, axis=0))
         else:
             state = converted(past, wide)
-        # One step of each along time: q [B, G, H / G, D], k column [B, G, D, 1], v row [B, G, 1, E].
+        # Operands of one time step: q [B, G, H / G, D], k as column [B, G, D, 1], v as row [B, G, 1, E].
         q = F.reshape(q, F.concat(F.shape(q)[:3], i64(self.q_num_heads // groups), depth, axis=0), allowzero=True)
         steps = [q, F.unsqueeze(k, i64(-1)), F.unsqueeze(v, i64(-2))]
         if decay is not None:
@@ -158,7 +158,7 @@ class LinearAttention(Op):
         return converted(output, query.dtype), converted(present, query.dtype if past is None else past.dtype)
 
     def _step(self, initial: Any, steps: list[Any]) -> Graph:
-        """One token: (state, q, k, v, decay, beta) -> (state, what the queries read)."""
+        """Build the step for one token: (state, q, k, v, decay, beta) -> (new state, output for the queries)."""
         state: Any = Value(TensorType(initial.dtype, initial.shape), "state")
         slices: Any = [Value(TensorType(s.dtype, (s.shape[0], *s.shape[2:])), f"step{i}") for i, s in enumerate(steps)]
         q, column, row, *gates = slices

@@ -1,4 +1,4 @@
-"""Shared by convolutions and pools: the geometry of a sliding window, on symbolic sizes, in arrays and in graphs."""
+"""Geometry of the sliding windows of convolutions and pools: on symbolic sizes, on arrays and in graphs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Window(NamedTuple):
 
     @property
     def span(self) -> tuple[Dim, ...]:
-        """How many positions the dilated kernel covers."""
+        """Number of positions that the dilated kernel covers, per axis."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
@@ -40,7 +40,7 @@ class Window(NamedTuple):
 
     @property
     def pads(self) -> tuple[int, ...]:
-        """The ONNX attribute: all beginnings, then all ends. The window must be static."""
+        """Return ONNX's `pads`: all beginnings, then all ends. The window must be static."""
         return (*self.begin, *self.end)
 
 
@@ -54,11 +54,11 @@ class Sliding(Op):
     strides: tuple[int, ...] | None = None
 
     def window_attributes(self) -> dict[str, Any]:
-        """The attributes of this class, to be handed to a related operator."""
+        """Return the attributes of this class, for a related operator."""
         return {key: getattr(self, key) for key in ("auto_pad", "dilations", "kernel_shape", "pads", "strides")}
 
     def per_axis(self, key: str, rank: int, default: int, least: int) -> tuple[int, ...]:
-        """An attribute with one entry per spatial axis, none below `least`; raises TypeMismatch."""
+        """Return an attribute with one entry per spatial axis. Raises TypeMismatch if an entry is below `least`."""
         given: tuple[int, ...] | None = getattr(self, key)
         if given is None:
             return (default,) * rank
@@ -69,7 +69,7 @@ class Sliding(Op):
         return given
 
     def explicit_pads(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The attribute `pads` as (beginnings, ends)."""
+        """Return the attribute `pads` as (beginnings, ends)."""
         if self.pads is None:
             return (0,) * rank, (0,) * rank
         if len(self.pads) != 2 * rank or any(p < 0 for p in self.pads):
@@ -86,7 +86,7 @@ class Sliding(Op):
         return mode
 
     def window(self, spatial: Sequence[Dim], kernel: Sequence[Dim]) -> Window:
-        """The window over an input of the given spatial sizes, auto_pad resolved. Raises TypeMismatch."""
+        """Return the window over an input of these spatial sizes, with auto_pad resolved. Raises TypeMismatch."""
         rank = len(spatial)
         if len(kernel) != rank:
             raise TypeMismatch(f"the kernel has {quantity(len(kernel), 'spatial size')}, but x has {rank} spatial axes")
@@ -110,9 +110,10 @@ class Sliding(Op):
         return plain._replace(begin=begin, end=end)
 
     def positions(self, spatial: Sequence[Dim], window: Window, ceil: bool = False) -> tuple[Dim, ...]:
-        """How often the window fits along each axis. Raises TypeMismatch when the padded input is too small.
+        """Return the number of window positions along each axis. Raises TypeMismatch if the padded input is too small.
 
-        `ceil` also counts a last window that runs over the end, unless it would start in the padding behind the input.
+        ceil: also count a last window that extends beyond the padding, unless it would start in the padding after the
+        input.
         """
         if self.checked_auto_pad().startswith("SAME"):
             return tuple(dims.ceildiv(n, s) for n, s in zip(spatial, window.strides, strict=True))
@@ -122,7 +123,7 @@ class Sliding(Op):
             count = dims.floordiv(free, s) + 1
             if ceil and s > 1:
                 count = dims.ceildiv(free, s) + 1
-                # Only so long a stride, or so much padding, leads a last window behind the input.
+                # A last window can start after the input only if stride + end padding > span.
                 if not (isinstance(span, int) and isinstance(e, int) and s + e <= span):
                     count = dims.dim_min(count, dims.ceildiv(n + b, s))
             if not isinstance(count, DimExpr) and count < 0:
@@ -135,7 +136,7 @@ class Sliding(Op):
 
 
 def pad_spatial(xp: Any, x: Any, begin: Sequence[int], end: Sequence[int], value: Any = 0) -> Any:
-    """x with its trailing axes padded; x itself when there is nothing to pad."""
+    """Pad the last axes of x. Return x itself if there is nothing to pad."""
     if not any(begin) and not any(end):
         return x
     lead = x.ndim - len(begin)
@@ -147,9 +148,9 @@ def pad_spatial(xp: Any, x: Any, begin: Sequence[int], end: Sequence[int], value
 
 
 def taps(window: Window, positions: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """For each kernel offset: the offset, and the index of the padded elements that it meets at all positions.
+    """Yield, for each kernel offset, the offset, and the index of the padded elements that it reads at all positions.
 
-    Without a position the first offset alone: a kernel may be much larger than an image that it does not fit into.
+    If the window has no position, yield only the first offset: the kernel may be much larger than the image.
     """
     offsets = np.ndindex(*window.kernel) if all(positions) else [(0,) * len(positions)]
     for offset in offsets:
@@ -162,7 +163,7 @@ def taps(window: Window, positions: Sequence[int]) -> Iterator[tuple[tuple[int, 
 
 
 def overrun(spatial: Sequence[int], window: Window, positions: Sequence[int]) -> tuple[int, ...]:
-    """The padding at the end that the last position really needs (at least the declared one)."""
+    """Return the padding at the end that the last position needs, at least the declared padding."""
     return tuple(
         max(e, (o - 1) * s + span - n - b)
         for n, b, e, o, s, span in zip(
@@ -175,7 +176,7 @@ def overrun(spatial: Sequence[int], window: Window, positions: Sequence[int]) ->
 
 
 def spatial_sizes(x: Any) -> Any:
-    """The spatial sizes of [N, C, *spatial]: an int64 array when static, else a graph value."""
+    """Return the spatial sizes of [N, C, *spatial]: an int64 array if static, else a graph value."""
     sizes = None if x.shape is None else x.shape[2:]
     if sizes is None or any(isinstance(d, DimExpr) for d in sizes):
         return F.shape(x, start=2)
@@ -183,14 +184,14 @@ def spatial_sizes(x: Any) -> Any:
 
 
 def cut(x: Any, start: Any, size: Any) -> Any:
-    """x[:, :, start : start + size] along all spatial axes; both are int64 vectors, arrays or values."""
+    """Return x[:, :, start : start + size] along all spatial axes. start, size: int64 vectors, arrays or values."""
     axes = np.arange(2, x.rank, dtype=np.int64)
     stop = start + size if isinstance(start, np.ndarray) and isinstance(size, np.ndarray) else F.add(start, size)
     return F.slice(x, start, stop, axes)
 
 
 def padding(op: Sliding, x: Any, w: Any, window: Window, positions: Any) -> tuple[Any, Any]:
-    """`window.begin` and `window.end` as int64 vectors: arrays when static, else values computed from sizes.
+    """Return `window.begin` and `window.end` as int64 vectors: arrays if static, else values computed from sizes.
 
     x: [N, C, *spatial], w: [M, C / group, *kernel], positions: [N, M, *positions]; only their shapes are used.
     """
@@ -208,10 +209,10 @@ def padding(op: Sliding, x: Any, w: Any, window: Window, positions: Any) -> tupl
 
 
 def transposed_convolution(op: Sliding, dy: Any, w: Any, x: Any, window: Window, group: int) -> Any:
-    """The adjoint of sliding `window` over x, as a ConvTranspose of dy with w, of x's spatial shape.
+    """Build the adjoint of sliding `window` over x, as a ConvTranspose of dy with w. The result has x's spatial shape.
 
-    dy: [N, M, *positions]; w: [M, C / group, *kernel]; only the shape of x is used. Where sizes leave the
-    position of the last window open, a surplus is computed and cut off.
+    dy: [N, M, *positions]; w: [M, C / group, *kernel]; only the shape of x is used. If sizes do not determine the
+    position of the last window, too many rows are computed, and the surplus is cut off.
     """
     common: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations, "group": group}
     surplus = None if x.shape is None or not window.is_static else _surplus(x.shape[2:], window, dy)
@@ -226,7 +227,7 @@ def transposed_convolution(op: Sliding, dy: Any, w: Any, x: Any, window: Window,
 
 
 def _surplus(spatial: Sequence[Dim], window: Window, dy: Any) -> list[int] | None:
-    """How far the last window reaches beyond x (negative: how far it stays away), where that is known."""
+    """Return how far the last window extends beyond x, per axis (negative: rows of x after it); None if unknown."""
     if dy.shape is None:
         return None
     result: list[int] = []

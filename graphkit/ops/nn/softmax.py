@@ -1,4 +1,4 @@
-"""Normalised exponentials along one axis, and their limit."""
+"""Softmax, LogSoftmax and Hardmax along one axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphkit.ops._base import F, Onnx, Op, Sample, op
 
 
 def log_softmax(xp: Any, x: Any, axis: int) -> Any:
-    """x - log(sum(exp(x))) along `axis`, shifted by the maximum so that nothing overflows."""
+    """Return x - log(sum(exp(x))) along `axis`, shifted by the maximum so that it does not overflow."""
     if x.size == 0:
         return xp.array(x)
     shifted = x - xp.max(x, axis=axis, keepdims=True)
@@ -22,13 +22,13 @@ def log_softmax(xp: Any, x: Any, axis: int) -> Any:
 
 
 def log_softmax_gradient(log_prob: Any, dy: Any, axis: int) -> Any:
-    """The gradient of log_softmax in its operand, in terms of its result."""
+    """Build the gradient of log_softmax from its result."""
     total = F.reduce_sum(dy, np.array([axis], np.int64), keepdims=True)
     return dy - F.exp(log_prob) * total
 
 
 class AlongAxis(Op):
-    """A function of whole vectors along `axis`. x: float tensor of rank >= 1; y has x's type."""
+    """Base of functions of whole vectors along `axis`. x: float tensor of rank >= 1; y has x's type."""
 
     axis: int = -1
     inputs = ("x",)
@@ -44,7 +44,7 @@ class AlongAxis(Op):
         Sample((2, 1)),
         Sample((0, 3)),
         Sample((3, 0)),
-        Sample(np.array([[1000.0, 990.0, 980.0], [3.0, 3.0, -np.inf]], np.float32), grad=False),  # infinite
+        Sample(np.array([[1000.0, 990.0, 980.0], [3.0, 3.0, -np.inf]], np.float32), grad=False),  # infinite scores
     )
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:

@@ -1,4 +1,4 @@
-"""Shared by normalisations: statistics, the axes of channels, and one gradient.
+"""Helpers of normalisations: statistics, shapes of channel vectors, and the gradient that all share.
 
 With h = (x - mean) * r, r = 1 / sqrt(var + epsilon), statistics over some axes, and g the gradient by h: dx = r * (g -
 mean(g) - h * mean(g * h)), means over the same axes. (Ioffe and Szegedy 2015.)
@@ -22,7 +22,7 @@ from graphkit.ops.pointwise import scalar_like
 
 
 def channel_shape(rank: int) -> tuple[int, ...]:
-    """The shape in which a vector of channels broadcasts against [N, C, *spatial]; [N] has one channel."""
+    """Return the shape in which a vector of channels broadcasts to [N, C, *spatial]. A tensor [N] has one channel."""
     return (-1, *(1,) * (rank - 2))
 
 
@@ -43,7 +43,7 @@ def known_rank(node: Node, x: Any) -> int:
 
 
 def columns(vector: Any, rank: int) -> Any:
-    """A vector of channels, broadcastable against [N, C, *spatial]."""
+    """Reshape a vector of channels, so that it broadcasts against [N, C, *spatial]."""
     return F.unsqueeze(vector, np.arange(1, rank - 1)) if rank > 2 else vector
 
 
@@ -56,12 +56,12 @@ def sum_over(x: Any, axes: Sequence[int]) -> Any:
 
 
 def per_channel(x: Any) -> Any:
-    """The sum of [N, C, *spatial] for each channel: [C]; of [N], which is one channel: [1]."""
+    """Sum [N, C, *spatial] per channel, to [C]; sum [N], which is one channel, to [1]."""
     return F.reduce_sum(x, np.asarray(channel_axes(x.rank), np.int64), keepdims=x.rank == 1)
 
 
 def count_along(x: Any, axes: Sequence[int]) -> Any:
-    """The number of elements along `axes`, as a scalar of x's dtype."""
+    """Return the number of elements along `axes`, as a scalar of x's dtype."""
     sizes = [x.shape[i] for i in axes]
     if not any(isinstance(n, DimExpr) for n in sizes):
         return scalar_like(float(math.prod(sizes)), x)
@@ -70,14 +70,14 @@ def count_along(x: Any, axes: Sequence[int]) -> Any:
 
 
 def standardised(x: Any, axes: Sequence[int], epsilon: float) -> tuple[Any, Any]:
-    """((x - mean) * r, r) in the graph; r = 1 / sqrt(var + epsilon), with the biased variance over `axes`."""
+    """Build ((x - mean) * r, r), where r = 1 / sqrt(var + epsilon), with the biased variance over `axes`."""
     centred = F.sub(x, mean_over(x, axes))
     r = F.reciprocal(F.sqrt(F.add(mean_over(F.mul(centred, centred), axes), scalar_like(epsilon, x))))
     return F.mul(centred, r), r
 
 
 def input_gradient(g: Any, h: Any, r: Any, axes: Sequence[int]) -> Any:
-    """The shared gradient in the graph, see above."""
+    """Build dx from g, h and r (see the formula of this module)."""
     return F.mul(r, F.sub(F.sub(g, mean_over(g, axes)), F.mul(h, mean_over(F.mul(g, h), axes))))
 
 
@@ -86,7 +86,7 @@ def input_gradient_array(xp: Any, g: Any, h: Any, r: Any, axes: tuple[int, ...])
 
 
 def statistics(xp: Any, x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
-    """(mean, biased variance) over `axes`, which stay with size 1."""
+    """Return (mean, biased variance) over `axes`, which stay with size 1."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
     return mean, xp.mean(centred * centred, axis=axes, keepdims=True)

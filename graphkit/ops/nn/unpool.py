@@ -1,4 +1,4 @@
-"""MaxUnpool: put the elements that a maximum pool kept back to their positions."""
+"""MaxUnpool: put the elements that a max pool selected back to their positions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MaxUnpool(Op):
     )
 
     def pooled_shape(self, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        """The shape of the tensor that `indices` refers to, from x's; raises TypeMismatch."""
+        """Return the shape of the tensor that `indices` refer to, from x's shape. Raises TypeMismatch."""
         rank = len(self.kernel_shape)
         pads, strides = self.pads or (0,) * (2 * rank), self.strides or (1,) * rank
         if len(shape) != rank + 2 or len(pads) != 2 * rank or len(strides) != rank:
@@ -99,7 +99,7 @@ class MaxUnpool(Op):
         return F.pad(y, F.concat(F.sub(shape, shape), F.sub(output_shape, shape), axis=0))
 
     def _pooled_sizes(self, x: Any) -> Any:
-        """The shape that `indices` refers to, as an int64 vector."""
+        """Build the shape that `indices` refer to, as an int64 vector."""
         rank = len(self.kernel_shape)
         pads = np.array(self.pads or (0,) * (2 * rank), np.int64)
         strides = np.array(self.strides or (1,) * rank, np.int64)

@@ -16,7 +16,7 @@ from graphkit.ops.optim.updates import _FIRST, _LR, _SQUARE, _THIRD, Update, _as
 from graphkit.ops.pointwise import scalar_like
 
 _MATRIX = (2, 3)
-# A mean of squares is no less than the square of the mean.
+# The mean of squares must be at least the square of the mean.
 _SQUARE_ABOVE, _AVERAGE = Rand(_MATRIX, 2.0, 3.0), Rand(_MATRIX, -0.5, 0.5)
 
 

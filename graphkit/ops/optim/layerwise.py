@@ -24,7 +24,7 @@ def _norm_graph(x: Any) -> Any:
 
 
 def _one_unless_positive(ratio: Any, *norms: Any) -> Any:
-    """`ratio` where all norms are above 0, else 1."""
+    """Return `ratio` if all norms are positive, else 1."""
     zero = scalar_like(0.0, ratio)
     positive = F.greater(norms[0], zero)
     for norm in norms[1:]:

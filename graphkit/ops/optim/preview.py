@@ -26,7 +26,9 @@ _PAIR = (_MATRIX, Rand((3,)), _MATRIX, Rand((3,)))
 
 
 class _Step(Op):
-    """rate: scalar; count: int64 scalar, the steps before this one; tensors: all weights, all gradients, all slots.
+    """Base of these optimizers.
+
+    rate: scalar; count: int64 scalar, number of steps before this one; tensors: all weights, all gradients, all slots.
 
     Results are all new weights, then all new slots, each kind in the order of the weights. A weight, its gradient and
     its slots have one type. One definition serves arrays and graphs: `m` is numpy, CuPy or `F`.
@@ -36,7 +38,7 @@ class _Step(Op):
     outputs = ("results*",)
     types = {"rate": _WIDE, "count": frozenset({DType.INT64})}
     composite = True
-    # How many tensors belong to a weight, with it and its gradient.
+    # Number of tensors per weight: the weight, its gradient and its slots.
     kinds: ClassVar[int]
 
     def infer(self, rate: TensorType, count: TensorType, *tensors: TensorType) -> tuple[TensorType, ...]:
@@ -53,7 +55,7 @@ class _Step(Op):
         return tuple(TensorType(w.dtype, w.shape) for _ in range(self.kinds - 1) for w, *_ in weights)
 
     def _groups(self, tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """For each weight: it, its gradient and its slots."""
+        """Return (weight, gradient, slots) for each weight."""
         count = len(tensors) // self.kinds
         return [tuple(tensors[i::count]) for i in range(count)]
 
@@ -71,11 +73,11 @@ class _Step(Op):
         return tuple(made[kind] for kind in range(self.kinds - 1) for made in results)
 
     def factors(self, m: Any, power: Callable[[Any, Any], Any], rate: Any, count: Any) -> tuple[Any, ...]:
-        """What all weights share, from rate and count as float64 scalars."""
+        """Compute the factors that all weights share, from rate and count as float64 scalars."""
         raise NotImplementedError
 
     def step(self, m: Any, *operands: Any) -> tuple[Any, ...]:
-        """The new weight and slots from `factors` in the weight's type, the weight, its gradient and its slots."""
+        """Return the new weight and slots. operands: factors in the weight's type, weight, gradient, slots."""
         raise NotImplementedError
 
     def grad(self, node: Node, *_: Any) -> Any:

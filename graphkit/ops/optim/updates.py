@@ -17,7 +17,7 @@ from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.pointwise import scalar_like
 
-# The names of all operators that are Updates and elementwise.
+# Names of all elementwise Update operators.
 ELEMENTWISE_UPDATES = (
     "AdadeltaUpdate", "AdagradUpdate", "AdamUpdate", "AdamWUpdate", "FtrlUpdate", "RmsPropUpdate", "SgdUpdate",
 )  # fmt: skip
@@ -28,12 +28,12 @@ _SQUARE = Rand((2, 3), 0.1, 2.0)
 
 
 class Update(Op):
-    """weight, grad and slots have one type; lr is a float scalar and step a number, 1 at the first update."""
+    """Base of optimizer updates. weight, grad, slots: one type; lr: float scalar; step: update number, from 1."""
 
     weight_decay: float = 0.0
     domain = DOMAIN
     is_update = True
-    # Whether an element of the new weight depends on no others of the old one and of the gradient.
+    # Whether each element of the new weight depends only on the same element of the weight, the gradient and the slots.
     elementwise = True
 
     def check(self, weight: TensorType, tensors: dict[str, TensorType], scalars: dict[str, TensorType | None]) -> None:
@@ -132,7 +132,7 @@ class SgdUpdate(Update):
 
 
 class _Adam(Update):
-    """m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2; the step divides both by 1 - beta ** step."""
+    """m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2; both are divided by 1 - beta ** step."""
 
     beta1: float = 0.9
     beta2: float = 0.999

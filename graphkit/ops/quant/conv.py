@@ -19,7 +19,7 @@ _F32 = frozenset({DType.FLOAT32})
 
 
 class IntegerConvolution(Convolution):
-    """A convolution of int8 or uint8 images and weights with exact sums, which wrap around in int32."""
+    """Base of convolutions of int8 or uint8 images and weights. Sums are exact, then wrap around to int32."""
 
     per_example = ("x",)
     symbolic_inference = True
@@ -32,7 +32,7 @@ class IntegerConvolution(Convolution):
         return dims.product((*outputs[0].known_shape, *self.named_inputs(inputs)["w"].known_shape[1:]))
 
     def check_channels(self, what: str, parameter: TensorType | None, w: TensorType) -> None:
-        """Raises TypeMismatch where a parameter is neither one number nor one for each output channel."""
+        """Raise TypeMismatch unless a parameter is one number, or a vector with one per output channel."""
         if parameter is None or parameter.shape is None or len(parameter.shape) == 0 or parameter.shape == (1,):
             return
         channels = dims.fresh() if w.shape is None else w.shape[0]
@@ -40,7 +40,7 @@ class IntegerConvolution(Convolution):
             raise TypeMismatch(f"{what} {parameter} does not fit {channels} output channels")
 
     def sums(self, xp: Any, x: Any, w: Any, x_zero: Any, w_zero: Any, bias: Any = None) -> Any:
-        """The convolution of the centred operands as int32, plus an int32 bias; what is padded is zero."""
+        """Return the convolution of x - x_zero and w - w_zero as int32, plus an int32 bias. Padding is 0."""
         zero = None if w_zero is None else per_channel(w_zero, w.ndim, axis=0)
         centred_x, centred_w = centred(xp, x, number(xp, x_zero)), centred(xp, w, zero)
         total = convolve(xp, centred_x, centred_w, self.geometry(x.shape, w.shape)).astype(np.int64)
@@ -48,7 +48,7 @@ class IntegerConvolution(Convolution):
 
 
 def per_channel(parameter: Any, rank: int, axis: int = 1) -> Any:
-    """One number, or one for each channel along `axis`, as an array that broadcasts to that rank."""
+    """Reshape one number, or one per channel along `axis`, so that it broadcasts to arrays of this rank."""
     if parameter.size == 1:
         return parameter.reshape(())
     return parameter.reshape(-1, *(1,) * (rank - axis - 1))

@@ -52,13 +52,13 @@ class DynamicQuantizeLinear(Op):
 
 
 def dynamically_quantised(xp: Any, x: Any) -> tuple[Any, Any, Any]:
-    """x as uint8, and the scale and the zero point."""
+    """Return x quantised to uint8, the scale and the zero point."""
     known = xp.where(xp.isnan(x), xp.asarray(0, np.float32), x)
-    # 0 is within the range, also of no elements.
+    # The range contains 0, also if x is empty.
     least = xp.minimum(xp.amin(known), 0) if x.size else xp.asarray(0)
     most = xp.maximum(xp.amax(known), 0) if x.size else xp.asarray(0)
     least, most = least.astype(np.float32), most.astype(np.float32)
     scale = xp.where(least == most, xp.asarray(1, np.float32), (most - least) / xp.asarray(255, np.float32))
-    # Of an infinite range the zero point is 255, as in ONNX Runtime.
+    # If the range is infinite, the zero point is 255, as in ONNX Runtime.
     zero = xp.rint(xp.fmax(xp.fmin(-least / scale, 255), 0)).astype(np.uint8)
     return saturated(xp, x / scale, zero, DType.UINT8), scale, zero

@@ -28,7 +28,7 @@ class FakeQuantize(QuantizeLinear):
     onnx = None
     composite = True
     types = {**QuantizeLinear.types, "x": SCALES, "y_scale": SCALES}
-    # Its derivative is declared.
+    # grad=False: the gradient is a straight-through estimate, not the derivative.
     samples = (
         Sample(Rand((2, 4), -9.0, 9.0, "float32"), np.array(0.05, np.float32), np.array(128, np.uint8), grad=False),
         Sample(Rand((2, 4), -9.0, 9.0, "float32"), _ROW, np.array([0, 1, 2, -7], np.int8), grad=False),
@@ -41,7 +41,7 @@ class FakeQuantize(QuantizeLinear):
         return TensorType(x.dtype, x.shape)
 
     def parts(self, x: DType, scale: DType) -> tuple[QuantizeLinear, DequantizeLinear]:
-        """The two operators for an x and a scale of these types."""
+        """Return QuantizeLinear and DequantizeLinear for these types of x and scale."""
         shared = {"axis": self.axis, "block_size": self.block_size}
         saturate, target, precision = self.saturate, self.output_dtype, self.precision
         first = QuantizeLinear(**shared, saturate=saturate, output_dtype=target, precision=precision)

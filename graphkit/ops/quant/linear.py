@@ -27,7 +27,7 @@ _E8M0 = frozenset({DType.FLOAT8E8M0})
 
 
 class _Linear(Op):
-    """What both directions share: where each element's scale and zero point are."""
+    """Base of both directions: finds the scale and zero point of each element."""
 
     axis: int = 1
     block_size: int = 0
@@ -35,12 +35,12 @@ class _Linear(Op):
     reference_in_float32 = False
 
     def check_parameters(self, x: TensorType, scale: TensorType, zero_point: TensorType | None) -> None:
-        """Raises TypeMismatch where scale or zero point do not fit x."""
+        """Raise TypeMismatch if scale or zero point do not fit x."""
         if zero_point is not None and not _alike(scale.shape, zero_point.shape):
             raise TypeMismatch(f"scale {scale} and zero point {zero_point} must have the same shape")
         if self.block_size < 0:
             raise TypeMismatch(f"block_size={self.block_size} is negative")
-        # A vector whose length is not known may have one element, which is for all of x.
+        # A vector of unknown length may have one element, which applies to all of x.
         if x.shape is None or scale.shape is None or _may_be_single(scale.shape):
             return
         wanted: tuple[Dim, ...]
@@ -57,18 +57,18 @@ class _Linear(Op):
             )
 
     def spread(self, xp: Any, parameter: Any, shape: Sequence[int]) -> Any:
-        """A scale or a zero point as an array that broadcasts to x's shape."""
+        """Return a scale or a zero point as an array that broadcasts to x's shape."""
         if parameter is None or (parameter.size == 1 and parameter.ndim < 2):
             return None if parameter is None else parameter.reshape(())
         axis = normal_axis(self.axis, len(shape))
         if self.block_size:
-            # The last block may be longer than what is left of x, and the only one than all of it.
+            # The last block may extend beyond the end of x; a single block may be longer than x.
             whole = xp.repeat(parameter, min(self.block_size, shape[axis]), axis=axis)
             return whole[(slice(None),) * axis + (slice(shape[axis]),)]
         return parameter.reshape(-1, *(1,) * (len(shape) - axis - 1))
 
     def spread_values(self, parameter: Any, x: Any) -> Any:
-        """A scale or a zero point as a graph value that broadcasts to x."""
+        """Return a scale or a zero point as a graph value that broadcasts to x."""
         if parameter.rank == 0 or (parameter.rank == 1 and parameter.shape == (1,)):
             return F.reshape(parameter, np.zeros(0, np.int64))
         axis = self.axis % x.rank
@@ -82,7 +82,7 @@ class _Linear(Op):
         return F.gather(parameter, F.div(places, np.array(self.block_size)), axis=axis)
 
     def gathered(self, gradient: Any, scale: Any, x: Any) -> Any:
-        """The sum over the elements that share a scale."""
+        """Build the sum over the elements that share a scale."""
         if not self.block_size:
             spread = self.spread_values(scale, x)
             return F.reshape(unbroadcast(gradient, spread), F.shape(scale))
@@ -168,7 +168,7 @@ class QuantizeLinear(_Linear):
         return TensorType(self.target(y_zero_point), x.shape)
 
     def target(self, zero_point: TensorType | None) -> DType:
-        """The element type of the result; raises TypeMismatch."""
+        """Return the element type of the result. Raises TypeMismatch."""
         named = None if zero_point is None else zero_point.dtype
         if named is not None and self.output_dtype is not None and named is not self.output_dtype:
             raise TypeMismatch(f"the zero point is {named}, but output_dtype is {self.output_dtype}")
@@ -184,7 +184,7 @@ class QuantizeLinear(_Linear):
         return self.target(None if y_zero_point is None else TensorType(y_zero_point.dtype, y_zero_point.shape))
 
     def quantised(self, xp: Any, x: Any, y_scale: Any, y_zero_point: Any = None) -> Any:
-        """The result, whose integers are of 32 bits."""
+        """Return the result; integers as int32, not yet in the target type."""
         target = self._target(y_zero_point)
         scale, zero = (self.spread(xp, p, x.shape) for p in (y_scale, y_zero_point))
         if self.precision is not None:
@@ -200,7 +200,7 @@ class QuantizeLinear(_Linear):
         return convert(xp, quotient, target, self.saturate)
 
     def grad(self, node: Node, dy: Value) -> Any:
-        """A step function, also where its result is of floats of 8 bits; training sees FakeQuantize instead."""
+        """No gradient: a step function, also for float8 results. Training uses FakeQuantize instead."""
         return None
 
 

@@ -38,17 +38,17 @@ class IntegerProduct(Op):
 
     @staticmethod
     def product_shape(a: TensorType, b: TensorType) -> Any:
-        """The shape of MatMul(a, b); raises TypeMismatch."""
+        """Return the shape of MatMul(a, b). Raises TypeMismatch."""
         return MatMul().infer(TensorType(DType.FLOAT32, a.shape), TensorType(DType.FLOAT32, b.shape)).shape
 
     @staticmethod
     def check_rows(what: str, parameter: TensorType | None, a: TensorType) -> None:
-        """Raises TypeMismatch where a parameter is neither one number, nor [rows], nor [..., rows, 1]."""
+        """Raise TypeMismatch unless a parameter is one number, [rows] or [..., rows, 1]."""
         _check(what, parameter, a, -2)
 
     @staticmethod
     def check_columns(what: str, parameter: TensorType | None, b: TensorType) -> None:
-        """Raises TypeMismatch where a parameter is neither one number, nor [columns], nor [..., 1, columns]."""
+        """Raise TypeMismatch unless a parameter is one number, [columns] or [..., 1, columns]."""
         _check(what, parameter, b, -1)
 
 
@@ -65,19 +65,19 @@ def _check(what: str, parameter: TensorType | None, matrix: TensorType, axis: in
 
 
 def of_rows(parameter: Any, matrix: Any) -> Any:
-    """A parameter of a's rows as an array that broadcasts to a."""
+    """Return a parameter of a's rows as an array that broadcasts to a."""
     if parameter is None or parameter.size == 1:
         return None if parameter is None else parameter.reshape(())
     return parameter.reshape(-1, 1) if parameter.ndim == 1 else parameter
 
 
 def of_columns(parameter: Any) -> Any:
-    """A parameter of b's columns as an array that broadcasts to b."""
+    """Return a parameter of b's columns as an array that broadcasts to b."""
     return parameter.reshape(()) if parameter is not None and parameter.size == 1 else parameter
 
 
 def integer_product(xp: Any, a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
-    """(a - a_zero) @ (b - b_zero) as int32, exact up to wrapping around."""
+    """Return (a - a_zero) @ (b - b_zero), computed exactly and wrapped to int32."""
     return wrapped(xp.matmul(centred(xp, a, of_rows(a_zero, a)), centred(xp, b, of_columns(b_zero))))
 
 
@@ -105,7 +105,7 @@ class MatMulInteger(IntegerProduct):
         Sample(_A, _B),
         Sample(_A, _B, _A0, _B0),
         Sample(_bytes(5, 3, 4), _B, _A0, np.array([1, -2], np.int8)),
-        # onnx's evaluator takes a vector of a's rows for one of its columns.
+        # onnx's evaluator applies a vector of parameters of a's rows to the columns.
         Sample(_A, _bytes(4, 2), np.array([1, 2, 255], np.uint8), np.array([1, 2], np.uint8), onnx=False),
         Sample(_bytes(5, 3, 4), _bytes(5, 4, 2), None, np.array(7, np.uint8)),
         Sample(_bytes(4), _B, _A0, _B0),
@@ -155,7 +155,7 @@ class QLinearMatMul(IntegerProduct):
         return (
             Sample(_A, *a, _B, *b, *y),
             Sample(_A, *a, _B, *columns, y[0], np.array(-9, np.int8)),
-            # onnx's evaluator takes a vector of a's rows for one of its columns.
+            # onnx's evaluator applies a vector of parameters of a's rows to the columns.
             Sample(_A, *rows, _B, *columns, *y, onnx=False),
             Sample(_bytes(5, 3, 4), *a, _bytes(5, 4, 2, dtype="int8"), *b, *y),
             Sample(_A, halves[0], _A0, _B, halves[1], _B0, halves[2], y[1]),

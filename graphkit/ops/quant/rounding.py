@@ -25,17 +25,17 @@ _BOUNDS = {
 
 
 def bounds(dtype: DType) -> tuple[int, int]:
-    """The least and the largest number of a quantised integer type."""
+    """Return the least and the largest number of a quantised integer type."""
     return _BOUNDS[dtype]
 
 
 def saturated(xp: Any, quotient: Any, zero_point: Any, dtype: DType) -> Any:
-    """round(quotient) + zero_point within the bounds of `dtype`, which the result has; see `bounded`."""
+    """Return round(quotient) + zero_point, saturated and converted to `dtype`; see `bounded`."""
     return bounded(xp, quotient, zero_point, dtype).astype(dtype.numpy)
 
 
 def bounded(xp: Any, quotient: Any, zero_point: Any, dtype: DType) -> Any:
-    """round(quotient) + zero_point within the bounds of `dtype`, as int32.
+    """Return round(quotient) + zero_point, saturated to the bounds of `dtype`, as int32.
 
     Ties go to even, before the zero point is added. Infinity is the bound of its sign, NaN the lower bound.
     """
@@ -47,23 +47,23 @@ def bounded(xp: Any, quotient: Any, zero_point: Any, dtype: DType) -> Any:
 
 
 def wrapped(total: Any) -> Any:
-    """Sums as int32, which wraps around; exact sums are handed in as integers or as whole float64."""
+    """Convert sums to int32, which wraps around. total: exact sums, integers or whole float64 numbers."""
     return total.astype(np.int64).astype(np.int32)
 
 
 def centred(xp: Any, x: Any, zero_point: Any = None) -> Any:
-    """x - zero_point as float64, in which sums of fewer than 2^37 products of such differences are exact."""
+    """Return x - zero_point as float64, in which sums of fewer than 2^37 products of 8-bit differences are exact."""
     wide = x.astype(np.float64)
     return wide if zero_point is None else wide - xp.asarray(zero_point).astype(np.float64)
 
 
 def requantised(xp: Any, total: Any, multiplier: Any, zero_point: Any, dtype: DType) -> Any:
-    """int32 sums times a float32 multiplier, rounded to `dtype`."""
+    """Multiply int32 sums by a float32 multiplier, and round to `dtype`."""
     return saturated(xp, total.astype(np.float32) * multiplier, zero_point, dtype)
 
 
 def single(what: str, operand: TensorType | None) -> None:
-    """Raises TypeMismatch where an operand cannot hold one number, as a scalar or as a vector of one."""
+    """Raise TypeMismatch unless an operand can be one number: a scalar, or a vector of one element."""
     if operand is None or operand.shape is None:
         return
     if len(operand.shape) > 1 or (
@@ -73,5 +73,5 @@ def single(what: str, operand: TensorType | None) -> None:
 
 
 def number(xp: Any, operand: Any) -> Any:
-    """The one number of a scalar or of a vector of one, as a 0-d array."""
+    """Return the number in a scalar, or in a vector of one element, as a 0-d array."""
     return None if operand is None else xp.asarray(operand).reshape(())

@@ -35,7 +35,7 @@ class OfLayer(Op):
     """Base of the operators for gradients of a recurrent layer, with the attributes of the layer."""
 
     layer: ClassVar[type[Recurrence]]
-    # Scans of native steps are an order of magnitude faster than the recurrence of `reference`.
+    # A Scan with native kernels is an order of magnitude faster than `reference`.
     composite: ClassVar[bool] = True
     symbolic_inference = True
     activation_alpha: tuple[float, ...] | None = None
@@ -80,18 +80,18 @@ class SavingRecurrence(OfLayer):
 
 
 class RecurrenceGrad(OfLayer):
-    """From the gradients by a layer's results (None for 0) to those by its gates and initial states.
+    """Base: gradients of a layer's gates and initial states from the gradients of its results (None: 0).
 
-    Operands are those gradients, then what SavingRecurrence saved, r, sequence_lens, (p). Results: d_gates
-    [D, T, N, gates * H], the gradients by the initial states, and for each step what is left of CellGradient: `other`,
-    or the terms of dp.
+    Operands are those gradients, then what SavingRecurrence saved, r, sequence_lens, (p). Results: d_gates [D, T, N,
+    gates * H], the gradients of the initial states, and for each step the third part of CellGradient: `other`, or the
+    terms of dp.
     """
 
-    # Columns of the last result, in parts of H.
+    # Number of columns of the last result, in units of H.
     rest: ClassVar[int] = 0
 
     def _given(self, operands: Any) -> tuple[Any, list[Any], Any, list[Any], dict[str, Any]]:
-        """dy, gradients by the last states, gates, states before steps, and the other operands by name."""
+        """Return dy, gradients of the last states, gates, states before each step, and all operands by name."""
         layer = self.forward
         dy, *others = operands
         ends, (gates, *others) = others[: layer.states], others[layer.states :]
@@ -156,7 +156,7 @@ class RecurrenceGrad(OfLayer):
         return tuple(xp.ascontiguousarray(a) for a in results)
 
     def expand(self, *operands: Any) -> Any:
-        """One Scan for each direction."""
+        """Build one Scan per direction."""
         layer = self.forward
         dy, ends, gates, before, named = self._given(operands)
         dy = F.transpose(dy, perm=(1, 2, 0, 3)) if dy is not None and self.layout else dy
@@ -196,7 +196,7 @@ class RecurrenceGrad(OfLayer):
 
 
 def _case(*operands: Any, **attributes: Any) -> Sample:
-    """A sample with five hidden units."""
+    """Return a sample with five hidden units."""
     return Sample(*operands, hidden_size=5, **attributes)
 
 

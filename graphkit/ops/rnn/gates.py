@@ -1,4 +1,4 @@
-"""The arithmetic of recurrent cells, on arrays and on graph values: one text of a cell is reference and expansion."""
+"""Arithmetic of recurrent cells, on arrays and on graph values: the same code of a cell is reference and expansion."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ArrayMath(NamedTuple):
     xp: Any
 
     def product(self, h: Any, r: Any) -> Any:
-        """h: [N, H] by the transpose of r: [M, H]."""
+        """Multiply h [N, H] by the transpose of r [M, H]."""
         return self.xp.matmul(h, r.T)
 
     def split(self, x: Any, parts: int, axis: int = -1) -> Any:
@@ -113,15 +113,15 @@ class ArrayMath(NamedTuple):
         return self.xp.matmul(a, b)
 
     def join(self, *parts: Any) -> Any:
-        """Parts of the last axis, side by side."""
+        """Concatenate arrays along the last axis."""
         return self.xp.concatenate(parts, axis=-1)
 
     def keep(self, condition: Any, x: Any) -> Any:
-        """x where the condition holds, 0 elsewhere."""
+        """Return x where the condition is true, 0 elsewhere."""
         return self.xp.where(condition, x, self.xp.zeros_like(x))
 
     def drop(self, condition: Any, x: Any) -> Any:
-        """0 where the condition holds, x elsewhere."""
+        """Return 0 where the condition is true, x elsewhere."""
         return self.xp.where(condition, self.xp.zeros_like(x), x)
 
     def zeros(self, x: Any) -> Any:
@@ -175,5 +175,5 @@ class GraphMath:
 
 
 def slope(math: Any, function: Activation, x: Any, y: Any, d: Any) -> Any:
-    """d times the derivative of a function at x, where its result is y."""
+    """Return d times the derivative of a function at x, where its result is y."""
     return FUNCTIONS[function.name].slope(math, x, y, d, function.alpha, function.beta)

@@ -32,7 +32,7 @@ _LENGTHS = np.array([3, 1, 4], np.int32)
 class LayerGrad(OfLayer):
     """Gradient of a recurrent layer with respect to x, w, r, b, the initial states and peepholes, also absent ones.
 
-    dy, dy_h, ... are the gradients of the layer's results, None for 0; then come the layer's operands and attributes.
+    Operands: dy, dy_h, ... are the gradients of the layer's results (None: 0). The layer's own operands follow.
     """
 
     recurrence: ClassVar[type[SavingRecurrence]]
@@ -51,9 +51,9 @@ class LayerGrad(OfLayer):
         return (*shapes, vectors[0], *states, *(vectors[1:] if layer.states == 2 else ()))
 
     def _recurrences(self, call: Any, operands: Any) -> tuple[dict[str, Any], Any, list[Any], list[Any]]:
-        """The layer's operands by name, h before each step, and the results of RecurrenceGrad: states, and others.
+        """Return the layer's operands by name, h before each step, gradients of initial states, and other gradients.
 
-        call(operator, *operands) is how an operator is computed.
+        call: `call(operator, *operands)` computes an operator, on arrays or in the graph.
         """
         layer = self.forward
         count = 1 + layer.states
@@ -118,12 +118,12 @@ class LayerGrad(OfLayer):
 
 
 def _rows(x: Any) -> Any:
-    """[T, N, k] as [T * N, k]."""
+    """Reshape [T, N, k] to [T * N, k]."""
     return F.flatten(x, axis=2)
 
 
 def _case(*operands: Any, **attributes: Any) -> Sample:
-    """A sample with five hidden units."""
+    """Return a sample with five hidden units."""
     return Sample(*operands, hidden_size=5, **attributes)
 
 

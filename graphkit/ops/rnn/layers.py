@@ -15,7 +15,7 @@ _LENGTHS = np.array([3, 1, 4], np.int32)
 
 
 def _case(*operands: Any, **attributes: Any) -> Sample:
-    """A sample with five hidden units."""
+    """Return a sample with five hidden units."""
     return Sample(*operands, hidden_size=5, **attributes)
 
 
@@ -65,7 +65,7 @@ class RNN(Recurrence):
     )  # fmt: skip
 
     def functions_named(self) -> tuple[str, ...]:
-        # The default has a function for a second direction that there may not be.
+        # The default has functions for two directions; the layer may have only one.
         return self.activations[: self.directions] if self.activations == ("Tanh", "Tanh") else self.activations
 
     def cell(self, math: Any, weights: Weights, x: Any, state: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

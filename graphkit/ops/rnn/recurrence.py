@@ -37,7 +37,7 @@ _RANKS = {"x": 3, "w": 3, "r": 3, "b": 2, "sequence_lens": 1, "initial_h": 3, "i
 
 
 def operand_ranks(op: Op, count: int) -> list[int | None]:
-    """The ranks of the first `count` operands of a recurrent layer's operators."""
+    """Return the ranks of the first `count` operands of a recurrent layer's operators."""
     return [_RANKS.get(formal.name) for formal in op.formals[:count]]
 
 
@@ -54,10 +54,10 @@ class Weights(NamedTuple):
 
 
 class CellGradient(NamedTuple):
-    """The gradient of one step: by the gates [N, gates * H], and by the state before it.
+    """Gradient of one step: with respect to its gates [N, gates * H], and to the state before it.
 
-    `other` [N, H] is what a GRU's last matrix was multiplied by, or with linear_before_reset the gradient by that
-    product; `peepholes` [N, 3 * H] has the terms of the gradient by p. None where the layer has no such thing.
+    `other` [N, H]: the operand of a GRU's last matrix, or with linear_before_reset, the gradient of its product.
+    `peepholes` [N, 3 * H]: the terms of the gradient of p. None if the layer does not have it.
     """
 
     gates: Any
@@ -76,9 +76,9 @@ class Recurrence(Op):
     """
 
     gates: ClassVar[int]
-    functions: ClassVar[tuple[str, ...]]  # of one direction, when `activations` says nothing
+    functions: ClassVar[tuple[str, ...]]  # default activations of one direction
     states: ClassVar[int] = 1
-    # The states before a step, by number, that the gradient of the step reads.
+    # Numbers of the states (before a step) that the gradient of the step reads.
     read_back: ClassVar[tuple[int, ...]] = ()
 
     activation_alpha: tuple[float, ...] | None = None
@@ -99,15 +99,15 @@ class Recurrence(Op):
 
     @property
     def reversed(self) -> tuple[bool, ...]:
-        """For each direction, whether it goes from the end."""
+        """Whether each direction starts at the end of the sequence."""
         return {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[self.direction]
 
     def functions_named(self) -> tuple[str, ...]:
-        """The names of the functions of all directions."""
+        """Return the names of the activation functions of all directions."""
         return self.activations or self.functions * self.directions
 
     def functions_of(self, direction: int) -> tuple[Activation, ...]:
-        """The functions of one direction. Raises UsageError for a name or a number of them that the standard lacks.
+        """Return the activation functions of one direction. Raises UsageError for unknown names or a wrong number.
 
         The values of activation_alpha (and activation_beta) belong, in order, to the functions that take one.
         """
@@ -178,7 +178,7 @@ class Recurrence(Op):
         return TensorType(x.dtype, y), *[TensorType(x.dtype, state)] * self.states
 
     def _hidden(self, w: TensorType, r: TensorType) -> Dim:
-        """The number of hidden units, from the attribute or an operand's shape."""
+        """Return the number of hidden units, from the attribute or an operand's shape."""
         if self.hidden_size is not None:
             if self.hidden_size < 1:
                 raise UsageError(f"hidden_size must be positive, not {self.hidden_size}")
@@ -193,36 +193,39 @@ class Recurrence(Op):
 
     @property
     def saved_gates(self) -> int:
-        """The parts of H columns that `cell` gives beside the state."""
+        """Number of parts of H columns in the gates that `cell` returns."""
         return self.gates
 
     def cell(
         self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The state after one step, from the projected input [N, gates * H] and the state before; then the gates.
+        """Return the state after one step, and the gates. x: projected input [N, gates * H]; state: before the step.
 
-        `math` is ArrayMath or GraphMath, and the operands are arrays or values accordingly. Gates are what activations
-        take, without peepholes and before clipping, side by side [N, saved_gates * H] in one or more parts.
+        `math` is ArrayMath or GraphMath, and the operands are arrays or values accordingly. Gates are the inputs of the
+        activations, without peepholes and before clipping, as one or more arrays that together have [N, saved_gates *
+        H].
         """
         raise NotImplementedError(f"{self.name}.cell")
 
     def cell_gradient(self, math: Any, weights: Weights, gates: Any, before: tuple[Any, ...], d: Any) -> CellGradient:
-        """The gradient of one step by that by the state after it, from the gates and the states of `read_back`.
+        """Return the gradient of one step.
+
+        d: the gradient of the state after it; gates and `before`: as saved, with the states of `read_back`.
 
         `weights` have no bias.
         """
         raise NotImplementedError(f"{self.name}.cell_gradient")
 
     def products(self, math: Any, d_gates: Any, other: Any, h: Any) -> tuple[tuple[Any, Any], ...]:
-        """For each part of r, the gradient by its product, and what it was multiplied by."""
+        """Return, for each part of r, the gradient of its product, and the other factor of the product."""
         return ((d_gates, h),)
 
     def clipped(self, math: Any, x: Any) -> Any:
-        """The input of an activation."""
+        """Clip the input of an activation, if the layer clips."""
         return x if self.clip is None else math.clip(x, self.clip)
 
     def slope(self, math: Any, function: Activation, x: Any, y: Any, d: Any) -> Any:
-        """d times the derivative of y = function(clipped(x)) by x."""
+        """Return d times the derivative of y = function(clipped(x)) with respect to x."""
         inner = slope(math, function, self.clipped(math, x), y, d)
         return inner if self.clip is None else math.drop(x > self.clip, math.drop(x < -self.clip, inner))
 
@@ -230,7 +233,7 @@ class Recurrence(Op):
         return self.recurrence(xp, *operands)[: 1 + self.states]
 
     def recurrence(self, xp: Any, *operands: Any) -> tuple[Any, ...]:
-        """The results, then the gates [D, T, N, saved_gates * H], then the states before each step [D, T, N, H]."""
+        """Return the results, the gates [D, T, N, saved_gates * H], and the states before each step [D, T, N, H]."""
         given: Any = self.named_inputs(operands)
         swapped: Any = (lambda a: None if a is None else xp.swapaxes(a, 0, 1)) if self.layout else (lambda a: a)
         x: Any = swapped(given["x"])
@@ -264,11 +267,11 @@ class Recurrence(Op):
         return tuple(xp.ascontiguousarray(a) for a in (y, *ends, gates, *before))
 
     def expand(self, *operands: Any) -> Any:
-        """The layer as one Scan for each direction, over the input's product with w."""
+        """Build the layer as one Scan per direction, over the product of the input and w."""
         return self.expand_recurrence(operands, saves=False)
 
     def expand_recurrence(self, operands: Sequence[Any], saves: bool) -> tuple[Any, ...]:
-        """The layer as Scans, with the results of `recurrence` when it `saves`."""
+        """Build the layer as Scans. saves: return the results of `recurrence`, else only those of the layer."""
         results = []
         given: Any = self.named_inputs(operands)
         going = going_of(given["sequence_lens"], size(given["x"], 1 if self.layout else 0))
@@ -297,7 +300,7 @@ class Recurrence(Op):
 
 
 class Direction(NamedTuple):
-    """The operands of one direction's Scan: the product of input and w, the first state, (r, bias of r, peepholes)."""
+    """Operands of one direction's Scan: the product of input and w, initial states, (r, bias of r, peepholes)."""
 
     projected: Value
     initial: tuple[Value, ...]
@@ -312,12 +315,12 @@ class Direction(NamedTuple):
 
 
 def swapped(op: Recurrence, value: Any) -> Any:
-    """x, or a state, with layout 0."""
+    """Return x or a state in the axis order of layout=0."""
     return F.transpose(value, perm=(1, 0, 2)) if op.layout and value is not None else value
 
 
 def of_direction(value: Any, direction: int) -> Any:
-    """One part of the first axis; None of None."""
+    """Return one direction of the first axis; None stays None."""
     if value is None:
         return None
     if value.tensor.shape is not None and value.tensor.shape[0] == 1:
@@ -326,7 +329,7 @@ def of_direction(value: Any, direction: int) -> Any:
 
 
 def directions_of(op: Recurrence, operands: Sequence[Any]) -> Iterator[Direction]:
-    """The directions of a layer on graph values."""
+    """Return the directions of a layer, as graph values."""
     given: Any = op.named_inputs(operands)
     x, r = swapped(op, given["x"]), given["r"]
     zeros = F.expand(scalar_like(0.0, x), F.concat(size(x, 1), size(r, 2), axis=0))
@@ -348,9 +351,10 @@ def scan(
     body: Callable[[Any, Any, Any], tuple[Any, Any]],
     backwards: bool,
 ) -> tuple[Value, ...]:
-    """A Scan over first axes: the final state, then what `body` gives for each step, stacked.
+    """Build a Scan over the first axes. Returns the final states, then the results of `body` for each step, stacked.
 
-    body(state, slices, captured) returns the next state and a step's results. Operands that are None are None there.
+    body(state, slices, captured) returns the next state and a step's results. Operands that are None are None in the
+    body, too.
     """
 
     def inside(value: Value | None, first: int) -> Value | None:
@@ -374,24 +378,24 @@ def scan(
 
 
 def joined(parts: Sequence[Value]) -> Value:
-    """Parts of the last axis, side by side."""
+    """Concatenate values along the last axis."""
     return parts[0] if len(parts) == 1 else F.concat(*parts, axis=-1)
 
 
 def stacked(of_directions: Sequence[Sequence[Value]]) -> list[Value]:
-    """What each direction has, along a new first axis."""
+    """Stack corresponding values of all directions along a new first axis."""
     first = np.array([0])
     return [F.concat(*(F.unsqueeze(v, first) for v in each), axis=0) for each in zip(*of_directions, strict=True)]
 
 
 def size(x: Value, axis: int) -> Value:
-    """The size of one axis, as a vector of one element."""
+    """Return the size of one axis, as a vector of one element."""
     result: Value = F.shape(x, start=axis, end=axis + 1)
     return result
 
 
 def going_of(lengths: Value | None, steps: Value) -> Value | None:
-    """For each of `steps` (a vector of one), sequence, and one column: whether the sequence goes on; None: all do."""
+    """Return bool [steps, N, 1]: whether step t is within sequence n; None without lengths. steps: one element."""
     if lengths is None:
         return None
     times = F.range(constant(np.int64(0)), F.squeeze(steps, np.array([0])), constant(np.int64(1)))
@@ -401,7 +405,7 @@ def going_of(lengths: Value | None, steps: Value) -> Value | None:
 
 
 def gradients(node: Node, found: Sequence[Value]) -> tuple[Value | None, ...]:
-    """The results of a gradient operator, in the order of the operands that the layer has."""
+    """Return the results of a gradient operator in the order of the layer's operands."""
     names = ("x", "w", "r", "b", "sequence_lens", "initial_h", "initial_c", "p")
     kept = iter(found)
     by_position = [None if name == "sequence_lens" else next(kept, None) for name in names]

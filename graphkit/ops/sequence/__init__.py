@@ -1,1 +1,1 @@
-"""Sequences of values, and optionals, which hold a value or nothing."""
+"""Operators on sequences of values, and on optionals, which contain a value or nothing."""

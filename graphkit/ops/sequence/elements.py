@@ -1,4 +1,4 @@
-"""Shared by the operators on sequences and optionals: the types of elements, and positions at run time."""
+"""Helpers of the operators on sequences and optionals: types of elements, and positions at run time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from graphkit.ir.types import MapType, OptionalType, SequenceType, TensorType, T
 
 
 def sequence_type(kind: Type | None, what: str) -> SequenceType:
-    """The type of an operand that must be a sequence; raises TypeMismatch."""
+    """Return the type of an operand. Raises TypeMismatch if it is not a sequence."""
     if not isinstance(kind, SequenceType):
         raise TypeMismatch(f"{what} must be a sequence, not {kind}")
     return kind
 
 
 def without_elements(kind: Type) -> Type:
-    """A type that says nothing of single elements: what one value of several may have."""
+    """Return the type without known elements, so that it holds for all values in a sequence."""
     if isinstance(kind, TensorType):
         return kind if kind.value is None and kind.floats is None else TensorType(kind.dtype, kind.shape)
     return kind.with_element(without_elements(kind.element))
 
 
 def drawn(kind: Type) -> Type:
-    """The type of one element of a sequence, whose unnamed dimensions are its own."""
+    """Return the type of one element of a sequence, with new symbols for dimensions that differ between elements."""
     if not isinstance(kind, TensorType):
         return kind.with_element(drawn(kind.element))
     if kind.shape is None:
@@ -36,7 +36,7 @@ def drawn(kind: Type) -> Type:
 
 
 def with_own_sizes(kind: Type) -> Type:
-    """The type of what is fed: names of dimensions inside a sequence or an optional bind no others."""
+    """Return the type of an input with new symbols inside sequences and optionals, where names bind no other size."""
     if isinstance(kind, TensorType):
         return kind
     return kind.with_element(_unnamed(kind.element))
@@ -51,17 +51,17 @@ def _unnamed(kind: Type) -> Type:
 
 
 def is_unnamed(dim: Dim) -> bool:
-    """Whether a dimension may differ from one element of a sequence to the next."""
+    """Return whether a dimension has anonymous symbols: it may differ between the elements of a sequence."""
     return isinstance(dim, DimExpr) and any(name.startswith("?") for name in dim.symbols)
 
 
 def joint(kinds: Iterable[Type]) -> Type:
-    """The type that covers elements of these types, at least one; raises TypeMismatch for other element types."""
+    """Return the type that covers elements of these types (at least one). Raises TypeMismatch if dtypes differ."""
     return reduce(join, map(without_elements, kinds))
 
 
 def with_one_more(sequence: SequenceType, element: Type) -> SequenceType:
-    """The type of a sequence that gets one more element. Raises TypeMismatch for one of another element type."""
+    """Return the type of a sequence after an element is inserted. Raises TypeMismatch if the element types differ."""
     try:
         wide = join(sequence.element, without_elements(element))
     except TypeMismatch:
@@ -72,15 +72,15 @@ def with_one_more(sequence: SequenceType, element: Type) -> SequenceType:
 
 
 def check_scalar(kind: TensorType | None, what: str) -> None:
-    """Raises TypeMismatch unless the operand, when it is there, has one element."""
+    """Raise TypeMismatch if the operand is given and does not have one element."""
     if kind is not None and kind.shape is not None and not dims.may_equal(dims.product(kind.shape), 1):
         raise TypeMismatch(f"{what} must be a scalar, not {kind}")
 
 
 def place(position: Any, length: int, *, past_end: bool = False) -> int:
-    """A position, the last one when absent, counted from the front; raises RuntimeFailure outside of the sequence.
+    """Return a position counted from the front (None: the last one). Raises RuntimeFailure if it does not exist.
 
-    past_end: of what is inserted, which may stand behind all others, as it does when absent.
+    past_end: the position is for an insertion, so it may be `length`, which is then the default.
     """
     most = length if past_end else length - 1
     index = most if position is None else int(position.reshape(()))
@@ -97,14 +97,14 @@ def shapes_text(items: Sequence[Any]) -> str:
 
 
 def holds_maps(kind: Type) -> bool:
-    """Whether the values inside are maps."""
+    """Return whether the innermost values are maps."""
     while isinstance(kind, (SequenceType, OptionalType)):
         kind = kind.element
     return isinstance(kind, MapType)
 
 
 def holds_floats(kind: Type) -> bool:
-    """Whether the tensors inside are of floating-point numbers; maps are not differentiated."""
+    """Return whether the innermost values are float tensors. Maps have no gradient."""
     while isinstance(kind, (SequenceType, OptionalType)):
         kind = kind.element
     return isinstance(kind, TensorType) and kind.dtype.is_float

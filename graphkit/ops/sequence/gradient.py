@@ -1,6 +1,7 @@
 """Operators that gradients of sequences and optionals use.
 
-The gradient of such a value has its structure: as many elements, of the same shapes, and a value where it has one.
+The gradient of such a value has the same structure: as many elements, of the same shapes, and for an optional, a value
+if it has one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PAIR = SequenceSample((2, 3), (4, 3))
 
 
 def _map_nested(function: Callable[..., Any], *values: Any) -> Any:
-    """`function` of the tensors at the same place of values of one structure."""
+    """Apply `function` to the tensors at the same position in values of the same structure."""
     first = values[0]
     if isinstance(first, (list, tuple)):
         lengths = sorted({len(v) for v in values})
@@ -36,7 +37,7 @@ def _map_nested(function: Callable[..., Any], *values: Any) -> Any:
 
 
 def _if_there(first: Value, build: Callable[..., Any], *values: Value) -> Any:
-    """An optional of what `build` makes of what `values` hold; an empty one where `first` is empty."""
+    """Build an optional with the result of `build` for the contents of `values`; an empty one if `first` is empty."""
     inner = [Value(without_value(v.type), v.name) for v in values]
     then = Graph(inner, [F.optional(build(*(F.optional_get_element(v) for v in inner)))], name="held")
     other = [Value(v.type, v.name) for v in inner]
@@ -45,7 +46,7 @@ def _if_there(first: Value, build: Callable[..., Any], *values: Value) -> Any:
 
 
 def _mapped(build: Callable[..., Any], *sequences: Value) -> Any:
-    """The sequence of what `build` makes of the elements of `sequences`, which have as many."""
+    """Build the sequence of the results of `build` for the elements of `sequences`, which have equal lengths."""
     inner = [Value(drawn(sequence_type(v.type, "an operand").element), "item") for v in sequences]
     return sequence_map(Graph(inner, [build(*inner)], name="each"), sequences)[0]
 
@@ -59,7 +60,7 @@ class ZerosLike(Op):
     inputs = ("x",)
     reference_in_float32 = False
     samples = (
-        Sample((2, 3), grad=False),  # zeros have no derivative to compare
+        Sample((2, 3), grad=False),  # the result is always 0
         Sample(_PAIR, grad=False),
         Sample(OptionalSample((2,)), grad=False),
         Sample(OptionalSample(None), grad=False),

@@ -126,13 +126,13 @@ class SequenceInsert(Op):
         return held.with_one_more(sequence, index, x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        # Counted from the back, the new element has the number of the one before it.
+        # A negative position p counts from the end before the insertion. In the result, the new element is at p - 1.
         at = i64(-1).reshape(()) if len(node.inputs) < 3 else _shifted(node.operands[2])
         return (F.sequence_erase(dy, at), F.sequence_at(dy, at), None)[: len(node.inputs)]
 
 
 def _shifted(position: Value) -> Any:
-    """One less where it is negative."""
+    """Return position - 1 if it is negative, else position."""
     zero = np.array(0, position.dtype.numpy)
     return F.sub(position, F.cast(F.less(position, zero), to=position.dtype))
 

@@ -16,7 +16,7 @@ from graphkit.ops.sequence.elements import drawn, sequence_type, without_element
 
 
 def element_types(operands: Sequence[Value]) -> list[SequenceType | TensorType]:
-    """The types of a body's inputs: one element of each sequence, and tensors unchanged."""
+    """Return the types of a body's inputs: of one element of each sequence, and of tensors."""
     kinds = [v.type.element if isinstance(v.type, SequenceType) else v.type for v in operands]
     return [drawn(without_value(kind)) for kind in kinds]  # type: ignore[misc]
 
@@ -24,10 +24,10 @@ def element_types(operands: Sequence[Value]) -> list[SequenceType | TensorType]:
 def sequence_map(
     body: Graph, operands: Sequence[Value], captured: Sequence[Value] = (), name: str = ""
 ) -> tuple[Value, ...]:
-    """For each output of `body` the sequence of its results.
+    """Apply `body` to each element of sequences. Return, for each output of `body`, the sequence of its results.
 
-    `operands`: a sequence, and more, as long ones, whose elements the body takes one after the other, or tensors, which
-    it takes each time; its last inputs are `captured`. Raises TypeMismatch.
+    operands: a sequence, then sequences of the same length or tensors. A call of the body gets one element of each
+    sequence, the tensors, and `captured` as its last inputs. Raises TypeMismatch if lengths differ.
     """
     first = operands[0]
     length = sequence_type(first.type, "the first operand").length

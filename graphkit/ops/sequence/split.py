@@ -19,7 +19,7 @@ from graphkit.ops.axes import contiguous, i64, length_of, normal_axis, zeros_lik
 from graphkit.ops.held import PER_ARRAY
 from graphkit.ops.sequence.elements import is_unnamed, sequence_type, shapes_text
 
-# How many results a Split in the place of a SplitToSequence may have.
+# Most results of a Split that replaces a SplitToSequence.
 MOST_PARTS = 1024
 
 
@@ -46,7 +46,7 @@ class SplitToSequence(Op):
         Sample((5, 2), np.array(2)),
         Sample((2, 6), np.array([1, 3, 2], np.int32), axis=1),
         Sample((4, 2), np.array(2, np.int32), keepdims=False),
-        Sample((2, 3), np.array(1), axis=1, keepdims=False, onnx=False),  # onnx's evaluator keeps the axis
+        Sample((2, 3), np.array(1), axis=1, keepdims=False, onnx=False),  # onnx=False: onnx's evaluator keeps the axis
         Sample(np.array(["a", "b", "c"], object), keepdims=False),
     )
 
@@ -96,7 +96,7 @@ class SplitToSequence(Op):
             )
         size = None if x.shape is None else x.shape[self.axis]
         if not stacked and not (isinstance(size, int) and size > 0):
-            # There may be no parts to join.
+            # There may be no parts, but ConcatFromSequence needs at least one: add an empty one.
             nothing = zeros_like(F.slice(x, i64(0), i64(0), i64(self.axis)))
             dy = F.sequence_insert(dy, nothing, np.array(0))
         dx = F.concat_from_sequence(dy, axis=self.axis, new_axis=stacked)
@@ -104,7 +104,7 @@ class SplitToSequence(Op):
 
 
 def _count(size: Dim | None, split: TensorType | None) -> Dim | None:
-    """How many parts there are."""
+    """Return the number of parts; None if it is unknown."""
     if split is None:
         return size
     if split.rank == 1:
@@ -116,7 +116,7 @@ def _count(size: Dim | None, split: TensorType | None) -> Dim | None:
 
 
 def _part(size: Dim, split: TensorType | None) -> Dim:
-    """The size that all parts have; an unnamed one where they may differ."""
+    """Return the size that all parts have; a new symbol if sizes may differ."""
     if split is None:
         return 1
     if split.value is None:
@@ -130,7 +130,7 @@ def _part(size: Dim, split: TensorType | None) -> Dim:
 
 
 def _sizes(size: int, split: Any) -> list[int]:
-    """The sizes of the parts of an axis of `size`; raises RuntimeFailure where they do not fit."""
+    """Return the sizes of the parts of an axis of `size`. Raises RuntimeFailure if they do not fit."""
     if split is None:
         return [1] * size
     if split.ndim == 0:
@@ -172,7 +172,7 @@ class ConcatFromSequence(Op):
             raise TypeMismatch(f"only tensors are joined, not {element}")
         if element.shape is None:
             return TensorType(element.dtype)
-        # Along all other axes the elements have one size.
+        # All elements have the same shape, except along the joined axis.
         shape = [dims.fresh() if is_unnamed(d) else d for d in element.shape]
         if self.new_axis:
             shape.insert(normal_axis(self.axis, len(shape) + 1), dims.fresh() if length is None else length)
@@ -202,7 +202,7 @@ class ConcatFromSequence(Op):
 
 
 def parts(op: SplitToSequence, x: Value, split: Value | None = None) -> Sequence[Value] | None:
-    """The elements of SplitToSequence, where their number is known, and no more than MOST_PARTS."""
+    """Build the elements of a SplitToSequence by Split; None if their number is unknown or above MOST_PARTS."""
     kind = None if split is None else split.tensor
     drops, axis = op.drops_axis(kind), op.axis
     size = None if x.shape is None else x.shape[normal_axis(axis, len(x.shape))]

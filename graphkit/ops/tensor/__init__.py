@@ -1,1 +1,1 @@
-"""Tensors made, cut, joined, reordered and indexed; shapes as data."""
+"""Operators that create, slice, join, reorder and index tensors, or read shapes."""

@@ -18,14 +18,14 @@ from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.known_elements import all_of
 
-# Bits of the integers that take less than a byte, and whether they have a sign.
+# Integers of less than a byte: number of bits, and whether they have a sign.
 _NARROW = {DType.INT4: (4, True), DType.UINT4: (4, False), DType.INT2: (2, True), DType.UINT2: (2, False)}
 _WHOLE_BYTES = NUMERIC | BOOLS | FLOAT8 | {DType.FLOAT8E8M0}
 _ROUND_MODES = ("up", "down", "nearest")
 
 
 def convert(xp: Any, x: Any, to: DType, saturate: bool = True, round_mode: str = "up") -> Any:
-    """x's elements as `to`, by the rules of the standard's Cast.
+    """Convert x's elements to `to`, by the rules of the standard's Cast.
 
     Strings hold numbers in plain or scientific notation; INF, +INF, -INF and NaN are read in any case. Numbers are
     written as ONNX Runtime writes them: floats of every width with eight significant digits, as C's %.8g, INF, -INF and
@@ -38,7 +38,7 @@ def convert(xp: Any, x: Any, to: DType, saturate: bool = True, round_mode: str =
     if to is DType.FLOAT8E8M0:
         return _power_of_two(x.astype(np.float32), saturate, round_mode)
     if to in FLOAT8 and saturate:
-        # Not NaN but the largest number, also for infinity.
+        # Saturate: numbers out of range, also infinity, become the largest number, not NaN.
         import ml_dtypes
 
         largest = float(ml_dtypes.finfo(to.numpy).max)
@@ -52,8 +52,9 @@ def convert(xp: Any, x: Any, to: DType, saturate: bool = True, round_mode: str =
 
 
 def _narrow(xp: Any, x: Any, to: DType) -> Any:
-    """x as integers of 4 or 2 bits, as ONNX Runtime casts: floats are rounded, ties away from zero, and high bits lost;
-    NaN and infinities are 0.
+    """Convert x to integers of 4 or 2 bits, as ONNX Runtime does.
+
+    Floats are rounded, ties away from zero, and lose their high bits; NaN and infinities become 0.
     """
     if dtype_of(x.dtype).is_float:
         wide = x.astype(np.float64)
@@ -69,7 +70,7 @@ def _narrow(xp: Any, x: Any, to: DType) -> Any:
 def _parsed(text: Any, parse: Callable[[str], Any], dtype: Any) -> np.ndarray:
     with np.errstate(over="ignore"):
         elements = [parse(word) for word in text.reshape(-1).tolist()]
-        # Integers of any size lose their high bits, as in every other conversion.
+        # Integers that are too large lose their high bits, as in other conversions.
         wide = np.array([v % (1 << 64) for v in elements], np.uint64) if parse is _integer else elements
         return np.asarray(wide).astype(dtype).reshape(text.shape)
 
@@ -82,7 +83,7 @@ def _number(word: str) -> float:
 
 
 def _integer(word: str) -> int:
-    # Through float only where the text is no integer: int64 has more digits than float64.
+    # Parse as float only if the text is not an integer, because float64 has fewer digits than int64.
     try:
         return int(word) if "_" not in word and word.isascii() else int(_number(word))
     except ValueError:
@@ -103,7 +104,7 @@ def _text(value: Any) -> str:
 
 
 def _power_of_two(x: Any, saturate: bool, round_mode: str) -> np.ndarray:
-    """float32 to float8e8m0, an exponent alone: 2 ** (bits - 127), NaN at 255."""
+    """Convert float32 to float8e8m0, which has only an exponent: the value is 2 ** (bits - 127), or NaN for 255."""
     bits = np.asarray(x, np.float32).view(np.uint32)
     exponent = ((bits >> 23) & 0xFF).astype(np.int64)
     fraction = bits & 0x7FFFFF
@@ -120,7 +121,7 @@ def _power_of_two(x: Any, saturate: bool, round_mode: str) -> np.ndarray:
 
 
 def _known(x: TensorType, to: DType) -> tuple[Dim, ...] | None:
-    """Known elements after a conversion that leaves their values as they are."""
+    """Return the known elements if the conversion does not change their values, else None."""
     if x.value is None:
         return None
     if to is DType.BOOL:
@@ -137,7 +138,7 @@ def _truth(value: Dim) -> int | None:
 
 
 class _Conversion(Op):
-    """What Cast and CastLike share."""
+    """Base of Cast and CastLike."""
 
     saturate: bool = True
     round_mode: str = "up"
@@ -150,7 +151,7 @@ class _Conversion(Op):
 
     @staticmethod
     def back(x: Any, dy: Any) -> Any:
-        """The gradient in x: dy in x's dtype where both are floats."""
+        """Return the gradient of x: dy in x's dtype if both are floats, else None."""
         return F.cast(dy, to=x.dtype) if x.dtype.is_float and dy.dtype.is_float else None
 
 
@@ -160,7 +161,7 @@ _POWERS = np.array([1.0, 1.4, 1.5, 1.6, 3.0, 1e30, 3e38, np.nan, 2e-39, 7e-39], 
 
 
 def _samples() -> tuple[Sample, ...]:
-    # Rounded values have no derivative that differences could measure.
+    # grad=False below: rounding is a step function, so finite differences do not measure its gradient.
     return (
         Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT64),
         Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT32, grad=False),
@@ -179,7 +180,7 @@ def _samples() -> tuple[Sample, ...]:
         Sample(np.array(["12", "-7"], object), to=DType.INT64),
         Sample(np.array(["18446744073709551615", " 7 "], object), to=DType.UINT64),
         Sample(np.array([1, -20]), to=DType.STRING),
-        # The text of a float or of truth is not fixed by the standard; ONNX Runtime's is taken.
+        # The standard does not define the text of floats and booleans; results are those of ONNX Runtime.
         Sample(np.array([True, False]), to=DType.STRING, onnx=False),
         Sample(np.array([0.5, -3.25], np.float32), to=DType.STRING, grad=False, onnx=False),
         *(Sample(_EXTREME, to=to, grad=False) for to in sorted(FLOAT8, key=str)),
@@ -265,7 +266,7 @@ class StopGradient(Op):
     inputs = ("x",)
     types = {"x": ANY}
     views = ((0, 0),)
-    # Its derivative is declared to be zero; that of its value is not.
+    # grad=False: the gradient is 0 by definition, but finite differences measure 1.
     samples = (Sample((2, 3), grad=False), Sample((), grad=False), Sample((0, 2), grad=False))
 
     def infer(self, x: TensorType) -> TensorType:
@@ -295,7 +296,7 @@ class StraightThrough(Op):
     types = {"x": FLOATS, "y": "x"}
     views = ((1, 0),)
     shape_only = ("x",)
-    # The derivative is declared to be that of x, the value is y.
+    # grad=False: the gradient goes to x by definition, although the value is y.
     samples = (Sample((2, 3), (2, 3), grad=False), Sample((), (), grad=False), Sample((0, 2), (0, 2), grad=False))
 
     def infer(self, x: TensorType, y: TensorType) -> TensorType:

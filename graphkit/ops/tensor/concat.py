@@ -84,7 +84,7 @@ class Concat(Op):
 
 
 def _extended(joint: Sequence[Dim], shape: Sequence[Dim], axis: int) -> list[Dim] | None:
-    """The dimensions with one more operand joined on; None when it does not fit."""
+    """Return the dimensions after one more operand is joined; None if its shape does not fit."""
     if len(shape) != len(joint):
         return None
     result: list[Dim] = []
@@ -164,11 +164,11 @@ class Split(Op):
         return (F.concat(*parts, axis=self.axis), None)[: len(node.inputs)]
 
 
-# Each is a value of its own.
+# Most results of Split; each is a value in the graph.
 _MOST_PARTS = 1 << 20
 
 
 def _even(size: Dim, count: int) -> tuple[Dim, ...]:
-    """`count` sizes of ceil(size / count), as long as something is left."""
+    """Return `count` sizes: ceil(size / count), then the rest, then 0."""
     chunk = dims.ceildiv(size, count)
     return tuple(at_least_zero(lesser(chunk, size - i * chunk)) if i else chunk for i in range(count))

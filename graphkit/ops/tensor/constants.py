@@ -67,7 +67,7 @@ class ReduceToShapeOf(Op):
         if axes is not None:
             total = F.reduce_sum(x, np.asarray(axes, np.int64), keepdims=False) if axes else x
             return F.reshape(total, F.shape(like))
-        # Unknown sizes: align both shapes to x's rank and sum where only `like` is 1.
+        # Sizes are unknown: extend like's shape to x's rank, and sum over axes where only `like` has size 1.
         target, source = F.shape(like), F.shape(x)
         missing = F.sub(F.shape(source), F.shape(target))
         ones = F.expand(np.array([1], np.int64), missing)
@@ -80,7 +80,7 @@ class ReduceToShapeOf(Op):
 
 
 def _static_axes(x: tuple[Any, ...] | None, like: tuple[Any, ...] | None) -> list[int] | None:
-    """Axes to sum, when shapes decide them: equal dimensions stay, ones are summed; None when undecided."""
+    """Return the axes to sum over: those where `like` has size 1; None if the shapes do not determine them."""
     if x is None or like is None:
         return None
     lead = len(x) - len(like)

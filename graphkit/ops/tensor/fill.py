@@ -80,7 +80,7 @@ class Range(Op):
         Sample(np.int64(3), np.int64(9), np.int64(3)),
         Sample(np.int64(10), np.int64(4), np.int64(-2)),
         Sample(np.int32(1), np.int32(1), np.int32(1)),
-        # The length is a step function of the operands: a perturbed limit or delta may change the output's shape.
+        # grad=False: finite differences may change the length of the result.
         Sample(np.float32(0.25), np.float32(2.0), np.float32(0.5), grad=False),
         Sample(np.float32(1.0), np.float32(-1.0), np.float32(0.5), grad=False),
     )

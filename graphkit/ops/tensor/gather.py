@@ -27,13 +27,13 @@ _SAMPLES: tuple[tuple[tuple[int, ...], np.ndarray, int], ...] = (
 
 
 def refused_indices(x: Value, indices: Value, axis: int) -> tuple[Any, ...]:
-    """See Op.value_check: indices along an axis of x."""
+    """Return the key of Op.value_check for indices along an axis of x."""
     shape = x.tensor.shape
     return "indices", indices, x if shape is None else shape[axis % len(shape)]
 
 
 def refused_slices(x: Value, indices: Value, axis: int) -> tuple[Any, ...] | None:
-    """The same; None for indices that are known, and inside."""
+    """Return the same key; None if the indices are known and within the axis."""
     found, known = refused_indices(x, indices, axis), indices.tensor.constants
     size = found[-1]
     is_inside = known is not None and isinstance(size, int) and all(-size <= index < size for index in known)
@@ -41,11 +41,11 @@ def refused_slices(x: Value, indices: Value, axis: int) -> tuple[Any, ...] | Non
 
 
 def refused_tuples(x: Value, indices: Value, batch_dims: int = 0) -> tuple[Any, ...]:
-    """See Op.value_check: tuples of indices into the axes of x behind those that they share."""
+    """Return the key of Op.value_check for tuples of indices into the axes of x after the shared batch axes."""
     shape, depth = x.tensor.shape, None if indices.tensor.shape is None else indices.tensor.shape[-1]
     if shape is None or not isinstance(depth, int):
         return "tuples", indices, x
-    # Tuples of one are indices along an axis.
+    # Tuples of one index have the same key as indices along an axis.
     return ("indices" if depth == 1 else "tuples"), indices, *shape[batch_dims : batch_dims + depth]
 
 
@@ -134,14 +134,14 @@ class GatherGrad(Op):
 
 
 def check_range(indices: Any, shape: tuple[int, ...], axis: int) -> None:
-    """Raises RuntimeFailure for an index outside the axis, also where no element would be taken by it."""
+    """Raise RuntimeFailure for an index outside the axis, even if the result is empty."""
     size = shape[axis]
     if indices.size and (int(indices.min()) < -size or int(indices.max()) >= size):
         raise RuntimeFailure(f"an index is outside axis {axis} of {list(shape)}")
 
 
 def along_axis(xp: Any, shape: tuple[int, ...], indices: Any, axis: int) -> tuple[Any, ...]:
-    """The numpy index that takes x[..., indices, ...] elementwise along `axis`; negative indices count from the back.
+    """Return the numpy index of x[..., indices, ...], elementwise along `axis`; negative ones count from the back.
 
     Raises TypeMismatch for an index outside the axis, and for more indices along another axis than x has elements.
     """
@@ -198,7 +198,7 @@ class GatherElements(Op):
 
 
 def nd_index(xp: Any, shape: tuple[int, ...], indices: Any, batch_dims: int = 0) -> tuple[Any, ...]:
-    """The numpy index of tuples kept in the last axis of `indices`, after `batch_dims` axes shared with x."""
+    """Return the numpy index for tuples in the last axis of `indices`; `batch_dims` axes are shared with x."""
     depth = indices.shape[-1]
     for k in range(depth):
         check_range(indices[..., k], shape, batch_dims + k)
@@ -208,7 +208,10 @@ def nd_index(xp: Any, shape: tuple[int, ...], indices: Any, batch_dims: int = 0)
 
 
 def nd_pair(xp: Any, x: Any, indices: Any, batch_dims: int = 0) -> tuple[Any, Any]:
-    """x and index tuples of at least one index: empty tuples, which mean all behind the batch, index a new axis."""
+    """Return x and tuples of at least one index.
+
+    Empty tuples select everything after the batch axes: they become index 0 into a new axis of size 1.
+    """
     if indices.shape[-1]:
         return x, indices
     shape = (*x.shape[:batch_dims], 1, *x.shape[batch_dims:])
@@ -236,7 +239,7 @@ class GatherND(Op):
         Sample((2, 3, 4), np.array([[[0, 1], [2, -1]], [[1, 1], [0, 0]]]), batch_dims=1),
         Sample((2, 2, 3), np.array([[[2], [0]], [[1], [1]]]), batch_dims=2),
         Sample((3,), np.zeros((0, 1), np.int64)),
-        # The standard has at least one index in a tuple; ONNX Runtime takes none as well.
+        # The standard requires at least one index in a tuple; ONNX Runtime also accepts empty tuples.
         *(Sample((3,), np.zeros((*lead, 0), np.int64), onnx=False) for lead in ((), (2,), (0, 1))),
         Sample((2, 3), np.zeros((2, 4, 0), np.int64), batch_dims=1, onnx=False),
     )

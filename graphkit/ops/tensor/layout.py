@@ -127,7 +127,7 @@ class Tile(Op):
         return xp.tile(x, tuple(repeats.tolist()))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        # The result is [r0, n0, r1, n1, ...] in memory; the copies are summed.
+        # In memory, the result is [r0, n0, r1, n1, ...]: sum over the copies r0, r1, ...
         x, repeats = node.operands
         pair = [F.unsqueeze(v, i64(1)) for v in (repeats, F.shape(x))]
         blocks = F.reshape(dy, F.reshape(F.concat(*pair, axis=1), i64(-1)), allowzero=True)

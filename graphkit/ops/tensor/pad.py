@@ -32,7 +32,7 @@ _MODES = ("constant", "reflect", "edge", "wrap")
 
 
 def pad_widths(rank: int, pads: Any, axes: Any) -> list[tuple[int, int]]:
-    """(before, after) for every axis, from concrete operands."""
+    """Return (before, after) for each axis, from arrays."""
     values = pads.tolist()
     where = normal_axes(range(rank) if axes is None else axes.tolist(), rank)
     if len(values) != 2 * len(where):
@@ -44,7 +44,7 @@ def pad_widths(rank: int, pads: Any, axes: Any) -> list[tuple[int, int]]:
 
 
 def pad_sources(xp: Any, size: int, before: int, after: int, mode: str) -> Any:
-    """For each position of a padded axis the one that it copies; a negative pad crops before the rest is padded."""
+    """Return the position of x that each position of a padded axis copies. Negative pads crop before padding."""
     low, high = max(-before, 0), size + min(after, 0)
     kept = high - low
     position = xp.arange(size + before + after) - max(before, 0)
@@ -76,7 +76,7 @@ _SAMPLES: tuple[tuple[Any, ...], ...] = (
 
 
 def _shape(x: TensorType, pads: TensorType, axes: TensorType | None) -> Sequence[Dim] | None:
-    """x's dimensions with the pads added."""
+    """Return x's dimensions after padding."""
     if x.shape is None:
         return None
     rank = len(x.shape)
@@ -137,7 +137,7 @@ class Pad(Op):
                 for x, pads, *axes in _SAMPLES
                 if not (mode == "reflect" and x == (3, 4)) and 0 not in x
             ]
-            # Wider than the axis, an axis of one element, an empty tensor whose empty axis is not padded.
+            # Pads wider than the axis, an axis of one element, and an empty tensor whose empty axis is not padded.
             made += [
                 Sample((3, 1), i64(4, 2, 0, 2), None, mode=mode),
                 Sample((2, 0), i64(1, 0, 0, 0), None, mode=mode),
@@ -169,7 +169,7 @@ class Pad(Op):
         if constant_value is None:
             result[...] = "" if x.dtype.kind == "O" else 0
         else:
-            # An array: of a string alone numpy loses zero bytes at the end.
+            # Assign an array, because numpy drops zero bytes at the end of a single string.
             result[...] = constant_value.reshape(())
         source, target = [], []
         for n, (before, after) in zip(x.shape, widths, strict=True):
@@ -222,7 +222,8 @@ class PadGrad(Op):
             raise UsageError(f"mode must be one of {', '.join(_MODES[1:])}, not {self.mode!r}")
         if dy.rank is not None and x.rank is not None and dy.rank != x.rank:
             raise TypeMismatch(f"dy {dy} and x {x} differ in rank")
-        # Of pads that a run tells, their kernel is made when it does, of sizes that are numbers.
+        # If pads are known only at run time, the kernel is compiled in the run with static sizes. dy and x are not
+        # compared then.
         padded = _shape(x, pads, axes) if pads.constants is not None else None
         if padded is not None and not fits(dy.shape, padded):
             raise TypeMismatch(f"dy is {dy}; x {x} is padded to {TensorType(dy.dtype, padded)}")

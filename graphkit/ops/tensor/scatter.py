@@ -1,7 +1,7 @@
 """Copies of a tensor with some elements overwritten, or combined with others.
 
-ScatterElements and ScatterND are one rule in two ways of addressing. With "none", indices must not repeat (the standard
-leaves it undefined which update would win); the other reductions combine every update of an element with it.
+ScatterElements and ScatterND differ only in how indices address elements. With "none", indices must not repeat (the
+standard leaves it undefined which update would win); the other reductions combine every update of an element with it.
 TensorScatter overwrites a run of elements.
 """
 
@@ -27,7 +27,7 @@ _REDUCTIONS = ("none", "add", "mul", "max", "min")
 
 
 class _Scatter(Op):
-    """What both addressings share; `reduction` is how an update meets the element, "none" replaces it."""
+    """Base of both operators. reduction: how an update is combined with the element; "none" replaces it."""
 
     reduction: str = "none"
     inputs = ("x", "indices", "updates")
@@ -45,11 +45,11 @@ class _Scatter(Op):
         return TensorType(x.dtype, x.shape, value)
 
     def check(self, x: TensorType, indices: TensorType, updates: TensorType) -> None:
-        """Raise TypeMismatch where shapes cannot fit."""
+        """Raise TypeMismatch if the shapes cannot match."""
         raise NotImplementedError(f"{self.name}.check")
 
     def index(self, xp: Any, shape: tuple[int, ...], indices: Any) -> tuple[Any, ...]:
-        """The numpy index of the elements that the updates address."""
+        """Return the numpy index of the elements that the updates address."""
         raise NotImplementedError(f"{self.name}.index")
 
     def reference(self, xp: Any, x: Any, indices: Any, updates: Any) -> Any:
@@ -63,10 +63,10 @@ class _Scatter(Op):
         return result
 
     def addressed(self, xp: Any, result: Any, indices: Any) -> tuple[Any, Any]:
-        """A view of the result, and what addresses elements of it."""
+        """Return a view of the result, and the indices into this view."""
         return result, indices
 
-    # --- gradient: `put` is this addressing, `take` its transpose -----------------------------------
+    # --- gradient: `put` scatters by these indices, `take` gathers by them --------------------------
 
     def put(self, x: Any, indices: Any, updates: Any, reduction: str) -> Any:
         raise NotImplementedError(f"{self.name}.put")
@@ -87,7 +87,7 @@ class _Scatter(Op):
         return self._extreme_gradient(node.output, x, indices, updates, dy)
 
     def _product_gradient(self, x: Value, indices: Any, updates: Value, dy: Any) -> Any:
-        """Each factor's gradient is the product of the others, right where one factor of an element is 0."""
+        """Return the gradient for "mul": the product of the other factors, also if one factor of an element is 0."""
         zero, one = scalar_like(0.0, dy), scalar_like(1.0, dy)
         factors = self.put(F.expand(one, F.shape(x)), indices, updates, "mul")
         is_zero = F.equal(updates, zero)
@@ -99,7 +99,7 @@ class _Scatter(Op):
         return F.mul(dy, factors), None, F.mul(self.take(dy, indices), others)
 
     def _extreme_gradient(self, y: Value, x: Value, indices: Any, updates: Value, dy: Any) -> Any:
-        """Shared equally among the elements and updates that tie."""
+        """Return the gradient for "max" and "min": equal elements and updates share it equally."""
         x_hits = F.cast(F.equal(x, y), to=dy.dtype)
         update_hits = F.cast(F.equal(updates, self.take(y, indices)), to=dy.dtype)
         share = F.div(dy, self.put(x_hits, indices, update_hits, "add"))
@@ -169,7 +169,7 @@ class ScatterND(_Scatter):
         Sample((3, 2, 2), np.array([[0], [2]]), (2, 2, 2)),
         Sample((3, 4), np.array([[[0, 1]], [[2, -1]]]), (2, 1)),
         Sample((3,), np.zeros((0, 1), np.int64), (0,)),
-        # Empty tuples, as in GatherND, address all of x.
+        # Empty tuples address all of x, as in GatherND.
         Sample((3,), np.zeros((0,), np.int64), (3,), onnx=False),
         Sample((3,), np.zeros((2, 0), np.int64), (2, 3), reduction="add", onnx=False),
         *(
@@ -265,7 +265,7 @@ class TensorScatter(Op):
         return result
 
     def _places(self, cache: Any, update: Any, write_indices: Any) -> Any:
-        """Where along the axis each element of the update goes: int64 of its shape."""
+        """Return the position along the axis for each element of the update: int64 of the update's shape."""
         if cache.rank is None:
             raise UnsupportedError(f"TensorScatter in other operators needs a cache of known rank, not {cache}")
         axis = self.axis % cache.rank

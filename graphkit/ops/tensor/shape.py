@@ -63,7 +63,7 @@ class Shape(Op):
         return TensorType(DType.INT64, [len(known)], known if len(known) <= MAX_KNOWN_ELEMENTS else None)
 
     def _bounded(self, shape: Sequence[Any]) -> Sequence[Any]:
-        # Clamping as the standard asks is what Python's slices do.
+        # Python's slices clamp as the standard requires.
         return tuple(shape)[self.start : self.end]
 
     def reference(self, xp: Any, x: Any) -> Any:
@@ -88,10 +88,10 @@ class Size(Op):
 
 
 def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: bool) -> tuple[Dim, ...]:
-    """The dimensions that Reshape gives: 0 copies (unless `allowzero`), one -1 takes what is left.
+    """Return the dimensions after Reshape: 0 copies (unless `allowzero`), one -1 is computed from the rest.
 
-    Works on integers and on symbolic dimensions alike; dimensions found on both sides cancel before the -1 is
-    solved, so that it is known beside an empty or symbolic batch. Raises TypeMismatch where sizes cannot agree.
+    Works on integers and on symbolic dimensions alike; dimensions on both sides cancel before -1 is computed, so it is
+    known even if the batch is empty or symbolic. Raises TypeMismatch where sizes cannot agree.
     """
 
     def misfit(why: str) -> TypeMismatch:
@@ -109,7 +109,7 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
                 raise misfit(f"there is no dimension {axis} to copy")
             dim = dims.fresh() if source is None else source[axis]
         elif not allowzero and (source is None or axis >= len(source) or dim != source[axis]):
-            dims.may_reach(dim, 1)  # 0 would copy
+            dims.may_reach(dim, 1)  # record that it is at least 1, because 0 would copy a dimension
         result.append(dim)
     if source is None:
         return tuple(dims.fresh() if axis == open_axis else d for axis, d in enumerate(result))
@@ -222,7 +222,7 @@ class Squeeze(Op):
     )
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
-        # Without axes, a single example would lose its own.
+        # Without axes, a batch of one example would lose its batch axis.
         return self._has_examples(("x",), inputs, batched) and len(inputs) > 1 and inputs[1] is not None
 
     def infer(self, x: TensorType, axes: TensorType | None = None) -> TensorType:

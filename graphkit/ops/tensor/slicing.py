@@ -23,7 +23,7 @@ _END, _START = int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min)
 
 
 def _clamped(size: int, start: int, end: int, step: int) -> slice:
-    """The Python slice of an axis of `size`, with the bounds clamped as the standard does."""
+    """Return the Python slice of an axis of `size`, with bounds clamped as in the standard."""
     if step == 0:
         raise TypeMismatch("the step of a slice must not be 0")
     start, end = (bound + size if bound < 0 else bound for bound in (start, end))
@@ -34,7 +34,7 @@ def _clamped(size: int, start: int, end: int, step: int) -> slice:
 
 
 def sliced(size: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
-    """How many elements of an axis of `size` a slice takes; a fresh dimension when a sign is not evident."""
+    """Return the number of elements of a slice of an axis of `size`; a new symbol if the sign of a bound is unknown."""
     if not dims.is_static(step) or step == 0:
         return dims.fresh()
     if dims.is_static(size) and dims.is_static(start) and dims.is_static(end):
@@ -44,7 +44,7 @@ def sliced(size: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     if first is None or last is None:
         return dims.fresh()
     if step > 0:
-        # The lower bound of `last` and the upper bound of `first` only matter where the result is empty anyway.
+        # `last` is not clamped from below, nor `first` from above: that matters only if the result is empty anyway.
         if never_below(-1, start) and never_below(last, size) and step == 1:
             return lesser(size, 0 - start)
         length = dims.ceildiv(lesser(last, size) - at_least_zero(first), step)
@@ -56,7 +56,7 @@ def sliced(size: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
 
 
 def _offset(size: Dim, bound: Dim) -> Dim | None:
-    """A bound counted from the front, not clamped; None when its sign is not evident."""
+    """Return a bound counted from the front, not clamped; None if its sign is unknown."""
     if dims.is_static(bound):
         if bound >= _FAR:
             return size
@@ -68,7 +68,7 @@ def _offset(size: Dim, bound: Dim) -> Dim | None:
 
 
 def slice_index(shape: Sequence[int], starts: Any, ends: Any, axes: Any, steps: Any) -> tuple[slice, ...]:
-    """The numpy index of a slice with concrete operands."""
+    """Return the numpy index of a slice, from arrays."""
     rank = len(shape)
     first, last = starts.tolist(), ends.tolist()
     where = normal_axes(range(len(first)) if axes is None else axes.tolist(), rank)
@@ -113,7 +113,8 @@ class Slice(Op):
             return False
         rank = len(inputs[0].known_shape)
         where = range(len(starts)) if len(inputs) < 4 or inputs[3] is None else axes or ()
-        # As many examples as before, from the first one on.
+        # Along the batch axis, a slice must keep all examples: start 0, step 1. Its end is not checked: the result has
+        # as many examples as x.
         forward = steps or (1,) * len(starts) if len(inputs) < 5 or inputs[4] is None or steps is not None else ()
         taken = zip(where, starts, forward, strict=False)
         return len(where) == len(forward) == len(starts) and all(
@@ -204,7 +205,7 @@ class SliceGrad(Op):
 
     @staticmethod
     def _pads(x: TensorType, *bounds: TensorType | None) -> np.ndarray | None:
-        """What a slice of known bounds and unit steps left out on each side; None for other slices."""
+        """Return the number of elements that a slice omits on each side; None unless bounds are known and steps 1."""
         arrays = [index_array(b) for b in bounds]
         if not x.is_static or any(a is None and b is not None for a, b in zip(arrays, bounds, strict=True)):
             return None

@@ -18,7 +18,7 @@ _TIES = np.array([[2.0, 1.0, 2.0], [-1.0, -1.0, -3.0]], np.float32)
 
 
 class ArgExtreme(Op):
-    """The int64 position along `axis` of the extreme element; the first of equal ones, or the last."""
+    """Base of ArgMax and ArgMin: int64 position of the extreme element along `axis`, the first or last of equals."""
 
     axis: int = 0
     keepdims: bool = True
@@ -44,7 +44,7 @@ class ArgExtreme(Op):
         return TensorType(DType.INT64, [*x.shape[:axis], *middle, *x.shape[axis + 1 :]])
 
     def position(self, xp: Any, x: Any) -> Any:
-        """The first extreme position along the last axis."""
+        """Return the first extreme position along the last axis."""
         raise NotImplementedError(f"{self.name}.position")
 
     def reference(self, xp: Any, x: Any) -> Any:
@@ -191,10 +191,10 @@ class Unique(Op):
         return (TensorType(x.dtype, shape), *vectors)
 
     def reference(self, xp: Any, x: Any) -> tuple[Any, ...]:
-        # numpy does not sort the NaN of half floats behind everything, as it does that of others.
+        # numpy does not sort NaN last for float16 and bfloat16.
         wide = x.astype(np.float32) if dtype_of(x.dtype) in HALVES else x
         if x.dtype == object:
-            # Nor does it compare slices of strings: their numbers, in the order of the strings, stand for them.
+            # numpy cannot compare slices of strings, so each string is replaced by its rank in sorted order.
             wide = np.unique(x, return_inverse=True)[1].reshape(x.shape)
         _, first, inverse, counts = xp.unique(
             wide, return_index=True, return_inverse=True, return_counts=True, axis=self.axis

@@ -1,1 +1,1 @@
-"""Tensors of strings: joined, split, normalised, matched and counted."""
+"""Operators on tensors of strings: join, split, normalise, match, count."""

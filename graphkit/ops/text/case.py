@@ -8,12 +8,12 @@ from functools import cache
 
 _DOTTED_CAPITAL = "\u0130"
 _DOTLESS_SMALL = "\u0131"
-# Languages whose i has a dot in both cases, or in none.
+# Languages with a dotted and a dotless i, each in upper and lower case.
 _DOTTED = frozenset({"tr", "az"})
 
 
 def changed_case(words: Sequence[str], action: str, locale: str | None) -> list[str]:
-    """`words` in the case that `action` says: NONE, LOWER or UPPER, by the language of `locale`."""
+    """Return `words` converted by `action` (NONE, LOWER or UPPER), with the rules of the language of `locale`."""
     if action == "NONE":
         return list(words)
     upper, language = action == "UPPER", _language(locale)
@@ -29,7 +29,7 @@ def _language(locale: str | None) -> str:
 
 
 class _Table(dict[int, int]):
-    """Filled as characters come; `translate` asks for code points."""
+    """Table for str.translate from code points to code points. Entries are computed when they are first used."""
 
     def __init__(self, upper: bool, language: str):
         super().__init__()
@@ -52,7 +52,8 @@ def _table(upper: bool, language: str) -> _Table:
 
 
 def _simple_upper(character: str) -> str:
-    # str.upper has full mappings, whose first choice may be longer: the titlecase is the simple one then, or none.
+    # str.upper may return several characters. Then the titlecase is used if it is one character, else the character
+    # itself.
     for candidate in (character.upper(), character.title()):
         if len(candidate) == 1:
             return candidate

@@ -22,9 +22,9 @@ from graphkit.ops.text.strings import TextOp, no_text, text
 
 @lru_cache(maxsize=64)
 def compiled(pattern: str, operator: str, longest: bool = False) -> Any:
-    """The pattern as RE2 has it; `longest`: of the matches at a place it finds the longest, else the first alternative.
+    """Return the pattern compiled by RE2. longest: prefer the longest match at a position, not the first alternative.
 
-    Raises UsageError for what is not in its language, MissingDependency.
+    Raises UsageError for an invalid pattern, MissingDependency without google-re2.
     """
     try:
         import re2
@@ -57,7 +57,7 @@ def run_of_characters(pattern: str) -> re.Pattern[str] | None:
 
 
 def check_pattern(pattern: str, operator: str, longest: bool = False) -> None:
-    """Raise UsageError for a pattern that RE2 does not take; without RE2 that is found out when the graph runs."""
+    """Raise UsageError for a pattern that RE2 rejects. Without RE2, the pattern is first checked in the run."""
     if importlib.util.find_spec("re2") is not None:
         compiled(pattern, operator, longest)
 

@@ -26,17 +26,17 @@ STRINGS = frozenset({DType.STRING})
 
 
 def text(*elements: Any) -> np.ndarray:
-    """A tensor of strings; `elements` are strings, or lists of them."""
+    """Return a tensor of strings. elements: strings, or lists of strings."""
     return np.array(elements, object)
 
 
 def no_text(*shape: int) -> np.ndarray:
-    """A tensor of strings of a shape without elements."""
+    """Return an empty tensor of strings of this shape."""
     return np.empty(shape, object)
 
 
 def padded(lists: Sequence[Sequence[str]], shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
-    """Lists of strings as one tensor of `shape` and one more axis, and the length of each list as int64."""
+    """Pad lists of strings to one tensor [*shape, width]. Return it, and the length of each list as int64."""
     lengths = np.fromiter(map(len, lists), np.int64, len(lists))
     width = int(lengths.max(initial=0))
     require_memory(8 * width * len(lists), f"{len(lists)} lists, padded to {width} strings")
@@ -48,7 +48,7 @@ def padded(lists: Sequence[Sequence[str]], shape: tuple[int, ...], pad: str) -> 
 
 
 class TextOp(Op):
-    """An operator whose results are strings, or steps, of which none is differentiable."""
+    """Base of operators without gradient, because their results are strings or step functions."""
 
     types = {"x": STRINGS}
 
@@ -80,7 +80,7 @@ class StringConcat(TextOp):
         count = math.prod(np.broadcast_shapes(x.shape, y.shape))
         if count:
             require_memory(sum(count // a.size * string_bytes(a) for a in (x, y)), "its strings")
-        # Of operands without axes, numpy returns a str.
+        # For 0-d operands, numpy returns a str.
         return np.asarray(np.add(x, y), object)
 
 

@@ -15,16 +15,16 @@ from graphkit.ops._base import Onnx, Sample, op
 from graphkit.ops.kept import kept
 from graphkit.ops.text.strings import STRINGS, TextOp, no_text, text
 
-# Rows are counted in parts of about as many words: what a part needs beside its result stays small.
+# Rows are processed in parts of about this number of words, which bounds the memory for intermediate arrays.
 _WORDS_AT_ONCE = 1 << 20
 _MODES = ("TF", "IDF", "TFIDF")
 
 
 class Level(NamedTuple):
-    """The prefixes of one length that n-grams of the pool have.
+    """All prefixes of one length of the n-grams in the pool.
 
-    `keys`, sorted: number of the prefix that is one shorter, times the number of words, plus the last word's number.
-    `grams`: which n-gram of the pool it is, -1 for what is a prefix alone.
+    keys: sorted; each is the number of the prefix without its last word, times the number of words, plus the last
+    word's number. grams: number of the n-gram that equals the prefix, -1 if there is none.
     """
 
     keys: np.ndarray
@@ -32,7 +32,7 @@ class Level(NamedTuple):
 
 
 class _Hits(NamedTuple):
-    """N-grams of the pool that were found: in which row, at which word they begin, and which they are."""
+    """N-grams that were found: row, position of the first word, and number in the pool."""
 
     row: np.ndarray
     column: np.ndarray
@@ -40,10 +40,11 @@ class _Hits(NamedTuple):
 
 
 class Pool:
-    """What an operator looks for. Words and prefixes have numbers, so that arrays of them can be looked up.
+    """The n-grams that an operator counts. Words and prefixes are numbered, so that arrays of them can be looked up.
 
-    places, weights: where each n-gram is counted, and what it counts. width: how many places there are. first: the
-    prefix that each word is, -1 for words that begin no n-gram, and as the last element, for the word -1.
+    places, weights: for each n-gram, its column in the result, and its weight. width: number of columns. first: for
+    each word, the number of the prefix of this word, -1 if no n-gram begins with it. The last element, -1, is for the
+    unknown word -1.
     """
 
     def __init__(self, words: Sequence[Any], levels: list[Level], places: np.ndarray, weights: np.ndarray):
@@ -60,7 +61,7 @@ class Pool:
             self.sorted = numbers[self.order]
 
     def numbers(self, x: np.ndarray) -> np.ndarray:
-        """The number of each word, -1 for words that are in no n-gram."""
+        """Return the number of each word, -1 for words that are in no n-gram."""
         if self.sorted is None:
             found = map(self.words.get, x.reshape(-1).tolist(), itertools.repeat(-1))
             return np.fromiter(found, np.int64, x.size).reshape(x.shape)
@@ -69,7 +70,7 @@ class Pool:
 
 
 def _positions(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where in the sorted `keys` each element of `wanted` is, -1 where it is not."""
+    """Return the position of each element of `wanted` in the sorted `keys`, -1 if it is missing."""
     if len(keys) == 0:
         return np.full(wanted.shape, -1, np.int64)
     places = np.searchsorted(keys, wanted)
@@ -79,7 +80,7 @@ def _positions(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _grams(op: TfIdfVectorizer) -> list[Sequence[Any]]:
-    """The n-grams of the pool; raises UsageError where the attributes do not fit together."""
+    """Return the n-grams of the pool. Raises UsageError if the attributes do not match."""
     pool: Sequence[Any] = op.pool_strings or op.pool_int64s or ()
     found: list[Sequence[Any]] = []
     for size, (start, end) in enumerate(itertools.pairwise((*op.ngram_counts, len(pool))), 1):
@@ -98,7 +99,7 @@ def _grams(op: TfIdfVectorizer) -> list[Sequence[Any]]:
 
 @kept
 def pool_of(op: TfIdfVectorizer) -> Pool:
-    """The n-grams that the operator counts, of the lengths that it counts."""
+    """Return the pool of the n-grams whose lengths the operator counts."""
     if not op.ngram_indexes or min(op.ngram_indexes) < 0:
         raise UsageError("ngram_indexes is empty, or has a negative element")
     shortest, longest = op.min_gram_length, op.max_gram_length
@@ -131,7 +132,7 @@ _WEIGHTS = (0.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
 
 
 def _sample(x: Any, mode: str, skips: int, shortest: int, longest: int, pool: Any, **options: Any) -> Sample:
-    """onnx's evaluator counts as the standard says; options are those of `Sample`, and weights."""
+    """Return a sample. options: further arguments of `Sample`, and `weights`."""
     attributes = {**pool, "min_gram_length": shortest, "max_gram_length": longest, "max_skip_count": skips}
     return Sample(x, mode=mode, **attributes, **options)
 
@@ -174,7 +175,7 @@ class TfIdfVectorizer(TextOp):
         _sample(_WORDS[0], "TFIDF", 0, 1, 2, _WORD_POOL),
         _sample(no_text(2, 0), "TF", 0, 1, 2, _WORD_POOL),
         _sample(no_text(0), "TF", 0, 1, 2, _WORD_POOL),
-        # onnx's evaluator refuses a batch of none.
+        # onnx's evaluator rejects an empty batch.
         _sample(no_text(0, 3), "TF", 0, 1, 2, _WORD_POOL, onnx=False),
     )
 
@@ -207,7 +208,7 @@ class TfIdfVectorizer(TextOp):
         return self.counted(x, pool.numbers, add)
 
     def counted(self, x: Any, numbers: Callable[[np.ndarray], np.ndarray], add: Callable[..., None]) -> np.ndarray:
-        """The result for x.
+        """Return the result for x.
 
         Args:
             numbers: Returns the number of each word of an array, as `Pool.numbers` does.
@@ -231,7 +232,7 @@ class TfIdfVectorizer(TextOp):
         distances = self.max_skip_count + 1
         for distance in range(1, min(distances, max(length, 1)) + 1):
             limits.check_time()
-            # Nothing lies between the words of a 1-gram: it is counted once, whatever may be skipped.
+            # A 1-gram has no distance between words, so it is only counted for distance 1.
             shortest = max(self.min_gram_length, 2 if distance > 1 else 1)
             if shortest > self.max_gram_length or (shortest - 1) * distance >= length:
                 break
@@ -240,14 +241,15 @@ class TfIdfVectorizer(TextOp):
     def _add(self, pool: Pool, hits: _Hits, result: np.ndarray) -> None:
         places, weights = pool.places[hits.gram], pool.weights[hits.gram]
         if self.mode == "IDF":
-            # In the order of the words, shorter n-grams first: of several at one place, the last one stays.
+            # Assign in the order of the words, shorter n-grams first: if several have the same column, the last one
+            # stays.
             order = np.argsort(hits.column, kind="stable")
             result[hits.row[order], places[order]] = weights[order]
         else:
             np.add.at(result.reshape(-1), hits.row * result.shape[1] + places, weights)
 
     def _found(self, pool: Pool, words: np.ndarray, distance: int, shortest: int) -> _Hits:
-        """The n-grams of `shortest` words or more, `distance` apart."""
+        """Return the n-grams of at least `shortest` words, each word `distance` after the one before."""
         hits = []
         prefixes = pool.first[words]
         row, column = np.nonzero(prefixes >= 0)

@@ -91,9 +91,9 @@ class Tokenizer(TextOp):
         return split
 
 
-# Bytes, not characters: RE2 counts bytes, and a search from somewhere in a str would convert all of it again.
+# These functions search in bytes: for a str, RE2 would convert the whole text in each call of `search`.
 def _between(separator: Any, whole: bytes, least: int) -> Iterator[bytes]:
-    """What lies between matches; the character behind an empty match belongs to no word."""
+    """Yield the parts between matches. The character after an empty match belongs to no part."""
     start = 0
     while start <= len(whole) and (match := separator.search(whole, start)) is not None:
         before, end = match.span()
@@ -105,7 +105,7 @@ def _between(separator: Any, whole: bytes, least: int) -> Iterator[bytes]:
 
 
 def _matches(expression: Any, whole: bytes, least: int) -> Iterator[bytes]:
-    """The matches that are long enough; behind one that is not, the search goes on one character later."""
+    """Yield the matches that are long enough. After a shorter one, continue one character after its start."""
     start = 0
     while start <= len(whole) and (match := expression.search(whole, start)) is not None:
         first, start = match.span()
@@ -120,7 +120,7 @@ def _length(part: bytes) -> int:
 
 
 def _following(whole: bytes, place: int) -> int:
-    """Where the next character begins."""
+    """Return the position of the next character."""
     place += 1
     while place < len(whole) and whole[place] & 0xC0 == 0x80:
         place += 1

@@ -37,7 +37,7 @@ def _prepare(node: Node, context: KernelContext) -> SizedFactory | None:
 
 @kept
 def _described(op: Op) -> native.DescribedOperator:
-    """Return an operator with attributes that are numbers, strings and lists of numbers. Others are None.
+    """Return an operator as C++ gets it. Its attributes are numbers, strings and lists of numbers; others become None.
 
     A type is its name, and a boolean is 0 or 1. A tensor of one number is the list of its bytes.
     """

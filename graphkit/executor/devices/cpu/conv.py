@@ -133,7 +133,7 @@ class _Forward:
     def __init__(self, transposed: bool, node: Node, context: KernelContext, dtype: str, last: bool):
         self._transposed = transposed
         op = operator(node, Convolution)
-        # Only for ConvTranspose does the standard operator have another geometry than the channels-last one.
+        # For a transposed convolution, only the standard operator computes the right geometry.
         self._op: Convolution = op.standard() if isinstance(op, ChannelsLast) and transposed else op
         self._last = last
         self._vary = context.sizes_vary
@@ -150,7 +150,7 @@ class _Forward:
         self._may_be_shallow = not last and not transposed and dtype == "float32"
         self._may_slide = self._tiles and operand(node, 3) is None
         self._depthwise = self._may_slide and self._prefers_depthwise_kernel(node)
-        # Otherwise, padding depends on the sizes of the data, or on a given shape of the result.
+        # If False, padding depends on the sizes of the data, or on a given shape of the result.
         self._has_fixed_padding = not transposed and not self._op.checked_auto_pad().startswith("SAME")
         self._found: _Windows | None = None
         self.native = self._native_factory(node)

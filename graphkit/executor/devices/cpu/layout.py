@@ -14,7 +14,10 @@ from graphkit.ir.graph import Node, Value
 
 @prepared_kernel("Slice")
 def _slice(node: Node, context: KernelContext) -> SizedFactory | None:
-    """Make the kernels of all sizes, if all bounds are known, or the result's size along their axes replaces them."""
+    """Make the kernels of all sizes. Bounds that depend on sizes are computed from the result's size along their axis.
+
+    Returns None if an operand is known only in a run.
+    """
     starts, ends = _bounds(operand(node, 1)), _bounds(operand(node, 2))
     if starts is None or ends is None:
         return None

@@ -22,7 +22,7 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
 
-# If a product has one column, and rows of at least so many elements, graphkit's dot products are faster than oneDNN.
+# If a product has one column, and rows of at least this many elements, graphkit's dot products are faster than oneDNN.
 _LONG_ROW_BY_COLUMN = 64
 
 # The same for a product with one row, if the second matrix is transposed.
@@ -32,7 +32,7 @@ _LONG_COLUMN_BY_ROW = 256
 class _Product:
     """Makes the kernels of `alpha * a @ b + beta * bias` for all sizes.
 
-    last: What follows the product; None: nothing.
+    last: The epilogue of the product; None if there is none.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class _Product:
         constant = 1 in context.constant_inputs
         is_plain = dtype == "float32" and not transpose_a and alpha == 1 and beta == 1
         # Deterministic results must not depend on whether the program updates the matrix: ranks that train together
-        # have the bits of one process that accumulates gradients.
+        # must compute the same bits as one process that accumulates gradients.
         packs = constant and is_plain and not context.deterministic
-        # Returns None where oneDNN is better.
+        # Returns None for sizes for which oneDNN is faster.
         self.native: native.PackedProductFactory | None = None
         if packs:
             self.native = native.PackedProductFactory(
@@ -123,7 +123,7 @@ class _BlockedProduct:
         return math.prod(a) == b[0] and math.prod(b) >= _LARGE_MATRIX
 
 
-# numpy multiplies one row of float64 by a matrix of at least so many elements faster than graphkit.
+# numpy multiplies one row of float64 by a matrix of at least this many elements faster than graphkit.
 _LARGE_MATRIX = 1 << 17
 
 _BLOCKED = frozenset({DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
@@ -134,7 +134,7 @@ def _product(
 ) -> SizedFactory | None:
     """Return the factory of a product's kernels: oneDNN's or, for other element types, graphkit's.
 
-    last: What follows the product; None: nothing. options: As for `_Product`.
+    last: The epilogue of the product; None if there is none. options: As for `_Product`.
     """
     dtype = library_dtype(node)
     if dtype is not None:

@@ -94,7 +94,7 @@ def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> Kernel
     op = operator(node, ChannelsLastBatchNormGrad)
     low, high = op.limits
     if op.activation == "Clip":
-        # The gradient passes at the lower limit itself, too.
+        # An element that equals the lower limit also passes its gradient.
         low = float(np.nextafter(np.float32(low), np.float32(-np.inf)))
     return native.ChannelsLastBatchNormGrad(
         shape(node.inputs[1]),

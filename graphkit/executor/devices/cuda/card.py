@@ -44,7 +44,7 @@ from graphkit.ir.types import DType
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.xp import cupy_xp
 
-# The types of arrays that hold elements as bits, which only kernels compute with.
+# Element types that only kernels compute with, and the types of the arrays that hold their bits.
 _BITS: dict[DType, np.dtype] = {
     DType.BFLOAT16: np.dtype(np.uint16),
     DType.FLOAT8E4M3FN: np.dtype(np.uint8),
@@ -79,7 +79,7 @@ class CudaDevice:
         self.xp = cupy_xp()
 
     def stored(self, dtype: DType) -> np.dtype | None:
-        # CuPy has the numbers and booleans of numpy itself: no ml_dtypes, no strings.
+        # CuPy's arrays only hold numpy's own numbers and booleans: no types of ml_dtypes, no strings.
         has_arrays = dtype.numpy.isbuiltin == 1 and dtype.numpy.kind in "biufc"
         return dtype.numpy if has_arrays else _BITS.get(dtype)
 
@@ -133,7 +133,7 @@ class CudaDevice:
             self.functions(SETTING)  # compiled and loaded before the capture
         try:
             recording = self._captured(stream, merged)
-            # Otherwise some errors of CUDA would come with the first launch.
+            # Without this, CUDA would report some errors only at the first launch.
             recording.upload()
         except (RuntimeFailure, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             raise NotRecorded(f"device {self.name!r} cannot record a CUDA graph: {error}") from error
@@ -158,7 +158,7 @@ class CudaDevice:
 
     @property
     def place(self) -> str:
-        """The PCI bus id of the GPU: parts of one GPU have the same."""
+        """The PCI bus id of the GPU. All instances of a partitioned GPU have the same id."""
         return str(self._cupy.cuda.runtime.deviceGetPCIBusId(self.number))
 
     def communicator(self, unique: bytes, rank: int, size: int) -> NcclCommunicator:

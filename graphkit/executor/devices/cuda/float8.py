@@ -56,7 +56,8 @@ _CONVERSIONS = {DType.FLOAT8E4M3FN: "gk_to_e4m3", DType.FLOAT8E5M2: "gk_to_e5m2"
 def _absolute_maxima(node: Node, context: KernelContext) -> CardKernel:
     """Return the kernel of the absolute maximum of each slice, with one block per slice that has elements.
 
-    Maxima are compared as integers: the bits of non-negative floats have the same order as the floats.
+    NaN and infinities are ignored. Maxima are compared as integers: the bits of non-negative floats have the same order
+    as the floats.
     """
     x = node.operands[0]
     count, width = math.prod(shape(x)), 16 // x.dtype.itemsize

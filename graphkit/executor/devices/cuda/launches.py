@@ -323,7 +323,7 @@ class CardKernel(NamedTuple):
         launches: The work, in order. An object that occurs several times is prepared once.
         scratch_bytes: Bytes of working memory.
         inplace: Positions (input, output) that may share memory.
-        fault: What is wrong if the fault is set; empty if no launch sets one.
+        fault: The text of the error if the fault is set; empty if no launch sets one.
         otherwise: The kernel to use if a library does not support the work. It has the same working memory, and no
             fault.
     """

@@ -124,7 +124,7 @@ class Instructions:
         """Append an instruction, and return the term of its result.
 
         Args:
-            opcode: What it computes.
+            opcode: The operation.
             operands: Terms, or numbers, which become constants of the dtype of the first term.
             dtype: The dtype of the result. By default, it is that of the first term.
         """
@@ -179,9 +179,8 @@ class Instructions:
         )
 
     def _unrounded(self, output: Term) -> int:
-        """Return the number of the value to write: if it is only rounded to the output's type, the value before that.
-
-        The kernel rounds when it writes.
+        """Return the number of the value to write. If an instruction rounds to the output's type, that is the value
+        before rounding, because the kernel rounds when it writes.
         """
         index = output.number - len(self._inputs)
         if index >= 0 and self._code[index][0] == f"round_{output.dtype.value}":

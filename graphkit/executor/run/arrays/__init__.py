@@ -1,1 +1,1 @@
-"""Programs on devices with arrays of their own: what an instance holds, how its steps run, and their recordings."""
+"""Programs on devices with their own memory: instances, how their steps run, and recordings of steps."""

@@ -19,21 +19,24 @@ from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir import limits
 
-# The limit of iterations that the device gets if there is none.
+# The limit of iterations that the device gets if the run has no limit.
 _ANY = np.iinfo(np.int64).max
 
-# The pause between two checks whether a replayed recording has ended: this part of the time that it has taken so far,
+# The pause between two checks whether a replayed recording has ended: this fraction of the time since the first check,
 # but at most this many seconds.
 _PART, _LONGEST_PAUSE = 0.125, 1e-3
 
 
 class Faults:
-    """The words of one instance of a program, on the current stream, `stream`. A word of 0 is no error."""
+    """The words of one instance of a program, all zero if there is no error.
+
+    stream: The stream of the instance, which must be the current one.
+    """
 
     def __init__(self, lowered: LoweredGraph, device: Device, stream: Any):
         self._device, self._streams, self._stream = device, streams_of(device), stream
         place = {index: position for position, index in enumerate(lowered.memory.order)}
-        # By the number of the word: the position of the step, and the kernel that sets it.
+        # For each word, the position of a step in the order, and the kernel in that step that sets the word.
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
         self._repeated = repeated_checks(lowered.placement, lowered.lowerings)
         self._pinned, self._allowed = pinned_memory_of(device), _ANY

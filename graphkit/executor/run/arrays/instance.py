@@ -86,14 +86,17 @@ class ArrayInstance:
             self._ready = self._streams.event()
 
     def device_result(self, position: int) -> DeviceValue:
-        """Return a result for programs of this kind of device. It is valid until the next run, and may be a list."""
+        """Return a result in the device's memory, for programs on this kind of device. It is valid until the next run.
+
+        A sequence is a list of arrays.
+        """
         value = self._placement.results[position].value
         root = self._placement.root[value]
         source = self._storages[root]
         held = self._views.get(position)
         if held is None or held[0] is not source:
             array = self._storages.read(value)
-            # A borrowed array may be overwritten by its program, and be another one in the next run.
+            # Copy a borrowed array: its program may overwrite it, and the next run may borrow another one.
             if isinstance(value.type, TensorType) and (root in self._storages.borrowed or not array.flags.c_contiguous):
                 source = None
                 with self._streams.on(self._stream):

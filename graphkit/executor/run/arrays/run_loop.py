@@ -191,14 +191,22 @@ class RecordingLoop(RunLoop):
         return Segment([p for segment in self._segments for p in segment.positions], is_recorded=True, repeats=False)
 
     def _sums_of(self, segment: Segment) -> list[str]:
-        """Return the keys of all-reduces in a recorded segment, and whether it comes after all steps that can fail."""
+        """Return texts that describe the all-reduces of a recorded segment; none if it has no all-reduces.
+
+        The first text says whether the segment comes after the check of faults that precedes overwriting. The others
+        are the keys.
+        """
         order, steps = self._steps.lowered.memory.order, self._steps.lowered.placement.steps
         nodes = (steps[order[position]] for position in segment.positions) if segment.is_recorded else ()
         begun = [node.op.key for node in nodes if isinstance(node.op, Start)]
         return [f"from {segment.positions[0] >= self._commit}", *begun] if begun else []
 
     def _copies_states(self, segment: Segment) -> bool:
-        """Return whether new states are copied at the end of the segment: it is the last, and no step can fail."""
+        """Return whether new states are copied at the end of the segment.
+
+        It must be the last one and come after the check of faults that precedes overwriting. No later step may be the
+        first to fail.
+        """
         return segment is self._segments[-1] and segment.positions[0] >= self._commit and not self._fails_last
 
     # --- recordings ---------------------------------------------------------------------------------------------

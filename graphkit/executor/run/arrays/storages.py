@@ -44,7 +44,7 @@ class Storages:
         self._streams, self._stream = streams_of(device), stream
         self._root, self._used = lowered.placement.root, lowered.placement.used
         memory = lowered.memory
-        # The versions of the fixed operands that were read, and that of the whole store at that time.
+        # The versions of the fixed operands when they were last read, and the stamp of the store at that time.
         self._versions: dict[Value, int] = {}
         self._stamp = -1
         # The states, in the order of the updates. None before the first run.
@@ -177,8 +177,8 @@ class Storages:
                     self._small_inputs.put(value, given)
                 else:
                     received.append((value, given))
-        # This comes first: it copies all small inputs, also old values of those that other instances pass, which
-        # `_receive` then overwrites.
+        # Send before `_receive`: all small inputs are copied, also old values of inputs that other instances pass.
+        # `_receive` then overwrites these.
         self._small_inputs.send()
         for value, given in received:
             self._receive(value, given)
@@ -295,7 +295,7 @@ class Storages:
         if (stamp := self._pools.stamp()) == self._stamp:
             return
         for storage, source in self._lowered.fixed.items():
-            version = source.version  # before the array: a write in between is found the next time
+            version = source.version  # read before the array: if a write comes in between, the next run finds it
             if version != self._versions.get(storage):
                 array = self._pools.packed.cached(source, f"on {self._device.name}", self._uploaded)
                 self.moved |= self._arrays.get(storage) is not array

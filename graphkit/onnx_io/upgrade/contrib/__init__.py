@@ -1,7 +1,7 @@
 """Operators of com.microsoft, which exporters and ONNX Runtime's optimiser write: built from standard ones.
 
-What an operator means is said by its schema in ONNX Runtime (docs/ContribOperators.md there); where that is silent, its
-CPU kernel decides, with which the tests compare. A rule takes every attribute that it honours; one that is left is an
+ONNX Runtime's schemas define their meaning (docs/ContribOperators.md there). If a schema is unclear, the CPU kernel
+decides, with which the tests compare. A rule removes every attribute that it supports. A remaining attribute is an
 error, because it may change the result.
 """
 
@@ -18,7 +18,7 @@ DOMAIN = "com.microsoft"
 
 
 def contrib(*operators: str, domain: str = DOMAIN) -> Callable[[Callable[[NodeView], Results]], Any]:
-    """Declare the decorated function as what builds `operators` of files of every version."""
+    """Declare the decorated function as the rule that builds `operators`, for files of every version."""
 
     def register(build: Callable[[NodeView], Results]) -> Any:
         @wraps(build)

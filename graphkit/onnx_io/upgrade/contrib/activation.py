@@ -1,4 +1,4 @@
-"""Gelu and its kin, and what is fused with a bias: BiasGelu, BiasSoftmax, BiasDropout, ..."""
+"""Gelu and related activations, and operators that are fused with a bias: BiasGelu, BiasSoftmax, BiasDropout, ..."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.wide import converted
 
-# The names of the parameters of an activation, in the order in which `activation_params` lists them, with defaults.
+# Activation -> names and defaults of its parameters, in the order of `activation_params`.
 _PARAMETERS: Mapping[str, tuple[tuple[str, float | None], ...]] = {
     "Clip": (("min", None), ("max", None)),
     "Elu": (("alpha", 1.0),),
@@ -37,7 +37,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def activated(node: NodeView, y: Any, activation: str | None, given: tuple[float | None, ...]) -> Any:
-    """`y` behind a fused activation, whose parameters are `given` in the order of the standard operator's."""
+    """Apply a fused activation to `y`. `given`: its parameters, in the order of the standard operator."""
     if not activation:
         return y
     names = _PARAMETERS.get(activation, ())
@@ -79,7 +79,7 @@ def _quick_gelu(node: NodeView) -> Results:
 
 @contrib("ScaledSiLU")
 def _scaled_silu(node: NodeView) -> Results:
-    """swish(scale * x); the scale is the operand, else `alpha`."""
+    """swish(scale * x). The scale is the second operand, or `alpha` if there is none."""
     x, scale, alpha = node.operand(0), node.input(1), node.take("alpha", 1.0)
     factor = scalar_like(alpha, x) if scale is None else converted(scale, x.dtype)
     return (F.swish(F.mul(x, factor)),)
@@ -116,7 +116,7 @@ def _bias_dropout(node: NodeView) -> Results:
 
 @contrib("BiasSoftmax")
 def _bias_softmax(node: NodeView) -> Results:
-    """softmax(data + bias) over all axes from `axis` on; the bias broadcasts by its ones, however the node calls it."""
+    """softmax(data + bias) over all axes from `axis` on. The shape of the bias decides how it broadcasts."""
     node.take("is_inner_broadcast")
     scores, axis = F.add(node.operand(0), node.operand(1)), int(node.take("axis", 1))
     if scores.rank is not None and axis % max(scores.rank, 1) == scores.rank - 1:
@@ -126,7 +126,7 @@ def _bias_softmax(node: NodeView) -> Results:
 
 @contrib("SwiGLU")
 def _swiglu(node: NodeView) -> Results:
-    """clamped gate * sigmoid(alpha * gate) * (clamped up + beta); without `up` the gate has both, side by side."""
+    """clamped gate * sigmoid(alpha * gate) * (clamped up + beta). Without `up`, `gate` contains both halves."""
     gate, up = node.operand(0), node.input(1)
     alpha, beta, limit = node.take("activation_alpha", 1.0), node.take("activation_beta", 0.0), node.take("limit", 0.0)
     node.take("round_activation")

@@ -28,7 +28,7 @@ from graphkit.ops.axes import i64
 
 
 def _mask_filter(node: NodeView) -> float:
-    # Zero stands for the default, as an attribute that is not given.
+    # Zero means the default, like an absent attribute.
     return float(node.take("mask_filter_value", 0.0)) or MASK_FILTER
 
 
@@ -44,7 +44,7 @@ def _element(x: Any, index: int, axis: int) -> Any:
 
 
 def _refuse_shared_buffer(node: NodeView, *inputs: int) -> None:
-    """A past of a fixed size, of which an operand says how much is there, is written by the kernel in place."""
+    """Raise UnsupportedError if past and present share a buffer of fixed size, which ONNX Runtime updates in place."""
     if node.take("past_present_share_buffer", 0) or any(node.input(i) is not None for i in inputs):
         raise UnsupportedError(f"{node.label}: past and present in one buffer are not supported")
 
@@ -77,7 +77,7 @@ def _attention(node: NodeView) -> Results:
 def attended(
     node: NodeView, qkv: tuple[Any, Any, Any], mask: Any, more: Any, past: Any, unidirectional: bool | None = None
 ) -> tuple[Any, Any]:
-    """softmax(scores) V as [B, L, heads * D], and the scores; attributes say scale, filter and direction."""
+    """softmax(scores) V as [B, L, heads * D], and the scores. Attributes give scale, mask filter and direction."""
     q, k, v = qkv
     sizes = lengths(q, k, past)
     fill, scale = _mask_filter(node), scale_of(node, q.tensor.known_shape[3])
@@ -88,7 +88,7 @@ def attended(
 
 
 def _parts(node: NodeView) -> tuple[Any, Any, Any]:
-    """query, key and value [B, L, hidden], or key and value as they are in a cache [B, heads, T, D]."""
+    """query, key and value [B, L, hidden]. Key and value may also be in the layout of a cache, [B, heads, T, D]."""
     query, key, value = node.operand(0), node.input(1), node.input(2)
     needs_rank(node, 3, 5, query=query)
     needs_rank(node, 3, 4, 5, key=key)
@@ -114,7 +114,7 @@ def _joint(x: Any) -> Any:
 
 
 def biased(node: NodeView, parts: tuple[Any, Any, Any], bias: Any) -> tuple[Any, Any, Any]:
-    """Each part with its piece of the bias; keys and values from a cache have theirs already."""
+    """Add its part of the bias to each of `parts`. Keys and values from a cache already contain it."""
     hidden = parts[0].tensor.known_shape[2]
     if not dims.is_static(hidden):
         raise UnsupportedError(f"{node.label}: a bias needs a query of known size")
@@ -126,7 +126,7 @@ def biased(node: NodeView, parts: tuple[Any, Any, Any], bias: Any) -> tuple[Any,
 
 @contrib("MultiHeadAttention")
 def _multi_head(node: NodeView) -> Results:
-    """Attention of projected operands, packed or not, with keys and values of the past before those of the node."""
+    """Attention of projected operands, packed or not. Keys and values of the past precede those of the node."""
     bias, mask, more, past_key, past_value = (node.input(i) for i in (3, 4, 5, 6, 7))
     _refuse_shared_buffer(node, 8, 9)
     heads = int(node.require("num_heads"))

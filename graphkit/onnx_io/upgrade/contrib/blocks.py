@@ -1,7 +1,7 @@
-"""Weights of few bits in blocks: MatMulNBits and GatherBlockQuantized.
+"""Weights with few bits, quantised in blocks: MatMulNBits and GatherBlockQuantized.
 
-Several weights lie in one byte, the first in the low bits. Constant ones become tensors of the standard's 4-bit and
-2-bit types; others are unpacked as they come.
+A byte contains several weights, the first in the low bits. Constant weights become tensors of the standard's 4-bit and
+2-bit types. Others are unpacked at run time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def _bits(node: NodeView, default: int = 4) -> int:
 
 
 def unpacked(packed: Value, bits: int, last: Any) -> Value:
-    """The numbers in the bytes of the last axis, cut to `last` of them: of the type with so few bits where the bytes
-    are a constant, else uint8.
+    """Unpack the bytes of the last axis, and keep the first `last` numbers.
+
+    Constants become tensors of the type with `bits` bits, others uint8.
     """
     per_byte = 8 // bits
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
@@ -49,7 +50,7 @@ def unpacked(packed: Value, bits: int, last: Any) -> Value:
 
 
 def _in_blocks(weights: Value, scales: Value, zeros: Value | None, bits: int, axis: int, block: int) -> Value:
-    """Weights as floats of the scales' type. Zero points are integers, or floats, or 2 ** (bits - 1)."""
+    """Dequantise weights to the type of the scales. Zero points: integers or floats, by default 2 ** (bits - 1)."""
     middle = 1 << (bits - 1)
     if zeros is not None and zeros.dtype not in FLOATS:
         return F.dequantize_linear(weights, scales, F.cast(zeros, to=weights.dtype), axis=axis, block_size=block)
@@ -65,7 +66,7 @@ def _in_blocks(weights: Value, scales: Value, zeros: Value | None, bits: int, ax
 def _matmul(node: NodeView) -> Results:
     """a: [..., K], b: uint8 [N, blocks, bytes of a block], scales: [N * blocks] or [N, blocks] -> [..., N].
 
-    Weights are multiplied as floats, whatever accuracy_level permits.
+    Weights are multiplied as floats. accuracy_level, which permits less accuracy, has no effect.
     """
     bits, columns, depth = _bits(node), int(node.require("N")), int(node.require("K"))
     block = int(node.require("block_size"))
@@ -88,7 +89,7 @@ def _matmul(node: NodeView) -> Results:
     if zeros is None:
         zeros = constant(np.full((columns, blocks), 1 << (bits - 1), weights.dtype.numpy))
     if groups is not None:
-        # Each row along K names its block.
+        # Give each position along K the scale and zero point of its block.
         scales, zeros = F.gather(scales, groups, axis=1), F.gather(F.cast(zeros, to=DType.FLOAT32), groups, axis=1)
         block = 1
     w = _in_blocks(weights, scales, zeros, bits, 1, block)
@@ -104,7 +105,7 @@ def _check_bytes(b: Value | None, count: int, node: NodeView) -> None:
 
 @contrib("GatherBlockQuantized")
 def _gather(node: NodeView) -> Results:
-    """Rows of a table of quantised weights, dequantised after they have been chosen."""
+    """Gather rows of a table of quantised weights, then dequantise them."""
     gather_axis, axis = int(node.take("gather_axis", 0)), int(node.take("quantize_axis", 1))
     block, bits = int(node.take("block_size", 128)), _bits(node)
     data, indices, scales = node.operand(0), node.operand(1), node.operand(2)

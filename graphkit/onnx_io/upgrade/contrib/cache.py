@@ -32,7 +32,7 @@ from graphkit.ops.wide import converted, wide_type
 
 
 def written(past: Any, new: Any, length: Any) -> tuple[Any, Any]:
-    """A buffer [B, heads, M, D] with `new` behind its first `length` (int64 [1]) elements; and what it holds then."""
+    """Write `new` into a buffer [B, heads, M, D] at `length` (int64 [1]). Return the buffer, and its used part."""
     batch = F.shape(past)[:1]
     present = F.tensor_scatter(past, new, F.expand(length, batch))
     return present, F.slice(present, i64(0), F.add(length, F.shape(new)[2:3]), i64(2))
@@ -40,7 +40,7 @@ def written(past: Any, new: Any, length: Any) -> tuple[Any, Any]:
 
 @contrib("DecoderMaskedMultiHeadAttention")
 def _decoder(node: NodeView) -> Results:
-    """Attention of one query: to keys and values of its past in a buffer, or to those of an encoder."""
+    """Attention of one query. Keys and values are those of the past, which may be in a buffer, or of an encoder."""
     query, key, value = node.operand(0), node.input(1), node.input(2)
     mask, more, past_key, past_value, length = (node.input(i) for i in (3, 4, 5, 6, 7))
     bias = node.input(10)
@@ -71,7 +71,7 @@ def _decoder(node: NodeView) -> Results:
 
 
 class _Site(NamedTuple):
-    """What a GroupQueryAttention says about itself."""
+    """Attributes of a GroupQueryAttention."""
 
     heads: int
     groups: int
@@ -102,10 +102,10 @@ def _site(node: NodeView) -> _Site:
 
 @contrib("GroupQueryAttention")
 def _group_query(node: NodeView) -> Results:
-    """Attention whose keys and values serve several queries each, behind a past of a length for each example.
+    """Attention in which several queries share keys and values. The past has a length of its own for each example.
 
-    seqlens_k: how many keys each example has in the end, less one. A prompt, whose length is the whole one, begins at
-    position 0 for every example; what follows it begins where the example's keys end.
+    seqlens_k: final number of keys of each example, minus one. If the node's length is the total length, it is a
+    prompt, and each example begins at position 0. Later tokens begin after the example's keys.
     """
     site = _site(node)
     q, k, v = _grouped_heads(node, site)
@@ -120,10 +120,10 @@ def _group_query(node: NodeView) -> Results:
         steps = F.range(int64(0), F.squeeze(length), int64(1))
         if place is None:
             place = F.add(F.unsqueeze(start, i64(1)), steps)
-            # Behind the end of a shorter prompt.
+            # Positions after the end of a shorter prompt become 1.
             place = F.where(F.less(place, F.unsqueeze(total, i64(1))), place, int64(1))
         else:
-            # All examples of a prompt begin where the first one does.
+            # In a prompt, all examples begin at the position of the first one.
             place = F.where(F.equal(length, whole), F.add(place[:1, :1], steps), place)
         q, k = (rotated(x, cos, sin, place, interleaved) for x in (q, k))
     if past_key is not None and past_value is not None:
@@ -133,7 +133,7 @@ def _group_query(node: NodeView) -> Results:
 
 
 def _grouped_heads(node: NodeView, site: _Site) -> tuple[Any, Any, Any]:
-    """[B, heads, L, D] of the query, [B, groups, L, D] of key and value, which may be packed into the query."""
+    """query [B, heads, L, D], key and value [B, groups, L, D]. Key and value may be packed into the operand `query`."""
     query, key, value = node.operand(0), node.input(1), node.input(2)
     needs_rank(node, 3, query=query)
     needs_rank(node, 3, 4, key=key)
@@ -150,7 +150,7 @@ def _grouped_heads(node: NodeView, site: _Site) -> tuple[Any, Any, Any]:
 
 
 def _appended(past: Any, new: Any, start: Any, whole: Any) -> Any:
-    """The cache with `new` from `start` (int64 [B]) on, long enough for `whole` (int64 [1]); zeros where nothing is."""
+    """The cache with `new` from `start` (int64 [B]) on, and room for `whole` (int64 [1]) keys; unused ones are 0."""
     size = F.shape(past)[2:3]
     missing = F.sub(F.max(size, whole), size)
     cache = F.pad(past, F.concat(i64(0), missing, axis=0), None, i64(2))
@@ -160,7 +160,7 @@ def _appended(past: Any, new: Any, start: Any, whole: Any) -> Any:
 
 
 def _grouped(node: NodeView, site: _Site, qkv: tuple[Any, Any, Any], start: Any) -> tuple[Any, Any]:
-    """softmax(scores) V as [B, L, heads * D], and the scores that are shown. `start`: int64 [B], None: 0."""
+    """softmax(scores) V as [B, L, heads * D]; scores or weights for output 3. `start`: int64 [B]; None means 0."""
     q, k, v = qkv
     more, sink = node.input(10), node.input(11)
     smooth = int(node.take("smooth_softmax", -1)) == 1
@@ -184,7 +184,7 @@ def _grouped(node: NodeView, site: _Site, qkv: tuple[Any, Any, Any], start: Any)
 
 
 def _visible(site: _Site, q: Any, k: Any, start: Any) -> Any:
-    """Which keys a query sees: those up to its own, at most `window` of them. None: all."""
+    """Mask of the keys that each query sees: up to its own position, at most `window` keys. None: all keys."""
     if not site.causal:
         return None
     sizes = lengths(q, k)
@@ -199,7 +199,7 @@ def _visible(site: _Site, q: Any, k: Any, start: Any) -> Any:
 
 
 def _softmax(scores: Any, sink: Any, smooth: bool, dtype: DType) -> Any:
-    """Weights; a sink takes part in the sum, and is no key. Xiao et al. 2023, arXiv:2309.17453."""
+    """Attention weights. A sink adds a term to the sum, but has no key. Xiao et al. 2023, arXiv:2309.17453."""
     if sink is None and not smooth:
         return F.softmax(scores, axis=-1)
     one = scalar_like(0.0, scores) if sink is None else F.reshape(converted(sink, dtype), i64(1, -1, 1, 1))

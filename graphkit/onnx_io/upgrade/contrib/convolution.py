@@ -1,4 +1,4 @@
-"""Convolutions with more fused in, or with channels last."""
+"""Convolutions with fused operators, or with channels as the last axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.ops import F
 
 
 def window(node: NodeView) -> dict[str, Any]:
-    """The attributes that a convolution or a pooling of the standard has too."""
+    """The attributes that standard convolutions and poolings have, too."""
     return node.taken("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "pads", "strides")
 
 
@@ -29,7 +29,7 @@ def _fused_conv(node: NodeView) -> Results:
 
 @contrib("NhwcConv", "NhwcFusedConv")
 def _channels_last_conv(node: NodeView) -> Results:
-    """A convolution, or a fused one, whose X, Z and Y have their channels last; W is as the standard has it."""
+    """A convolution, possibly fused. Channels are the last axis of X, Z and Y; W has the standard layout."""
     x, w, residual = node.operand(0), node.operand(1), node.input(3)
     rank = rank_of(node, x, w)
     activation, given = node.take("activation"), tuple(node.take("activation_params", ()))
@@ -40,7 +40,7 @@ def _channels_last_conv(node: NodeView) -> Results:
 
 @contrib("ConvTransposeWithDynamicPads")
 def _dynamic_pads(node: NodeView) -> Results:
-    """A transposed convolution whose pads are an operand, which must be known when the file is read."""
+    """A transposed convolution whose pads are an operand, which must be a constant."""
     pads = node.input(2)
     attrs = window(node)
     if pads is not None:

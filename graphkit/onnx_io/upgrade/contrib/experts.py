@@ -1,4 +1,4 @@
-"""MoE: a feed-forward layer of several experts, of which each token asks a few."""
+"""MoE: a feed-forward layer with several experts, of which each token uses a few."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _weights(node: NodeView, probabilities: Any) -> Any:
-    """How much each token asks each expert [tokens, experts]: softmax, 0 for all but its `k` first ones."""
+    """Weights [tokens, experts]: softmax of the probabilities, and 0 except for the `k` best experts of each token."""
     count, normalise = int(node.take("k", 1)), bool(node.take("normalize_routing_weights", 0))
     if node.take("use_sparse_mixer", 0):
         raise UnsupportedError(f"{node.label}: use_sparse_mixer is not supported")
@@ -38,7 +38,7 @@ def _weights(node: NodeView, probabilities: Any) -> Any:
 
 
 def _layer(x: Any, weights: Any, bias: Any) -> Any:
-    """x [experts or 1, tokens, m] through each expert's weights [experts, n, m]."""
+    """Apply each expert's layer, weights [experts, n, m], to x [experts or 1, tokens, m]."""
     y = F.mat_mul(x, F.transpose(weights, perm=(0, 2, 1)))
     return y if bias is None else F.add(y, F.unsqueeze(bias, i64(1)))
 
@@ -67,7 +67,7 @@ def _hidden(node: NodeView, x: Any) -> Any:
 
 @contrib("MoE")
 def _experts(node: NodeView) -> Results:
-    """Every expert answers every token, and the answers are added as the tokens ask for them."""
+    """Every expert processes every token. The results are added with the weights of the token."""
     x, probabilities = node.operand(0), node.operand(1)
     tokens = F.reshape(x, F.concat(i64(-1), F.shape(x)[-1:], axis=0))
     answers = _layer(_hidden(node, F.unsqueeze(tokens, i64(0))), node.operand(4), node.input(5))

@@ -1,4 +1,4 @@
-"""CropAndResize: boxes of pictures at one size."""
+"""CropAndResize: crop boxes from images, and resize them to one size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkit.ops.pointwise import scalar_like
 
 
 def _positions(low: Any, high: Any, extent: Any, count: Any) -> Any:
-    """Where along an axis the elements of each box lie: [boxes, count]; a single one lies in the middle."""
+    """Positions along an axis to sample for each box: [boxes, count]. If `count` is 1, the position is the middle."""
     one, half = scalar_like(1.0, low), scalar_like(0.5, low)
     last = F.sub(F.cast(extent, to=low.dtype), one)
     steps = F.cast(F.range(int64(0), count, int64(1)), to=low.dtype)
@@ -26,14 +26,14 @@ def _positions(low: Any, high: Any, extent: Any, count: Any) -> Any:
 
 
 def _picked(pictures: Any, batch: Any, rows: Any, columns: Any, sizes: Any) -> Any:
-    """pictures [N, H, W, C] at [boxes, h, w] places."""
+    """Gather pixels of images [N, H, W, C] at positions [boxes, h, w]."""
     place = [F.expand(F.cast(v, to=DType.INT64), sizes) for v in (batch, rows, columns)]
     return F.gather_nd(pictures, F.concat(*(F.unsqueeze(v, i64(-1)) for v in place), axis=-1))
 
 
 @contrib("CropAndResize")
 def _crop_and_resize(node: NodeView) -> Results:
-    """Boxes [y1, x1, y2, x2], in parts of a picture, each brought to one size; corners lie on corners."""
+    """Resize boxes [y1, x1, y2, x2], in fractions of the image size, to one size. Corners are aligned."""
     x, boxes, which, size = (node.operand(i) for i in range(4))
     mode, outside = node.take("mode", "bilinear"), node.take("extrapolation_value", 0.0)
     if mode not in ("bilinear", "nearest"):
@@ -51,7 +51,7 @@ def _crop_and_resize(node: NodeView) -> Results:
         zero = scalar_like(0.0, place)
         within = F.and_(F.greater_or_equal(place, zero), F.less_or_equal(place, last))
         inside = within if inside is None else F.and_(inside, within)
-        # Places outside are replaced in the end.
+        # Positions outside the image get the extrapolation value at the end.
         limits.append((F.where(within, place, zero), last))
     pictures = F.transpose(x, perm=(0, 2, 3, 1))
     batch = F.unsqueeze(F.cast(which, to=DType.INT64), i64(1, 2))
@@ -62,7 +62,7 @@ def _crop_and_resize(node: NodeView) -> Results:
 
 
 def _nearest(pictures: Any, batch: Any, limits: list[tuple[Any, Any]], sizes: Any) -> Any:
-    # Halves are rounded away from zero.
+    # Round to nearest; 0.5 is rounded up.
     rows, columns = (F.floor(F.add(place, scalar_like(0.5, place))) for place, _ in limits)
     return _picked(pictures, batch, rows, columns, sizes)
 

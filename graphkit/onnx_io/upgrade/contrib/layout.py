@@ -1,4 +1,4 @@
-"""Tensors whose channels stand last, for operators of the standard, whose channels stand first."""
+"""Convert between tensors with channels as the last axis, and the standard's operators, which have them first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkit.ops import F
 
 
 def rank_of(node: NodeView, *values: Value) -> int:
-    """How many axes those of `values` have of which that is known; all have as many."""
+    """The known rank of `values`, which all have the same rank."""
     ranks = [v.rank for v in values if v.rank is not None]
     if not ranks:
         raise UnsupportedError(f"{node.label}: channels_last needs a tensor of known rank")

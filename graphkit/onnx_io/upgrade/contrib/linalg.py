@@ -1,4 +1,4 @@
-"""Inverse, distances of rows, and Fourier transforms of real signals as pairs of numbers."""
+"""Inverse, distances between rows, and Fourier transforms of real signals. Complex numbers are pairs of floats."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def _rfft(node: NodeView) -> Results:
 
 @contrib("Irfft")
 def _irfft(node: NodeView) -> Results:
-    """The signal of an even length whose transform begins with these elements: the others are their conjugates."""
+    """Inverse of `_rfft`, for signals of even length. The missing elements are conjugates."""
     _check_transform(node)
     x = node.operand(0)
-    # The elements but for the first and the last one, from behind.
+    # All elements except the first and the last, in reverse order.
     mirror = F.slice(x, i64(-2), i64(0), i64(-2), i64(-1))
     conjugate = F.mul(mirror, constant(np.array([1, -1], x.dtype.numpy)))
     signal = F.dft(F.concat(x, conjugate, axis=-2), None, int64(-2), inverse=True)
@@ -62,7 +62,7 @@ def _irfft(node: NodeView) -> Results:
 
 
 def _product(a: Any, b: Any, sign: float) -> Any:
-    """Products of numbers whose real and imaginary parts lie along the last axis; sign -1: with b's conjugate."""
+    """Products of complex numbers, with real and imaginary parts along the last axis. With sign -1, b is conjugated."""
     real_a, imaginary_a, real_b, imaginary_b = (F.slice(x, i64(i), i64(i + 1), i64(-1)) for x in (a, b) for i in (0, 1))
     imaginary_b = F.mul(imaginary_b, scalar_like(sign, b)) if sign != 1 else imaginary_b
     real = F.sub(F.mul(real_a, real_b), F.mul(imaginary_a, imaginary_b))

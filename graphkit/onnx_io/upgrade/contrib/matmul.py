@@ -13,8 +13,9 @@ from graphkit.ops.pointwise import scalar_like
 
 
 def _factor(node: NodeView, x: Any, last: bool, batch: bool) -> Any:
-    """An operand as the product takes it: `batch`: its first axis stands before the last one; `last`: the two last
-    axes change places. A vector has neither.
+    """Transpose an operand for the product. Vectors stay unchanged.
+
+    batch: the first axis moves to the position before the last. last: the last two axes are swapped.
     """
     if not last and not batch:
         return x

@@ -35,7 +35,7 @@ def _layer_norm(node: NodeView) -> Results:
 
 
 def rms_norm(node: NodeView, x: Any, gamma: Any, axis: int, epsilon: float, index: int) -> tuple[Any, Any]:
-    """RMS normalisation from `axis` on, and the reciprocals that output `index` of the node has, where it is wanted."""
+    """RMS normalisation from `axis` on; and 1 / RMS for the node's output `index`, or None if that output is unused."""
     y = F.rms_normalization(x, converted(gamma, x.dtype), axis=axis, epsilon=epsilon)
     y = converted(y, gamma.dtype)
     if not node.wants(index):
@@ -66,7 +66,7 @@ def _skip_simplified(node: NodeView) -> Results:
 
 @contrib("GatedRMSNorm")
 def _gated_rms_norm(node: NodeView) -> Results:
-    """RMS normalisation of each run of as many elements as the scale has, times an activation of the gate."""
+    """RMS normalisation in groups of the scale's size along the last axis, times an activation of the gate."""
     x, scale, gate = (node.operand(i) for i in range(3))
     activation, epsilon = node.take("activation", "silu"), node.take("epsilon", 1e-5)
     if activation not in ("silu", "swish", "sigmoid"):
@@ -96,7 +96,7 @@ def _group_norm_of(node: NodeView) -> Results:
 
 @contrib("SkipGroupNorm")
 def _skip_group_norm(node: NodeView) -> Results:
-    """Group normalisation of x + skip + bias, and the sum; a skip of two axes is one for each channel."""
+    """Group normalisation of x + skip + bias, and that sum. A skip with two axes has one value per channel."""
     x, skip, bias = node.operand(0), node.operand(3), node.input(4)
     last = bool(node.take("channels_last", 1))
     if x.rank is None or skip.rank is None:
@@ -112,7 +112,7 @@ def _skip_group_norm(node: NodeView) -> Results:
 
 @contrib("EmbedLayerNormalization")
 def _embed_layer_norm(node: NodeView) -> Results:
-    """Layer normalisation of the embeddings of words, positions and segments; how many words the mask has; the sum."""
+    """Layer normalisation of the sum of word, position and segment embeddings; number of words in the mask; the sum."""
     ids, segments = node.operand(0), node.input(1)
     words, positions, kinds = node.operand(2), node.operand(3), node.input(4)
     gamma, beta, mask, places = node.operand(5), node.operand(6), node.input(7), node.input(8)

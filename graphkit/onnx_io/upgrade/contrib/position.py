@@ -19,7 +19,7 @@ from graphkit.ops.wide import converted, wide_type
 
 
 def _heads(node: NodeView, x: Any, cache: Any, heads: int) -> int | None:
-    """How many heads are side by side in x [B, L, heads * D]; without a number a head is as large as the cache says."""
+    """The number of heads in x [B, L, heads * D]. By default, the size of the cache gives the size of a head."""
     if x.rank != 3 or heads:
         return heads or None
     hidden, half = x.tensor.known_shape[2], cache.tensor.known_shape[1]
@@ -30,7 +30,7 @@ def _heads(node: NodeView, x: Any, cache: Any, heads: int) -> int | None:
 
 @contrib("RotaryEmbedding")
 def _rotary(node: NodeView) -> Results:
-    """Rotated heads; a position of its own for each element of the sequence, or that of the first one."""
+    """Rotary embedding. Positions are given for each element of the sequence, or only for the first one."""
     x, place, cos, sin = (node.operand(i) for i in range(4))
     needs_rank(node, 3, 4, input=x)
     needs_rank(node, 1, 2, position_ids=place)
@@ -75,7 +75,7 @@ def _relative_bias(node: NodeView) -> Results:
 
 
 def _buckets(distance: Any, count: int, furthest: int, both: bool) -> Any:
-    """The first half of the buckets have one distance each, the others more and more, up to `furthest`."""
+    """T5's buckets: the first half has one per distance, the second logarithmic ranges up to `furthest`."""
     zero = int64(0)
     base = zero
     if both:
@@ -107,7 +107,7 @@ def _gated_bias(node: NodeView) -> Results:
 
 
 def rotated(x: Any, cos: Any, sin: Any, place: Any, interleaved: bool) -> Any:
-    """Heads [B, heads, L, D] rotated by the angles of positions [B, L], as far as the caches reach."""
+    """Rotate heads [B, heads, L, D] by the angles of positions [B, L], as many elements as the caches cover."""
     half, size = cos.tensor.known_shape[1], x.tensor.known_shape[3]
     part = 2 * half if dims.is_static(half) and dims.is_static(size) and 2 * half != size else 0
     wide = wide_type(x.dtype)

@@ -1,6 +1,6 @@
-"""Quantised operators, as what they mean: dequantised operands, the float operator, a quantisation.
+"""Quantised operators, written as dequantised operands, the float operator, and a quantisation.
 
-Passes make integers of that again (`graphkit.passes.quantise`).
+Passes convert them to integer arithmetic again (`graphkit.passes.quantise`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from graphkit.ops.axes import reshape_like
 
 
 def dequantised(node: NodeView, place: int, axis: int = 1) -> Value:
-    """Operand `place` as float32, by the scale and the zero point behind it."""
+    """Operand `place` as float32. Its scale and zero point are the next two operands."""
     value: Value = F.dequantize_linear(node.operand(place), node.operand(place + 1), node.input(place + 2), axis=axis)
     return value
 
 
 def quantised(node: NodeView, y: Value, place: int, like: Value) -> Results:
-    """The result: `y` quantised by the scale at `place` and the zero point behind it, by default 0 of `like`'s type."""
+    """Quantise `y` by the scale at `place` and the zero point after it (default: 0 in the type of `like`)."""
     zero = node.input(place + 1)
     if zero is None:
         zero = constant(np.array(0, like.dtype.numpy))
@@ -107,7 +107,7 @@ def _softmax(node: NodeView) -> Results:
     if opset >= 13:
         y = F.softmax(x, axis=-1 if axis is None else axis)
     else:
-        # All axes from this one on are one.
+        # softmax over all axes from `axis` on, as a single axis
         y = reshape_like(F.softmax(F.flatten(x, axis=1 if axis is None else axis), axis=1), x)
     return quantised(node, y, 3, node.operand(0))
 
@@ -140,7 +140,7 @@ def _gemm(node: NodeView) -> Results:
 
 
 def _scaled(node: NodeView, product: Value, scale: Value, bias: Value | None) -> Results:
-    """int32 sums times a scale, plus a bias, of the scale's type; computed in float32."""
+    """int32 sums * scale + bias, in the type of the scale. Computed in float32."""
     y = F.mul(F.cast(product, to=DType.FLOAT32), F.cast(scale, to=DType.FLOAT32))
     if bias is not None:
         y = F.add(y, F.cast(bias, to=DType.FLOAT32))

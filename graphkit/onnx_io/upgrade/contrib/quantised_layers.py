@@ -1,8 +1,8 @@
-"""Quantised layers: QAttention, QEmbedLayerNormalization, DynamicQuantizeLSTM, as those of floats.
+"""Quantised layers: QAttention, QEmbedLayerNormalization, DynamicQuantizeLSTM, as float layers.
 
-Weights are dequantised, and the layer is that of the same name without quantisation. ONNX Runtime quantises the
-operands of a DynamicQuantizeLSTM's products at run time; here they stay floats, and results are nearer to those of the
-network that was quantised.
+Weights are dequantised, and the float layer of the same kind is used. ONNX Runtime also quantises the operands of
+matrix products in a DynamicQuantizeLSTM at run time. Here they stay floats, so results are closer to the original
+network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphkit.ops.rnn.layers import LSTM
 
 
 def _as(node: NodeView, op_type: str, *inputs: Value | None) -> Results:
-    """The results of the node as one of `op_type`, of the same domain, on these operands."""
+    """Build the node as if it were an `op_type` of the same domain with these operands."""
     name = node.op_type
     node.op_type, node.inputs = op_type, list(inputs)
     results = run(node)
@@ -43,7 +43,7 @@ def _embedding(node: NodeView) -> Results:
     operands: Any = (*node.inputs, *[None] * 18)[:18]
     tokens, segments, *others = operands
     quantised, mask, scales, zeros = others[:5], others[5], others[6:11], others[11:16]
-    # An embedding of segments may be absent.
+    # The segment embedding is optional.
     floats = [
         None if v is None else F.dequantize_linear(v, scale, zero)
         for v, scale, zero in zip(quantised, scales, zeros, strict=True)
@@ -53,8 +53,9 @@ def _embedding(node: NodeView) -> Results:
 
 @contrib("DynamicQuantizeLSTM")
 def _lstm(node: NodeView) -> Results:
-    """W: [directions, input, 4 * hidden], R: [directions, hidden, 4 * hidden], scales: [directions] or one for each of
-    the last axis, [directions, 4 * hidden].
+    """W: [directions, input, 4 * hidden], R: [directions, hidden, 4 * hidden].
+
+    Scales: [directions], or [directions, 4 * hidden] for one per position of the last axis.
     """
     operands: Any = (*node.inputs, *[None] * 12)[:12]
     x, w, r, bias, lengths, h, c, peepholes, w_scale, w_zero, r_scale, r_zero = operands
@@ -66,13 +67,13 @@ def _lstm(node: NodeView) -> Results:
 
 
 def _weights(w: Value, scale: Value | None, zero: Value | None) -> Value:
-    """[directions, n, 4 * hidden] of 8 bits as floats [directions, 4 * hidden, n]."""
+    """Dequantise weights [directions, n, 4 * hidden] to floats [directions, 4 * hidden, n]."""
     if scale is None or scale.rank not in (1, 2):
         raise UnsupportedError("DynamicQuantizeLSTM needs scales of known rank")
     if scale.rank == 1:
         whole = F.dequantize_linear(w, scale, zero, axis=0)
     else:
-        # A scale of one block along the axis in the middle.
+        # A scale applies to the whole middle axis: blockwise quantisation with one block.
         apart: Any = [None if v is None else F.unsqueeze(v, np.array([1])) for v in (scale, zero)]
         length = w.tensor.known_shape[1]
         if not isinstance(length, int):

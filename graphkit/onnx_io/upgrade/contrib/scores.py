@@ -1,4 +1,4 @@
-"""Attention on heads: what is added to the scores, what a query sees, and softmax(scores) V."""
+"""Parts of attention with separate heads: masks and biases of the scores, and softmax(scores) V."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
 from graphkit.ops.pointwise import scalar_like
 
-# What a padding mask adds to the scores that it hides, unless the node says otherwise.
+# Default that a padding mask adds to the scores of hidden keys.
 MASK_FILTER = -10000.0
 
 
@@ -39,7 +39,7 @@ def joined_heads(x: Any) -> Any:
 
 
 def needs_rank(node: NodeView, *ranks: int, **operands: Any) -> None:
-    """Raise UnsupportedError for an operand that is there and has none of these ranks."""
+    """Raise UnsupportedError for a present operand whose rank is not one of `ranks`."""
     for name, x in operands.items():
         if x is not None and x.rank not in ranks:
             allowed = " or ".join(map(str, ranks))
@@ -57,7 +57,7 @@ def scale_of(node: NodeView, size: Any) -> float:
 
 
 class Lengths(NamedTuple):
-    """int64 vectors of one element: queries, keys in all, keys before the first query."""
+    """int64 vectors of one element: number of queries, of all keys, and of keys before the first query."""
 
     queries: Any
     keys: Any
@@ -65,7 +65,7 @@ class Lengths(NamedTuple):
 
 
 def lengths(q: Any, k: Any, past: Any = None) -> Lengths:
-    """Of q, k [B, H, L, D]; `past`: the keys [B, H, P, D] that come before."""
+    """The lengths for q, k [B, H, L, D]. `past`: earlier keys [B, H, P, D]."""
     return Lengths(F.shape(q)[2:3], F.shape(k)[2:3], i64(0) if past is None else F.shape(past)[2:3])
 
 
@@ -80,10 +80,10 @@ def rows(sizes: Lengths) -> Any:
 
 
 def padding(node: NodeView, mask: Any, batch: Any, sizes: Lengths, fill: float, like: Any) -> Any:
-    """What `mask_index` adds to the scores [B, H, L, T]: `fill` where it hides a key, else 0.
+    """The values to add to the scores [B, H, L, T] for `mask_index`: `fill` for hidden keys, else 0.
 
-    mask: [B, T] or [B, L, T], 0 hides; [B, 1, M, M], of which the rows and columns that are there count; [B], how many
-    keys there are; [2 * B], and from which on.
+    mask: [B, T] or [B, L, T], in which 0 hides a key; [B, 1, M, M], cut to the existing rows and columns; [B], the
+    number of keys; [2 * B], the ends, then the starts, of the visible keys.
     """
     if mask.rank is None or mask.rank > 4:
         raise UnsupportedError(f"{node.label}: a mask of unknown kind: {mask}")
@@ -100,26 +100,26 @@ def padding(node: NodeView, mask: Any, batch: Any, sizes: Lengths, fill: float, 
 
 
 def _between(mask: Any, batch: Any, sizes: Lengths) -> Any:
-    """Which keys stand between the first and last positions that a vector gives: [B, 1, 1, T]."""
+    """Mask [B, 1, 1, T] of the keys between the first and last positions in a vector."""
     size, place = mask.shape[0], columns(sizes)
     count = F.shape(batch)[:1]
     ends = F.cast(mask, to=DType.INT64)
     if size == batch.tensor.known_shape[0]:
         return F.less(place, F.unsqueeze(ends, i64(1, 2, 3)))
     starts = F.slice(ends, count, F.add(count, count), i64(0))
-    # Without first positions nothing is left here: they are 0.
+    # If the vector contains no starts, this is empty, and is filled up with zeros.
     starts = F.pad(starts, F.concat(i64(0), F.sub(count, F.shape(starts)), axis=0))
     starts, ends = (F.reshape(v, i64(-1, 1, 1, 1)) for v in (starts, F.slice(ends, i64(0), count, i64(0))))
     return F.and_(F.less(place, ends), F.greater_or_equal(place, starts))
 
 
 def causal(sizes: Lengths) -> Any:
-    """Which keys a query sees that sees none behind it: [L, T]."""
+    """Causal mask [L, T]: a query sees keys up to its own position."""
     return F.less_or_equal(columns(sizes), rows(sizes))
 
 
 def summed(*terms: Any) -> Any:
-    """The sum of those that are there; None when none is."""
+    """The sum of the terms that are not None; None if there is none."""
     found = None
     for term in terms:
         if term is not None:
@@ -128,7 +128,7 @@ def summed(*terms: Any) -> Any:
 
 
 def scores(q: Any, k: Any, scale: float, added: Any = None, visible: Any = None) -> Any:
-    """scale * q k^T + added, minus infinity where a query does not see a key: [B, H, L, T]."""
+    """scale * q k^T + added, [B, H, L, T]; minus infinity where `visible` is false."""
     found = F.mul(F.mat_mul(q, F.transpose(k, perm=(0, 1, 3, 2))), scalar_like(scale, q))
     if visible is not None and added is not None:
         added, visible = F.where(visible, added, scalar_like(-np.inf, q)), None

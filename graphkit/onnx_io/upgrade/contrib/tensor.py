@@ -1,4 +1,4 @@
-"""Data movement: what the standard has by other names, and windows of tensors."""
+"""Data movement: operators that the standard has under other names, and sliding windows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphkit.ops.pointwise import scalar_like
 
 
 def _scalar(x: Any) -> Any:
-    """A scalar, which the file may give as one element."""
+    """Convert a tensor of one element to a scalar, if it is not a scalar."""
     return x if x.rank == 0 else F.reshape(x, constant(np.zeros(0, np.int64)))
 
 
@@ -66,7 +66,7 @@ def _pad(node: NodeView) -> Results:
 
 @contrib("Unique")
 def _unique(node: NodeView) -> Results:
-    """The elements in the order in which they are met, the place of each one of x there, and their counts."""
+    """Unique elements in order of occurrence, the index of each element of x in them, and their counts."""
     y, _, inverse, counts = F.unique(node.operand(0), sorted=False)
     return y, inverse, counts
 
@@ -81,7 +81,7 @@ def _grid_sample(node: NodeView) -> Results:
 
 @contrib("IsAllFinite")
 def _is_all_finite(node: NodeView) -> Results:
-    """Whether no element of any operand is infinite or NaN; attributes leave one of the two out."""
+    """Whether all elements are finite. Attributes restrict the check to infinities, or to NaN."""
     only_nan, only_infinite = bool(node.take("isnan_only", 0)), bool(node.take("isinf_only", 0))
     if only_nan and only_infinite:
         raise UnsupportedError(f"{node.label}: isnan_only and isinf_only exclude each other")
@@ -95,7 +95,7 @@ def _is_all_finite(node: NodeView) -> Results:
 
 
 def windows(x: Any, axis: int, size: int, step: int) -> Any:
-    """Every run of `size` elements along `axis`, `step` apart: [..., windows, size, ...]."""
+    """All windows of `size` elements along `axis`, with a distance of `step`: [..., windows, size, ...]."""
     last = F.sub(F.gather(F.shape(x), int64(axis)), int64(size - 1))
     starts = F.unsqueeze(F.range(int64(0), F.max(last, int64(0)), int64(step)), i64(1))
     return F.gather(x, F.add(starts, F.range(int64(0), int64(size), int64(1))), axis=axis)
@@ -103,7 +103,7 @@ def windows(x: Any, axis: int, size: int, step: int) -> Any:
 
 @contrib("UnfoldTensor")
 def _unfold(node: NodeView) -> Results:
-    """All runs along an axis, whose elements lie along a new last one."""
+    """All windows along an axis. Their elements are along a new last axis."""
     x, axis = node.operand(0), int(node.take("dim", -1))
     size, step = int(node.require("size")), int(node.take("step", 1))
     if x.rank is None:
@@ -117,14 +117,14 @@ def _unfold(node: NodeView) -> Results:
 
 @contrib("NGramRepeatBlock")
 def _no_repeats(node: NodeView) -> Results:
-    """Scores, -inf for tokens that would repeat a run of `ngram_size` tokens."""
+    """The scores, with -inf for tokens that would repeat a sequence of `ngram_size` tokens."""
     ids, scores, size = node.operand(0), node.operand(1), int(node.require("ngram_size"))
     if size < 1:
         raise UnsupportedError(f"{node.label}: ngram_size={size} must be positive")
     runs = windows(ids, 1, size, 1)
     tokens = F.gather(runs, int64(size - 1), axis=2)
     most = np.iinfo(np.int64).max
-    # The last size - 1 tokens, as one run to compare with the beginning of each other.
+    # The last size - 1 tokens, to be compared with the beginnings of all windows.
     ending = F.unsqueeze(F.slice(ids, i64(1 - size) if size > 1 else i64(most), i64(most), i64(1)), i64(1))
     begins = F.slice(runs, i64(0), i64(size - 1), i64(2))
     differ = F.reduce_sum(F.cast(F.not_(F.equal(begins, ending)), to=DType.INT64), i64(2), keepdims=False)

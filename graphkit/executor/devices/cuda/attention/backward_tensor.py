@@ -75,7 +75,7 @@ class TensorBackward(Backward, TensorTiles):
     # --- lines ----------------------------------------------------------------------------------------
 
     def _state(self) -> list[str]:
-        """Return lines that declare shared memory and read the block's rows and statistics; and the lane's result."""
+        """Return lines that declare shared memory and the lane's result, and read the block's rows and statistics."""
         of, tiles = self.of, self.half // NARROW
         sizes = (("depth", of.depth), ("width", of.width))
         lines = [

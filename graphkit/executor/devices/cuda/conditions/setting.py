@@ -11,8 +11,8 @@ from graphkit.executor.devices.bound_steps import Choice, Repetition
 from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, Input, Launch, Memory, Source, source_of
 
-# Sets the nodes of a choice. condition: an array of `count` bytes; it holds if one of them is not 0. wanted: bit 0 if
-# there is a node `then`, bit 1 if there is a node `otherwise`.
+# Sets the values of a choice's nodes. condition: an array of `count` bytes; true if one of them is not 0. wanted: bit 0
+# if there is a node `then`, bit 1 if there is a node `otherwise`.
 CHOOSES = source_of(
     "chooses",
     ["const gk_u8* condition", "gk_u32 count", "gk_u64 then", "gk_u64 otherwise", "gk_u32 wanted"],
@@ -39,8 +39,8 @@ CHOOSES = source_of(
     ],
 )
 
-# Counts the iterations of a repetition, and sets its node to whether another one follows. given: bit 0 if there is a
-# `flag`, bit 1 if there is a `limit`.
+# Counts the iterations of a repetition, and sets the value of its node: whether another iteration follows. given: bit 0
+# if there is a `flag`, bit 1 if there is a `limit`.
 REPEATS = source_of(
     "repeats",
     [

@@ -119,7 +119,10 @@ class _Loop:
         return [*sizes, *(self.places.number(s) for a in self.operands for s in self._moving(a))]
 
     def _moving(self, operand: _Access) -> tuple[int, ...]:
-        """Return the strides that are arguments: none if the operand has the layout of the result, or one element."""
+        """Return the strides that are arguments: all but the innermost one.
+
+        There are none if the operand has the layout of the result, or one element.
+        """
         return () if operand.strides == self.whole or not any(operand.strides) else operand.strides[:-1]
 
     # --- the source ---------------------------------------------------------------------------------------------

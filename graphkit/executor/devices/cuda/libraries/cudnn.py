@@ -65,8 +65,8 @@ def planned(
 ) -> Any:
     """Return a graph of the library, with the first plan of its heuristics.
 
-    Plans are excluded if their results differ from run to run, if an element that is not finite affects other
-    results, or if they have an unwanted note.
+    Plans are excluded if their results differ from run to run, if they sum in reduced precision, if an element that is
+    not finite affects other results, or if they have an unwanted note.
 
     Args:
         describe: Returns the graph, given the frontend and `target`.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from graphkit.errors import RuntimeFailure
 
-# Working memory of libraries begins at a multiple of this, and that of programs at a multiple of 64.
-# https://docs.nvidia.com/cuda/cublas/ says so of cublasLtMatmul; cuDNN gets the same.
+# Alignment of a library's working memory in bytes. The working memory of programs is only aligned to 64 bytes. The
+# source for cublasLtMatmul is https://docs.nvidia.com/cuda/cublas/; cuDNN gets the same alignment.
 _ALIGNMENT = 256
 
 
@@ -14,7 +14,7 @@ class NotInLibrary(RuntimeFailure):
 
 
 def usable_bytes(nbytes: int) -> int:
-    """Return how many of `nbytes` of working memory a library may use, wherever they begin."""
+    """Return how many of `nbytes` bytes of working memory a library may use, whatever their address is."""
     return max(0, nbytes - _ALIGNMENT)
 
 

@@ -67,7 +67,10 @@ class Scatter:
         return self.node.output.dtype
 
     def kernel(self, reduction: str, deterministic: bool) -> CardKernel | None:
-        """Return the kernel; None for types without arithmetic or copies, and for too many updates for the sort."""
+        """Return the kernel.
+
+        None for unsupported types, for too many updates for the sort, and for updates of an empty result.
+        """
         unit = unit_of(self.node.output)
         if unit not in UNITS:
             return None
@@ -118,7 +121,7 @@ class Scatter:
         return for_each_run("begun", count, width, given, lines)
 
     def _keys(self) -> Launch:
-        """Return the launch that writes the key (slice) of each update. An index out of range gets an arbitrary key."""
+        """Return the launch that writes the key (slice) of each update. An index out of range gets key 0."""
         address = self.address
         places = self.places(*address.sizes)
         found, coordinates = places.lines("at")

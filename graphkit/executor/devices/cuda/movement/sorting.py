@@ -19,8 +19,8 @@ from graphkit.executor.devices.cuda.text.joining import WARP, scanned
 # Bits of a digit. There is one thread for each value of a digit.
 _BITS = 8
 _WARPS = THREADS // WARP
-# The largest number of chunks (each block reads the counts of all chunks), and the least number of keys of a chunk, if
-# that does not need more chunks.
+# The largest number of chunks, because each block reads the counts of all chunks. With fewer chunks, a chunk has at
+# most _LEAST keys.
 _MOST_CHUNKS, _LEAST = 256, 4 * THREADS
 _ALIGNMENT = 256
 # The largest number of keys that a single block sorts.
@@ -147,7 +147,7 @@ def _count() -> Source:
 
 
 def _place(moved: bool) -> Source:
-    """Return the source that moves keys in a pass. moved: not the first pass, so positions are read from memory."""
+    """Return the source that moves keys in a pass. moved: True after the first pass: positions are read from memory."""
     lines = [
         "typedef gk_u32 A;",
         f"__shared__ gk_u32 next[{THREADS}];",

@@ -1,8 +1,9 @@
 """The backward recurrence of a layer: from the gradients of its results to those of its gates.
 
-A step is a kernel that writes the gradients of all gates, and their product with r, for all directions in one call. A
-GRU without linear_before_reset has two of each. The kernel of the next step adds the product to the gradient of the
-state, but only within the length of a sequence. After its end, the gradient of the state is passed on unchanged.
+A step is a kernel that writes the gradients of all gates, and a matrix product of these with r, for all directions in
+one call. A GRU without linear_before_reset has two of each. The kernel of the next step adds the product to the
+gradient of the state, but only within the length of a sequence. After its end, the gradient of the state is passed on
+unchanged.
 """
 
 from __future__ import annotations

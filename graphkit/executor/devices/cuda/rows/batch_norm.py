@@ -176,7 +176,10 @@ def _channels_last_batch_norm(node: Node, context: KernelContext) -> CardKernel 
 
 @launched("ChannelsLastBatchNormGrad", DOMAIN)
 def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
-    """Return the kernel of the gradient. That of y passes where the activation passed the element, and for NaN."""
+    """Return the kernel of the gradient.
+
+    The gradient of y passes to elements that the activation has passed, and to NaN.
+    """
     op, held, sizes = operator(node, ChannelsLastBatchNormGrad), _held(node), shape(node.inputs[1])
     if held is None:
         return None

@@ -82,7 +82,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of elements. kept: axes over groups. reduced: axes over the elements of a group. held: type of results."""
+    """Groups of elements. kept: axes over groups. reduced: axes over the elements of a group. held: type A."""
 
     kept: Axes
     reduced: Axes
@@ -145,7 +145,7 @@ class Groups:
     def _place(self, work: Work, number: int) -> int:
         """Return where the partial results of a pass begin in scratch memory.
 
-        Those of slices come first, then, if a separate launch combines them, those of groups.
+        The results of slices come first. If a separate launch combines them, the results of groups follow.
         """
         parts = sum(p.numbers * (self.slices + self._is_joined(work, i)) for i, p in enumerate(work.passes[:number]))
         return parts * self.held.itemsize * self.kept.elements
@@ -163,9 +163,10 @@ class Groups:
     # --- one launch -----------------------------------------------------------------------------------------------
 
     def _launch(self, work: Work, known: int, reached: int, offset: int) -> Launch:
-        """Return a launch that makes passes `known` to `reached` (excluded). Scratch memory has the results of others.
+        """Return a launch that makes passes `known` to `reached` (excluded).
 
-        The last launch also writes. It makes all passes if there is one slice, else none.
+        Scratch memory has the results of earlier passes. The last launch also writes. It makes all passes if there is
+        one slice, else none.
         """
         slices = self.slices
         last = slices == 1 or known == reached

@@ -41,7 +41,7 @@ def _rms_norm(node: Node, context: KernelContext) -> CardKernel | None:
 def _normalised(
     node: Node, op: NormOfLastAxes, used: Sequence[bool], statistics: Pass, ahead: Sequence[str], value: str
 ) -> CardKernel | None:
-    """Return the kernel of a normalisation; None for unsupported types.
+    """Return the kernel of a normalisation; None for unsupported types, or if only y is empty.
 
     Args:
         node: The node.

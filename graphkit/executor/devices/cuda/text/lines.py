@@ -1,4 +1,4 @@
-"""Lines of kernels."""
+"""Indentation of the lines of a kernel."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import Sequence
 
 
 def indented(lines: Sequence[str]) -> list[str]:
-    """The same, one level further in."""
+    """Return the lines, indented by one more level."""
     return ["    " + line for line in lines]

@@ -324,7 +324,8 @@ def _by_library(
     """Return the kernel that uses cuDNN, or `own` if cuDNN does not support the convolution.
 
     A separate launch computes activations, because the documentation of cuDNN does not say that its Relu keeps NaN. It
-    also adds residuals, except with channels last on tensor cores, where cuDNN adds them.
+    also adds residuals. cuDNN only adds a residual to y directly after the bias, on tensor cores, if all arrays have
+    the channels last.
 
     On some GPUs, cuDNN does not compute float32 gradients of w from float16 or bfloat16 operands. The operands are then
     converted to float32 first, and multiplied in TF32, which represents them exactly. This is also done for sums over
@@ -369,7 +370,7 @@ def _adds_first(node: Node) -> bool:
 
 
 def _finished(found: Convolved, work: Convolution, after: Finish, own: CardKernel) -> CardKernel:
-    """Return the kernel of a convolution by the library, and a launch for the operations that follow."""
+    """Return the kernel that runs a convolution by the library, then a launch for the operations that follow."""
     sizes = found.x if work.wanted == "x" else found.y
     launch = finishing_launch(after, work.kind, found.held, sizes, short=found.short, last=found.last)
     return _asked((), work, (launch,) if after.lines else (), 0, own)
@@ -378,7 +379,9 @@ def _finished(found: Convolved, work: Convolution, after: Finish, own: CardKerne
 def _asked(
     before: Sequence[Launch], work: Convolution, after: Sequence[Launch], used: int, otherwise: CardKernel
 ) -> CardKernel:
-    """Return the kernel that runs launches, a convolution by the library, and launches; or `otherwise`.
+    """Return the kernel that runs `before`, a convolution by the library, and `after`.
+
+    `otherwise` replaces it if the library does not support the convolution.
 
     used: bytes of scratch memory that the launches before the convolution write.
     """
@@ -392,7 +395,7 @@ def _asked(
 
 
 def _of_widened(found: Convolved, work: Convolution, own: CardKernel) -> CardKernel:
-    """Return the kernel that converts float16 or bfloat16 factors to float32, the type of the result."""
+    """Return the kernel that converts float16 or bfloat16 factors to float32, the result's type, and convolves them."""
     launches, widened, used = [], [], 0
     for factor, size in zip(work.factors, (math.prod(found.x), math.prod(found.y)), strict=True):
         launches.append(_widened(factor, work.kind, Scratch(used), work.made, size, found.short))

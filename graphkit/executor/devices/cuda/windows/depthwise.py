@@ -45,7 +45,7 @@ _BESIDE = 4
 def forward(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING) -> CardKernel:
     """Return the kernel of a convolution. The first operands are x: [N, C, *spatial] and w: [C, 1, *kernel].
 
-    kind: element type in memory. held: type of sums. The layout of w is the same if `windows` has the channels last.
+    kind: element type in memory. held: type of sums. w has this layout even if `windows` has the channels last.
     """
     if _is_narrow(windows):
         return CardKernel((_narrow(windows, kind, held, finish, mirrored=False),), inplace=finish.inplace)

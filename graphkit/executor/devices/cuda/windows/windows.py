@@ -160,9 +160,9 @@ class Windows:
         return [*before, *nested(loops, [f"const {index} from = {offset};", *lines])]
 
     def begun(self, a: int) -> list[str]:
-        """Return lines that declare where the window starts along an axis, `start`, and its elements in x.
+        """Return lines that declare where the window starts along an axis, `start`, and which of its elements are in x.
 
-        These are those from `first` to `last` (excluded).
+        The elements are those from `first` to `last` (excluded).
         """
         start = f"const {self.signed} start{a} = p{a} * stride{a} - begin{a};"
         return [start, *self._span(a, "first", "last", "0", f"size{a}")]
@@ -174,7 +174,7 @@ class Windows:
     def _span(self, a: int, first: str, last: str, low: str, high: str) -> list[str]:
         """Return lines that declare which elements of the window at `start` are at positions from `low` to `high`.
 
-        These are those from `first` to `last` (excluded).
+        The elements are those from `first` to `last`. Both `high` and `last` are excluded.
         """
         up, rounded = (f" / dilation{a}", f" + dilation{a} - 1") if self.dilated else ("", "")
         return [
@@ -244,7 +244,7 @@ class Windows:
 
 
 def nested(loops: Sequence[tuple[str, list[str]]], lines: Sequence[str]) -> list[str]:
-    """Return nested loops around lines. loops: from the outermost on, the head, and lines at the beginning of its body.
+    """Return nested loops around lines. loops: head and first lines of the body of each loop, the outermost first.
 
     They are not unrolled, because windows are usually smaller than the factor by which a compiler unrolls.
     """
