@@ -9,19 +9,21 @@ NB_MODULE(_native, m) {
     m.doc() = "graphkit's native kernels.";
     m.attr("version") = GRAPHKIT_VERSION;
     m.def("compiler", &compiler, "Name and version of the compiler that built this module.");
-    m.def("cpu_features", &cpu_features, "Instruction sets that processor and operating system offer.");
+    m.def("cpu_features", &cpu_features, "Instruction sets that both the processor and the operating system support.");
     m.def("has_bfloat16", &has_bfloat16,
-          "Whether matrices of bfloat16 are multiplied: oneDNN is built in, and the processor has what it needs.");
-    m.def("isa", &isa_name, "The instruction set of kernels made from now on.");
-    m.def("use_isa", &use_isa, "name"_a, "Choose it: 'baseline', 'avx2' or 'avx512'; '' for the processor's best.");
-    m.def("default_threads", &default_threads, "Threads of kernels made with threads=0.");
+          "Whether bfloat16 products have native kernels: oneDNN is built in, and the processor supports bfloat16.");
+    m.def("isa", &isa_name, "Return the instruction set of the kernels that are made from now on.");
+    m.def("use_isa", &use_isa, "name"_a,
+          "Select the instruction set: 'baseline', 'avx2' or 'avx512'; '': the best one.");
+    m.def("default_threads", &default_threads, "Return the number of threads of kernels made with threads=0.");
     m.def("pin_helpers", &pin_helpers, "cores"_a,
-          "Keep each helper that is started from now on on a core: number n on the n-th, and round again.");
-    m.def("share_all_work", &share_all_work, "on"_a, "Share among threads what is not worth it as well, for tests.");
-    m.def("set_default_threads", &set_default_threads, "threads"_a, "0: the cores allowed.");
+          "Pin the helpers that are started from now on: helper n (from 1) to cores[n % len(cores)].");
+    m.def("share_all_work", &share_all_work, "on"_a, "Share even short loops among threads, for tests.");
+    m.def("set_default_threads", &set_default_threads, "threads"_a,
+          "Set the number of threads; 0: the number of allowed cores.");
 
-    // What is there when the interpreter ends is no leak: threads that it ends hold theirs, and a command lets the
-    // system take back what it has.
+    // No leak warnings: objects that still exist when the interpreter ends are not leaks. Threads may hold them until
+    // the process ends, and commands leave it to the system to free memory.
     nb::set_leak_warnings(false);
 
     const nb::exception<NativeError> error(m, "Error", PyExc_RuntimeError);

@@ -1,4 +1,5 @@
-// The one place where primitives of the library come from: none of its reference implementations is ever chosen.
+// Chooses implementations of the library's primitives. All primitives are made here, and none uses a reference
+// implementation.
 #pragma once
 
 #include <dnnl.hpp>
@@ -7,21 +8,22 @@
 
 namespace graphkit {
 
-// Whether an implementation, by the library's name of it, is one for use. Its references are there to be compared with:
-// they take up to ten thousand times as long as any other.
+// Whether an implementation with this name may be used. The library's reference implementations may not: they take up
+// to ten thousand times as long as others.
 bool is_for_use(const std::string& implementation);
 
-// Whether a convolution is copied out into columns and multiplied: the library's last resort, slow for wide kernels.
+// Whether the implementation copies the windows of a convolution into columns and multiplies them: the library's last
+// resort, slow for wide kernels.
 bool is_by_columns(const std::string& implementation);
 
-// Further conditions on an implementation's name.
+// A further condition on an implementation's name.
 using Accepts = std::function<bool(const std::string&)>;
 inline bool any_name(const std::string&) {
     return true;
 }
 
-// The descriptor of the library's best implementation that is for use and accepted. Throws dnnl::error of status
-// unimplemented where there is none.
+// Returns the descriptor of the library's first implementation that may be used and is accepted. Throws dnnl::error
+// with status unimplemented if there is none.
 template <typename Primitive, typename... Arguments>
 typename Primitive::primitive_desc choose(const Accepts& accepts, const Arguments&... arguments) {
     typename Primitive::primitive_desc descriptor(arguments...);

@@ -5,8 +5,8 @@
 
 namespace graphkit {
 
-// While it lives, the library makes and runs primitives for this thread alone: how its work is shared among threads is
-// the business of pool.h. The library asks OpenMP how many threads there are; the thread's own setting comes back.
+// During its lifetime, the library makes and runs primitives on this thread only: pool.h shares the work among threads.
+// The library asks OpenMP for the number of threads; the destructor restores this thread's setting.
 class OneThread {
   public:
     OneThread() : before_(omp_get_max_threads()) { set(1); }

@@ -14,7 +14,7 @@ namespace {
 
 using dnnl::memory;
 
-// Never destroyed: a run may go on in a daemon thread while the process ends.
+// Never destroyed: a run may continue in a daemon thread while the process ends.
 const dnnl::stream& stream() {
     static const dnnl::stream& only = *new dnnl::stream(engine());
     return only;
@@ -24,15 +24,15 @@ void set_handle(memory& target, const void* data) {
     target.set_data_handle(const_cast<void*>(data));
 }
 
-// To be deterministic; and where the number of threads is known.
+// Largest number of pieces if the result must be deterministic; else the number of pieces per thread.
 constexpr std::int64_t kMostPieces = 16;
 constexpr std::int64_t kPiecesPerThread = 2;
-// What one core does, and the work that makes a piece.
+// Estimated speed of one core, and the least work of a piece.
 constexpr double kProductsPerNanosecond = 50;
 constexpr double kBytesPerNanosecond = 10;
 constexpr double kPieceNanoseconds = 4000;
 
-// Large copies are shared among threads.
+// Copies bytes; large copies are shared among threads.
 void copy(void* to, const void* from, std::size_t bytes) {
     parallel_for(
         team_size(), static_cast<std::int64_t>(bytes), 0.05,
@@ -97,7 +97,8 @@ void rethrow(const Kernel& kernel, const dnnl::error& error) {
 }
 
 const dnnl::engine& engine() {
-    static const dnnl::engine& only = *new dnnl::engine(dnnl::engine::kind::cpu, 0);  // never destroyed, as the stream
+    // never destroyed, like the stream
+    static const dnnl::engine& only = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
     return only;
 }
 
@@ -187,7 +188,7 @@ void Operation::finish(const dnnl::primitive_desc_base& descriptor, dnnl::primit
 
 std::unique_ptr<Operation::Arguments> Operation::take() const {
     {
-        // Another thread may have held it when this process was forked: nobody waits for it.
+        // Do not wait for the lock: another thread may have held it when this process was forked.
         const std::unique_lock lock(pool_->mutex, std::try_to_lock);
         if (lock && !pool_->idle.empty()) {
             auto found = std::move(pool_->idle.back());
@@ -447,7 +448,7 @@ std::size_t LibraryKernel::packed_bytes(int input) const {
 
 std::string LibraryKernel::packed_layout(int input) const {
     require_packed(input);
-    // Descriptors are compared by everything that says where an element lies.
+    // Two layouts are equal if all fields that determine the positions of elements are.
     std::string text = std::to_string(static_cast<int>(weights_wanted_.get_data_type()));
     for (const Dims& dims :
          {weights_wanted_.get_dims(), weights_wanted_.get_padded_dims(), weights_wanted_.get_strides(),

@@ -1,4 +1,5 @@
-// What the kernels that run through oneDNN share: descriptors, post-operations, and the run of one primitive.
+// What kernels that run through oneDNN share: descriptors, operations, and a kernel that consists of several
+// operations.
 #pragma once
 
 #include <array>
@@ -24,21 +25,21 @@ std::string onednn_isa();
 
 const dnnl::engine& engine();
 
-// Throws Unsupported for a type other than f32 and bf16.
+// Converts f32 and bf16. Throws Unsupported for other types.
 dnnl::memory::data_type library_type(ElementType type);
-// A row-major tensor.
+// The descriptor of a row-major tensor.
 dnnl::memory::desc plain(const Dims& dims, ElementType type);
-// A tensor in the layout that a primitive likes best.
+// The descriptor of a tensor in the layout that a primitive prefers.
 dnnl::memory::desc any(const Dims& dims, ElementType type);
-// [N, C, spatial] as [N, spatial, C].
+// Converts [N, C, spatial] to [N, spatial, C].
 Dims channels_last(const Dims& dims);
-// A tensor [N, C, spatial] that lies in memory row-major, as [N, spatial, C] when `last`.
+// The descriptor of a tensor [N, C, spatial] that is row-major in memory or, with `last`, [N, spatial, C].
 dnnl::memory::desc laid_out(const Dims& dims, bool last, ElementType type);
 
-// Throws what a library error means for a kernel: Unsupported when there is no implementation, else NativeError.
+// Converts a library error: throws Unsupported if there is no implementation, else NativeError.
 [[noreturn]] void rethrow(const Kernel& kernel, const dnnl::error& error);
 
-// Calls `body`, with library errors told in the kernel's words.
+// Calls `body`, and converts library errors like rethrow.
 template <typename Body>
 auto guarded(const Kernel& kernel, Body&& body) {
     try {
@@ -48,14 +49,15 @@ auto guarded(const Kernel& kernel, Body&& body) {
     }
 }
 
-// One primitive with its operands. An operand whose array is laid out otherwise than the primitive wants is reordered
-// through the working memory.
+// One primitive with its operands. If an array's layout differs from what the primitive requires, the array is
+// reordered through working memory.
 class Operation {
   public:
-    // Position of an operand among the inputs (or outputs) of a kernel, and the layout of the caller's array.
+    // Adds an operand. position: its number among the inputs (or outputs) of the kernel; given: the layout of the
+    // caller's array; wanted: the layout that the primitive requires.
     void input(int argument, std::size_t position, const dnnl::memory::desc& given, const dnnl::memory::desc& wanted);
     void output(int argument, std::size_t position, const dnnl::memory::desc& given, const dnnl::memory::desc& wanted);
-    // Comes after the operands. The descriptor must have been made with `attributes()`.
+    // Must be called after all operands were added. The descriptor must have been made with `attributes()`.
     void finish(const dnnl::primitive_desc_base& descriptor, dnnl::primitive primitive);
 
     std::size_t scratch_bytes() const { return scratch_bytes_; }
@@ -63,7 +65,7 @@ class Operation {
 
     const std::string& implementation() const { return implementation_; }
 
-    // Working memory given by us instead of held by each primitive.
+    // Attributes with which the caller provides the working memory, instead of each primitive.
     static dnnl::primitive_attr attributes(const dnnl::post_ops& chain = {});
 
   private:
@@ -73,14 +75,14 @@ class Operation {
         bool is_output;
         dnnl::memory::desc given;
         dnnl::memory::desc wanted;
-        dnnl::reorder reorder;  // none where the layouts agree
+        dnnl::reorder reorder;  // empty if the layouts are equal
         dnnl::memory::desc reorder_scratchpad;
         std::size_t offset = 0;  // of the reordered operand in the working memory
 
         bool reorders() const { return static_cast<bool>(reorder); }
     };
 
-    // The library's memory objects of one run at a time: their handles change from run to run.
+    // The library's memory objects of one run at a time: each run sets their handles.
     struct Arguments {
         std::vector<dnnl::memory> given;
         std::vector<dnnl::memory> wanted;
@@ -89,7 +91,7 @@ class Operation {
         std::vector<dnnl_exec_arg_t> list;
     };
 
-    // Argument sets that no run uses. Shared by copies of an operation: they are made for the same descriptors.
+    // Arguments that no run uses at present. Copies of an operation share them, since they have the same descriptors.
     struct Pool {
         std::mutex mutex;
         std::vector<std::unique_ptr<Arguments>> idle;
@@ -112,17 +114,18 @@ class Operation {
     std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
 };
 
-// Where one piece of a kernel's work lies: bytes from the beginning of each input and output.
+// One piece of a kernel's work: offsets, in bytes, into each input and output.
 struct Piece {
-    std::size_t operation = 0;  // of the kernel's operations: the one for extents like this piece's
+    std::size_t operation = 0;  // index of the operation: pieces with equal extents share one
     std::array<std::size_t, 4> inputs{};
     std::array<std::size_t, 2> outputs{};
-    std::size_t partial = 0;  // which of the partial results it belongs to
+    std::size_t partial = 0;  // index of the partial result to which it belongs
 };
 
-// A kernel that is cut into pieces, operations that one thread each computes. How the library sums may depend on how
-// the work is cut: to be `deterministic`, it is cut by shapes alone, else with a look at the number of threads. Zeros
-// where an operand has no elements. What was invalid (see invalid_flag.h) can be seen after a run.
+// A kernel whose work is divided into pieces; each is an operation that one thread runs. The division may affect
+// rounding. If `deterministic`, it depends on the shapes alone, else also on the number of threads. If an operand has
+// no elements, the outputs are zero. After a run, the flag of invalid operations (see invalid_flag.h) shows whether one
+// occurred.
 class LibraryKernel : public Kernel {
   public:
     LibraryKernel(std::string name, int threads, bool deterministic);
@@ -136,20 +139,21 @@ class LibraryKernel : public Kernel {
     // The inverse of `pack`.
     void unpack(int input, const void* packed, void* plain) const;
     std::string implementation() const override;
-    // Whether what is not finite in input 0 may spoil results that it is no term of.
+    // Whether NaN or infinities in input 0 may affect results that do not depend on them.
     virtual bool wants_finite() const { return false; }
-    // Whether the library does on the way what follows the product.
+    // Whether the library applies the epilogue.
     bool fuses() const { return !pass_ && !empty_; }
 
   protected:
-    // In how many pieces to cut this work, at most: a power of two. The work may be to move bytes, not to multiply.
+    // Returns the largest number of pieces for this work, a power of two. Moving bytes may dominate the work, instead
+    // of multiply-adds.
     std::int64_t pieces_for(double multiply_adds, double bytes);
-    // Of all operands.
+    // Bytes of all operands.
     double operand_bytes() const;
-    // From now on nothing is cut.
+    // From now on, work is not divided.
     void leave_whole() { whole_ = true; }
 
-    // Adds a piece, and the operation that `make` returns unless a piece before it had the same extents.
+    // Adds a piece. `make` returns its operation; it is called only if no earlier piece has the same extents.
     template <typename Make>
     void add_piece(Piece piece, const Dims& extents, Make&& make) {
         const auto [found, is_new] = by_extents_.try_emplace(extents, operations_.size());
@@ -160,7 +164,8 @@ class LibraryKernel : public Kernel {
         piece.operation = found->second;
         pieces_.push_back(piece);
     }
-    // Whether `body`, which adds pieces, finds an implementation for each; where it does not, nothing is left of it.
+    // Calls `body`, which adds pieces. Returns false if the library lacks an implementation for one of them; all its
+    // pieces are then removed.
     template <typename Body>
     bool attempt(Body&& body) {
         try {
@@ -174,24 +179,26 @@ class LibraryKernel : public Kernel {
             return false;
         }
     }
-    // The operations make the product alone, and a pass behind it does the rest; the bias is input 2. `shape` is that
-    // of a row-major result, [outer, channels, inner]. Returns the element type that the operations have to write.
+    // The operations compute the product alone, and a pass after them applies the epilogue; the bias is input 2.
+    // `shape`: the row-major result as [outer, channels, inner]. Returns the element type that the operations must
+    // write.
     ElementType apply_after(const Epilogue& epilogue, const Dims& shape, ElementType type);
-    // Every operation wants the whole of input 1 in this layout. It comes so when it is `packed`, else it is brought
-    // into it once a run.
+    // All operations require the whole of input 1 in the layout `wanted`. The caller provides it like that if `packed`;
+    // else each run converts it once.
     void share_weights(const dnnl::memory::desc& given, const dnnl::memory::desc& wanted, bool packed);
-    // This input is the residual; else it is what the output holds when the run starts.
+    // Operations that add to their output add to a copy of this input, the residual; without this call, to what the
+    // output contains when the run starts.
     void accumulate(std::size_t input) { residual_ = static_cast<int>(input); }
-    // The outputs are the sums, one after the other, of so many float32 results.
+    // The outputs are sums of `count` partial float32 results.
     void sum_partials(std::size_t count) { partials_ = count; }
-    // The sum with a residual, operand 3, goes on in its own memory.
+    // The result may share the memory of the residual, operand 3.
     std::vector<std::pair<int, int>> residual_inplace() const;
 
     bool empty_ = false;  // every output is zero
 
   private:
-    // The working memory: converted weights, partial results, the product before its epilogue, then that of
-    // operations, for each thread.
+    // Offsets in the working memory: converted weights, partial results, the product before its epilogue, then the
+    // memory of the operations, which has `each` bytes for every thread.
     struct Places {
         std::size_t weights = 0;
         std::size_t partials = 0;
@@ -211,12 +218,12 @@ class LibraryKernel : public Kernel {
     std::vector<Operation> operations_;
     std::map<Dims, std::size_t> by_extents_;
     std::vector<Piece> pieces_;
-    double nanoseconds_ = 0;  // of all pieces on one thread
+    double nanoseconds_ = 0;  // estimated time of all pieces on one thread
     std::size_t partials_ = 1;
     int residual_ = -1;
-    std::unique_ptr<Pointwise> pass_;  // the epilogue, where operations do not apply it
-    bool apart_ = false;               // the product lies in float32 beside the result, else in its place
-    std::optional<Operation> conversion_;  // of the weights, where they do not come as operations want them
+    std::unique_ptr<Pointwise> pass_;  // the epilogue, if the operations do not apply it
+    bool apart_ = false;               // the product is float32 in memory of its own; else it is in y
+    std::optional<Operation> conversion_;  // of the weights, if the caller does not provide them in the required layout
     dnnl::memory::desc weights_given_;
     dnnl::memory::desc weights_wanted_;
     bool packed_ = false;

@@ -1,4 +1,4 @@
-// What follows a product as operations of oneDNN's primitives.
+// The epilogue of a product, as post-operations of oneDNN's primitives.
 #pragma once
 
 #include <dnnl.hpp>
@@ -7,8 +7,8 @@
 
 namespace graphkit {
 
-// Of a primitive whose destination holds the residual; the bias is an operand of the product itself. Throws NativeError
-// for an activation of an unknown kind.
+// For a primitive whose destination contains the residual; the bias is an operand of the primitive. Throws NativeError
+// for an unknown kind of activation.
 dnnl::post_ops post_ops_of(const Epilogue& epilogue);
 
 }  // namespace graphkit

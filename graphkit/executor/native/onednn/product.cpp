@@ -5,12 +5,12 @@
 namespace graphkit {
 namespace {
 
-// Below these, products of matrices get slow.
+// Least sizes of a part: smaller matrix products are slow.
 constexpr std::int64_t kLeastRows = 16;
 constexpr std::int64_t kEnoughRows = 64;
 constexpr std::int64_t kLeastColumns = 32;
 constexpr std::int64_t kLeastTerms = 256;
-// Borders of parts, for whole vectors in most of them.
+// Parts begin at multiples of these, so that most of them have whole vectors.
 constexpr std::int64_t kRowGrain = 8;
 constexpr std::int64_t kColumnGrain = 16;
 constexpr std::int64_t kTermGrain = 64;
@@ -55,13 +55,13 @@ std::vector<ProductPiece> cut_product(const Matrices& a, const Matrices& y, std:
     struct {
         std::int64_t rows = 1, columns = 1, terms = 1, traffic = 0;
     } best;
-    // Whole rows are what the library's better implementations take.
+    // The library's better implementations compute whole rows.
     const bool by_rows = y.rows >= rest * (packed ? kLeastRows : kEnoughRows);
     for (const std::int64_t rows : numbers_of_parts(y.rows, kLeastRows, rest)) {
         for (const std::int64_t columns : numbers_of_parts(by_rows ? 1 : y.columns, kLeastColumns, rest / rows)) {
             for (const std::int64_t terms :
                  numbers_of_parts(a.columns, kLeastTerms, may_add && !by_rows ? rest / rows / columns : 1)) {
-                // Each part of the columns reads all of a, each part of the rows all of b.
+                // Each part of the columns reads all of a, and each part of the rows reads all of b.
                 const std::int64_t results = (terms > 1 ? 3 * terms : 1) * y.rows * y.columns;
                 const std::int64_t traffic = columns * y.rows * a.columns + rows * a.columns * y.columns + results;
                 const std::int64_t made = rows * columns * terms;

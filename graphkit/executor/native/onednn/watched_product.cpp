@@ -25,7 +25,7 @@ Memory allocate(std::size_t bytes) {
     return memory;
 }
 
-// The library's relu with a slope is a comparison: it loses nothing.
+// The library computes a relu with a slope by a comparison, which keeps NaN.
 bool is_relu(const Activation& activation) {
     return activation.kind == "relu" && activation.alpha == 0;
 }
@@ -35,8 +35,8 @@ bool is_lossy(const Activation& activation) {
            activation.kind == "gelu" || activation.kind == "exp";
 }
 
-// Behind a residual that comes last it cannot be told what the library's reference made of -inf: its relu makes NaN of
-// it, its clip does not.
+// For -inf, the relu of the library's reference returns NaN, but its clip does not. If the residual is added last, a
+// NaN could not be told from others: use clip instead.
 Epilogue in_library(Epilogue epilogue) {
     if (epilogue.residual_last && epilogue.activation && is_relu(*epilogue.activation)) {
         epilogue.activation = Activation{"clip", 0, std::numeric_limits<float>::infinity()};
@@ -44,7 +44,7 @@ Epilogue in_library(Epilogue epilogue) {
     return epilogue;
 }
 
-// Implementations without generated code behind the product apply activations as the library's reference does.
+// Implementations that do not generate code for the epilogue apply activations like the library's reference.
 bool is_generated(const std::string& implementation) {
     return implementation.find("gemm") == std::string::npos && implementation.find("any") == std::string::npos;
 }
@@ -97,7 +97,7 @@ void WatchedProduct::run(const void* const* inputs, void* const* outputs, std::b
         product_->run(inputs, outputs, scratch);
         return;
     }
-    // Where the sum takes the residual's place, it is known afterwards only that the residual was finite.
+    // If the sum overwrites the residual, a second run only knows that the residual was finite.
     const bool overwrites = epilogue_.residual != 0 && inputs[3] == outputs[0];
     const bool fits = !overwrites || all_finite(inputs[3], inputs_[3], threads());
     if (fits) {
@@ -110,7 +110,7 @@ void WatchedProduct::run(const void* const* inputs, void* const* outputs, std::b
     run_again(overwrites && fits ? Applied::repair : Applied::after, inputs, outputs);
 }
 
-// With memory of its own: this is not the way of numbers.
+// Allocates its working memory: this is the rare case of NaN or infinities.
 void WatchedProduct::run_again(Applied applied, const void* const* inputs, void* const* outputs) const {
     Lazy& again = again_[applied == Applied::repair ? 1 : 0];
     std::call_once(again.once, [&] {

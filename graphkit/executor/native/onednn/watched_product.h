@@ -1,10 +1,11 @@
-// Products and convolutions whose fused activation is right for NaN and infinities as well.
+// Products and convolutions whose fused activation is also right for NaN and infinities.
 //
-// The library's minimum and maximum make a bound of NaN: behind a product its relu, clip and hard-sigmoid turn NaN into
-// numbers, and its GELU infinity into NaN. Its code stays, for it costs nothing, and is watched: each of these cases
-// raises the processor's flag of invalid operations. Where that is up after a run, the product is computed again, with
-// graphkit's own epilogue behind it. Tiles (AMX) raise no flag: what they multiply is looked at before, where what is
-// not finite would spoil more than its own results, and then computed so from the start.
+// The library's minimum and maximum return the bound if an operand is NaN: after a product, its relu, clip and
+// hard-sigmoid turn NaN into numbers, and its GELU turns infinity into NaN. Its code is fast, so it is used, but
+// watched: each of these cases raises the processor's flag of invalid operations. If the flag is set after a run, the
+// product is computed again, with graphkit's own epilogue. AMX tiles do not raise the flag. Where NaN or infinities
+// would affect more than their own results, the input of tiles is checked before, and the safe variant is used from the
+// start.
 #pragma once
 
 #include <array>
@@ -18,8 +19,8 @@ namespace graphkit {
 
 class WatchedProduct : public Kernel {
   public:
-    // Prepares the product with this epilogue. again: for numbers of all kinds, with plain weights; else constant ones
-    // may come packed.
+    // Prepares the product with this epilogue. again: the variant that is right for NaN and infinities, with plain
+    // weights; else constant weights may come packed.
     using Make = std::function<std::unique_ptr<LibraryKernel>(const Epilogue&, bool again)>;
 
     WatchedProduct(Make make, const Epilogue& epilogue);
@@ -46,10 +47,10 @@ class WatchedProduct : public Kernel {
     Epilogue epilogue_;
     std::unique_ptr<LibraryKernel> product_;
     bool watched_ = false;
-    mutable std::array<Lazy, 2> again_;  // `after` and `repair`, made when they are needed
+    mutable std::array<Lazy, 2> again_;  // the `after` and `repair` variants, made when needed
 };
 
-// A type of its own for each kind of product, as classes in Python need.
+// A separate type for each kind of product, since each is a class in Python.
 template <typename Kind>
 class Watched final : public WatchedProduct {
   public:

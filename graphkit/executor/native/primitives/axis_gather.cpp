@@ -61,7 +61,7 @@ AxisGather::AxisGather(const Dims& x, const Maps& maps, std::size_t element, Dim
     if (total == 0) {
         return;
     }
-    // What is copied whole below the last mapped axis.
+    // The block that is copied as a whole: everything behind the last mapped axis.
     auto block = static_cast<std::int64_t>(element);
     if (!outer_.empty() && outer_.back().map.empty()) {
         block *= outer_.back().size;
@@ -122,7 +122,7 @@ void AxisGather::move_single_elements() {
     runs_ = std::move(others);
 }
 
-// Rows of y in turn, each with its offset in x, or -1 when it is filled.
+// Iterates over the rows of y. For each row, gives its offset in x, or -1 if it is filled.
 class AxisGather::Rows {
   public:
     Rows(const std::vector<Axis>& axes, std::int64_t row) : axes_(axes), position_(axes.size()) {
@@ -159,7 +159,7 @@ class AxisGather::Rows {
     const std::vector<Axis>& axes_;
     Dims position_;
     std::int64_t offset_ = 0;
-    std::int64_t filled_ = 0;  // axes whose position stands for the fill value
+    std::int64_t filled_ = 0;  // number of axes whose position is the fill value
 };
 
 template <typename T>
@@ -203,7 +203,7 @@ void AxisGather::run(int threads, const std::byte* x, std::byte* y, const std::b
                 const std::int64_t source = rows.source();
                 if (source < 0) {
                     fill_with(to, row_bytes_, value);
-                } else if (source == before) {  // as when an image is enlarged
+                } else if (source == before) {  // e.g. when an image is enlarged
                     copy_bytes(to, to - row_bytes_, static_cast<std::size_t>(row_bytes_));
                 } else {
                     copy_row<T>(x + source, to, value);

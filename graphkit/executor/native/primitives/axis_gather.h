@@ -1,4 +1,4 @@
-// Copies in which every axis has a table of the positions that it copies: padding, and resizing to nearest elements.
+// Copies with a table of source positions for each axis: for padding, and for resizing to nearest elements.
 #pragma once
 
 #include <optional>
@@ -7,14 +7,14 @@
 
 namespace graphkit {
 
-// For each axis the positions that it copies; none: the axis as it is.
+// For each axis the positions to copy; no value: the axis is copied unchanged.
 using Maps = std::vector<std::optional<Dims>>;
 
-// y[i, j, ...] = x[maps[0][i], maps[1][j], ...]; a position of -1 stands for the fill value.
+// y[i, j, ...] = x[maps[0][i], maps[1][j], ...]; the position -1 gives the fill value.
 class AxisGather {
   public:
     AxisGather() = default;
-    // Throws NativeError for a position outside its axis. `y` receives the shape of the result.
+    // Throws NativeError for a position outside of its axis. `y` becomes the shape of the result.
     AxisGather(const Dims& x, const Maps& maps, std::size_t element, Dims& y);
 
     // `fill` points at one element.
@@ -26,14 +26,15 @@ class AxisGather {
         std::int64_t stride;  // in x, in bytes
         Dims map;             // empty: the identity
     };
-    // Elements of a row that lie side by side in x too, or that all are the fill value (source -1). In bytes.
+    // Elements of a row that are adjacent in x, too, or that are all the fill value (source -1). Offsets and sizes are
+    // in bytes.
     struct Run {
         std::int64_t target;
         std::int64_t bytes;
         std::int64_t source;
     };
 
-    // An element of a row that lies alone. Bytes.
+    // A single element of a row, which belongs to no run. Offsets are in bytes.
     struct Pick {
         std::int32_t target;
         std::int32_t source;
@@ -49,8 +50,8 @@ class AxisGather {
     std::size_t element_ = 1;
     std::vector<Axis> outer_;
     std::vector<Run> runs_;
-    std::vector<std::int32_t> picks_;  // where most runs are short: the byte offset of each element; -1: fill
-    // Where they are not, the elements that lie alone: those that are copied, and those that are filled.
+    std::vector<std::int32_t> picks_;  // if most runs are short: the source offset of each element in bytes; -1: fill
+    // Otherwise, the single elements of a row: those that are copied, and those that are filled.
     std::vector<Pick> single_;
     std::vector<std::int32_t> filled_;
 };

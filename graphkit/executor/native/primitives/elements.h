@@ -1,4 +1,4 @@
-// Elements that are moved, not computed with: known by their size alone. Memory need not be aligned to that size.
+// Elements that are moved but not computed with: only their size matters. Memory need not be aligned to that size.
 #pragma once
 
 #include <atomic>
@@ -52,7 +52,7 @@ inline void with_element(std::size_t size, Body&& body) {
     }
 }
 
-// Calls body with a value of the type of integer indices.
+// Calls body with a value of the index type: int32 or int64.
 template <typename Body>
 inline void with_index(ElementType type, Body&& body) {
     switch (type) {
@@ -65,7 +65,7 @@ inline void with_index(ElementType type, Body&& body) {
     }
 }
 
-// Calls body with a value of the C++ type of an element type; half floats are Float16 and BFloat16.
+// Calls body with a value of the C++ type of an element type; those of float16 and bfloat16 are Float16 and BFloat16.
 template <typename Body>
 inline void with_type(ElementType type, Body&& body) {
     switch (type) {
@@ -98,7 +98,7 @@ inline void with_type(ElementType type, Body&& body) {
     }
 }
 
-// memcpy without a call for short lengths.
+// Like memcpy, without a function call for short lengths.
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
     const auto both_ends = [&](auto word) {
         using Word = decltype(word);
@@ -126,11 +126,13 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
     }
 }
 
-// Bytes of output from which stores that go past the caches pay: with its source it fills them.
+// Least bytes of output for which stores that bypass the caches are faster: together with its source, such an output
+// fills the caches.
 constexpr std::int64_t kStreamBytes = std::int64_t{16} << 20;
 
-// Copies whole lines with stores that go past the caches, where the processor has such stores; `to` is aligned to 16.
-// They are not ordered with other stores: a thread that used them calls end_stream before others read.
+// Copies whole cache lines with stores that bypass the caches, if the processor has them; `to` must be aligned to 16
+// bytes. These stores are not ordered with others: a thread that used them must call end_stream before other threads
+// read.
 inline void stream_lines(std::byte* to, const std::byte* from, std::int64_t bytes) {
 #if defined(__SSE2__)
     for (std::int64_t i = 0; i < bytes; i += 16) {
@@ -146,7 +148,7 @@ inline void end_stream() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-// Any bytes; stores go past the caches where there are enough of them.
+// Copies any number of bytes; stores bypass the caches if there are enough bytes.
 inline void stream_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
     constexpr std::int64_t kLine = 64;
     if (bytes < 4 * kLine) {
@@ -159,7 +161,8 @@ inline void stream_bytes(std::byte* to, const std::byte* from, std::int64_t byte
     copy_bytes(to + head + body, from + head + body, static_cast<std::size_t>(bytes - head - body));
 }
 
-// `axis` counted from the front. Throws NativeError when it is none of `rank` axes.
+// Converts an axis, which may be negative, to a position from the front. Throws NativeError if it is not in [-rank,
+// rank).
 inline std::size_t checked_axis(std::int64_t axis, std::size_t rank) {
     const auto count = static_cast<std::int64_t>(rank);
     if (axis < -count || axis >= count) {
@@ -181,10 +184,10 @@ struct AroundAxis {
           inner(count({shape.begin() + static_cast<std::ptrdiff_t>(axis) + 1, shape.end()})) {}
 };
 
-// What one thread moves in a nanosecond, for parallel_for: reads from and writes to memory beyond the caches.
+// Bytes that one thread reads and writes in a nanosecond, beyond the caches. For cost estimates of parallel_for.
 constexpr double kBytesPerNanosecond = 8;
 
-// memcpy and memset on several threads.
+// Like memcpy and memset, on several threads.
 inline void copy(int threads, std::byte* to, const std::byte* from, std::int64_t bytes) {
     const auto part = [&](std::int64_t begin, std::int64_t end) {
         if (bytes < kStreamBytes) {

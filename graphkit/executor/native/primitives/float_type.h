@@ -1,4 +1,5 @@
-// What kernels that compute in float or double share: a type for each element type, rows converted for half floats.
+// What kernels that compute in float or double share: a C++ type for each element type, and conversion of float16 and
+// bfloat16 rows.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,7 @@ inline bool is_half(ElementType type) {
     return type == ElementType::f16 || type == ElementType::bf16;
 }
 
-// Throws Unsupported for a type that is not a float.
+// Returns the element type. Throws Unsupported if it is not a float.
 inline ElementType float_type(const std::string& name) {
     const ElementType type = element_type(name);
     if (!is_float(type)) {
@@ -30,7 +31,7 @@ inline ElementType float_type(const std::string& name) {
     return type;
 }
 
-// body.operator()<T>() with the type of a float element.
+// Calls body.operator()<T>(), where T is the C++ type of a float element type.
 template <typename Body>
 decltype(auto) with_float_type(ElementType type, Body&& body) {
     switch (type) {
@@ -45,7 +46,7 @@ decltype(auto) with_float_type(ElementType type, Body&& body) {
     }
 }
 
-// `from` itself where T is wide, else `buffer`, which then holds its elements.
+// Returns `from` itself if T is float or double; else fills `buffer` with the converted elements and returns it.
 template <typename T>
 const Wide<T>* widened(const T* from, Wide<T>* buffer, std::int64_t size) {
     if constexpr (kIsHalf<T>) {
@@ -56,7 +57,8 @@ const Wide<T>* widened(const T* from, Wide<T>* buffer, std::int64_t size) {
     }
 }
 
-// Where to compute what belongs to `to`: `to` itself where T is wide, else `buffer`; `narrowed` brings it home.
+// Returns the memory in which to compute the results for `to`: `to` itself if T is float or double, else `buffer`.
+// `narrowed` then converts the results and stores them.
 template <typename T>
 Wide<T>* target(T* to, Wide<T>* buffer) {
     if constexpr (kIsHalf<T>) {
@@ -73,14 +75,14 @@ void narrowed(const Wide<T>* buffer, T* to, std::int64_t size) {
     }
 }
 
-// Elements that are converted together on the stack.
+// Elements that are converted together, in a buffer on the stack.
 constexpr std::int64_t kHalfBlock = 1024;
 
-// Memory for the wide elements of a block of T.
+// A buffer for the converted elements of a block of T.
 template <typename T>
 using Block = Wide<T>[kIsHalf<T> ? kHalfBlock : 1];
 
-// Calls body(begin, size) for blocks that fit into a Block<T>: one for all elements where T is wide.
+// Calls body(begin, size) for blocks that fit into a Block<T>: a single block if T is float or double.
 template <typename T, typename Body>
 void for_each_block(std::int64_t size, Body&& body) {
     const std::int64_t step = kIsHalf<T> ? kHalfBlock : size;
@@ -89,7 +91,7 @@ void for_each_block(std::int64_t size, Body&& body) {
     }
 }
 
-// The elements of an array of any float type, as W.
+// Converts the elements of an array of any float type to W.
 template <typename W>
 void load_floats(const void* from, ElementType type, W* to, std::int64_t size) {
     with_float_type(type, [&]<typename T>() {

@@ -1,4 +1,4 @@
-// What is to be known of many indices before they are used.
+// Checks of many indices before they are used.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace graphkit {
 
-// The signs of indices: whether one is outside [-size, size - 1], and whether one is negative.
+// The results: `outside` is negative if an index is outside of [-size, size - 1]; `negative` is negative if an index
+// is.
 struct IndexSigns {
     std::int64_t outside;
     std::int64_t negative;

@@ -1,10 +1,10 @@
-// The signs of many indices at once.
+// Checks many indices at once.
 #include "primitives/index_signs.h"
 
 namespace graphkit {
 namespace {
 
-// Only sums and their signs: not every instruction set compares vectors of 64 bits.
+// Uses only sums and their signs, because not every instruction set can compare vectors of 64-bit elements.
 template <typename Index>
 IndexSigns signs_of(const Index* indices, std::int64_t length, std::int64_t size) {
     const auto wide = static_cast<std::uint64_t>(size);

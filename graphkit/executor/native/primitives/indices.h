@@ -1,4 +1,4 @@
-// Index operands: read at run time, counted from the back when negative, checked before they are used.
+// Index operands: read at run time, checked before they are used; negative ones count from the end.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace graphkit {
 
-// Remembers the first of several findings that threads make in any order.
+// The smallest of several positions that threads find in any order.
 class FirstOf {
   public:
     void found(std::int64_t position) {
@@ -36,7 +36,7 @@ inline bool is_inside(Index index, std::int64_t size) {
 template <typename Index>
 inline std::int64_t from_front(Index index, std::int64_t size) {
     const auto wide = static_cast<std::int64_t>(index);
-    return wide + ((wide >> 63) & size);  // without a branch, which a processor could not predict
+    return wide + ((wide >> 63) & size);  // without a branch, which would be hard to predict
 }
 
 [[noreturn]] inline void throw_index_error(const Kernel& kernel, std::int64_t position, std::int64_t value,
@@ -67,7 +67,7 @@ void require_none(const FirstOf& bad, const Kernel& kernel, const Index* indices
     }
 }
 
-// Throws NativeError, naming the first offender, unless all indices are in [-size, size - 1].
+// Throws NativeError, which names the first wrong index, unless all indices are in [-size, size - 1].
 template <typename Index>
 void check_indices(const Kernel& kernel, const Index* indices, std::int64_t length, std::size_t axis,
                    std::int64_t size) {
@@ -83,24 +83,26 @@ void check_indices(const Kernel& kernel, const Index* indices, std::int64_t leng
     require_none(bad, kernel, indices, axis, size);
 }
 
-// What GatherElements and ScatterElements ask for: one rank, and no axis of the indices but `axis` longer than x's.
+// Throws NativeError unless the operands of GatherElements or ScatterElements match: equal ranks, and no axis of the
+// indices, except `axis`, is longer than that of x.
 void require_fibres(const Kernel& kernel, const Dims& x, const Dims& indices, std::size_t axis);
 
-// Tuples of indices into the leading axes (after `batch` shared ones) of an array.
+// Tuples of indices into the leading axes of an array, after `batch_dims` axes that both operands share.
 struct IndexTuples {
     std::int64_t tuples = 0;
-    std::int64_t per_batch = 1;     // tuples that share a batch
+    std::int64_t per_batch = 1;     // tuples of one batch
     std::int64_t batch_stride = 0;  // slices between batches
     std::size_t first_axis = 0;
     Dims sizes;    // of the axes that the tuples address
     Dims strides;  // in slices
-    std::int64_t slice = 1;  // elements below the addressed axes
+    std::int64_t slice = 1;  // elements of a slice: product of the axes that are not addressed
 
-    // Throws NativeError when shapes do not fit.
+    // Throws NativeError if the shapes do not match.
     IndexTuples() = default;
     IndexTuples(const Kernel& kernel, const Dims& x, const Dims& indices, std::int64_t batch_dims);
 
-    // slices[t] = which slice of x tuple t addresses. Throws NativeError, naming the first offender.
+    // slices[t] = the number of the slice of x that tuple t addresses. Throws NativeError, which names the first wrong
+    // index.
     void resolve(const Kernel& kernel, const std::int64_t* indices, std::int64_t* slices) const;
 };
 

@@ -1,4 +1,5 @@
-// Pieces that lie one after the other in the rows of an array, and by themselves elsewhere.
+// Arrays that are concatenated along an axis: in each row of the whole array, the pieces follow each other; each piece
+// is also an array of its own.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +12,10 @@
 
 namespace graphkit {
 
-// An array as rows of bytes, each of which has a part of every piece.
+// The whole array as rows of bytes. Each row contains a part of every piece.
 struct Pieces {
     std::int64_t rows = 0;
-    std::vector<std::int64_t> ends;  // of each piece in a row; the last one is the row's length
+    std::vector<std::int64_t> ends;  // the end of each piece in a row, in bytes; the last one is the row's length
 
     std::int64_t row() const { return ends.empty() ? 0 : ends.back(); }
 };
@@ -27,8 +28,8 @@ inline void copy_piece(std::byte* to, const std::byte* from, std::int64_t bytes,
     }
 }
 
-// Calls body(piece, offset in it, offset in the whole, bytes, stream) for all bytes, in parts that lie together on both
-// sides; `stream` when the whole does not fit into the caches.
+// Calls body(piece, offset in it, offset in the whole, bytes, stream) for all bytes, in parts that are contiguous on
+// both sides. `stream`: the whole does not fit into the caches.
 template <typename Body>
 void for_parts(int threads, const Pieces& pieces, Body&& body) {
     const std::int64_t row = pieces.row();

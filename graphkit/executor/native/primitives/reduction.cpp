@@ -8,14 +8,14 @@
 namespace graphkit {
 namespace {
 
-// Nanoseconds to read an element that is in no near cache.
+// Nanoseconds to read an element from beyond the near caches.
 constexpr double kElementNanoseconds = 0.15;
-// Elements of a piece, and the number of outputs or tiles from which on they are shared instead of their pieces.
+// Elements of a piece. With at least kManyItems outputs or tiles, threads share these; else they share the pieces.
 constexpr std::int64_t kPieceElements = 32768;
 constexpr std::int64_t kManyItems = 32;
 constexpr std::int64_t kMostShares = 64;
 
-// The reduction of no elements.
+// Returns the result of a reduction over no elements.
 template <typename T>
 Accumulator<T> empty_reduction(Reduction reduction) {
     using Acc = Accumulator<T>;
@@ -39,7 +39,7 @@ Accumulator<T> empty_reduction(Reduction reduction) {
     }
 }
 
-// into[c] = the reduction of into[c] and from[c].
+// into[c] = the reduction of into[c] and from[c], for c < width.
 template <typename Acc>
 void merge(Reduction reduction, Acc* into, const Acc* from, std::int64_t width) {
     const auto each = [&](auto&& combined) {
@@ -136,7 +136,7 @@ std::int64_t Reducer<T>::partial_count() const {
            (geometry_.along_row ? 1 : std::min(geometry_.width, kReductionTile));
 }
 
-// Pieces [first, last) of the output tile at x, as a balanced tree.
+// Reduces pieces [first, last) of the output tile at x, as a balanced tree.
 template <typename T>
 void Reducer<T>::reduce_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last,
                                std::int64_t tile, std::int64_t width) const {

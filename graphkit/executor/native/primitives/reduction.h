@@ -6,9 +6,10 @@
 
 namespace graphkit {
 
-// Where the elements lie that are reduced to one. Neighbouring axes of one kind are merged; of the axes that are left,
-// the innermost are a matrix of `rows` x `width`. When the last axis is reduced it is a row, rows = 1 and `along_row`;
-// else the columns stay and rows are reduced. The other axes are counted by `kept` and `slabs`.
+// The positions of the elements that are reduced to one. Adjacent axes of the same kind (kept or reduced) are merged.
+// The innermost of the merged axes form a matrix of `rows` x `width`. If the last axis is reduced, the matrix is a
+// single row (rows = 1, `along_row`); else its rows are reduced, and its columns are kept. The other axes are in `kept`
+// and `slabs`.
 struct ReductionGeometry {
     struct Run {
         std::int64_t size;
@@ -25,7 +26,7 @@ struct ReductionGeometry {
     std::int64_t kept_count = 1;
     std::int64_t slab_count = 1;
     std::int64_t outputs = 1;
-    std::int64_t reduced_count = 1;  // elements behind each output
+    std::int64_t reduced_count = 1;  // elements that are reduced to one output
 
     ReductionGeometry() = default;
     ReductionGeometry(const Dims& shape, const std::vector<bool>& reduced);
@@ -33,17 +34,17 @@ struct ReductionGeometry {
     static std::int64_t offset(const std::vector<Run>& runs, std::int64_t index);
 };
 
-// One reduction over all of x. Partial results, where the outputs are too few to share, depend on the shapes only, not
-// on the number of threads.
+// One reduction over all of x. If there are too few outputs to share among threads, partial results are computed; these
+// depend on the shapes only, not on the number of threads.
 template <typename T>
 class Reducer {
   public:
     using Acc = Accumulator<T>;
     Reducer(const ReductionGeometry& geometry, Reduction reduction);
 
-    // Accumulators of partial results.
+    // Number of accumulators for partial results.
     std::int64_t partial_count() const;
-    // `shift`: one for each output, for sum_exp.
+    // `shift`: one for each output, for reductions that subtract one.
     void run(const T* x, const Acc* shift, Acc* out, Acc* partial, int threads) const;
 
   private:
@@ -53,11 +54,11 @@ class Reducer {
     ReductionGeometry geometry_;
     Reduction reduction_;
     ReductionFunctions<T> functions_;
-    std::int64_t tiles_ = 1;         // of kReductionTile columns, for each kept index
+    std::int64_t tiles_ = 1;         // of kReductionTile columns, for each index of the kept axes
     std::int64_t parts_ = 1;         // pieces of each slab
     std::int64_t part_size_ = 1;     // rows, or elements of a row, in a piece
-    std::int64_t pieces_ = 1;        // behind each output tile
-    std::int64_t shares_ = 1;        // groups of pieces that are reduced apart
+    std::int64_t pieces_ = 1;        // pieces that are reduced to one output tile
+    std::int64_t shares_ = 1;        // groups of pieces that are reduced separately
 };
 
 }  // namespace graphkit

@@ -14,7 +14,7 @@ namespace {
 // Like kRowBlock, for sums over many rows.
 constexpr std::int64_t kColumnBlock = 64;
 constexpr int kRowsTogether = 8;
-// Vectors of columns whose totals are kept in registers, and how wide rows may be to be read in such strips.
+// Number of vectors of columns whose totals are kept in registers, and the largest width that is read in such strips.
 constexpr int kStripVectors = kVectorBytes == 64 ? 16 : 8;
 constexpr std::int64_t kStripWidth = 256;
 
@@ -34,7 +34,7 @@ struct Limit<double> {
     static constexpr double kHighest = std::numeric_limits<double>::infinity();
 };
 
-// kStart changes no result; an element kFill is mapped to it.
+// kStart is the neutral element; `map` maps an element kFill to it.
 template <typename T>
 struct SumReduction : Add {
     static constexpr T kStart = 0, kFill = 0;
@@ -95,7 +95,7 @@ struct ExpReduction : Add {
     static Vector<T> map(Vector<T> x, Vector<T> shift) { return exp<T>(x - shift); }
 };
 
-// An element equal to the shift is mapped to 0.
+// `map` maps an element that equals the shift to 0.
 template <typename T>
 struct SquareAboutReduction : Add {
     static constexpr T kStart = 0, kFill = 0;
@@ -108,7 +108,7 @@ template <typename Op, typename T>
 T reduce_row(const T* x, std::int64_t size, T shift) {
     if (size > kRowBlock) {
         const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
-        const T first = reduce_row<Op, T>(x, half, shift);  // in the order of memory
+        const T first = reduce_row<Op, T>(x, half, shift);  // first half first, in the order of memory
         return Op::combine(first, reduce_row<Op, T>(x + half, size - half, shift));
     }
     constexpr std::int64_t lanes = kLanes<T>;
@@ -148,7 +148,7 @@ void reduce_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_
     }
 }
 
-// acc = the reduction of `Rows` rows, and of acc itself unless `first`.
+// acc = the reduction of acc and of `Rows` rows; of the rows alone if `first`.
 template <typename Op, int Rows, typename T>
 void reduce_few_rows(const T* x, std::int64_t stride, std::int64_t width, const T* shift, T* acc, bool first) {
     constexpr std::int64_t lanes = kLanes<T>;
@@ -181,15 +181,15 @@ void reduce_few_rows(const T* x, std::int64_t stride, std::int64_t width, const 
     }
 }
 
-// The reduction of all rows for Count vectors of columns, of which the last has `rest` elements: totals stay in
-// registers.
+// Reduces all rows for Count vectors of columns, of which the last has `rest` elements. Totals stay in registers.
 template <typename Op, int Count, typename T>
 void reduce_strip(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t rest, const T* shift, T* out) {
     constexpr std::int64_t lanes = kLanes<T>;
     const auto read = [&](const T* from, int i, T fill) {
         return i + 1 < Count || rest == lanes ? load(from + i * lanes) : load_part(from + i * lanes, rest, fill);
     };
-    // Several rows side by side where there are registers: sums are shorter, and do not wait for each other.
+    // Several rows at a time, if there are registers for them: the chains of sums are shorter, and independent of each
+    // other.
     constexpr int ways = Count <= 4 ? 4 : 1;
     Vector<T> about[Count];
     Vector<T> totals[ways][Count];
@@ -264,7 +264,7 @@ void reduce_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int
         reduce_strips<Op, kStripVectors, T>(x, rows, stride, width, shift, out);
         return;
     }
-    // Totals that are not aligned would be slow to read again just after they were written.
+    // Aligned, because unaligned totals would be slow to read again just after they were written.
     alignas(kVectorBytes) T total[kReductionTile];
     std::int64_t row = 0;
     for (; row + kRowsTogether <= rows; row += kRowsTogether) {
@@ -276,7 +276,7 @@ void reduce_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int
     __builtin_memcpy(out, total, static_cast<std::size_t>(width) * sizeof(T));
 }
 
-// --- half floats, through blocks of float ---------------------------------------------------------
+// --- float16 and bfloat16, through blocks of float ------------------------------------------------
 
 template <typename Op, typename Half>
 float reduce_half_row(const Half* x, std::int64_t size, float shift) {
@@ -387,7 +387,7 @@ constexpr ReductionFunctions<T> reduction_of() {
     }
 }
 
-// In the order of Reduction. Integers have no reductions with a shift.
+// Fills the table in the order of Reduction. Integers have no reductions with a shift.
 template <typename T>
 constexpr void set_reductions(Reductions<T>& reductions) {
     reductions[0] = reduction_of<SumReduction, T>();

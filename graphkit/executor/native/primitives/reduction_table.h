@@ -1,6 +1,7 @@
 // The inner loops of reductions, compiled for several instruction sets.
 //
-// Each function works on rows that lie in memory and knows no shapes; kernels walk shapes and share work among threads.
+// Each function processes rows in memory, without knowing shapes. Kernels iterate over shapes and share the work among
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace graphkit {
 
-// How elements are combined: mapped, then reduced. sum_exp and sum_squares_about subtract a shift first.
+// A reduction maps each element, then combines the results. sum_exp and sum_squares_about subtract a shift first.
 enum class Reduction : std::uint8_t {
     sum,
     product,
@@ -24,17 +25,19 @@ enum class Reduction : std::uint8_t {
 };
 constexpr int kReductions = 8;
 
-// What a reduction over T accumulates in: integers wrap around as in 64 bits, so that means of them are exact.
+// The type in which a reduction over T accumulates. Integers accumulate in 64 bits and wrap around, so that their means
+// are exact.
 template <typename T>
 using Accumulator =
     std::conditional_t<std::is_same_v<T, double>, double,
                        std::conditional_t<!std::is_integral_v<T>, float,
                                           std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>>>;
 
-// The widest tile that ReductionFunctions::columns takes.
+// The largest width that ReductionFunctions::columns accepts.
 constexpr std::int64_t kReductionTile = 1024;
 
-// `shift` has one element for each result; reductions without a shift do not use it. NaN wins in largest and smallest.
+// `shift` has one element for each result; reductions without a shift ignore it. If an element is NaN, so are largest
+// and smallest.
 template <typename T>
 struct ReductionFunctions {
     using Acc = Accumulator<T>;

@@ -1,4 +1,4 @@
-// The table of reductions for the instruction set that this is compiled for.
+// The table of reductions for the instruction set of this translation unit.
 #include "primitives/reduction_table.h"
 
 #include "primitives/reduction_loops.h"

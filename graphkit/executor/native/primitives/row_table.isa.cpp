@@ -1,4 +1,4 @@
-// The steps of normalisations and losses, row by row.
+// The inner loops of normalisations and losses, row by row.
 #include "primitives/row_table.h"
 #include "primitives/softmax_loops.h"
 
@@ -34,7 +34,7 @@ inline Vector<T> root_of(Vector<T> x) {
 #endif
 }
 
-// y = (x - centre) * factor, times scale, plus bias where they are not null.
+// y = (x - centre) * factor, multiplied by scale and increased by bias if they are not null.
 template <typename T>
 void standardise(const T* x, T centre, T factor, const T* scale, const T* bias, T* y, std::int64_t size) {
     if (scale == nullptr) {
@@ -150,7 +150,7 @@ void local_response(const T* x, std::int64_t first, std::int64_t last, std::int6
     });
 }
 
-// Zero times an element is zero, or else NaN.
+// An element times zero is zero if the element is finite, else NaN.
 template <typename T>
 bool all_finite(const T* x, std::int64_t size) {
     constexpr std::int64_t lanes = kLanes<T>;

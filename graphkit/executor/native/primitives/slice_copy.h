@@ -1,4 +1,4 @@
-// Copies of slices, each from a place of its own.
+// Copies of slices from arbitrary places.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace graphkit {
 
-// Calls body(T{}) for slices that are a register's worth; false for others.
+// Calls body(T{}) if a slice has the size of a type T of 1 to 16 bytes; returns false for other sizes.
 template <typename Body>
 bool with_small_slice(std::int64_t bytes, Body&& body) {
     if (bytes != 1 && bytes != 2 && bytes != 4 && bytes != 8 && bytes != 16) {
@@ -17,8 +17,8 @@ bool with_small_slice(std::int64_t bytes, Body&& body) {
     return true;
 }
 
-// Slice (row, column) of y = the slice of x number source(row, column). `source` holds what it needs by value: stores
-// of bytes might change what it refers to, and have it read again for each of them.
+// Slice (row, column) of y = slice number source(row, column) of x. `source` must hold its data by value: a store of
+// bytes may change data that it refers to, so that the compiler would reload them after each store.
 template <typename Source>
 void copy_slices(int threads, const std::byte* x, std::byte* y, std::int64_t rows, std::int64_t columns,
                  std::int64_t bytes, Source source) {
@@ -41,7 +41,7 @@ void copy_slices(int threads, const std::byte* x, std::byte* y, std::int64_t row
             });
         });
         if (!small) {
-            // Slices far from each other are no pattern that the processor foresees.
+            // Prefetch: the hardware cannot predict slices that are far from each other.
             constexpr std::int64_t kAhead = 4;
             constexpr std::int64_t kLine = 64;
             constexpr std::int64_t kMostLines = 8;

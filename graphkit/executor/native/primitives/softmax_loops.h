@@ -6,7 +6,7 @@
 namespace graphkit {
 namespace {
 
-// Rows of at most so many vectors stay in registers.
+// Rows of at most this many vectors stay in registers.
 constexpr int kShortVectors = 8;
 
 inline float log_of(float x) {
@@ -16,7 +16,7 @@ inline double log_of(double x) {
     return __builtin_log(x);
 }
 
-// The largest number of a row. NaN need not show: it makes the sum NaN.
+// Returns the largest number of a row. It may ignore NaN, because NaN makes the sum NaN.
 template <typename T>
 inline T largest_of_row(const T* x, std::int64_t size) {
     constexpr std::int64_t lanes = kLanes<T>;
@@ -38,12 +38,12 @@ inline T largest_of_row(const T* x, std::int64_t size) {
     return across<LargestNumber<T>, T>(max_of<T>(max_of<T>(largest[0], largest[1]), max_of<T>(largest[2], largest[3])));
 }
 
-// y = exp(x - about), where about is at least x; returns the sum.
+// y = exp(x - about), where about is not less than x; returns the sum.
 template <typename T>
 T exp_row(const T* x, T about, T* y, std::int64_t size) {
     if (size > kRowBlock) {
         const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
-        const T first = exp_row(x, about, y, half);  // in the order of memory
+        const T first = exp_row(x, about, y, half);  // first half first, in the order of memory
         return first + exp_row(x + half, about, y + half, size - half);
     }
     constexpr std::int64_t lanes = kLanes<T>;
@@ -70,7 +70,7 @@ T exp_row(const T* x, T about, T* y, std::int64_t size) {
     return across<Add, T>((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// All of a row's vectors combined, as a balanced tree.
+// Combines all vectors of a row, as a balanced tree.
 template <typename Op, typename T, int Count>
 inline Vector<T> combine_all(const Vector<T>* v) {
     if constexpr (Count == 1) {
@@ -81,7 +81,7 @@ inline Vector<T> combine_all(const Vector<T>* v) {
     }
 }
 
-// Rows of `Count` vectors, of which the last may be a part of one.
+// Computes rows of `Count` vectors, of which the last may be incomplete.
 template <bool Log, int Count, typename T>
 void softmax_short(const T* x, T* y, std::int64_t rows, std::int64_t size) {
     constexpr std::int64_t lanes = kLanes<T>;
@@ -151,7 +151,7 @@ void scaled_softmax(const T* x, T factor, T* y, std::int64_t size, T* largest, T
     map_row(y, size, [&](auto&& read) { return read(y, T{0}) * scale; });
 }
 
-// A reduction of the table of this instruction set, which has it compiled already.
+// Returns a reduction from this instruction set's table, where it is already compiled.
 template <typename T>
 inline const ReductionFunctions<T>& own_reduction(Reduction reduction) {
     const ReductionTable& table = GRAPHKIT_ISA_PASTE(reduction_table, GRAPHKIT_ISA);

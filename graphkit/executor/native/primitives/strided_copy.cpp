@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::size_t kMaxAxes = 32;
 
-// Calls body(source offset, target offset, count) for iterations begin to end - 1 of nested loops, in runs along the
-// last loop.
+// Calls body(source offset, target offset, count) for iterations [begin, end) of nested loops, in runs along the last
+// loop.
 template <typename Body>
 void for_runs(const std::vector<CopyAxis>& axes, std::int64_t begin, std::int64_t end, Body&& body) {
     if (axes.empty()) {
@@ -99,7 +99,7 @@ void fill_row(const std::byte* source, std::byte* target, std::int64_t size, con
     table.fill(target, line, size * kSize);
 }
 
-// Elements along each side of a block that is transposed in a buffer, at most.
+// Largest number of elements along each side of a block that is transposed in a buffer.
 constexpr std::int64_t kBufferSide = 128;
 
 }  // namespace
@@ -177,7 +177,7 @@ void StridedCopy::choose() {
     }
 }
 
-// Whether the outer loops go from one boundary of cache lines to another.
+// Whether every step of the outer loops begins at a boundary of cache lines.
 bool StridedCopy::lines_stay_whole(const std::byte* target) const {
     return reinterpret_cast<std::uintptr_t>(target) % kLine == 0 &&
            std::all_of(outer_.begin(), outer_.end(), [](const CopyAxis& axis) { return axis.target % kLine == 0; });
@@ -211,7 +211,7 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
     }
     const CopyAxis step = last_of(outer_);
     const double cost = nanoseconds(static_cast<double>(bytes)) + 1;
-    // Short rows far from each other are no pattern that the processor foresees.
+    // Prefetch: the hardware cannot predict short rows that are far from each other.
     constexpr std::int64_t kAhead = 6;
     const std::int64_t ahead = bytes >= kLine && bytes <= 1024 && step.source > bytes ? kAhead * step.source : 0;
     const bool stream_whole = stream_ && lines_stay_whole(target) && bytes % kLine == 0;
@@ -243,7 +243,7 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
 void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* target) const {
     const CopyAxis step = last_of(outer_);
     const double cost = static_cast<double>(row_.size) * 0.5 + 2;
-    // A single row is shared in parts.
+    // A single row is divided among threads.
     const std::int64_t parts = outer_.empty() ? row_.size : 1;
     with_element(static_cast<std::size_t>(element_), [&](auto element) {
         using T = decltype(element);
@@ -271,10 +271,11 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
     const TransposeTable::Tile tile = table_->tile[std::countr_zero(static_cast<std::uint64_t>(element_))];
     const bool direct = stream_ && lines_stay_whole(target) && column_.target % kLine == 0;
     const bool alternate =
-        column_.size == 2 && row_.source == 2 * element_;  // two rows of the target in one of the source
+        column_.size == 2 && row_.source == 2 * element_;  // two rows of the target alternate in the source
     const bool buffered = stream_ && !direct && !alternate && row_.size * element_ >= 8 * kLine;
-    // Blocks are long where the source is contiguous, for the prefetchers, unless its rows are short and close to each
-    // other. Those that go through a buffer have long rows in the target too: only whole lines can go past the caches.
+    // Blocks are long where the source is contiguous, for the hardware prefetchers, unless the source's rows are short
+    // and close to each other. Blocks that go through a buffer also have long rows in the target, because only whole
+    // cache lines can bypass the caches.
     const bool long_rows = !buffered && column_.size * element_ > 1024;
     const std::int64_t strip = kLine / element_;
     const std::int64_t side = std::min<std::int64_t>(512 / element_, kBufferSide);

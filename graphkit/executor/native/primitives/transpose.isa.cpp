@@ -1,4 +1,4 @@
-// Transposition of tiles in registers, by exchanging ever smaller blocks between pairs of rows (Eklundh 1972).
+// Transposition of tiles in registers: pairs of rows exchange blocks of decreasing size (Eklundh 1972).
 #include <cstddef>
 #include <utility>
 
@@ -11,8 +11,8 @@ namespace {
 template <typename T, int Lanes>
 using Row = typename VectorOf<T, static_cast<int>(sizeof(T)) * Lanes>::type;
 
-// Of rows `a` and `b`, whose blocks of `Block` elements are numbered alternately even and odd: the even (or odd) blocks
-// of both, side by side.
+// Blocks of `Block` elements of rows `a` and `b` are alternately even and odd. Returns the even (or odd) blocks of both
+// rows, side by side.
 template <int Block, bool Odd, typename V, int... Lane>
 inline V exchanged(V a, V b, std::integer_sequence<int, Lane...>) {
     constexpr int kLanesOf = sizeof...(Lane);
@@ -53,8 +53,8 @@ inline void store_past_caches(std::byte* to, V row) {
 }
 
 #if defined(__AVX512F__)
-// Rows from 16 rows of 16 floats: each quarter of a register is loaded from another row, so that the 4 x 4 floats of a
-// quarter are all that has to be exchanged.
+// Loads 16 rows of 16 floats. Each quarter of a register is loaded from another row, so that only the 4 x 4 floats of
+// the quarters remain to be exchanged.
 inline void load_transposed(const std::byte* from, std::int64_t stride, Row<std::uint32_t, 16>* rows) {
     const auto quarter = [&](std::int64_t row, int column) {
         return _mm_loadu_ps(reinterpret_cast<const float*>(from + row * stride) + column);
@@ -90,7 +90,7 @@ inline void load_transposed(const std::byte* from, std::int64_t stride, Row<T, N
     exchange<N / 2, T, N>(rows);
 }
 
-// A tile of N x N elements; `to` is aligned to a row when Stream.
+// Transposes a tile of N x N elements; with Stream, `to` is aligned to a row.
 template <typename T, int N, bool Stream>
 inline void transpose_tile(const std::byte* from, std::byte* to, std::int64_t source_stride,
                            std::int64_t target_stride) {
@@ -114,7 +114,7 @@ inline void transpose_tile(const std::byte* from, std::byte* to, std::int64_t so
     }
 }
 
-// Rows of a few elements, as the channels of a picture.
+// Writes rows of a few elements, e.g. the channels of an image.
 template <typename T, int Columns>
 inline void interleave(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
                        std::int64_t rows) {
@@ -126,13 +126,13 @@ inline void interleave(const std::byte* from, std::byte* to, std::int64_t source
     }
 }
 
-// Every other of 2 * sizeof...(Lane) elements, the even or the odd ones.
+// Returns every second of 2 * sizeof...(Lane) elements: the even or the odd ones.
 template <bool Odd, typename V, int... Lane>
 inline V halved(V a, V b, std::integer_sequence<int, Lane...>) {
     return __builtin_shufflevector(a, b, (2 * Lane + (Odd ? 1 : 0))...);
 }
 
-// Two rows of the target, whose elements alternate in the source.
+// Writes two rows of the target whose elements alternate in the source.
 template <typename T>
 inline void deinterleave(const std::byte* from, std::byte* to, std::int64_t target_stride, std::int64_t columns) {
     constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
@@ -152,7 +152,7 @@ inline void deinterleave(const std::byte* from, std::byte* to, std::int64_t targ
     }
 }
 
-// The target's rows are `columns` long. What does not fill a tile of N x N is done by smaller ones.
+// Rows of the target have `columns` elements. What does not fill a tile of N x N is transposed in smaller tiles.
 template <typename T, int N, bool Stream>
 void transpose_block(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
                      std::int64_t rows, std::int64_t columns) {
@@ -183,7 +183,7 @@ void transpose_block(const std::byte* from, std::byte* to, std::int64_t source_s
     }
 }
 
-// At most 16 rows, so that a tile stays in registers.
+// Rows of a tile: at most 16, so that it stays in registers.
 template <typename T>
 constexpr int kTile = static_cast<int>(kLanes<T> < 16 ? kLanes<T> : 16);
 

@@ -12,17 +12,17 @@
 namespace graphkit {
 namespace {
 
-// Requests in one place: a chain of results that take each other's memory over.
+// The memory of one request, or of a chain of requests that reuse each other's memory in place.
 struct Block {
     std::int64_t bytes;
     std::int64_t first;
     std::int64_t last;
 };
 
-// Free ranges below `end`, none beside another.
+// Free ranges below `end`. Adjacent free ranges are merged.
 class FreeRanges {
   public:
-    // `bytes` of the smallest range that has them; the arena grows when none has.
+    // Returns the offset of `bytes` bytes in the smallest free range that holds them. If none does, the arena grows.
     std::int64_t take(std::int64_t bytes) {
         const auto found = by_size_.lower_bound({bytes, -1});
         if (found != by_size_.end()) {
@@ -81,7 +81,7 @@ class FreeRanges {
     std::set<std::pair<std::int64_t, std::int64_t>> by_size_;
 };
 
-// The block of each request. A chain's memory goes on to one successor at most.
+// Assigns a block to each request. At most one later request takes over the memory of a request.
 std::vector<std::size_t> chain(const std::vector<MemoryRequest>& requests, std::vector<Block>& blocks) {
     std::vector<std::size_t> order(requests.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -110,7 +110,8 @@ std::vector<std::size_t> chain(const std::vector<MemoryRequest>& requests, std::
     return owner;
 }
 
-// Offsets in order of time, or backwards; the size of the arena.
+// Writes the offset of each block, placing blocks in order of time or backwards. Returns the size of the arena in
+// bytes.
 std::int64_t sweep(const std::vector<Block>& blocks, bool backwards, std::vector<std::int64_t>& offsets) {
     const auto start = [&](std::size_t i) { return backwards ? -blocks[i].last : blocks[i].first; };
     const auto end = [&](std::size_t i) { return backwards ? -blocks[i].first : blocks[i].last; };
@@ -160,7 +161,8 @@ ArenaLayout lay_out(const std::vector<MemoryRequest>& requests) {
 
 GRAPHKIT_BINDINGS(arena_layout) {
     using Lifetime = std::tuple<std::int64_t, std::int64_t, std::vector<std::size_t>>;
-    nb::class_<MemoryRequests>(m, "MemoryRequests", "Requests for memory of an arena, whose sizes come later.")
+    nb::class_<MemoryRequests>(m, "MemoryRequests",
+                               "Lifetimes of memory blocks in an arena. Their sizes are given to lay_out.")
         .def(
             "__init__",
             [](MemoryRequests* self, const std::vector<Lifetime>& lifetimes) {
@@ -183,7 +185,7 @@ GRAPHKIT_BINDINGS(arena_layout) {
                 ArenaLayout layout = lay_out(requests);
                 return std::pair(std::move(layout.offsets), layout.arena_bytes);
             },
-            "bytes"_a, "Return the offset of each request for these sizes, and the size of the arena.");
+            "bytes"_a, "Return the offset of each request for these sizes, and the size of the arena, in bytes.");
 }
 
 }  // namespace graphkit

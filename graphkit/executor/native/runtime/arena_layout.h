@@ -1,4 +1,4 @@
-// Offsets in an arena for blocks whose lives are known, found in the time that a small run can spare.
+// Computes offsets in an arena for memory blocks with known lifetimes. Fast enough to run before a short run.
 #pragma once
 
 #include <cstdint>
@@ -6,20 +6,21 @@
 
 namespace graphkit {
 
-// Bytes that live from the step that writes them to the one that reads them last, both included.
+// Memory that is in use from step `first`, which writes it, to step `last`, the last one that reads it, both included.
 struct MemoryRequest {
     std::int64_t bytes;
     std::int64_t first;
     std::int64_t last;
-    std::vector<std::size_t> inplace;  // requests whose memory it may take over: those that die where it is written
+    std::vector<std::size_t> inplace;  // requests whose memory it may reuse: their `last` is this one's `first`
 };
 
 struct ArenaLayout {
-    std::vector<std::int64_t> offsets;  // 0 of a request without bytes
+    std::vector<std::int64_t> offsets;  // bytes; 0 if the request has no bytes
     std::int64_t arena_bytes = 0;
 };
 
-// Two sweeps over time with a best-fit free list; the smaller arena. n log n.
+// Places the blocks in two sweeps over time, forwards and backwards, with a best-fit free list, and returns the smaller
+// arena. Takes O(n log n).
 ArenaLayout lay_out(const std::vector<MemoryRequest>& requests);
 
 }  // namespace graphkit

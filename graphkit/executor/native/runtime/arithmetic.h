@@ -1,5 +1,5 @@
-// How a thread's floating-point operations round, and what becomes of subnormal numbers. Other libraries change that
-// for the threads that they run on; a result must not depend on which thread computed it.
+// The rounding mode of a thread's floating-point operations, and their treatment of subnormal numbers. Other libraries
+// change both for the threads that call them, but a result must not depend on the thread that computes it.
 #pragma once
 
 #if defined(__x86_64__) || defined(_M_X64)
@@ -13,7 +13,7 @@
 namespace graphkit {
 
 #if defined(__x86_64__) || defined(_M_X64)
-// MXCSR but for the flags of exceptions: all masked, to nearest, subnormal numbers as they are.
+// MXCSR without its exception flags. The default: all exceptions masked, round to nearest, subnormal numbers kept.
 using Arithmetic = unsigned;
 constexpr unsigned kExceptionFlags = 0x3f;
 constexpr Arithmetic kDefaultArithmetic = 0x1f80;
@@ -29,7 +29,7 @@ inline void set_arithmetic(Arithmetic wanted) {
     }
 }
 #elif defined(__aarch64__)
-// FPCR: no traps, to nearest, subnormal numbers and NaN as they are.
+// FPCR. The default: no traps, round to nearest, subnormal numbers and NaN payloads kept.
 using Arithmetic = std::uint64_t;
 constexpr Arithmetic kDefaultArithmetic = 0;
 
@@ -45,7 +45,7 @@ inline void set_arithmetic(Arithmetic wanted) {
     }
 }
 #else
-// The standard knows how to round alone.
+// Standard C++ can only set the rounding mode.
 using Arithmetic = int;
 constexpr Arithmetic kDefaultArithmetic = FE_TONEAREST;
 

@@ -14,7 +14,7 @@
 namespace graphkit {
 namespace {
 
-// The letter and size of an element type in numpy's descriptors; bfloat16 is ml_dtypes'.
+// Whether an element type matches the kind, letter and size of a numpy descriptor. bfloat16 is the type of ml_dtypes.
 bool fits(ElementType type, char kind, char letter, npy_intp size) {
     const auto wanted = static_cast<npy_intp>(size_of(type));
     switch (type) {
@@ -54,7 +54,8 @@ const PyArrayObject_fields* fields(nb::handle object, const char* name, bool wri
     return array;
 }
 
-// Whether arrays of two shapes lie in memory alike: axes of one element may stand elsewhere.
+// Whether arrays of these two shapes have the same memory layout: the shapes may differ in where their axes of size 1
+// are.
 bool lies_like(Dims a, Dims b) {
     const bool same_rank = a.size() == b.size();
     std::erase(a, 1);

@@ -1,4 +1,4 @@
-// numpy's arrays as kernels see them: read through numpy's own structures, without a call.
+// Access to numpy arrays through numpy's own C structures, without calls into Python.
 #pragma once
 
 #include "runtime/bindings.h"
@@ -11,8 +11,8 @@ struct Array {
     std::size_t bytes;
 };
 
-// A C-contiguous, aligned array in native byte order; raises TypeError or ValueError, which say `name`, for any other
-// object. The array must stay alive while the memory is used.
+// Returns the memory of a C-contiguous, aligned array in native byte order. Raises TypeError or ValueError for any
+// other object; the message contains `name`. The array must stay alive while the memory is used.
 Array open_array(nb::handle object, const char* name, bool writable);
 
 struct Objects {
@@ -20,16 +20,16 @@ struct Objects {
     std::size_t count;
 };
 
-// The same of an array of Python objects. The interpreter must be held while they are used.
+// Like open_array, for an array of Python objects. The GIL must be held while the objects are used.
 Objects open_objects(nb::handle object, const char* name, bool writable);
 
 // Raises TypeError for an object that is not a string.
 void require_string(PyObject* object);
 
-// The same, checked against what a kernel expects.
+// Like open_array, and checks the shape and the element type against `spec`, an operand of `kernel`.
 void* open_array(nb::handle object, const TensorSpec& spec, const Kernel& kernel, bool writable);
 
-// An array of that element type with its shape.
+// Returns the memory and the shape of an array, which must have this element type.
 Operand open_operand(nb::handle object, const char* name, ElementType type);
 
 }  // namespace graphkit

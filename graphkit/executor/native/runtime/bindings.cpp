@@ -12,7 +12,7 @@ struct Entry {
 };
 
 std::map<std::string, Entry>& entries() {
-    static std::map<std::string, Entry> all;  // filled while the module is loaded, in no known order
+    static std::map<std::string, Entry> all;  // filled by static initializers, in any order
     return all;
 }
 

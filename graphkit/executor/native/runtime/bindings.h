@@ -1,11 +1,12 @@
-// What families of kernels add to the Python module, and how they say so.
+// Registration of the Python bindings of kernels.
 //
 //     GRAPHKIT_BINDINGS(pool_channels_last, "pool") {
 //         nb::class_<ChannelsLastPool, Kernel>(m, "ChannelsLastPool").def(...);
 //     }
 //
-// at the end of a source registers what it binds, by the name of that source; the names that follow are those whose
-// classes it mentions. The module binds them all, in alphabetical order but for that. Kernel comes before everything.
+// at the end of a source file registers its bindings under the name of the file. The names that follow are bindings
+// that must come first, because this one uses their classes. The module binds Kernel first, then all others in
+// alphabetical order, each after those that it needs.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -42,12 +43,12 @@ struct Bindings {
     Bindings(const char* name, std::initializer_list<const char*> needs, Bind bind);
 };
 
-// Throws NativeError when bindings need some that nobody registered, or each other.
+// Throws NativeError if a binding needs one that is not registered, or if bindings need each other in a cycle.
 void bind_all(nb::module_& m);
 
 }  // namespace graphkit
 
-// Two sources that register one name do not link.
+// If two source files use the same name, linking fails.
 #define GRAPHKIT_BINDINGS(name, ...)                                                   \
     static void bind_##name(::nanobind::module_& m);                                   \
     extern const ::graphkit::Bindings bindings_of_##name;                              \

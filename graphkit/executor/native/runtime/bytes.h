@@ -1,4 +1,4 @@
-// Bytes of arrays, and copies of them.
+// Sizes of arrays in bytes, and copies of memory.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@ inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
     }
 }
 
-// Memory that is not there; the step that asks for it is named by whoever runs steps.
+// Memory could not be allocated. Instance::run_step adds the name of the step.
 struct NoRoom : std::bad_alloc {
     explicit NoRoom(std::size_t wanted) : bytes(wanted) {}
     std::size_t bytes;
 };
 
-// Throws NoRoom where they are more than can be counted.
+// Returns the size of an array in bytes. Throws NoRoom if it does not fit into std::size_t.
 inline std::size_t bytes_of(const Dims& shape, std::size_t item) {
     std::size_t bytes = item;
     bool counted = true;
@@ -35,7 +35,7 @@ inline std::size_t bytes_of(const Dims& shape, std::size_t item) {
     return bytes;
 }
 
-// Of an array without its first axis.
+// Returns the bytes of one row: of an array without its first axis.
 inline std::size_t row_bytes(const Dims& shape, std::size_t item) {
     std::size_t bytes = item;
     for (std::size_t axis = 1; axis < shape.size(); ++axis) {

@@ -23,11 +23,11 @@ struct Registers {
 
 Registers cpuid(unsigned leaf, unsigned subleaf) {
     Registers r;
-    __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);  // leaves zeros for a leaf that is not there
+    __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);  // all zeros if the processor lacks the leaf
     return r;
 }
 
-// Which register states the operating system saves. Needs OSXSAVE.
+// Returns XCR0: the register states that the operating system saves. Needs OSXSAVE.
 std::uint64_t enabled_states() {
     unsigned low = 0;
     unsigned high = 0;

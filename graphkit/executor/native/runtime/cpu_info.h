@@ -1,4 +1,4 @@
-// What the processor and the compiler are.
+// Facts about the processor and the compiler.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@ namespace graphkit {
 // Empty on processors other than x86.
 std::vector<std::string> cpu_features();
 
-// Whether matrices of bfloat16 are multiplied: oneDNN is built in, and the processor has what it needs.
+// Whether bfloat16 matrix products are fast: oneDNN is built in, and the processor has instructions for them.
 bool has_bfloat16();
-// Bytes of the last-level cache; 32 MiB where the system does not say.
+// Bytes of the last-level cache; 32 MiB if the system does not report them.
 std::int64_t last_level_cache();
 
 // Name and version of the compiler that built the extension.

@@ -1,4 +1,4 @@
-// Kernels whose results have sizes that their data decides: made once for a node, for operands of any shapes.
+// Kernels with data-dependent result shapes. A kernel is made once for a node, and runs on operands of any shapes.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace graphkit {
 
-// An operand as a run finds it; without data, one that is absent.
+// An operand of one run. If the operand is absent, `data` is null.
 struct Operand {
     const void* data = nullptr;
     Dims shape{};
@@ -23,7 +23,7 @@ struct Operand {
     std::int64_t elements() const { return count(shape); }
 };
 
-// Where one run of such a kernel gets its memory.
+// Provides the memory of one run of a data-dependent kernel.
 class RunMemory {
   public:
     RunMemory() = default;
@@ -31,16 +31,17 @@ class RunMemory {
     RunMemory& operator=(const RunMemory&) = delete;
     virtual ~RunMemory() = default;
 
-    // The memory of a result of this shape; null for one that nobody reads. Asked for once in a run for each result.
-    // Throws NativeError for a shape that is not what was inferred.
+    // Returns memory for a result of this shape; null if the result is not used. A kernel calls this at most once in a
+    // run for each result. Throws NativeError if the shape differs from the inferred one.
     virtual void* result(std::size_t output, const Dims& shape) = 0;
-    // Working memory, aligned to kAlignment and undefined, until the run ends. Asked for once at most.
+    // Returns working memory, aligned to kAlignment and uninitialized, valid until the run ends. A kernel calls this at
+    // most once in a run.
     virtual std::byte* scratch(std::size_t bytes) = 0;
 };
 
 class DataDependentKernel {
   public:
-    // `inputs` and `outputs` are the element types of the operands, the absent ones among them, and of the results.
+    // `inputs` are the element types of the operands, absent ones included; `outputs` are those of the results.
     DataDependentKernel(std::string name, std::vector<ElementType> inputs, std::vector<ElementType> outputs,
                         int threads)
         : name_(std::move(name)), inputs_(std::move(inputs)), outputs_(std::move(outputs)), threads_(threads) {}
@@ -48,8 +49,8 @@ class DataDependentKernel {
     DataDependentKernel(const DataDependentKernel&) = delete;
     DataDependentKernel& operator=(const DataDependentKernel&) = delete;
 
-    // Arrays are contiguous and row-major; `inputs` has one for each of inputs(). Throws NativeError for shapes that do
-    // not fit each other, before anything is written. Safe to call from several threads at once.
+    // Computes the results. Arrays are contiguous and row-major; `inputs` has one entry for each of inputs(). Throws
+    // NativeError if shapes do not match, before anything is written. Safe to call from several threads at once.
     virtual void run(const std::vector<Operand>& inputs, RunMemory& memory) const = 0;
 
     const std::string& name() const { return name_; }
@@ -67,23 +68,23 @@ class DataDependentKernel {
     int threads_;
 };
 
-// A step of a program with such a kernel. Operands in buffers have the buffers' shapes.
+// A step of a program that runs such a kernel. If an operand lies in a buffer, its shape is that of the buffer.
 struct DataDependentStep {
     struct Input {
-        int buffer = -1;  // -1: `shape` never changes
+        int buffer = -1;  // -1: not in a buffer, the shape is always `shape`
         Dims shape{};
     };
     struct Output {
-        int buffer = -1;  // -1: as many elements as were inferred, in planned memory
+        int buffer = -1;  // -1: in planned memory, with `elements` elements
         std::int64_t elements = 0;
     };
 
     const DataDependentKernel* kernel = nullptr;
     std::vector<Input> inputs;
     std::vector<Output> outputs;
-    std::size_t first_input = 0;  // entries
+    std::size_t first_input = 0;  // first entries in the table of pointers
     std::size_t first_output = 0;
-    // Told of the shapes of the results, where somebody wants to know.
+    // Called after the kernel with the shapes of the results, if it is set.
     std::function<void(const std::vector<Dims>& shapes)> found;
 };
 

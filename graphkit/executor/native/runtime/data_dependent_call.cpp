@@ -1,4 +1,4 @@
-// Data-dependent kernels called from Python, on memory with guards around it.
+// Calls of data-dependent kernels from Python. Guards around the memory detect writes outside of it.
 #include <algorithm>
 #include <memory>
 
@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kGuardBytes = 4096;
 constexpr std::byte kGuard{0x5a};
 
-// Memory between two guards, which nothing may be written to.
+// Memory between two guards. is_whole() is false if the kernel wrote to a guard.
 class Guarded {
   public:
     explicit Guarded(std::size_t bytes) : bytes_(bytes) {
@@ -109,7 +109,7 @@ GRAPHKIT_BINDINGS(data_dependent_call) {
             "__call__", &call, "inputs"_a, "used"_a = std::vector<bool>(),
             nb::sig("def __call__(self, inputs: list[numpy.ndarray | None], used: collections.abc.Sequence[bool] = ()) "
                     "-> list[numpy.ndarray | None]"),
-            "The results, None for those not `used` (all, by default). ValueError for arrays of other types.")
+            "Return the results; None for those not `used` (default: all are). ValueError for arrays of other types.")
         .def_prop_ro("threads", &DataDependentKernel::threads)
         .def("__repr__", [](const DataDependentKernel& kernel) { return "<" + kernel.name() + ">"; });
 }

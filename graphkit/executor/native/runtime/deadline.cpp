@@ -14,7 +14,7 @@
 namespace graphkit {
 namespace {
 
-// As long as clocks can count, and anybody waits.
+// Longer than anyone waits, and within the range of the clocks (seconds).
 constexpr double kLongest = 1e9;
 
 std::chrono::duration<double> at_most_longest(double seconds) {
@@ -25,7 +25,7 @@ void write_all(int file, std::string_view text) {
     while (!text.empty()) {
         const ssize_t written = write(file, text.data(), text.size());
         if (written < 0 && errno != EINTR) {
-            return;  // nobody reads it: the status is all that is left to say
+            return;  // stderr cannot be written: only the exit status is left
         }
         text.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
     }
@@ -57,7 +57,8 @@ void Deadline::cancel() {
         return;
     }
     if (process_ != getpid()) {
-        // A child that was forked has no such thread, and must not wait for it: to destroy a condition is to do so.
+        // The child of a fork has no such thread and must not wait for it. Destroying the condition variable would
+        // wait, so it is leaked.
         thread_.detach();
         static_cast<void>(cancelling_.release());
         return;
@@ -75,8 +76,8 @@ void Deadline::cancel() {
 GRAPHKIT_BINDINGS(deadline) {
     using namespace graphkit;
     nb::class_<Deadline>(m, "Deadline",
-                         "Writes a message to the standard error and ends the process, unless it is cancelled in time.")
+                         "Writes a message to stderr and ends the process, unless it is cancelled in time.")
         .def(nb::init<double, double, std::string, int>(), "seconds"_a, "grace"_a, "message"_a, "status"_a,
-             "The process ends with `status`, `grace` seconds behind the message.")
+             "The process ends with `status`, `grace` seconds after the message.")
         .def("cancel", &Deadline::cancel, NoGil());
 }

@@ -1,4 +1,4 @@
-// A time by which a call must have returned that keeps Python from looking at a clock, as it holds the interpreter.
+// A time limit for a call that holds the GIL, so that Python cannot check the time itself.
 #pragma once
 
 #include <sys/types.h>
@@ -11,9 +11,9 @@
 
 namespace graphkit {
 
-// Unless it is cancelled within so many seconds, it writes `message` to the standard error and ends the process with
-// `status`, `grace` seconds later: whatever is not written yet of buffers is lost. What is said is done: a message that
-// is out cannot be cancelled any more. NativeError where the system gives no thread.
+// If cancel() is not called within `seconds` seconds, writes `message` to stderr, and ends the process with `status`
+// `grace` seconds later. Unflushed buffers are lost. Once the message is written, cancel() has no effect. Throws
+// NativeError if the system cannot start a thread.
 class Deadline {
   public:
     Deadline(double seconds, double grace, std::string message, int status);

@@ -20,7 +20,8 @@ std::int64_t now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
 }
 
-// How often this process is the child of a fork: threads and locks of engines made before are not here.
+// The number of forks between the process that loaded this module and this one. Threads and locks of engines that were
+// made before the latest fork do not exist in this process.
 std::atomic<int> forks{0};
 
 int fork_count() {
@@ -31,9 +32,9 @@ int fork_count() {
     return forks.load(std::memory_order_relaxed);
 }
 
-std::atomic<std::uint64_t> engines{0};  // made so far; each has its number
+std::atomic<std::uint64_t> engines{0};  // number of engines made so far; the next engine's number
 
-// The number of the engine whose worker this thread is; kNever is none's.
+// The number of the engine that this worker thread belongs to; kNever for other threads.
 thread_local std::uint64_t current = kNever;
 
 }  // namespace
@@ -84,7 +85,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     template <typename Done>
     void wait_until(Lock& lock, const Poll& poll, Done&& done);
 
-    // Whether the variable is not fit to be used by the operation of that number.
+    // Whether the variable has a failure that keeps the operation of this sequence number from running.
     bool failed(const Variable& variable, std::uint64_t sequence) const {
         const bool forgiven = variable.failed_by < forgiven_before_ && sequence >= forgiven_before_;
         return variable.failure != nullptr && sequence < variable.usable_from && !forgiven;
@@ -98,26 +99,27 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     const int workers_;
     const int forks_;
     mutable std::mutex mutex_;
-    std::condition_variable work_;  // for workers: something is ready, or the engine stops
-    std::condition_variable done_;  // for everybody who waits
+    std::condition_variable work_;  // for workers: an operation is ready, or the engine stops
+    std::condition_variable done_;  // for threads that wait
 
     std::list<EngineOperation> operations_;  // not done, oldest first
-    std::vector<EngineOperation*> ready_;    // heap: the next to run is in front
+    std::vector<EngineOperation*> ready_;    // heap: the first element runs next
     std::uint64_t next_ = 0;
     std::uint64_t cancelled_before_ = 0;
     std::uint64_t forgiven_before_ = 0;
-    std::uint64_t awaited_ = kNever;  // someone waits until nothing older than this is left
+    std::uint64_t awaited_ = kNever;  // a thread waits until all operations with lower numbers are done
     std::map<std::uint64_t, std::shared_ptr<const Failure>> unreported_;
 
     int idle_ = 0;
-    int started_ = 0;  // worker threads: none before the first operation, so that an engine without work costs nothing
-    int running_ = 0;  // those that have not ended
+    // worker threads started: none before the first operation, so that an unused engine costs nothing
+    int started_ = 0;
+    int running_ = 0;  // worker threads that have not ended
     bool stopping_ = false;
     bool tracing_ = false;
     std::vector<Event> events_;
 };
 
-// The caller holds the mutex.
+// Starts the workers. The caller holds the mutex.
 void Engine::State::start() {
     for (; started_ < workers_; ++started_, ++running_) {
         start_thread([self = shared_from_this(), worker = started_] { self->work(worker); }).detach();
@@ -158,7 +160,7 @@ void Engine::State::work(int worker) {
                 events_.push_back({operation.name, worker, start, end});
             }
         }
-        // This worker takes one of the operations that became ready itself.
+        // Of the operations that became ready, this worker takes one itself.
         const std::size_t made_ready = finish(operation, std::move(failure));
         wake(made_ready > 0 ? made_ready - 1 : 0);
     }
@@ -182,7 +184,7 @@ void Engine::State::push(EngineOperation&& made, const Variables& reads, const V
     wake(submit(std::move(made), reads, writes));
 }
 
-// Puts an operation in line for its variables; returns how many operations became ready to run.
+// Queues an operation at its variables. Returns how many operations became ready to run.
 std::size_t Engine::State::submit(EngineOperation&& made, const Variables& reads, const Variables& writes) {
     for (const Variables* list : {&reads, &writes}) {
         for (const VariablePtr& variable : *list) {
@@ -191,7 +193,7 @@ std::size_t Engine::State::submit(EngineOperation&& made, const Variables& reads
             }
         }
     }
-    // Written variables first: of those that are named twice, the first is kept.
+    // Written variables come first: if a variable is in both lists, it counts as written.
     made.sequence = next_++;
     made.variables.reserve(reads.size() + writes.size());
     made.claims.reserve(reads.size() + writes.size());
@@ -217,7 +219,7 @@ std::size_t Engine::State::submit(EngineOperation&& made, const Variables& reads
     return settle(ready);
 }
 
-// Why an operation that is ready must not run; null when it may.
+// Returns the failure that keeps a ready operation from running; null if it may run.
 std::shared_ptr<const Failure> Engine::State::obstacle(const EngineOperation& operation) const {
     std::shared_ptr<const Failure> first;
     for (const VariablePtr& variable : operation.variables) {
@@ -234,7 +236,7 @@ std::shared_ptr<const Failure> Engine::State::obstacle(const EngineOperation& op
     return first;
 }
 
-// Ends an operation that ran, or was kept from running by `failure`; returns how many became ready to run.
+// Ends an operation that ran, or that `failure` kept from running. Returns how many operations became ready to run.
 std::size_t Engine::State::finish(EngineOperation& operation, std::shared_ptr<const Failure> failure) {
     if (failure != nullptr && failure->sequence == operation.sequence) {
         unreported_.emplace(failure->sequence, failure);
@@ -261,7 +263,8 @@ void Engine::State::erase(const EngineOperation& operation) {
     }
 }
 
-// Puts operations that have all they need in line for the workers, and ends marks at once; returns how many can run.
+// Queues operations that wait for no variable any more for the workers. Marks end here immediately. Returns how many
+// operations can run.
 std::size_t Engine::State::settle(std::vector<EngineOperation*>& ready) {
     std::size_t count = 0;
     while (!ready.empty()) {
@@ -327,7 +330,7 @@ std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, 
     } catch (...) {
         lock.lock();
         mark->abandoned = true;
-        if (mark->failure != nullptr) {  // nobody will see it here
+        if (mark->failure != nullptr) {  // this waiter will not return it
             unreported_.emplace(mark->failure->sequence, mark->failure);
         }
         throw;
@@ -371,7 +374,7 @@ void Engine::State::stop() {
 bool Engine::State::join(std::chrono::milliseconds patience, const Poll& poll) {
     const auto deadline = Clock::now() + patience;
     Lock lock(mutex_);
-    const int own = current == id_ ? 1 : 0;  // an operation that closes its own engine does not wait for itself
+    const int own = current == id_ ? 1 : 0;  // an operation that closes its own engine must not wait for its own worker
     wait_until(lock, poll, [&] { return running_ <= own || Clock::now() >= deadline; });
     return running_ <= own;
 }
@@ -385,7 +388,8 @@ Engine::Engine(int workers) {
 
 Engine::~Engine() {
     if (state_->elsewhere()) {
-        // The workers' shares keep the state, whose locks may be held by threads that are not here.
+        // The workers' shared pointers keep the state alive. Threads that do not exist in this process may hold its
+        // locks.
         return;
     }
     state_->stop();

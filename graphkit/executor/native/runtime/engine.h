@@ -1,7 +1,8 @@
-// The dependency engine: operations that run on worker threads, in an order that follows from what they read and write.
+// The dependency engine. It runs operations on worker threads, in an order that follows from the variables that they
+// read and write.
 //
-// One mutex guards all state of an engine. Nothing that belongs to Python is touched under it: a thread that holds the
-// interpreter's lock may wait for the mutex, never the other way round.
+// One mutex guards all state of an engine. No code touches Python objects while it holds the mutex: a thread that holds
+// the GIL may wait for the mutex, never the other way round.
 #pragma once
 
 #include <chrono>
@@ -21,20 +22,20 @@
 
 namespace graphkit {
 
-// An operation was taken back before it ran.
+// The operation was cancelled before it ran.
 struct Cancelled : NativeError {
     using NativeError::NativeError;
 };
 
-// The first thing that went wrong in a chain of operations: what a wait reports.
+// The first failure in a chain of dependent operations. A wait returns it.
 struct Failure {
-    std::uint64_t sequence;  // of the operation that failed
+    std::uint64_t sequence;  // of the failed operation
     std::string operation;
     std::exception_ptr error;
 };
 
-// Something that operations read and write: an array, a file, a connection. Readers run side by side, a writer alone,
-// and everything in the order in which it was pushed.
+// A resource that operations read and write: an array, a file, a connection. Operations that read it run in parallel,
+// an operation that writes it runs alone; all run in the order in which they were pushed.
 class Variable;
 
 using VariablePtr = std::shared_ptr<Variable>;
@@ -54,46 +55,48 @@ class Engine {
     static constexpr std::chrono::milliseconds kPollInterval{50};
 
     explicit Engine(int workers);
-    // Takes back what has not started. Never waits: workers end by themselves after what they are doing.
+    // Cancels operations that have not started. Never waits: each worker ends after its current operation.
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
     VariablePtr variable();
 
-    // Runs `work` on a worker as soon as everything pushed before that writes `reads`, or touches `writes`, is done. Of
-    // the operations that are ready, those of the highest priority start first, and among these the oldest. A variable
-    // in both lists is written. Throws NativeError for a variable of another engine, and after close.
+    // Runs `work` on a worker as soon as its predecessors are done: operations pushed before that write one of `reads`,
+    // or that read or write one of `writes`. Of the ready operations, those of the highest priority start first; of
+    // these, the oldest. A variable in both lists counts as written. Throws NativeError for a variable of another
+    // engine, and after close.
     //
-    // When one of its variables has failed, the operation does not run and its own `writes` fail for the same reason.
+    // If one of its variables has failed, the operation does not run, and its own `writes` fail with the same failure.
     void push(std::string name, Work work, const Variables& reads, const Variables& writes, int priority = 0);
 
-    // Waits until what was pushed before has written the variable and, with `exclusive`, read it. Returns the failure
-    // of its last writer, if any; the variable is usable again then. Throws NativeError in a worker of this engine.
+    // Waits until all operations pushed before have written the variable and, if `exclusive`, have read it. Returns the
+    // failure of the last operation that wrote it, if any; after that the variable is usable again. Throws NativeError
+    // in a worker of this engine.
     std::shared_ptr<const Failure> wait(const VariablePtr& variable, bool exclusive, const Poll& poll);
 
-    // Waits for everything pushed before. Returns the oldest failure that no wait has returned; all variables are
-    // usable again then.
+    // Waits for all operations pushed before. Returns the oldest failure that no wait has returned yet; after that all
+    // variables are usable again.
     std::shared_ptr<const Failure> wait_all(const Poll& poll);
 
-    // Takes back the operations that have not started: what they write fails with Cancelled.
+    // Cancels operations that have not started: the variables that they write fail with Cancelled.
     void cancel();
 
-    // Cancels, accepts nothing more, and waits for the workers to end. False when one of them still runs after
-    // `patience`; it ends with its operation. May be called again.
+    // Cancels, rejects further operations, and waits for the workers to end. Returns false if a worker still runs after
+    // `patience`; that worker ends after its operation. May be called again.
     bool close(std::chrono::milliseconds patience, const Poll& poll);
 
     int workers() const;
-    // Operations that were pushed and are not done.
+    // Number of operations that were pushed and are not done.
     std::size_t pending() const;
 
-    // With tracing, which operation ran where and when.
+    // Records, while on, which operation ran on which worker, and when.
     void trace(bool on);
     std::vector<Event> take_events();
 
   private:
     class State;
-    // Workers own a share: a stuck one may outlive the engine.
+    // Workers share it: a worker that hangs may outlive the engine.
     std::shared_ptr<State> state_;
 };
 

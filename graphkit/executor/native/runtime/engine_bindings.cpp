@@ -9,8 +9,8 @@
 namespace graphkit {
 namespace {
 
-// References to Python objects whose owners went away without the GIL, perhaps under an engine's mutex. Whoever holds
-// the GIL next drops them.
+// References to Python objects that were dropped without the GIL, perhaps under an engine's mutex. The next thread with
+// the GIL releases them.
 class Orphans {
   public:
     void add(PyObject* object) {
@@ -25,7 +25,7 @@ class Orphans {
             taken.swap(objects_);
         }
         for (PyObject* object : taken) {
-            Py_DECREF(object);  // may run any code, with no lock held
+            Py_DECREF(object);  // may run arbitrary Python code; no lock is held
         }
     }
 
@@ -50,8 +50,9 @@ Kept keep(nb::handle object) {
     return keep(object.inc_ref().ptr());
 }
 
-// Exceptions that Python callables raised lie in a dict of the Python engine, where the garbage collector sees them:
-// they refer to frames, and these perhaps to the engine. Failures hold their numbers; here are those that none holds.
+// The exceptions that Python callables raise are stored in a dict of the Python engine, where the garbage collector
+// sees them: they refer to frames, which may refer to the engine. Failures hold the keys of that dict; `released_` has
+// the keys that no failure holds any more.
 class Numbers {
   public:
     std::uint64_t next() { return next_.fetch_add(1); }
@@ -72,7 +73,7 @@ class Numbers {
     std::vector<std::uint64_t> released_;
 };
 
-// A Python callable raised the exception of this number.
+// A Python callable raised an exception; `number` is its key.
 struct PythonFailure : std::exception {
     explicit PythonFailure(std::shared_ptr<const std::uint64_t> held) : number(std::move(held)) {}
     const char* what() const noexcept override { return "a Python exception"; }
@@ -101,7 +102,7 @@ PyObject* take_raised() {
 #endif
 }
 
-// The Python side of a worker thread: made when it first runs a callable, kept until the thread ends.
+// The Python thread state of a worker: created when it first runs a callable, kept until the thread ends.
 class PythonThread {
   public:
     PythonThread() = default;
@@ -117,7 +118,7 @@ class PythonThread {
         }
     }
 
-    // Runs `body` with the GIL. It must not throw, nor own anything that needs a destructor.
+    // Runs `body` with the GIL. `body` must not throw, and must not own anything that needs a destructor.
     template <typename Body>
     void with_gil(Body&& body) {
         or_sleep([&] {
@@ -138,7 +139,7 @@ class PythonThread {
 
 thread_local PythonThread python_thread;
 
-// A callable, and the dict that takes what it raises.
+// A Python callable, and the dict that receives the exception that it raises.
 struct PythonWork {
     Kept function;
     Kept raised;
@@ -154,7 +155,7 @@ struct PythonWork {
                 PyObject* const error = take_raised();
                 PyObject* const key = PyLong_FromUnsignedLongLong(number);
                 if (key == nullptr || PyDict_SetItem(raised.get(), key, error) != 0) {
-                    PyErr_Clear();  // out of memory: a wait that finds no exception of this number says so
+                    PyErr_Clear();  // out of memory: a wait reports that the exception is missing
                 }
                 Py_XDECREF(key);
                 Py_DECREF(error);
@@ -180,7 +181,7 @@ void poll_signals() {
     }
 }
 
-// Held by value: a shared pointer that nanobind makes of a Python object needs the GIL when it goes.
+// Held by value: a shared pointer that nanobind makes for a Python object needs the GIL when it is released.
 struct BoundVariable {
     VariablePtr variable;
 };
@@ -193,7 +194,7 @@ Variables variables_of(nb::handle sequence) {
     return found;
 }
 
-// None, or (exception or the number of one, name of the operation that failed).
+// Returns None, or a tuple (exception or its key, name of the failed operation).
 nb::object report(const std::shared_ptr<const Failure>& failure) {
     orphans().drop();
     if (failure == nullptr) {
@@ -255,7 +256,7 @@ nb::object wait_all(BoundEngine& self) {
 }
 
 bool close(BoundEngine& self, double patience) {
-    bool ended = false;  // else a worker that is left behind keeps what its operation refers to
+    bool ended = false;  // if false, the worker that still runs keeps the references of its operation
     {
         const WithoutGil no_gil;
         ended = self.engine.close(std::chrono::milliseconds(static_cast<std::int64_t>(patience * 1e3)), poll_signals);
@@ -277,7 +278,7 @@ nb::list events(BoundEngine& self) {
 GRAPHKIT_BINDINGS(engine) {
     nb::exception<Cancelled>(m, "Cancelled", m.attr("Error"));
 
-    nb::class_<BoundVariable>(m, "Variable", "What operations of one engine read and write.");
+    nb::class_<BoundVariable>(m, "Variable", "A resource that operations of one engine read and write.");
 
     nb::class_<BoundEngine>(m, "Engine", "Runs operations on worker threads, ordered by the variables that they share.")
         .def(nb::init<int>(), "workers"_a)
@@ -294,20 +295,21 @@ GRAPHKIT_BINDINGS(engine) {
                      "writes: collections.abc.Sequence[Variable], priority: int) -> None"))
         .def("wait", &wait, "variable"_a, "exclusive"_a,
              nb::sig("def wait(self, variable: Variable, exclusive: bool) -> tuple[BaseException | int, str] | None"),
-             "None, or what failed, an exception or the key of one in `raised`, and the name of the operation.")
+             "Wait for a variable. Return None, or (exception or its key in `raised`, name of the failed operation).")
         .def("wait_all", &wait_all, nb::sig("def wait_all(self) -> tuple[BaseException | int, str] | None"),
-             "The same for everything pushed so far.")
+             "Wait for all operations pushed so far. Return like `wait`.")
         .def("cancel", [](BoundEngine& self) { self.engine.cancel(); })
-        .def("close", &close, "patience"_a, "Whether all workers ended within that many seconds.")
+        .def("close", &close, "patience"_a,
+             "Cancel, and wait for the workers. Return whether all ended within `patience` seconds.")
         .def_prop_ro("workers", [](BoundEngine& self) { return self.engine.workers(); })
         .def_prop_ro("pending", [](BoundEngine& self) { return self.engine.pending(); })
         .def(
             "released", [](BoundEngine& self) { return self.numbers->take_released(); },
-            "Keys of `raised` that nothing refers to any more.")
+            "Return the keys of `raised` that no failure refers to any more.")
         .def(
             "trace", [](BoundEngine& self, bool on) { self.engine.trace(on); }, "on"_a)
         .def("events", &events, nb::sig("def events(self) -> list[tuple[str, int, int, int]]"),
-             "(name, worker, start, end) since the last call, while tracing was on.");
+             "Return (name, worker, start, end) of the operations traced since the last call; times in nanoseconds.");
 }
 
 }  // namespace graphkit

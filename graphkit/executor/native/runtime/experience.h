@@ -1,4 +1,4 @@
-// What a thread has seen of its helpers, and what it concludes: when to wake them, and when to go on without them.
+// Statistics of one thread about its helpers. From them it decides when to wake helpers, and when to run loops alone.
 #pragma once
 
 #include <algorithm>
@@ -10,19 +10,19 @@ class Experience {
   public:
     using Clock = std::chrono::steady_clock;
 
-    // How much work helpers may sleep through before they are woken: waking one takes about 20 microseconds.
+    // Helpers are woken after they slept through this much work. Waking one takes about 20 microseconds.
     static constexpr Clock::duration kWorthWaking = std::chrono::microseconds(40);
 
-    // Whether to share a loop now.
+    // Whether to share the next loop with helpers.
     bool shares() const { return alone_for_ == Clock::duration::zero() || Clock::now() >= alone_until_; }
 
-    // Whether to wake helpers for a loop that takes about so long on one thread.
+    // Whether to wake helpers for a loop that takes `nanoseconds` on one thread.
     bool wakes(double nanoseconds) {
         const bool is_long = limit_ == kWorthWaking && std::chrono::duration<double, std::nano>(nanoseconds) >= limit_;
         if (!is_long && missed_ < limit_) {
             return false;
         }
-        // Those who were woken the last time have not come: others have their cores.
+        // The helpers that were woken last time did not come: other threads occupy their cores.
         if (woken_) {
             limit_ = std::min(2 * limit_, kMostMissed);
         }
@@ -31,11 +31,12 @@ class Experience {
         return true;
     }
 
-    // Nobody helped with a loop that took so long.
+    // Records a loop that took `time` and that no helper joined.
     void missed(Clock::duration time) { missed_ += time; }
 
-    // Helpers took part, `helpers` at most, and were so late when all else was done. A helper that was stopped in the
-    // middle of a chunk holds up the loop for the system's whole slice: where that happens, it happens again.
+    // Records a loop that at most `helpers` helpers joined; they finished `late` after the calling thread was done. A
+    // helper that the system suspends within a chunk delays the loop by a whole time slice, and that is likely to
+    // happen again.
     void helped(Clock::duration late, int helpers) {
         woken_ = false;
         limit_ = kWorthWaking;
@@ -54,9 +55,9 @@ class Experience {
     static constexpr Clock::duration kMostAlone = std::chrono::milliseconds(200);
     static constexpr Clock::duration kLate = std::chrono::microseconds(200);
 
-    Clock::duration missed_{0};  // since helpers were woken
+    Clock::duration missed_{0};  // work since helpers were last woken
     Clock::duration limit_ = kWorthWaking;
-    bool woken_ = false;  // and none has come since
+    bool woken_ = false;  // helpers were woken, and none has come since
     Clock::duration alone_for_{0};
     Clock::time_point alone_until_{};
 };

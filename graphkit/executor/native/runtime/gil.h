@@ -1,4 +1,4 @@
-// The interpreter's lock, for threads that may still be at work when the interpreter ends.
+// Guards that take and release the GIL, for threads that may still run when the interpreter ends.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,11 +12,11 @@
 
 namespace graphkit {
 
-// An interpreter that is being finalized ends threads which ask for the GIL by unwinding their stacks (before 3.14).
-// Destructors would then use Python without it: such a thread sleeps instead, until the process ends.
+// Before Python 3.14, an interpreter that is being finalized ends a thread that requests the GIL by unwinding its
+// stack. Destructors would then use Python without the GIL. Instead, such a thread sleeps here until the process ends.
 template <typename Body>
 #ifdef __GLIBCXX__
-__attribute__((no_sanitize("undefined")))  // the reference that is caught refers to nothing
+__attribute__((no_sanitize("undefined")))  // the caught reference is null
 #endif
 void or_sleep(Body&& body) {
 #ifdef __GLIBCXX__
@@ -32,7 +32,8 @@ void or_sleep(Body&& body) {
 #endif
 }
 
-// Without the GIL as long as it lives. To be made before what other threads may wait for, which is then let go first.
+// Releases the GIL during its lifetime. Construct it before locks that other threads wait for, so that these are
+// released before it takes the GIL again.
 class WithoutGil {
   public:
     WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -46,8 +47,8 @@ class WithoutGil {
     PyThreadState* state_;
 };
 
-// With the GIL as long as it lives. What calls Python under it does so in `or_sleep`, and what owns references lives
-// outside of that: Python code may be what the interpreter ends.
+// Holds the GIL during its lifetime. Calls into Python under it must be made within `or_sleep`, and owners of
+// references must live outside of that: the interpreter may be finalized while Python code runs.
 class WithGil {
   public:
     WithGil() {

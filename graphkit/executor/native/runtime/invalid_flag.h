@@ -1,5 +1,5 @@
-// The sticky flag of each thread that says that a floating-point operation was invalid: 0 * inf, inf - inf, or a NaN
-// that went into a comparison, a minimum or a maximum.
+// The sticky "invalid operation" flag of each thread. It is set by 0 * inf, inf - inf, and by a NaN in a comparison, a
+// minimum or a maximum.
 #pragma once
 
 #if defined(__x86_64__) || defined(_M_X64)
@@ -38,7 +38,7 @@ inline void set_invalid(bool raised) {
 }
 #endif
 
-// Leaves the thread's flag as it was.
+// Restores the thread's flag when it is destroyed.
 class KeptFlag {
   public:
     KeptFlag() : raised_(invalid_raised()) {}

@@ -20,7 +20,7 @@ constexpr std::array<const char*, 3> kNames = {"baseline", "avx2", "avx512"};
     });
 }
 
-// The best set that both the processor and this build have.
+// Returns the best instruction set that both the processor and this build support.
 Isa best() {
     Isa found = Isa::baseline;
 #ifdef GRAPHKIT_AVX2_KERNELS

@@ -1,6 +1,6 @@
-// Which instruction set graphkit's own vector kernels use, and the tables of functions compiled for each set.
+// The instruction set of graphkit's own vector kernels, and the tables of functions that are compiled for each set.
 //
-// CMakeLists.txt compiles every *.isa.cpp once for each set; see graphkit_isa_sources there for the form of such a
+// CMakeLists.txt compiles every *.isa.cpp once for each set; graphkit_isa_sources there describes the form of such a
 // file.
 #pragma once
 
@@ -11,19 +11,19 @@ namespace graphkit {
 
 enum class Isa : std::uint8_t { baseline, avx2, avx512 };
 
-// The best set that the processor offers, unless use_isa said otherwise. avx2 means AVX2, FMA and F16C; avx512 the F,
-// DQ, BW and VL parts besides.
+// Returns the set in use: the best one that the processor supports, or the one that use_isa chose. avx2 means AVX2, FMA
+// and F16C; avx512 adds the F, DQ, BW and VL parts of AVX-512.
 Isa isa();
 
 const char* isa_name();
 
-// Kernels made from now on use the named set, "baseline", "avx2" or "avx512", or the best one for "". Throws
-// Unsupported when the processor lacks it or this build has no kernels for it.
+// Selects the set of the kernels that are made from now on: "baseline", "avx2", "avx512", or "" for the best one.
+// Throws Unsupported if the processor lacks the set or this build has no kernels for it.
 void use_isa(const std::string& name);
 
 }  // namespace graphkit
 
-// Declares the tables of every set, and name(), the one of the set that kernels made from now on use.
+// Declares the tables of all sets, and name(), which returns the table of the set in use.
 #ifdef GRAPHKIT_AVX2_KERNELS
 #define GRAPHKIT_AVX2_TABLE(name) \
     case ::graphkit::Isa::avx2:   \
@@ -52,7 +52,7 @@ void use_isa(const std::string& name);
     }                                   \
     static_assert(true)
 
-// Defines the table of the set that a *.isa.cpp is being compiled for: GRAPHKIT_ISA_DEFINE(Table, name) = {...};
+// Defines the table of the set that this *.isa.cpp is being compiled for: GRAPHKIT_ISA_DEFINE(Table, name) = {...};
 #define GRAPHKIT_ISA_DEFINE(Table, name) constinit const Table GRAPHKIT_ISA_PASTE(name, GRAPHKIT_ISA)
 #define GRAPHKIT_ISA_PASTE(name, isa) GRAPHKIT_ISA_PASTE_EXPANDED(name, isa)
 #define GRAPHKIT_ISA_PASTE_EXPANDED(name, isa) name##_##isa

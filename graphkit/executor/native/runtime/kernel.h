@@ -1,4 +1,4 @@
-// A prepared kernel: made once for fixed shapes, then run on memory that somebody else provides.
+// Prepared kernels. A kernel is made once for fixed shapes, then runs on memory that the caller provides.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,14 @@ struct NativeError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// No implementation covers this case; the caller has another way to compute it.
+// There is no native implementation for this case; the caller has another way to compute it.
 struct Unsupported : NativeError {
     using NativeError::NativeError;
 };
 
 enum class ElementType : std::uint8_t { f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, boolean };
 
-// By numpy's name: "float32", "bfloat16", "bool". Throws Unsupported for any other.
+// Converts numpy's name: "float32", "bfloat16", "bool". Throws Unsupported for any other name.
 ElementType element_type(const std::string& name);
 const char* name_of(ElementType type);
 std::size_t size_of(ElementType type);
@@ -36,7 +36,7 @@ struct TensorSpec {
     bool optional = false;  // the caller may leave it out
 };
 
-// Working memory that everything in a program aligns to.
+// Alignment in bytes of the arena and of working memory.
 constexpr std::size_t kAlignment = 64;
 
 inline std::size_t aligned(std::size_t bytes) {
@@ -50,31 +50,31 @@ class Kernel {
     Kernel(const Kernel&) = delete;
     Kernel& operator=(const Kernel&) = delete;
 
-    // What run expects, in order. Arrays are contiguous and row-major.
+    // The operands that run expects, in order. Arrays are contiguous and row-major.
     const std::vector<TensorSpec>& inputs() const { return inputs_; }
     const std::vector<TensorSpec>& outputs() const { return outputs_; }
 
-    // Bytes of working memory that run needs. The memory is undefined when run starts and not kept after it.
+    // Bytes of working memory that run needs. The memory is uninitialized when run starts, and not kept afterwards.
     virtual std::size_t scratch_bytes() const { return 0; }
 
-    // One pointer for each input and output; null for an operand that is absent and for an output that nobody reads.
-    // `scratch` is aligned to kAlignment. Safe to call from several threads at once with different memory, on no
-    // more threads than threads() each (see threads.h).
+    // Computes the outputs. There is one pointer for each input and each output; null for an absent operand or an
+    // unused output. `scratch` is aligned to kAlignment. Several threads may call this at once with different memory.
+    // Each call uses at most threads() threads (see threads.h).
     virtual void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const = 0;
 
-    // The inputs that have to be given in packed form, as `pack` makes it. Kernels whose layouts of an input agree have
-    // equal packed_layout strings for it, and may share one packed copy.
+    // The positions of the inputs that must be given in the packed form that `pack` writes. If two kernels return equal
+    // packed_layout strings for an input, they may share one packed copy.
     virtual std::vector<int> packed_inputs() const { return {}; }
     virtual std::size_t packed_bytes(int input) const;
     virtual std::string packed_layout(int input) const;
     virtual void pack(int input, const void* plain, void* packed) const;
-    // Throws NativeError for an input that is not packed.
+    // Throws NativeError if this input is not one of packed_inputs().
     void require_packed(int input) const;
 
-    // (input, output) pairs that may share memory: each element is read where, and before, it is written.
+    // (input, output) pairs that may share memory: the kernel reads each element before it writes the same position.
     virtual std::vector<std::pair<int, int>> inplace() const { return {}; }
 
-    // Which implementation was chosen.
+    // The name of the implementation that was chosen.
     virtual std::string implementation() const { return "graphkit"; }
 
     const std::string& name() const { return name_; }
@@ -95,7 +95,7 @@ class Kernel {
 std::string to_string(const Dims& dims);
 std::string to_string(const TensorSpec& spec);
 std::int64_t count(const Dims& dims);
-// Elements that lie between neighbours along each axis of a row-major array.
+// Returns the strides of a row-major array, in elements.
 Dims row_major(const Dims& dims);
 
 }  // namespace graphkit

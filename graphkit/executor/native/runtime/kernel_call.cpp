@@ -13,7 +13,7 @@
 namespace graphkit {
 namespace {
 
-// Behind the working memory of a call. In a program, what a kernel writes there would destroy another value.
+// Bytes of the guard behind the working memory of a call. In a program, a write there would destroy another value.
 constexpr std::size_t kGuardBytes = 1 << 20;
 constexpr std::byte kGuard{0x5a};
 
@@ -21,7 +21,7 @@ struct Free {
     void operator()(void* memory) const { std::free(memory); }
 };
 
-// At least `wanted` items; None for those that are not given.
+// Returns the items of a sequence, extended with None to at least `wanted`.
 std::vector<nb::object> items_of(nb::handle sequence, std::size_t wanted) {
     std::vector<nb::object> items;
     for (nb::handle item : nb::iter(sequence)) {
@@ -88,7 +88,7 @@ void KernelCall::run(bool guarded) const {
         const Team team(kernel->threads());
         kernel->run(inputs.data(), outputs.data(), memory);
     }
-    // All bytes are kGuard if the first one is, and each is equal to the next one.
+    // If the first byte is kGuard and each byte equals the next one, all are kGuard.
     if (guard[0] != kGuard || std::memcmp(guard, guard + 1, guard_bytes - 1) != 0) {
         throw NativeError(kernel->describe() + " (" + kernel->implementation() + "): wrote beyond the " +
                           std::to_string(bytes) + " bytes of working memory that it asked for");
@@ -98,7 +98,7 @@ void KernelCall::run(bool guarded) const {
 namespace {
 
 void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
-    // The items of a sequence that is no list or tuple live no longer than the list made of them.
+    // If a sequence is neither a list nor a tuple, its items may live only as long as the list made from them here.
     const nb::list in(inputs), out(outputs);
     const KernelCall prepared = open_call(kernel, in, out);
     const WithoutGil no_gil;
@@ -132,7 +132,7 @@ GRAPHKIT_BINDINGS(kernel_call) {
         .def("pack", &pack, "input"_a, "plain"_a, "packed"_a,
              nb::sig("def pack(self, input: int, plain: numpy.ndarray, packed: numpy.ndarray) -> None"),
              "Write the packed form of one of `packed_inputs`.")
-        .def_prop_ro("packed_inputs", &Kernel::packed_inputs, "The inputs that have to be given packed.")
+        .def_prop_ro("packed_inputs", &Kernel::packed_inputs, "The positions of the inputs that must be given packed.")
         .def("packed_bytes", &Kernel::packed_bytes, "input"_a)
         .def("packed_layout", &Kernel::packed_layout, "input"_a)
         .def_prop_ro("input_count", [](const Kernel& kernel) { return kernel.inputs().size(); })

@@ -1,4 +1,4 @@
-// A kernel together with the memory that it is to run on.
+// A kernel together with the memory of one call.
 #pragma once
 
 #include <vector>
@@ -12,13 +12,13 @@ struct KernelCall {
     std::vector<const void*> inputs;
     std::vector<void*> outputs;
 
-    // Needs no GIL; takes working memory of its own. Throws NativeError for a kernel that wrote beyond it, into the
-    // line behind it or, `guarded`, the megabyte.
+    // Runs the kernel, without the GIL, with working memory allocated for this call. Throws NativeError if the kernel
+    // wrote behind its working memory: into the next 64 bytes or, if `guarded`, into the next MiB.
     void run(bool guarded = false) const;
 };
 
-// Finds the memory of numpy arrays (None: an operand that is absent). The caller keeps kernel and arrays alive. Raises
-// TypeError or ValueError for arrays that do not fit the kernel.
+// Returns a call on the memory of numpy arrays (None: an absent operand). The caller keeps the kernel and the arrays
+// alive. Raises TypeError or ValueError for arrays that do not fit the kernel.
 KernelCall open_call(const Kernel& kernel, nb::handle inputs, nb::handle outputs);
 
 }  // namespace graphkit

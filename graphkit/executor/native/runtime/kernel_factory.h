@@ -9,10 +9,10 @@
 
 namespace graphkit {
 
-// The shapes of the operands or the results of a node. An operand that is absent has none.
+// The shapes of a node's operands or results; no value for an absent operand.
 using Shapes = std::vector<std::optional<Dims>>;
 
-// What does not depend on sizes (types, attributes, which operands are present) is prepared once, by the constructor.
+// The constructor prepares, once, what does not depend on sizes: types, attributes, which operands are present.
 class KernelFactory {
   public:
     KernelFactory() = default;
@@ -25,7 +25,7 @@ class KernelFactory {
     virtual std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes& outputs) const = 0;
 };
 
-// Throws NativeError if an operand is absent that a factory needs.
+// Returns the shape at this position. Throws NativeError if the operand is absent.
 const Dims& present(const Shapes& shapes, std::size_t position);
 
 }  // namespace graphkit

@@ -1,10 +1,10 @@
-// Maps of Python from keys to numbers, as classifiers return them: one for each row of a matrix.
+// Dicts of class probabilities, as classifiers return them: one for each row of a matrix, from labels to elements.
 #include "runtime/array.h"
 
 namespace graphkit {
 namespace {
 
-// A failed call of Python has set its error.
+// Throws the pending Python error if a call into Python failed.
 void require(bool succeeded) {
     if (!succeeded) {
         throw nb::python_error();
@@ -23,7 +23,7 @@ nb::list maps_of_rows(const nb::tuple& keys, nb::handle rows) {
     for (std::int64_t row = 0; row < matrix.shape[0]; ++row) {
         PyObject* const map = PyDict_New();
         require(map != nullptr);
-        require(PyList_SetItem(maps.ptr(), row, map) == 0);  // which owns it from here on
+        require(PyList_SetItem(maps.ptr(), row, map) == 0);  // the list owns the dict from here on
         for (std::int64_t column = 0; column < columns; ++column) {
             const nb::object value = nb::steal(PyFloat_FromDouble(static_cast<double>(*element++)));
             require(value.is_valid());
@@ -40,7 +40,7 @@ GRAPHKIT_BINDINGS(maps) {
         "maps_of_rows", &maps_of_rows, "keys"_a, "rows"_a,
         nb::sig(
             "def maps_of_rows(keys: tuple[int, ...] | tuple[str, ...], rows: object) -> list[dict[int | str, float]]"),
-        "One dict for each row of float32 [N, K], from the K keys to the elements.");
+        "Return a dict for each row of a float32 array [N, K], from the K keys to the elements.");
 }
 
 }  // namespace graphkit

@@ -1,4 +1,4 @@
-// The error of a value that must be finite and is not.
+// A value that must be finite is infinite or NaN.
 #pragma once
 
 #include "runtime/kernel.h"

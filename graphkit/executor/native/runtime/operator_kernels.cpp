@@ -21,7 +21,7 @@ struct Maker {
 };
 
 std::map<Key, Maker>& makers() {
-    // Filled while the module is loaded, in no known order; never destroyed, as runs make kernels.
+    // Filled by static initializers, in any order. Never destroyed, because runs make kernels until the process ends.
     static std::map<Key, Maker>& all = *new std::map<Key, Maker>;
     return all;
 }
@@ -31,7 +31,8 @@ std::vector<Key>& second_makers() {
     return all;
 }
 
-// A kernel that says what it takes wrongly would read and write beyond its operands.
+// Throws NativeError if a kernel declares an operand differently from the node: it would read or write beyond the
+// array.
 void require_equal(const Kernel& kernel, const std::string& what, const TensorSpec& said, const TensorSpec& given) {
     if (said.shape != given.shape || said.type != given.type) {
         throw NativeError(kernel.describe() + ": " + what + " is " + to_string(said) + " in the kernel, but " +
@@ -88,7 +89,7 @@ const T& attribute(const NodeSpec& node, const std::string& name) {
 using Input = std::tuple<std::string, std::string, std::optional<std::vector<std::int64_t>>>;
 using Output = std::tuple<std::string, std::string>;
 
-// Makes the kernels of a node by its operator's MakeKernel.
+// Makes the kernels of one node with the MakeKernel function of its operator.
 class DescribedFactory final : public KernelFactory {
   public:
     // `node` has the element types; its shapes are empty.
@@ -233,7 +234,7 @@ GRAPHKIT_BINDINGS(operator_kernels, "sized_kernels") {
             }
             return found;
         },
-        "(domain, name) of the operators with kernels of DescribedOperator.");
+        "Return (domain, name) of the operators that DescribedOperator supports.");
     nb::class_<DescribedOperator>(m, "DescribedOperator", "Makes the factories for the nodes of one operator.")
         .def(nb::init<const std::string&, const std::string&, NodeSpec::Attributes>(), "domain"_a, "name"_a,
              "attributes"_a)

@@ -9,9 +9,9 @@ namespace graphkit {
 
 void run_parts(const std::vector<Instance*>& instances, const std::vector<PartArray>& arrays, std::int64_t parts,
                const std::function<void()>& poll) {
-    // A part is worth a thread, however short it is.
+    // The assumed cost of a part: high enough that every part is worth a thread.
     constexpr double kPartNanoseconds = 1e6;
-    constexpr std::int64_t kMostTogether = 1 << 15;  // chunks of a loop
+    constexpr std::int64_t kMostTogether = 1 << 15;  // most chunks of one loop
     const auto threads = static_cast<int>(instances.size());
     const Team team(threads);
     std::atomic<bool> failed{false};

@@ -1,4 +1,4 @@
-// Parts of a batch: the same program on one piece of each array after the other, several at the same time.
+// Runs a program on the parts of a batch: one part of each array per run, several runs in parallel.
 #pragma once
 
 #include <functional>
@@ -8,15 +8,16 @@
 
 namespace graphkit {
 
-// External memory of every part: that of part i lies i * step bytes behind `data`.
+// The external memory of all parts: part i begins i * step bytes behind `data`.
 struct PartArray {
     int external;
     std::byte* data;
     std::int64_t step;
 };
 
-// Runs so many parts on as many threads as there are instances, which have arenas; each thread takes one instance, and
-// works alone on its parts. Throws what Instance::run throws: parts that others have begun are ended, the rest is left.
+// Runs the program on `parts` parts, on one thread for each instance. Instances must have arenas. Each thread uses one
+// instance, and runs its parts on its own. Throws what Instance::run throws: parts that have begun are finished, the
+// others do not start.
 void run_parts(const std::vector<Instance*>& instances, const std::vector<PartArray>& arrays, std::int64_t parts,
                const std::function<void()>& poll);
 

@@ -29,18 +29,18 @@
 namespace graphkit {
 namespace {
 
-// More than any machine has.
+// More helpers than any machine has cores.
 constexpr int kMostHelpers = 4095;
-// Threads that share loops at the same time: further ones compute alone.
+// How many threads can share loops at the same time. Further threads run their loops alone.
 constexpr int kSlots = 64;
-// Chunks are claimed from so many ranges, each from its beginning. A thread begins with its own range, so that it finds
-// in its cache what the loop before left there, and goes on to those of the others.
+// A loop is divided into at most this many ranges; the chunks of a range are claimed in order. A thread begins with its
+// own range, where its cache holds data of the previous loop, and continues with the ranges of other threads.
 constexpr std::uint32_t kRanges = 16;
 
 using Clock = Experience::Clock;
 
-// How long a helper without work looks for some before it sleeps, while there are runs and when there are none, and a
-// loop's own thread for chunks that others have begun.
+// How long a thread looks for work before it sleeps: an idle helper while any thread holds a slot, an idle helper
+// otherwise, and a loop's own thread that waits for chunks of helpers.
 constexpr std::chrono::microseconds kLooksInRuns{400};
 constexpr std::chrono::microseconds kLooksBetweenRuns{100};
 constexpr std::chrono::microseconds kLooksForOthers{100};
@@ -51,7 +51,7 @@ void pause() {
 #endif
 }
 
-// Calls `found` until it says yes, or `patience` is over; returns what it said.
+// Calls `found` until it returns true or `patience` has passed. Returns the last result.
 template <typename Found, typename Patience>
 bool look(Found&& found, Patience&& patience) {
     std::optional<Clock::time_point> start;
@@ -71,9 +71,9 @@ bool look(Found&& found, Patience&& patience) {
     }
 }
 
-// What is left of one range: the number of the loop that it belongs to, the end, and the next chunk, in one word. Who
-// claims a chunk knows by it that the loop goes on, so that its fields are those that it has read. (Numbers come again
-// after 2^32 loops of one slot.)
+// The unclaimed part of a range, in one word: the number of its loop, the end, and the next chunk. If a thread claims a
+// chunk with a compare-exchange of this word, the loop is not over, so the loop's fields that the thread read before
+// are valid. (Loop numbers repeat after 2^32 loops of a slot.)
 constexpr std::int64_t kMostChunks = 0xffff;
 
 constexpr std::uint64_t range_word(std::uint32_t loop, std::uint64_t end, std::uint64_t next) {
@@ -84,23 +84,23 @@ struct alignas(kAlignment) Range {
     std::atomic<std::uint64_t> left{0};
 };
 
-// Where one thread at a time publishes its loops, one after the other. The fields of a loop change when it is over.
-// Helpers look at `generation` all the time: nothing else lies in its cache line.
+// The place where one thread publishes its loops, one after the other. The fields of a loop change only after the loop
+// is over. Helpers poll `generation`, so it has a cache line of its own.
 struct Slot {
-    alignas(kAlignment) std::atomic<std::uint32_t> generation{0};  // of the latest loop
+    alignas(kAlignment) std::atomic<std::uint32_t> generation{0};  // number of the latest loop
     alignas(kAlignment) std::atomic<void (*)(void*, std::int64_t)> body{nullptr};
     std::atomic<void*> context{nullptr};
     std::atomic<std::uint32_t> ranges{1};
     std::atomic<int> threads{1};
     Range claimed[kRanges];
-    alignas(kAlignment) std::atomic<std::uint32_t> done{0};  // chunks that helpers did, of all loops
+    alignas(kAlignment) std::atomic<std::uint32_t> done{0};  // chunks that helpers completed, of all loops so far
     std::atomic<std::uint32_t> waits{0};                     // whether the loop's own thread sleeps
-    alignas(kAlignment) std::uint32_t expected = 0;          // what `done` is when the latest loop is over
+    alignas(kAlignment) std::uint32_t expected = 0;          // the value of `done` when the latest loop is over
 
     void publish(const SharedLoop& loop);
-    // Computes what can be claimed of this loop; returns how many chunks.
+    // Runs the chunks of this loop that the thread `number` can claim. Returns how many it ran.
     std::uint32_t take_part(std::uint32_t loop, int number);
-    // Returns how long that took, if it took long.
+    // Waits for the chunks of helpers. Returns how long that took, or 0 if it took less than kLooksForOthers.
     Clock::duration wait_for(std::uint32_t chunks_of_helpers);
 };
 
@@ -116,7 +116,7 @@ void Slot::publish(const SharedLoop& loop) {
         const std::uint64_t end = (range + 1) * count / parts;
         claimed[range].left.store(range_word(number, end, range * count / parts), std::memory_order_release);
     }
-    // In one order with what a helper does that goes to sleep: it sees the loop, or the loop's thread sees it sleep.
+    // Sequentially consistent with a helper that goes to sleep: either it sees the loop, or this thread sees it asleep.
     generation.store(number, std::memory_order_seq_cst);
 }
 
@@ -160,21 +160,21 @@ Clock::duration Slot::wait_for(std::uint32_t chunks_of_helpers) {
 
 struct alignas(kAlignment) Helper {
     std::atomic<std::uint32_t> asleep{0};
-    std::uint32_t seen[kSlots] = {};  // the loop of each slot that it has looked for chunks in
+    std::uint32_t seen[kSlots] = {};  // number of the last loop of each slot that it looked at
 };
 
 constexpr int kWordBits = 64;
-// Who was woken wakes so many as well, so that the thread that runs the loop does not have to wake all of them.
+// How many sleeping helpers a thread wakes. Woken helpers do the same, so that the loop's own thread need not wake all.
 constexpr int kWakes = 2;
 
-// Never destroyed: helpers sleep in it until the process ends.
+// Never destroyed: helpers use it until the process ends.
 struct Pool {
-    std::mutex mutex;         // of what starts helpers
-    std::vector<int> cores;   // that they stay on
+    std::mutex mutex;         // guards the start of helpers
+    std::vector<int> cores;   // that helpers are pinned to
     std::atomic<int> helpers{0};
-    alignas(kAlignment) std::atomic<std::uint64_t> active{0};  // the slots that somebody has
+    alignas(kAlignment) std::atomic<std::uint64_t> active{0};  // bits of the slots in use
     alignas(kAlignment) std::atomic<std::uint64_t> sleepers[(kMostHelpers + 1) / kWordBits]{};
-    std::atomic<int> wanted{0};  // threads, of the loop that wakes helpers
+    std::atomic<int> wanted{0};  // number of threads of the loop that wakes helpers
     Slot slots[kSlots];
     Helper each[kMostHelpers + 1];
 
@@ -204,7 +204,7 @@ Slot* Pool::take_slot() {
     std::uint64_t seen = active.load(std::memory_order_relaxed);
     while (seen != UINT64_MAX) {
         const int free = std::countr_one(seen);
-        // In one order with what a helper does that goes to sleep, as the loops of the slot are.
+        // Sequentially consistent with a helper that goes to sleep, like Slot::publish.
         if (active.compare_exchange_weak(seen, seen | std::uint64_t{1} << free, std::memory_order_seq_cst)) {
             return &slots[free];
         }
@@ -233,7 +233,7 @@ bool Pool::help_once(int number) {
     return helped;
 }
 
-// Where that core is not allowed any more, this thread runs where it may.
+// Pins this thread to a core. If the core is not allowed, the thread stays unpinned.
 void stay_on(int core) {
 #ifdef __linux__
     cpu_set_t only;
@@ -254,7 +254,7 @@ void Pool::help(int number, std::optional<int> core) {
     }
     current.number = number;
     current.in_chunk = true;
-    set_arithmetic(kDefaultArithmetic);  // not that of the thread which happened to need a helper
+    set_arithmetic(kDefaultArithmetic);  // not inherited from the thread that started the helper
     for (;;) {
         const auto patience = [&] {
             return active.load(std::memory_order_relaxed) != 0 ? kLooksInRuns : kLooksBetweenRuns;
@@ -290,7 +290,7 @@ void Pool::wake_some() {
             const std::uint64_t bit = left & -left;
             if ((word.fetch_and(~bit, std::memory_order_seq_cst) & bit) != 0) {
                 std::atomic<std::uint32_t>& asleep = each[first + std::countr_zero(bit)].asleep;
-                // Not a store: notify_one() looks, before that would be seen, whether anybody sleeps.
+                // An exchange, not a store: notify_one() must not check for sleepers before the new value is visible.
                 asleep.exchange(0, std::memory_order_seq_cst);
                 asleep.notify_one();
                 if (++woken == kWakes) {
@@ -301,7 +301,7 @@ void Pool::wake_some() {
     }
 }
 
-// The child of a fork has no helpers. Its one thread may be in a run, between two loops.
+// Resets the pool in the child of a fork, which has no helpers. Its only thread may be in a run, between two loops.
 void after_fork() {
     Pool& here = pool();
     const std::uint64_t own = current.slot == nullptr ? 0 : here.bit_of(*current.slot);
@@ -314,7 +314,7 @@ void after_fork() {
     for (Slot& slot : here.slots) {
         slot.waits.store(0, std::memory_order_relaxed);
         slot.expected = slot.done.load(std::memory_order_relaxed);
-        // Of loops of threads that are not here nothing may be claimed.
+        // The loops belong to threads that do not exist in the child: nothing may be claimed from them.
         for (Range& range : slot.claimed) {
             range.left.store(0, std::memory_order_relaxed);
         }
@@ -384,7 +384,7 @@ void pin_helpers(std::vector<int> cores) {
 }
 
 void leave_helpers() {
-    if (current.slot != nullptr && !current.in_chunk) {  // whose loop goes on
+    if (current.slot != nullptr && !current.in_chunk) {  // inside of a chunk, the loop still needs its slot
         pool().give_slot(*std::exchange(current.slot, nullptr));
     }
 }
@@ -403,7 +403,7 @@ void run_shared(const SharedLoop& loop) {
         } else if (current.slot == nullptr) {
             current.slot = here.take_slot();
         }
-        // Where several threads share loops, there are fewer helpers for each.
+        // If several threads share loops, each gets fewer helpers.
         shared.threads -= std::popcount(here.active.load(std::memory_order_relaxed)) - 1;
     }
     if (current.slot == nullptr || current.in_chunk || shared.threads < 2) {
@@ -430,7 +430,7 @@ void run_shared(const SharedLoop& loop) {
         experience.missed(worked);
     } else {
         const Clock::duration waited = slot.wait_for(static_cast<std::uint32_t>(loop.chunks) - own);
-        // Who has begun the last chunk when the others are done is in time.
+        // A helper may still be in its last chunk when the others are done: two chunks' time does not count as late.
         experience.helped(waited - 2 * worked / std::max(own, 1U), shared.threads - 1);
     }
 }

@@ -1,5 +1,5 @@
-// The headers that most sources include, parsed once for all of them. Sources do not include this file and do not rely
-// on it: CMake puts it in front of each one, and -DGRAPHKIT_PRECOMPILED_HEADERS=OFF builds without it.
+// The headers that most source files include, parsed once for all of them. Source files do not include this file and do
+// not rely on it: CMake includes it before each of them, and -DGRAPHKIT_PRECOMPILED_HEADERS=OFF builds without it.
 #pragma once
 
 #include <algorithm>

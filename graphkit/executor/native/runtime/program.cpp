@@ -14,8 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A counter that is read in nanoseconds of no consequence between steps that take a microsecond; an interval of 30 to
-// 100 milliseconds, by the frequency of the processor's counter.
+// A counter that is read in a few nanoseconds, negligible beside steps of a microsecond. kPollTicks is 30 to 100
+// milliseconds, depending on the frequency of the processor's counter.
 #if defined(__x86_64__)
 std::uint64_t ticks() {
     return __builtin_ia32_rdtsc();
@@ -99,7 +99,7 @@ void Buffer::reserve(std::size_t bytes, std::size_t kept, Allowance& allowance) 
     if (data_ != nullptr && bytes <= capacity_) {
         return;
     }
-    // While it grows, there are both.
+    // While the buffer grows, the old and the new memory exist at the same time.
     const std::size_t left = allowance.most - std::min(allowance.taken, allowance.most);
     if (bytes > left) {
         throw NoRoom(bytes);

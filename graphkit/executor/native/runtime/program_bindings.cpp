@@ -18,9 +18,9 @@
 namespace graphkit {
 namespace {
 
-using LocationPair = std::pair<int, std::int64_t>;  // a Location as Python writes it
+using LocationPair = std::pair<int, std::int64_t>;  // a Location in Python: (external memory, offset)
 
-// The thread that handles Python's signals, which in the child of a fork is the one that forked.
+// The thread that handles Python's signals. In the child of a fork, it is the thread that forked.
 std::atomic<unsigned long> main_thread{0};
 
 void follow_main_thread() {
@@ -35,7 +35,7 @@ bool in_main_thread() {
     return PyThread_get_thread_ident() == main_thread.load(std::memory_order_relaxed);
 }
 
-// A program with the Python objects that its steps refer to.
+// A program, and references to the Python objects that its steps use.
 struct BoundProgram : Program {
     using Program::Program;
     BoundProgram(const BoundProgram&) = delete;
@@ -46,7 +46,8 @@ Location location_of(const LocationPair& where) {
     return {where.first, where.second};
 }
 
-// What Python made for a dynamic kernel: kernel or None, shapes of the outputs, views, known outputs, function or None.
+// The result of Python's `make` for a dynamic kernel: kernel or None, shapes of the outputs, views, known outputs,
+// function or None.
 using Made = std::tuple<nb::object, std::vector<Dims>, std::vector<std::pair<std::size_t, std::size_t>>,
                         std::vector<std::pair<std::size_t, nb::bytes>>, nb::object>;
 
@@ -63,7 +64,7 @@ nb::list arrays_at(const void* const* data, const std::vector<std::size_t>& byte
     return made;
 }
 
-// Needs the GIL; whoever lets go of the result last need not have it.
+// Needs the GIL. The thread that drops the last reference to the result need not hold it.
 std::shared_ptr<const Prepared> prepared_from(nb::handle object) {
     struct Held {
         Prepared prepared;
@@ -107,14 +108,14 @@ std::shared_ptr<const Prepared> prepared_from(nb::handle object) {
     return {held, &made};
 }
 
-// A block that is being filled.
+// Adds steps to a block.
 struct Builder {
     BoundProgram* program;
     Block* block;
 
     std::size_t entry(const LocationPair& pair) const { return program->entry(location_of(pair)); }
 
-    // A buffer need not be an operand of anything, so that no entry tells the program of it.
+    // Declares a buffer that may be the operand of no step, so that the program would not know of it otherwise.
     int declared(int external) const {
         program->use_external(external);
         return external;
@@ -154,7 +155,7 @@ struct Builder {
         block->steps.push_back(std::move(step));
     }
 
-    // (buffer or -1, bytes of an element, elements or 0 for a buffer, whether the elements count)
+    // (buffer or -1, bytes of an element, number of elements or 0 if in a buffer, by_value)
     using DynamicOperand = std::tuple<int, std::size_t, std::int64_t, bool>;
 
     Dynamic make_dynamic(nb::object make, const std::vector<LocationPair>& inputs,
@@ -166,7 +167,7 @@ struct Builder {
         for (const auto& [buffer, item, elements, by_value] : operands) {
             dynamic.inputs.push_back({declared(buffer), item, elements, by_value});
         }
-        // The program keeps the function; it needs no reference of its own, which to drop would need the GIL.
+        // The program keeps the function alive. The lambda holds no reference, since dropping one would need the GIL.
         dynamic.make = [function = make.ptr()](const Dynamic::Shapes& shapes, const Dynamic::Shapes& values) {
             const WithGil gil;
             nb::object made;
@@ -190,7 +191,7 @@ struct Builder {
         block->steps.push_back(std::move(step));
     }
 
-    // (buffer or -1, its shape without one); (buffer or -1, its elements without one)
+    // (buffer, or -1 and its shape); (buffer, or -1 and its number of elements)
     using SizedInput = std::pair<int, Dims>;
     using SizedOutput = std::pair<int, std::int64_t>;
 
@@ -282,11 +283,11 @@ struct Builder {
         return {Builder{program, made.taken[1].get()}, Builder{program, made.taken[0].get()}};
     }
 
-    // initial, before, after, the two places that take turns or whether the row that `after` is comes from the end,
-    // final, bytes
+    // initial, before, after, turns, final, bytes. `turns` are the two alternating places or, if `after` is a row of a
+    // stack, whether the rows are written from the end.
     using Turns = std::variant<std::pair<LocationPair, LocationPair>, bool>;
     using State = std::tuple<LocationPair, int, int, Turns, std::optional<LocationPair>, std::size_t>;
-    // initial, its buffer or -1, its shape without one, before, after, final or -1, bytes of an element
+    // initial, its buffer (or -1 and its shape), before, after, final or -1, bytes of an element
     using DynamicState = std::tuple<LocationPair, int, Dims, int, int, int, std::size_t>;
     // external, whole, stride, backwards, buffer of the whole or -1, bytes of an element
     using Slice = std::tuple<int, LocationPair, std::int64_t, bool, int, std::size_t>;
@@ -359,7 +360,7 @@ std::unique_ptr<BoundProgram> resized(const BoundProgram& program, nb::list kern
 }
 
 void check_signals() {
-    if (!in_main_thread()) {  // others handle no signals, and would wait for the lock
+    if (!in_main_thread()) {  // other threads handle no signals, and would only wait for the GIL
         return;
     }
     const WithGil gil;
@@ -368,7 +369,7 @@ void check_signals() {
     }
 }
 
-// An instance with the program that it runs.
+// An instance, and a reference to its program.
 struct BoundInstance {
     nb::object program;
     Instance instance;
@@ -409,7 +410,7 @@ struct BoundInstance {
         instance.limit(memory, iterations, ends ? static_cast<std::int64_t>(deadline * kNanoseconds) : kNever);
     }
 
-    // The bytes of a buffer and its shape, valid until the buffer is written again.
+    // Returns the bytes and the shape of a buffer; valid until the buffer is written again.
     nb::tuple read(int buffer, std::size_t item) {
         check(buffer);
         const Dims& shape = instance.shape_of(buffer);
@@ -441,7 +442,7 @@ struct BoundInstance {
         instance.run(forward, check_signals);
     }
 
-    // (name, start, end) of each step, in nanoseconds of the monotonic clock.
+    // Returns (name, start, end) of each step, in nanoseconds of the monotonic clock.
     nb::list events() {
         nb::list made;
         for (const Event& event : instance.take_events()) {
@@ -479,31 +480,33 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
     nb::exception<NoMemory>(m, "NoMemory", m.attr("Error"));
     nb::exception<LimitReached>(m, "LimitReached", m.attr("Error"));
     nb::class_<Builder>(m, "Builder",
-                        "Steps that are being written. An operand is (external memory, offset): -1 is the "
+                        "Adds steps to a program. An operand is (external memory, offset): -1 is the "
                         "arena, -2 an operand that is absent.")
         .def("kernel", &Builder::kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "scratch"_a)
         .def("copy", &Builder::copy, "name"_a, "source"_a, "target"_a, "bytes"_a)
         .def("dynamic", &Builder::dynamic, "name"_a, "make"_a, "inputs"_a, "operands"_a, "outputs"_a, "results"_a,
-             "A node that make(shapes, values) prepares when its operands' shapes are known.")
+             "Add a node that make(shapes, values) prepares during a run, when its operands' shapes are known.")
         .def("data_dependent", &Builder::data_dependent, "name"_a, "kernel"_a, "inputs"_a, "operands"_a, "outputs"_a,
              "results"_a, "found"_a.none(),
-             "A kernel that says in the run which shapes its results have, and found(shapes) after it.")
+             "Add a kernel with data-dependent result shapes; found(shapes) is called after it.")
         .def("store", &Builder::store, "name"_a, "source"_a, "target"_a, "item"_a, "Copy a buffer.")
         .def("resize", &Builder::resize, "name"_a, "buffer"_a, "shape"_a, "item"_a,
              "Give a buffer a shape, and memory.")
         .def("row", &Builder::row, "name"_a, "buffer"_a, "item"_a, "index"_a, "wide"_a, "target"_a,
-             "Copy the row of a buffer that an int64 (`wide`) or int32 tells.")
+             "Copy the row of a buffer whose index is an int64 (`wide`) or int32 operand.")
         .def("sizes", &Builder::sizes, "name"_a, "buffer"_a, "first"_a, "last"_a, "target"_a,
-             "Write the sizes of a buffer's axes, from `first` to before `last`.")
+             "Write the sizes of a buffer's axes [first, last).")
         .def("call", &Builder::call, "name"_a, "index"_a, "Call Python: run()'s `call` with this index.")
-        .def("commit", &Builder::commit, "From here on the run is not interrupted.")
-        .def("fail", &Builder::fail, "message"_a, "Raise Error: this part is not to be reached.")
-        .def("branch", &Builder::branch, "name"_a, "condition"_a, "What writes the branches of an If: then, else.")
+        .def("commit", &Builder::commit, "From this step on, the run is not interrupted.")
+        .def("fail", &Builder::fail, "message"_a, "Raise Error with this message.")
+        .def("branch", &Builder::branch, "name"_a, "condition"_a,
+             "Add an If. Return the builders of its branches: then, else.")
         .def("loop", &Builder::loop, "name"_a, nb::kw_only(), "trips"_a, "trip_count"_a.none(), "condition"_a.none(),
              "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "states"_a,
-             "dynamic_states"_a, "slices"_a, "stacks"_a, "empty"_a.none(), "What writes the body of a Loop or Scan.");
+             "dynamic_states"_a, "slices"_a, "stacks"_a, "empty"_a.none(),
+             "Add a Loop or Scan. Return the builder of its body.");
 
-    nb::class_<BoundProgram>(m, "Program", "Steps for fixed shapes, and where their operands lie.")
+    nb::class_<BoundProgram>(m, "Program", "Prepared steps, and the locations of their operands.")
         .def(nb::init<int, std::size_t, int>(), "threads"_a, "arena_bytes"_a, "externals"_a)
         .def_prop_ro(
             "root", [](BoundProgram& program) { return Builder{&program, &program.root()}; }, nb::rv_policy::move,
@@ -511,12 +514,12 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
         .def("resized", &resized, "kernels"_a, "offsets"_a, "arena_bytes"_a,
              nb::sig("def resized(self, kernels: collections.abc.Sequence[object], offsets: list[int], arena_bytes: "
                      "int) -> Program"),
-             "The same steps with other kernels; an offset in this program's arena is a place in `offsets`.");
+             "Return the same steps with other kernels. Arena offsets of this program are positions in `offsets`.");
 
-    nb::class_<BoundInstance>(m, "Instance", "Where one run at a time of a program goes on, in an arena.")
+    nb::class_<BoundInstance>(m, "Instance", "The state of one run of a program at a time, in an arena.")
         .def(nb::init<nb::object>(), "program"_a)
         .def("set", &BoundInstance::set, "external"_a, "array"_a.none(),
-             "Make external memory that of an array, which the caller keeps alive.")
+             "Use the memory of an array, which the caller keeps alive, as external memory.")
         .def(
             "set_all", &BoundInstance::set_all, "externals"_a, "arrays"_a,
             nb::sig("def set_all(self, externals: collections.abc.Sequence[int], arrays: list[numpy.ndarray]) -> None"),
@@ -525,26 +528,26 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
              "Make a buffer refer to an array, which the caller keeps alive.")
         .def("read", &BoundInstance::read, "buffer"_a, "item"_a,
              nb::sig("def read(self, buffer: int, item: int) -> tuple[memoryview, list[int]]"),
-             "Bytes and shape of a buffer.")
+             "Return the bytes and the shape of a buffer.")
         .def("run", &BoundInstance::run, "arrays"_a, "arena"_a, "call"_a.none() = nb::none(),
              nb::sig("def run(self, arrays: list[numpy.ndarray | None], arena: numpy.ndarray, call: "
                      "collections.abc.Callable[[int], None] | None = None) -> None"),
-             "Set external memory 0, 1, ... (None: as it was), then run every step in the arena, without the GIL.")
+             "Set external memory 0, 1, ... (None: unchanged), then run all steps in the arena, without the GIL.")
         .def("limit", &BoundInstance::limit, "memory"_a, "iterations"_a, "deadline"_a,
-             "Of runs to come: bytes of buffers, iterations of a loop, the time of the monotonic clock to have ended "
-             "by.")
+             "Limit later runs: bytes of buffers, iterations of one loop, and the time (monotonic clock, seconds) by "
+             "which a run must end.")
         .def_prop_ro(
             "committed", [](BoundInstance& self) { return self.instance.committed(); },
-            "Whether the run, or the last one, has come to its commit step.")
+            "Whether the current or the last run has reached its commit step.")
         .def(
             "trace", [](BoundInstance& self, bool on) { self.instance.trace(on); }, "on"_a)
         .def("events", &BoundInstance::events, nb::sig("def events(self) -> list[tuple[str, int, int]]"),
-             "(name, start, end) of each step since tracing was switched on.");
+             "Return (name, start, end) of the steps traced since the last call, in nanoseconds.");
     m.def("run_parts", &run_parts_of, "instances"_a, "arenas"_a, "arrays"_a, "steps"_a, "parts"_a,
           nb::sig("def run_parts(instances: list[Instance], arenas: list[numpy.ndarray], arrays: list[numpy.ndarray | "
                   "None], steps: list[int], parts: int) -> None"),
-          "Run the program of these instances so many times, on as many threads as there are instances. External "
-          "memory 0, 1, ... (None: as it was) lies `steps` bytes further in each part.");
+          "Run the program `parts` times, on one thread for each of its instances. From part to part, external memory "
+          "0, 1, ... (None: unchanged) moves by `steps` bytes.");
 }
 
 }  // namespace graphkit

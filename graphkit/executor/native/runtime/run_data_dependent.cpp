@@ -1,4 +1,4 @@
-// Steps whose kernels say in the run how large their results are.
+// Steps with data-dependent kernels, whose result shapes are known only during the run.
 #include "runtime/bytes.h"
 #include "runtime/data_dependent.h"
 #include "runtime/program.h"
@@ -14,7 +14,7 @@ std::string DataDependentKernel::describe(const std::vector<Operand>& inputs) co
     return text + ")";
 }
 
-// Results in planned memory and in buffers of the instance.
+// Provides memory of results: planned memory, or buffers of the instance.
 class Instance::Results final : public RunMemory {
   public:
     Results(Instance& instance, const DataDependentStep& step)

@@ -1,11 +1,11 @@
-// Dynamic kernels: found by the shapes of their operands, or made for them.
+// Dynamic kernels: looked up by the shapes of their operands, or made for them.
 #include "runtime/bytes.h"
 #include "runtime/program.h"
 
 namespace graphkit {
 namespace {
 
-// What one dynamic kernel keeps; a program whose shapes never come back starts again from nothing.
+// Most prepared kernels that a dynamic node caches. If shapes never repeat, the cache is cleared when it is full.
 constexpr std::size_t kPreparedLimit = 4096;
 
 }  // namespace

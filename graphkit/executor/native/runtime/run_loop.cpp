@@ -5,7 +5,7 @@
 namespace graphkit {
 namespace {
 
-// Throws NoRoom where they are more than can be counted.
+// Returns the bytes of a stack. Throws NoRoom if they do not fit into std::size_t.
 std::size_t stacked_bytes(std::int64_t rows, std::size_t row) {
     std::size_t bytes = 0;
     if (__builtin_mul_overflow(static_cast<std::size_t>(rows), row, &bytes)) {
@@ -37,7 +37,7 @@ void Instance::run_loop(const Loop& loop, const std::string& name) {
     end_loop(loop, done, name);
 }
 
-// How often at most, -1 when nothing says it.
+// Prepares a loop. Returns the largest number of iterations, -1 if it is not limited.
 std::int64_t Instance::start_loop(const Loop& loop, const std::string& name) {
     std::int64_t trips = loop.trips;
     if (loop.trip_count != Loop::kNone) {
@@ -55,7 +55,7 @@ std::int64_t Instance::start_loop(const Loop& loop, const std::string& name) {
         }
     }
     if (loop.condition_before != Loop::kNone) {
-        constexpr bool yes = true;  // or no iteration starts
+        constexpr bool yes = true;  // the first iteration starts only if the condition is true
         std::memcpy(table_[loop.condition_before], &yes, sizeof(yes));
     }
     for (const Loop::DynamicState& value : loop.dynamic_states) {
@@ -94,7 +94,7 @@ void Instance::start_iteration(const Loop& loop, std::int64_t iteration, std::in
     }
 }
 
-// What the iteration before this one wrote, where the row of this one is set already.
+// Returns the value that the previous iteration wrote. `after` already refers to the row of this iteration.
 void* Instance::latest(const Loop::State& value, std::int64_t iteration) const {
     const auto bytes = static_cast<std::int64_t>(value.bytes);
     void* const row = memory_[static_cast<std::size_t>(value.after)].data;

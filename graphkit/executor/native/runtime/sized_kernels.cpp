@@ -1,4 +1,4 @@
-// The kernels of a template's nodes for given sizes, made without Python.
+// Makes the kernels of a template's nodes for given sizes, without Python.
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -12,7 +12,7 @@ namespace graphkit {
 namespace {
 
 using Sizes = std::vector<std::int64_t>;
-// For each dimension of a shape, its position among the sizes.
+// For each dimension of a shape, its position in the list of sizes.
 using Places = std::vector<std::size_t>;
 using ShapePlaces = std::vector<std::optional<Places>>;
 
@@ -45,7 +45,8 @@ Shapes shapes_at(const ShapePlaces& all, const Sizes& sizes) {
     return shapes;
 }
 
-// What the structure of a program depends on. Kernels of one node for different sizes mostly share it.
+// The properties of a kernel that decide the structure of a program. Kernels of one node for different sizes mostly
+// share them.
 struct Needs {
     std::vector<std::pair<int, int>> inplace;
     std::vector<int> packed;
@@ -74,7 +75,7 @@ nb::tuple as_tuple(const Values& values) {
     return nb::tuple(items);
 }
 
-// A kernel for some sizes, and what a program must know of it.
+// A kernel for certain sizes, and its properties that a program needs.
 struct SizedKernel {
     nb::object kernel;
     std::size_t scratch_bytes;
@@ -82,7 +83,7 @@ struct SizedKernel {
     nb::tuple need;     // (in-place pairs, packed inputs, whether it needs working memory)
     nb::tuple layouts;  // of the packed inputs
 
-    // `like`: a kernel of the same node, or null. Equal needs share their objects.
+    // `like` is a kernel of the same node, or null. If their needs are equal, both share the tuples.
     SizedKernel(nb::object made, const SizedKernel* like)
         : kernel(std::move(made)),
           scratch_bytes(nb::cast<const Kernel*>(kernel)->scratch_bytes()),
@@ -97,7 +98,7 @@ struct SizedKernel {
     }
 };
 
-// Makes the kernels of one node, and keeps those that were used last.
+// Makes the kernels of one node, and caches the most recently used ones.
 class SizedStep {
   public:
     SizedStep(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs)
@@ -123,7 +124,7 @@ class SizedStep {
         return recent_.front().second;
     }
 
-    // The sizes of the kernels that are kept; the one that was used last comes last.
+    // Returns the sizes of the cached kernels, least recently used first.
     std::vector<Sizes> kept() const {
         std::vector<Sizes> sizes;
         for (auto kernel = recent_.rbegin(); kernel != recent_.rend(); ++kernel) {
@@ -151,11 +152,11 @@ class SizedStep {
 
     using Recent = std::list<std::pair<Sizes, nb::object>>;
 
-    nb::object factory_;  // which owns made_by_
+    nb::object factory_;  // owns made_by_
     const KernelFactory* made_by_;
     Places mentioned_;
     ShapePlaces inputs_, outputs_;
-    Recent recent_;  // the last one that was used comes first
+    Recent recent_;  // most recently used first
     std::unordered_map<Sizes, Recent::iterator, SizesHash> by_sizes_;
 };
 
@@ -208,7 +209,7 @@ GRAPHKIT_BINDINGS(sized_kernels) {
             nb::sig("def __call__(self, inputs: collections.abc.Sequence[tuple[int, ...] | None], outputs: "
                     "collections.abc.Sequence[tuple[int, ...] | None]) -> Kernel | None"),
             "Return the kernel for these shapes; None if there is none.");
-    nb::class_<SizedKernel>(m, "SizedKernel", "A kernel for some sizes, and what a program must know of it.")
+    nb::class_<SizedKernel>(m, "SizedKernel", "A kernel for certain sizes, and its properties that a program needs.")
         .def(
             "__init__",
             [](SizedKernel* self, nb::object kernel) { new (self) SizedKernel(std::move(kernel), nullptr); },
@@ -230,9 +231,8 @@ GRAPHKIT_BINDINGS(sized_kernels) {
         .def("at", &SizedKernels::at, "sizes"_a,
              nb::sig("def at(self, sizes: collections.abc.Sequence[int]) -> list[SizedKernel | None]"),
              "Return the kernel of each node; None if there is none for these sizes.")
-        .def(
-            "kept", &SizedKernels::kept,
-            "Return the sizes at `mentioned` of the kernels that are kept, for each node; the last one was used last.");
+        .def("kept", &SizedKernels::kept,
+             "Return, for each node, the sizes at `mentioned` of the cached kernels, least recently used first.");
 }
 
 }  // namespace graphkit

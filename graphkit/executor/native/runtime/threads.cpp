@@ -29,10 +29,10 @@ int allowed_cores() {
     return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
 
-// What the chunks of a loop throw: the first of it comes out when the loop is over.
+// Keeps the first exception that a chunk of a loop throws, and rethrows it after the loop.
 class LoopFailure {
   public:
-    // For the handler of an exception.
+    // Stores the current exception. Call it in a handler.
     void keep() noexcept {
         if (!kept_.test_and_set()) {
             exception_ = std::current_exception();
@@ -117,7 +117,8 @@ void share_ranges(LoopCut cut, std::int64_t items, double nanoseconds, std::int6
             body(context, begin, end);
         }
     };
-    // Threads are numbered below the chunks, too: working memory may be for no more.
+    // At most as many threads as chunks, so that thread numbers are below `chunks`: working memory may be sized by
+    // chunks.
     const auto sharing = static_cast<int>(std::min<std::int64_t>(cut.threads, cut.chunks));
     const auto call = [](void* parts, std::int64_t chunk) { (*static_cast<decltype(part)*>(parts))(chunk); };
     share_chunks(sharing, cut.chunks, static_cast<double>(items) * nanoseconds, call,

@@ -1,4 +1,4 @@
-// Loops shared among threads: how many a run may use, and how much work deserves more than one.
+// Loops shared among threads: how many threads a run may use, and how much work is worth more than one.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,13 @@
 
 namespace graphkit {
 
-// Threads of kernels that do not say how many: the cores allowed, until it is set.
+// Number of threads of kernels that do not specify one: the number of allowed cores, unless it was set (0: unset).
 int default_threads();
 void set_default_threads(int threads);
 
-// While it lives, loops of this thread may be shared among so many threads (0: the default), and it computes as its
-// helpers do. NativeError where the system does not give them. Inside of a chunk of a loop there is one.
+// During its lifetime, loops of this thread may be shared among `threads` threads (0: the default), and this thread
+// uses the same rounding mode as its helpers. Inside of a chunk, the number of threads is 1. Throws NativeError if the
+// system cannot start the threads.
 class Team {
   public:
     explicit Team(int threads);
@@ -32,23 +33,24 @@ class Team {
     Arithmetic arithmetic_;
 };
 
-// Threads that a loop of this thread may be shared among; 1 outside of a Team.
+// Number of threads among which this thread may share a loop; 1 outside of a Team.
 int team_size();
 
-// A new thread; NativeError when the system gives none.
+// Starts a thread. Throws NativeError if the system cannot.
 std::thread start_thread(std::function<void()> body);
 
-// Nanoseconds of work below which a loop is not shared, and those that make a chunk worth the handing out.
+// A loop with less work than kSerialNanoseconds is not shared. A chunk should have at least kChunkNanoseconds of work.
 constexpr double kSerialNanoseconds = 5000;
 constexpr double kChunkNanoseconds = 10000;
-// Chunks for each thread, at most: threads do not get the same share of a core.
+// Most chunks per thread. More than one, because threads do not get equal shares of the cores.
 constexpr int kChunksPerThread = 4;
 
-// Whether less work than that is shared as well: tests see so, on small operands, that parts make up the whole.
+// Whether loops with less work are shared as well. Tests use it to check on small operands that the parts add up to the
+// whole.
 bool shares_all_work();
 void share_all_work(bool on);
 
-// How many of `threads` a loop deserves whose whole work takes `nanoseconds` on one thread.
+// Returns how many of `threads` threads to use for a loop that takes `nanoseconds` on one thread.
 inline int threads_for(int threads, double nanoseconds) {
     if (threads <= 1) {
         return 1;
@@ -59,8 +61,8 @@ inline int threads_for(int threads, double nanoseconds) {
     return std::min(threads, std::max(2, static_cast<int>(nanoseconds / (kSerialNanoseconds / 2))));
 }
 
-// How parallel_for cuts a loop: into `chunks` parts of whole grains, for at most `threads` threads. A loop of one chunk
-// is not shared.
+// How parallel_for divides a loop: into `chunks` parts of whole grains, for at most `threads` threads. A loop with one
+// chunk is not shared.
 struct LoopCut {
     int threads;
     std::int64_t chunks;
@@ -68,21 +70,22 @@ struct LoopCut {
 
 LoopCut cut_loop(int threads, std::int64_t items, double nanoseconds, std::int64_t grain);
 
-// Calls body(context, chunk) for the chunks of a loop on `threads` threads, more than one. If calls throw, the first
-// exception is thrown here when the loop is over.
+// Calls body(context, chunk) for the chunks of a loop, on more than one thread. If calls throw, the first exception is
+// rethrown after the loop.
 void share_chunks(int threads, std::int64_t chunks, double nanoseconds, void (*body)(void* context, std::int64_t chunk),
                   void* context);
 
-// Calls body(context, begin, end) for the parts of [0, items) that `cut` says, as share_chunks does.
+// Calls body(context, begin, end) for the parts of [0, items) into which `cut` divides it, like share_chunks.
 void share_ranges(LoopCut cut, std::int64_t items, double nanoseconds, std::int64_t grain,
                   void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context);
 
-// Calls body(chunk) for chunks 0, 1, ..., on so many threads at most, `nanoseconds` being the cost of all of them. A
-// thread begins with the same chunks in each loop of as many. What the body throws, on whichever thread, comes out
-// here.
+// Calls body(chunk) for chunks 0, 1, ..., on at most `threads` threads. `nanoseconds` is the cost of all chunks. In
+// loops with equal numbers of chunks, a thread begins with the same chunks. An exception of the body, on any thread, is
+// rethrown here.
 template <typename Body>
 void for_each_chunk(int threads, std::int64_t chunks, double nanoseconds, Body&& body) {
-    // Threads are numbered below the chunks, too: working memory may be for no more.
+    // At most as many threads as chunks, so that thread numbers are below `chunks`: working memory may be sized by
+    // chunks.
     const auto sharing = static_cast<int>(std::min<std::int64_t>(std::min(threads, team_size()), chunks));
     if (sharing > 1) {
         using Called = std::remove_reference_t<Body>;
@@ -95,9 +98,9 @@ void for_each_chunk(int threads, std::int64_t chunks, double nanoseconds, Body&&
     }
 }
 
-// Calls body(begin, end) for contiguous parts of [0, items), several at the same time; `nanoseconds` is the cost of one
-// item. Boundaries are multiples of `grain`. What the body throws comes out here. A body is compiled twice, for a loop
-// on this thread and for the parts of a shared one; all else is in threads.cpp, once.
+// Calls body(begin, end) for contiguous parts of [0, items), in parallel. `nanoseconds` is the cost of one item.
+// Boundaries are multiples of `grain`. An exception of the body is rethrown here. The body is compiled twice: for a
+// loop on this thread, and for the parts of a shared loop. The rest is compiled once, in threads.cpp.
 template <typename Body>
 void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& body, std::int64_t grain = 1) {
     const LoopCut cut = cut_loop(threads, items, nanoseconds, grain);
@@ -112,12 +115,12 @@ void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& bo
     }
 }
 
-// share_ranges, or a call on this thread of the whole range where that is not worth sharing.
+// Like share_ranges, or one call for the whole range on this thread if the loop is not worth sharing.
 void run_ranges(int threads, std::int64_t items, double nanoseconds, std::int64_t grain,
                 void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context);
 
-// parallel_for with a body that is compiled once. A loop that the body writes itself may become slower, since it reads
-// what it captures from memory: for bodies that call functions to do the work.
+// Like parallel_for, with a body that is compiled once. A loop in such a body may become slower, since it reads its
+// captures from memory: use this for bodies that call functions to do the work.
 template <typename Body>
 void parallel_calls(int threads, std::int64_t items, double nanoseconds, Body&& body, std::int64_t grain = 1) {
     using Called = std::remove_reference_t<Body>;

@@ -26,7 +26,7 @@ void Variable::leave(bool write, std::vector<EngineOperation*>& ready) {
     }
 }
 
-// Lets a claim in if nobody is in its way.
+// Admits a claim if no other use of the variable excludes it.
 bool Variable::admit(const Claim& claim) {
     if (writing_ || (claim.write && readers_ > 0)) {
         return false;

@@ -1,5 +1,5 @@
-// Who waits for a variable of the dependency engine, and in which order they are let in: readers side by side, a writer
-// alone. Nothing here locks: all of it belongs to the mutex of the variable's engine.
+// The queue of operations at a variable of the dependency engine. Reads are admitted together, a write alone, in the
+// order of their arrival. Nothing here locks: the mutex of the variable's engine guards all of it.
 #pragma once
 
 #include <cstddef>
@@ -14,29 +14,29 @@ constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 struct EngineOperation;
 
-// One variable that an operation wants, in line behind those that asked before.
+// A request of an operation to use one variable, queued behind earlier requests.
 struct Claim {
     EngineOperation* operation;
     bool write;
     Claim* next;
 };
 
-// Where a thread that waits for a variable stands in line.
+// The place in the queue of a thread that waits for a variable.
 struct Mark {
     bool reached = false;
-    bool abandoned = false;  // the thread waits no longer
+    bool abandoned = false;  // the thread does not wait any more
     std::shared_ptr<const Failure> failure;
 };
 
-// Something pushed, or a mark.
+// A pushed operation, or a mark.
 struct EngineOperation {
     std::string name;
     Work work;
     int priority = 0;
     std::uint64_t sequence = 0;
     Variables variables;
-    std::vector<Claim> claims;  // one for each variable; they stay where they are
-    std::size_t missing = 0;  // claims that still wait
+    std::vector<Claim> claims;  // one for each variable; variables hold pointers to them
+    std::size_t missing = 0;  // number of claims that are still queued
     std::shared_ptr<Mark> mark;
     std::list<EngineOperation>::iterator self;
 };
@@ -47,24 +47,25 @@ class Variable {
     Variable(const Variable&) = delete;
     Variable& operator=(const Variable&) = delete;
 
-    // Lets a claim in, or puts it at the end of the line.
+    // Admits a claim at once (returns true), or appends it to the queue (returns false).
     bool enter(Claim& claim);
 
-    // Ends a use and lets in those in front of the line; adds operations that now have all they need to `ready`.
+    // Ends a use and admits claims from the front of the queue. Adds operations that wait for no variable any more to
+    // `ready`.
     void leave(bool write, std::vector<EngineOperation*>& ready);
 
     const std::uint64_t engine;
-    std::uint64_t named_by = kNever;  // the last operation that was pushed with it
-    std::shared_ptr<const Failure> failure;  // of its last writer
-    std::uint64_t failed_by = 0;  // that writer's sequence number
-    std::uint64_t usable_from = 0;  // to later operations the failure is no obstacle: a wait has returned it
+    std::uint64_t named_by = kNever;  // sequence number of the last operation pushed with it
+    std::shared_ptr<const Failure> failure;  // of the last operation that wrote it
+    std::uint64_t failed_by = 0;  // sequence number of that operation
+    std::uint64_t usable_from = 0;  // operations from this number on ignore the failure: a wait has returned it
 
   private:
     bool admit(const Claim& claim);
 
     int readers_ = 0;
     bool writing_ = false;
-    Claim* first_ = nullptr;  // those who wait, in order; whoever has been let in is only counted
+    Claim* first_ = nullptr;  // claims that wait, in order; admitted claims are only counted
     Claim* last_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// Vectors of bytes to vectors of wider elements and back. The compiler takes the elements of general conversions one by
-// one. For *.isa.cpp only.
+// Conversions between vectors of bytes and vectors of wider elements. For general conversions, the compiler converts
+// element by element. For *.isa.cpp only.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace graphkit {
 namespace {
 
-// As many bytes as there are lanes of T, as signed integers of T's size. Byte: std::uint8_t or std::int8_t.
+// Converts as many bytes as T has lanes to signed integers with the size of T. Byte: std::uint8_t or std::int8_t.
 template <typename T, typename Byte>
 inline Vector<T> widen_bytes(const Byte* from) {
     static_assert(std::is_integral_v<T> && sizeof(Byte) == 1);
@@ -48,7 +48,7 @@ inline Vector<T> widen_bytes(const Byte* from) {
 #endif
 }
 
-// The low byte of each element of v, a vector of integers.
+// Returns the low byte of each element of v, a vector of integers.
 template <typename T>
 inline auto low_bytes(Vector<T> v) {
     using Bytes = typename VectorOf<std::int8_t, kLanes<T>>::type;

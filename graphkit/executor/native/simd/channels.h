@@ -1,4 +1,4 @@
-// Vectors of channels, whole or in part. For *.isa.cpp only.
+// Access to whole and partial vectors of channels. For *.isa.cpp only.
 #pragma once
 
 #include "simd/vector.h"
@@ -9,7 +9,7 @@ namespace {
 using Lane = Vector<float>;
 constexpr std::int64_t kLane = kLanes<float>;
 
-// All lanes of a vector, or the first `count`.
+// Access to all lanes of a vector (Whole), or to the first `count` (Part).
 struct Whole {
     Lane read(const float* from) const { return load(from); }
     void write(float* to, Lane v) const { store(to, v); }

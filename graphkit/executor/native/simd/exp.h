@@ -1,5 +1,5 @@
-// exp of vectors, without branches: at most 1 ulp off (1.2 without fused multiply-add), subnormal results and
-// infinities included; NaN stays NaN.
+// exp of vectors, without branches. The error is at most 1 ulp (1.2 ulp without fused multiply-add), also for subnormal
+// and infinite results; NaN stays NaN.
 #pragma once
 
 #include "simd/vector.h"
@@ -12,11 +12,11 @@ struct ExpConstants;
 
 template <>
 struct ExpConstants<float> {
-    static constexpr float kLow = -104.0F;  // below it the result is 0, above kHigh it is infinite
+    static constexpr float kLow = -104.0F;  // smaller x give 0, x above kHigh give infinity
     static constexpr float kHigh = 89.0F;
-    static constexpr float kRound = 0x1.8p23F;  // adding it leaves an integer in the low bits
+    static constexpr float kRound = 0x1.8p23F;  // after adding it, the low bits are the rounded integer
     static constexpr float kLog2e = 0x1.715476p0F;
-    static constexpr float kLn2High = 0x1.62e4p-1F;  // few bits, so that its multiples are exact
+    static constexpr float kLn2High = 0x1.62e4p-1F;  // few bits, so that products with n are exact
     static constexpr float kLn2Low = 0x1.7f7d1cp-20F;
     static constexpr int kMantissa = 23;
     static constexpr int kBias = 127;
@@ -41,7 +41,7 @@ struct ExpConstants<double> {
                                              1.0 / 120,        1.0 / 24,        1.0 / 6,        0.5};
 };
 
-// exp of numbers in [kLow, kHigh] and NaN: exp(x) = 2^n * exp(r), where n is the integer next to x / ln(2).
+// exp of numbers in [kLow, kHigh] and of NaN: exp(x) = 2^n * exp(r), where n is the integer nearest to x / ln(2).
 // `Halved`: exp(x) / 2, which may be finite where exp(x) is not.
 template <typename T, bool Halved = false>
 inline Vector<T> exp_inside(Vector<T> x) {
@@ -65,7 +65,7 @@ inline Vector<T> exp_inside(Vector<T> x) {
     }
 #else
     using Bits = typename BitsOf<T>::type;
-    // 2^n in two factors: it may be subnormal or too large alone.
+    // 2^n as a product of two factors: by itself it may be subnormal or too large.
     const Vector<Bits> integer = bit_cast<Vector<Bits>>(shifted) - (bit_cast<Bits>(C::kRound) + Bits{Halved});
     const Vector<Bits> half = integer >> 1;
     const auto power = [](Vector<Bits> k) { return bit_cast<Vector<T>>((k + C::kBias) << C::kMantissa); };

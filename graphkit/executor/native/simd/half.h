@@ -1,4 +1,4 @@
-// Half floats as they lie in memory. Arithmetic is done in float.
+// float16 and bfloat16 as they are stored in memory. Arithmetic is done in float.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Half floats to float and back, to the nearest and to even at ties. For *.isa.cpp only.
+// Conversions between float16 or bfloat16 and float; they round to nearest, ties to even. For *.isa.cpp only.
 #pragma once
 
 #include "simd/half.h"
@@ -13,7 +13,8 @@ inline float to_float(Float16 half) {
     if (magnitude >= 0x7c00U) {  // infinity and NaN
         return bit_cast<float>(sign | 0x7f800000U | ((magnitude & 0x3ffU) << 13));
     }
-    // As if the exponents had the same bias; the product with 2^112 is exact, for subnormal numbers too.
+    // Shift the bits as if both types had the same exponent bias, then correct by a factor of 2^112, which is exact for
+    // subnormal numbers, too.
     return bit_cast<float>(sign | bit_cast<std::uint32_t>(bit_cast<float>(magnitude << 13) * 0x1p112F));
 }
 
@@ -28,7 +29,7 @@ inline Float16 to_float16(float value) {
     if (magnitude >= 0x477ff000U) {  // 65520 and above
         return make(0x7c00U);
     }
-    if (magnitude < 0x38800000U) {  // subnormal: adding 0.5 leaves multiples of 2^-24 in the low bits, rounded
+    if (magnitude < 0x38800000U) {  // subnormal: adding 0.5 leaves the rounded multiple of 2^-24 in the low bits
         const float shifted = bit_cast<float>(magnitude) + 0.5F;
         return make(bit_cast<std::uint32_t>(shifted) - bit_cast<std::uint32_t>(0.5F));
     }

@@ -1,4 +1,4 @@
-// Masks of vectors as bits of an integer. For *.isa.cpp only.
+// Converts masks of vectors to bits of an integer. For *.isa.cpp only.
 #pragma once
 
 #include "simd/vector.h"
@@ -6,7 +6,7 @@
 namespace graphkit {
 namespace {
 
-// A bit for each lane that is not zero, the first lane's the lowest.
+// Returns a bit for each lane, set if the lane is not zero. The first lane is the lowest bit.
 inline std::uint32_t lane_bits(Vector<std::int32_t> lanes) {
 #if defined(__AVX512F__)
     const auto all = bit_cast<__m512i>(lanes);

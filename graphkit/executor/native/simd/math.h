@@ -1,8 +1,8 @@
-// Elementary functions of vectors, without branches on data unless said.
+// Elementary functions of vectors, without data-dependent branches unless noted.
 //
-// Errors are measured against float64 (float) and 80-bit or multiprecision results (double); infinities, NaN, signed
-// zeros and subnormal numbers come out as IEEE 754 says. The bound with each function holds for all operands unless a
-// range is given; tests/executor/devices/cpu/test_pointwise_math.py checks them.
+// Errors are measured against float64 (for float) and against 80-bit or multiprecision results (for double).
+// Infinities, NaN, signed zeros and subnormal numbers follow IEEE 754. The error bound of each function holds for all
+// operands unless a range is given; tests/executor/devices/cpu/test_pointwise_math.py checks the bounds.
 #pragma once
 
 #include <cmath>
@@ -32,7 +32,7 @@ inline Vector<T> with_sign(Vector<T> x, Vector<T> sign) {
                                (bit_cast<BitsVector<T>>(sign) & kSignBit<T>));
 }
 
-// One lane after the other, for functions of which the C library's version is good enough.
+// Applies a function lane by lane, where the C library's version is good enough.
 template <typename T, typename Function>
 inline Vector<T> each_lane(Vector<T> x, Function function) {
     for (int i = 0; i < static_cast<int>(kLanes<T>); ++i) {
@@ -71,8 +71,8 @@ inline Vector<double> square_root(Vector<double> x) {
 #endif
 }
 
-// The nearest integer, to even at ties. Where |x| < 2^(mantissa bits), adding and taking away 2^(mantissa bits)
-// rounds; larger numbers are integers already. The sign of zero stays.
+// Rounds to the nearest integer, ties to even. If |x| < 2^(mantissa bits), adding and subtracting 2^(mantissa bits)
+// rounds; larger numbers are integers. The sign of zero is kept.
 template <typename T>
 inline Vector<T> round_even(Vector<T> x) {
     constexpr T kShift = ExpConstants<T>::kRound / T(1.5);
@@ -86,7 +86,7 @@ inline Vector<T> round_down(Vector<T> x) {
     return with_sign<T>(near > x ? near - T{1} : near, x);
 }
 
-// Of x >= 0.
+// For x >= 0.
 inline Vector<double> round_towards_zero(Vector<double> x) {
 #if defined(__AVX512F__)
     return bit_cast<Vector<double>>(_mm512_roundscale_pd(bit_cast<__m512d>(x), _MM_FROUND_TO_ZERO));
@@ -103,12 +103,12 @@ inline Vector<T> round_up(Vector<T> x) {
     return with_sign<T>(near < x ? near + T{1} : near, x);
 }
 
-// exp(x) - 1 for x <= 64: at most 2 ulp off.
+// exp(x) - 1 for x <= 64. Error: at most 2 ulp.
 template <typename T>
 inline Vector<T> exp_minus_one(Vector<T> x) {
     using C = ExpConstants<T>;
     using Bits = typename BitsOf<T>::type;
-    constexpr T kLow = sizeof(T) == 4 ? T(-30) : T(-50);  // -1 to the last bit
+    constexpr T kLow = sizeof(T) == 4 ? T(-30) : T(-50);  // smaller x give -1 to the last bit
     const Vector<T> bounded = at_least<T>(x, kLow);
     const Vector<T> shifted = bounded * C::kLog2e + C::kRound;
     const Vector<T> n = shifted - C::kRound;
@@ -119,16 +119,16 @@ inline Vector<T> exp_minus_one(Vector<T> x) {
     return power * p + (power - T{1});
 }
 
-// tanh = e / (e + 2) for e = exp(2x) - 1: at most 3 ulp off.
+// tanh = e / (e + 2) for e = exp(2x) - 1. Error: at most 3 ulp.
 template <typename T>
 inline Vector<T> tanh(Vector<T> x) {
-    constexpr T kHigh = sizeof(T) == 4 ? T(20) : T(44);  // 1 to the last bit
+    constexpr T kHigh = sizeof(T) == 4 ? T(20) : T(44);  // larger x give 1 to the last bit
     const Vector<T> twice = magnitude<T>(x) * T{2};
     const Vector<T> e = exp_minus_one<T>(at_most<T>(twice, kHigh));
     return with_sign<T>(e / (e + T{2}), x);
 }
 
-// 1 / (1 + exp(-x)), by the exponential of -|x|, which does not overflow: at most 3 ulp off.
+// 1 / (1 + exp(-x)), computed from exp(-|x|), which does not overflow. Error: at most 3 ulp.
 template <typename T>
 inline Vector<T> sigmoid(Vector<T> x) {
     const Vector<T> e = exp_of_negative<T>(-magnitude<T>(x));
@@ -152,7 +152,7 @@ struct LogConstants<double> {
     static constexpr double kLift = 0x1p52;
 };
 
-// log(m) for f = m - 1 in [sqrt(1/2) - 1, sqrt(2) - 1], with low * 1 added before the last rounding.
+// log(m) for f = m - 1 in [sqrt(1/2) - 1, sqrt(2) - 1], plus high and low; low is added before the last rounding.
 inline Vector<float> log_mantissa(Vector<float> f, Vector<float> high, Vector<float> low) {
     // The minimax polynomial of (log(1 + f) - f + f^2 / 2) / f^3.
     constexpr float kTerms[] = {0x1.1456bap-4F,  -0x1.de3bd6p-4F, 0x1.e6f0b6p-4F,  -0x1.fc2216p-4F, 0x1.233764p-3F,
@@ -172,7 +172,7 @@ inline Vector<double> log_mantissa(Vector<double> f, Vector<double> high, Vector
     return high - ((half_square - (s * (half_square + rest) + low)) - f);
 }
 
-// log(x) = e log(2) + log(m) for x = 2^e m: at most 1 ulp off (double: 2).
+// log(x) = e log(2) + log(m) for x = 2^e m. Error: at most 1 ulp (double: 2).
 template <typename T>
 inline Vector<T> log(Vector<T> x) {
     using C = LogConstants<T>;
@@ -192,30 +192,30 @@ inline Vector<T> log(Vector<T> x) {
     return (x == kInfinity) | (x != x) ? x : y;
 }
 
-// log(1 + e) for e in [0, 1]: at most 3 ulp off. What rounding 1 + e lost comes back as a correction.
+// log(1 + e) for e in [0, 1], corrected for the rounding of 1 + e. Error: at most 3 ulp.
 template <typename T>
 inline Vector<T> log_one_plus(Vector<T> e) {
     const Vector<T> sum = e + T{1};
     return log<T>(sum) + (e - (sum - T{1})) / sum;
 }
 
-// log(1 + exp(x)), by the exponential of -|x|: at most 4 ulp off for x >= -80.
+// log(1 + exp(x)), computed from exp(-|x|). Error: at most 4 ulp for x >= -80.
 template <typename T>
 inline Vector<T> softplus(Vector<T> x) {
     const Vector<T> positive = x < T{0} ? Vector<T>{} : x;
     return positive + log_one_plus<T>(exp_of_negative<T>(-magnitude<T>(x)));
 }
 
-// x (1 + tanh(u)) / 2 = x sigmoid(2u) for u = sqrt(2 / pi) (x + 0.044715 x^3), without the cancellation:
-// at most 4 ulp off for x >= -1; farther out the exponential magnifies the rounding of u, 48 ulp at -5.
+// x (1 + tanh(u)) / 2 = x sigmoid(2u) for u = sqrt(2 / pi) (x + 0.044715 x^3), which avoids cancellation. Error: at
+// most 4 ulp for x >= -1; for smaller x the exponential magnifies the rounding error of u, to 48 ulp at -5.
 template <typename T>
 inline Vector<T> gelu_tanh(Vector<T> x) {
     constexpr T kScale = T(0x1.9884533d43651p+0);  // 2 sqrt(2 / pi)
     return x * sigmoid<T>(x * (x * x * (kScale * T(0.044715)) + kScale));
 }
 
-// x tanh(log(1 + e)) = x e (e + 2) / (e (e + 2) + 2) for e = exp(x). Beyond 20 the quotient is 1.
-// At most 6 ulp off for x >= -80.
+// x tanh(log(1 + e)) = x e (e + 2) / (e (e + 2) + 2) for e = exp(x). For x > 20, the quotient is 1. Error: at most 6
+// ulp for x >= -80.
 template <typename T>
 inline Vector<T> mish(Vector<T> x) {
     const Vector<T> e = exp<T>(at_most<T>(x, T{40}));
@@ -223,7 +223,7 @@ inline Vector<T> mish(Vector<T> x) {
     return x * (n / (n + T{2}));
 }
 
-// The square of y in two parts: the rounded one, and what rounding left of it.
+// The square of y in two parts: the rounded square, and its rounding error.
 struct Square {
     Vector<float> high;
     Vector<float> low;
@@ -239,16 +239,16 @@ inline Square exact_square(Vector<float> y) {
     const __m256 high = _mm256_mul_ps(v, v);
     return {bit_cast<Vector<float>>(high), bit_cast<Vector<float>>(_mm256_fmsub_ps(v, v, high))};
 #else
-    // The upper 12 bits of the mantissa have an exact square (Dekker 1971).
+    // The square of the upper 12 bits of the mantissa is exact (Dekker 1971).
     const auto upper = bit_cast<Vector<float>>(bit_cast<Vector<std::int32_t>>(y) & ~0xfff);
     const Vector<float> lower = y - upper;
     Vector<float> high = y * y;
-    asm("" : "+m"(high));  // rounded here, not contracted into the differences below
+    asm("" : "+m"(high));  // rounded here, and not fused into the differences below
     return {high, ((upper * upper - high) + upper * lower * 2.0F) + lower * lower};
 #endif
 }
 
-// exp(y^2) erfc(y) for y >= 0: a minimax polynomial in t = 1 / (1 + 0.4 y), good for y <= 10.2.
+// exp(y^2) erfc(y) for y >= 0: a minimax polynomial in t = 1 / (1 + 0.4 y), accurate for y <= 10.2.
 inline Vector<float> scaled_erfc(Vector<float> y) {
     constexpr float kTerms[] = {-0x1.de856cp-6F, 0x1.9137c2p-3F, -0x1.f9b602p-2F, 0x1.14e79cp-1F, -0x1.1d90c2p-2F,
                                 0x1.13938ap-2F,  0x1.0babc4p-3F, 0x1.b7b51p-3F,   0x1.ccc168p-3F, 0x1.ce3eb8p-3F};
@@ -256,25 +256,25 @@ inline Vector<float> scaled_erfc(Vector<float> y) {
     return polynomial(t, kTerms) * t;
 }
 
-// The error function: at most 3 ulp off.
+// The error function. Error: at most 3 ulp.
 inline Vector<float> erf(Vector<float> x) {
     // The minimax polynomial of erf(x) / x in x^2 for |x| <= 1.
     constexpr float kTerms[] = {0x1.496a1cp-14F, -0x1.a3f6f8p-11F, 0x1.5405b0p-8F, -0x1.b7f90cp-6F,
                                 0x1.ce2cf8p-4F,  -0x1.81273ep-2F,  0x1.20dd74p+0F};
     const Vector<float> y = magnitude<float>(x);
     const Vector<float> near = x * polynomial(x * x, kTerms);
-    const Vector<float> bounded = at_most<float>(y, 4.0F);  // 1 to the last bit
+    const Vector<float> bounded = at_most<float>(y, 4.0F);  // larger y give 1 to the last bit
     const Vector<float> far = 1.0F - exp_of_negative<float>(-bounded * bounded) * scaled_erfc(bounded);
     return y <= 1.0F ? near : with_sign<float>(x != x ? x : far, x);
 }
 
-// x times the normal distribution function, x erfc(-x / sqrt(2)) / 2: at most 8 ulp off for x >= -4, 12 for x >= -12.
-// The exponential is taken of the exact square, without which the error would grow with it.
+// x times the normal distribution function: x erfc(-x / sqrt(2)) / 2. Error: at most 8 ulp for x >= -4, 12 ulp for x >=
+// -12. The exponential is computed of the exact square; otherwise its error would grow with the square.
 inline Vector<float> gelu(Vector<float> x) {
     constexpr float kRootHalf = 0x1.6a09e6p-1F;
     const Vector<float> y = magnitude<float>(x);
-    // Where the tail is lost in 1, or too small for a number, it is not taken so far that it gets subnormal: that is
-    // slow.
+    // Where the tail does not change 1, or is too small for a float, y is bounded so that the tail does not become
+    // subnormal, which would be slow.
     const Vector<float> bounded = (x < 0.0F) & (y <= 14.4F) ? y : at_most<float>(y, 6.0F);
     const Square square = exact_square(bounded);
     const Vector<float> density = exp_of_negative<float>(square.high * -0.5F) * (1.0F - square.low * 0.5F);
@@ -284,7 +284,7 @@ inline Vector<float> gelu(Vector<float> x) {
 
 // --- functions of float computed in double ----------------------------------------------------------------------
 
-// Half a vector of floats: as many as a vector of doubles has lanes.
+// Half a vector of floats: as many elements as a vector of doubles has.
 using HalfFloats = VectorOf<float, kVectorBytes / 2>::type;
 
 inline Vector<double> widen(HalfFloats x) {
@@ -295,14 +295,14 @@ inline HalfFloats narrow(Vector<double> x) {
     return __builtin_convertvector(x, HalfFloats);
 }
 
-// The argument of a sine or cosine is n pi / 2 + r for |r| <= pi / 4.
+// Writes the argument of a sine or cosine as n pi / 2 + r with |r| <= pi / 4.
 struct QuarterTurns {
-    Vector<std::int64_t> turns;  // n in its low bits
+    Vector<std::int64_t> turns;  // n, in the low bits
     Vector<double> sine;         // of r
     Vector<double> cosine;
 };
 
-// Of |x| <= 2^20.
+// For |x| <= 2^20.
 inline QuarterTurns quarter_turns(Vector<double> x) {
     constexpr double kTwoOverPi = 0x1.45f306dc9c883p-1;
     constexpr double kHigh = 0x1.921fb544p+0;  // 33 bits of pi / 2, so that its multiples are exact
@@ -317,7 +317,7 @@ inline QuarterTurns quarter_turns(Vector<double> x) {
             polynomial(z, kCosine) * z + 1.0};
 }
 
-// `result`, but `function` of each x beyond 2^20.
+// Returns `result`, but function(x) for each x beyond 2^20.
 template <typename Function>
 inline Vector<double> unless_large(Vector<double> x, Vector<double> result, Function function) {
     const Vector<std::int64_t> large = magnitude<double>(x) > 0x1p20;
@@ -328,8 +328,7 @@ inline Vector<double> unless_large(Vector<double> x, Vector<double> result, Func
     return any_large == 0 ? result : (large ? each_lane<double>(x, function) : result);
 }
 
-// sin(x + quarters * pi / 2) of floats, rounded from a double: at most 1 ulp off for all x. Beyond 2^20 the C library
-// computes them.
+// sin(x + quarters * pi / 2) of floats, computed in double. Error: at most 1 ulp. For |x| > 2^20, calls the C library.
 inline Vector<double> sine(Vector<double> x, std::int64_t quarters) {
     const auto [turns, s, c] = quarter_turns(x);
     const Vector<std::int64_t> quadrant = turns + quarters;
@@ -338,7 +337,7 @@ inline Vector<double> sine(Vector<double> x, std::int64_t quarters) {
     return unless_large(x, result, [&](double v) { return quarters == 0 ? std::sin(v) : std::cos(v); });
 }
 
-// tan of floats, as sine is.
+// tan of floats, with the error of sine.
 inline Vector<double> tangent(Vector<double> x) {
     const auto [turns, s, c] = quarter_turns(x);
     const Vector<std::int64_t> odd = (turns & 1) != 0;
@@ -346,8 +345,8 @@ inline Vector<double> tangent(Vector<double> x) {
     return unless_large(x, result, [](double v) { return std::tan(v); });
 }
 
-// The remainder of a / b of floats, exactly; it has a's sign. The quotient in double is never rounded up to an integer
-// below 2^29, because it differs from an integer by more than 2^-24. Larger ones are left to the C library.
+// The exact remainder of a / b of floats, with the sign of a. Below 2^29, the quotient in double is never rounded up to
+// an integer, because it differs from an integer by more than 2^-24. For larger quotients, calls the C library.
 inline Vector<double> remainder(Vector<double> a, Vector<double> b) {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
     const Vector<double> size = magnitude<double>(a);
@@ -367,14 +366,14 @@ inline Vector<double> remainder(Vector<double> a, Vector<double> b) {
     return with_sign<double>(rest, a);
 }
 
-// a ** b of floats, as exp(b log|a|) in double: at most 1 ulp off. Special cases as C's pow has them.
+// a ** b of floats, as exp(b log|a|) in double. Error: at most 1 ulp. Special cases follow C's pow.
 inline Vector<double> power(Vector<double> a, Vector<double> b) {
     using Bits = Vector<std::int64_t>;
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
     const Vector<double> size = magnitude<double>(a);
     Vector<double> y = exp<double>(b * log<double>(size));
     y = (b == 0.0) | (a == 1.0) | ((size == 1.0) & (magnitude<double>(b) == kInfinity)) ? splat(1.0) : y;
-    // Floats from 2^24 are even integers; bounded, they convert.
+    // Floats of at least 2^24 are even integers. They are bounded, so that they can be converted.
     const Vector<double> bounded = magnitude<double>(b) > 0x1p25 ? splat(0x1p25) : b;
     const Bits integer = __builtin_convertvector(bounded, Bits);
     const Bits is_integer = __builtin_convertvector(integer, Vector<double>) == bounded;

@@ -1,5 +1,5 @@
-// The headers that most sources with vector code include, parsed once for each instruction set. Sources do not include
-// this file and do not rely on it: CMake puts it in front of each one.
+// The headers that most source files with vector code include, parsed once for each instruction set. Source files do
+// not include this file and do not rely on it: CMake includes it before each of them.
 #pragma once
 
 #if defined(__AVX2__)

@@ -1,4 +1,4 @@
-// Loops over a row: element by element, and sums. For *.isa.cpp only.
+// Loops over a row: elementwise functions, and sums. For *.isa.cpp only.
 #pragma once
 
 #include "simd/vector.h"
@@ -6,11 +6,11 @@
 namespace graphkit {
 namespace {
 
-// Sums of rows longer than a block are sums of halves: the rounding error of a sum grows with the logarithm of the
-// number of elements.
+// Sums over longer rows are sums of the sums of their halves, so that the rounding error grows only with the logarithm
+// of the number of elements.
 constexpr std::int64_t kRowBlock = 4096;
 
-// y[i] = map(read), where read(p, fill) is the vector at p + i; the lanes behind the end hold `fill`.
+// y[i] = map(read), where read(p, fill) returns the vector at p + i. Lanes beyond the end of the row contain `fill`.
 template <typename T, typename Map>
 inline void map_row(T* y, std::int64_t size, Map&& map) {
     constexpr std::int64_t lanes = kLanes<T>;
@@ -30,12 +30,12 @@ inline void map_row(T* y, std::int64_t size, Map&& map) {
     }
 }
 
-// The sum of map(read) over [begin, begin + size) of a row; map gives 0 for lanes of `fill`.
+// The sum of map(read) over [begin, begin + size) of a row. `map` must return 0 for lanes that contain `fill`.
 template <typename T, typename Map>
 inline T sum_row(std::int64_t begin, std::int64_t size, Map&& map) {
     if (size > kRowBlock) {
         const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
-        const T first = sum_row<T>(begin, half, map);  // in the order of memory
+        const T first = sum_row<T>(begin, half, map);  // first half first, in the order of memory
         return first + sum_row<T>(begin + half, size - half, map);
     }
     constexpr std::int64_t lanes = kLanes<T>;

@@ -1,5 +1,5 @@
-// Vectors of the instruction set that a translation unit is compiled for. For *.isa.cpp only:
-// everything here has internal linkage, so that the linker never takes one instruction set's code for another's.
+// Vectors of the instruction set that a translation unit is compiled for. For *.isa.cpp only: everything here has
+// internal linkage, so that the linker never replaces the code of one instruction set by that of another.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ using Vector = typename VectorOf<T, kVectorBytes>::type;
 template <typename T>
 constexpr std::int64_t kLanes = kVectorBytes / static_cast<std::int64_t>(sizeof(T));
 
-// Integers of the size of T.
+// The signed integer with the size of T.
 template <typename T>
 struct BitsOf;
 template <>
@@ -70,7 +70,7 @@ inline void store(T* to, Vector<T> v) {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// All bits of the first `count` lanes of Bytes bytes each.
+// A mask: all bits of the first `count` lanes, of Bytes bytes each, are set.
 template <int Bytes>
 inline __m256i first_lanes(std::int64_t count) {
     if constexpr (Bytes == 4) {
@@ -82,7 +82,7 @@ inline __m256i first_lanes(std::int64_t count) {
 }
 #endif
 
-// The first `count` lanes from memory, which is not read beyond them; `fill` in the others.
+// Loads the first `count` lanes, and reads no memory beyond them; the others contain `fill`.
 template <typename T>
 inline Vector<T> load_part(const T* from, std::int64_t count, T fill) {
 #if defined(__AVX512F__)
@@ -113,7 +113,7 @@ inline Vector<T> load_part(const T* from, std::int64_t count, T fill) {
 #endif
 }
 
-// Writes the first `count` lanes.
+// Stores the first `count` lanes.
 template <typename T>
 inline void store_part(T* to, Vector<T> v, std::int64_t count) {
 #if defined(__AVX512F__)
@@ -138,7 +138,7 @@ inline void store_part(T* to, Vector<T> v, std::int64_t count) {
 #endif
 }
 
-// a < b ? b : a and a > b ? b : a, element by element: `a` where one of them is NaN.
+// a < b ? b : a and a > b ? b : a, element by element: `a` if either is NaN.
 template <typename T>
 inline Vector<T> max_of(Vector<T> a, Vector<T> b) {
 #if defined(__AVX512F__)
@@ -177,7 +177,7 @@ inline Vector<T> min_of(Vector<T> a, Vector<T> b) {
 #endif
 }
 
-// The larger of a and b; NaN wins.
+// The larger of a and b; NaN if either is NaN.
 inline Vector<float> largest_of(Vector<float> a, Vector<float> b) {
 #if defined(__AVX512F__)
     const auto x = bit_cast<__m512>(a);
@@ -188,13 +188,13 @@ inline Vector<float> largest_of(Vector<float> a, Vector<float> b) {
 #endif
 }
 
-// The larger of x and `low`, of floats; NaN stays.
+// The larger of x and `low`, for floats; NaN stays NaN.
 template <typename T>
 inline Vector<T> at_least(Vector<T> x, T low) {
     return max_of<T>(x, splat(low));
 }
 
-// The smaller of x and `high`, of floats; NaN stays.
+// The smaller of x and `high`, for floats; NaN stays NaN.
 template <typename T>
 inline Vector<T> at_most(Vector<T> x, T high) {
     return min_of<T>(x, splat(high));
@@ -214,7 +214,7 @@ struct Multiply {
     }
 };
 
-// NaN wins.
+// The result is NaN if either operand is.
 struct Largest {
     template <typename V>
     static V combine(V a, V b) {
@@ -231,7 +231,7 @@ struct Smallest {
     }
 };
 
-// NaN loses against numbers that are combined before it.
+// NaN is ignored as an operand `b`: `a` is returned.
 template <typename T>
 struct LargestNumber {
     template <typename V>
@@ -244,7 +244,7 @@ struct LargestNumber {
     }
 };
 
-// All lanes combined, as a balanced tree.
+// Combines all lanes, as a balanced tree.
 template <typename Op, typename T, int Bytes = kVectorBytes>
 inline T across(typename VectorOf<T, Bytes>::type v) {
     if constexpr (Bytes == sizeof(T)) {

@@ -1,4 +1,4 @@
-// Scaled dot-product attention, fused: scores never leave the near caches.
+// Scaled dot-product attention, fused: scores are kept in the first- and second-level cache only.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -18,16 +18,16 @@ namespace {
 
 // y = softmax(scale * q @ k^T + mask) @ v for each head, in float32.
 //
-// q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv] -> [N, H, L, Dv], where H / G neighbours of q's heads have one of
-// k and v; with heads_last they are [N, L, H, D] and so on, with output_heads_last y is. The mask broadcasts to
-// [N, H, L, S]: floats are added, where a boolean one is false the score is `hidden_score`. Causal: query i sees no key
-// behind i + S - L. Rows that see nothing are NaN.
+// q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv] -> [N, H, L, Dv]. Groups of H / G consecutive heads of q share one
+// head of k and v. With heads_last, q, k and v are [N, L, H, D] and so on; with output_heads_last, y is. The mask
+// broadcasts to [N, H, L, S]. A float mask is added to the scores; where a boolean mask is false, the score is
+// `hidden_score`. Causal: query i sees the keys up to i + S - L. Rows of queries that see no key are NaN.
 //
-// With a past of P rows, [N, G, P, D] and [N, G, P, Dv], attention is that of the past's keys and values with k and v
-// behind them, which are further results; the mask comes behind the past. Results that nobody reads may be left out,
-// these two if it was said before.
+// With a past of P rows, [N, G, P, D] and [N, G, P, Dv], the keys and values are those of the past followed by k and v.
+// Both concatenations are further results. The mask covers all keys, and follows the past in the inputs. Unused results
+// may be absent; for keys and values, the constructor must be told so.
 //
-// With statistics, [N, H, L], further results are each row's largest score and its sum of exp(score - largest).
+// With statistics, further results, [N, H, L], are the largest score of each row and its sum of exp(score - largest).
 class Attention : public Kernel {
   public:
     Attention(const Dims& q, const Dims& k, const Dims& v, const AttentionOptions& options,
@@ -48,8 +48,8 @@ class Attention : public Kernel {
     void put_sharers_together();
     void join(const float* past, const float* behind, float* whole, std::int64_t columns) const;
 
-    // What a run reads and writes. keys, values: where those of the past and the new ones come together, null for what
-    // nobody wants; copy: how blocks copy them, null where they are there before.
+    // The memory of one run. keys, values: where past and new ones are concatenated, null if not used. copy: how blocks
+    // copy them, null if they are concatenated before.
     struct Operands {
         const float* q;
         const float* k;
@@ -69,7 +69,7 @@ class Attention : public Kernel {
 
     const AttentionTable& table_;
     std::int64_t batch_, heads_;
-    std::int64_t sharing_;  // heads of q that have one of k and v
+    std::int64_t sharing_;  // heads of q that share one head of k and v
     HeadRows q_{}, k_{}, v_{}, y_{};
     std::array<std::int64_t, 4> mask_strides_{};
     bool masked_, boolean_mask_;
@@ -80,7 +80,7 @@ class Attention : public Kernel {
     std::int64_t groups_ = 0;
 };
 
-// Nanoseconds of a multiplication and addition.
+// Estimated nanoseconds of one multiply-add.
 constexpr double kProductNanoseconds = 0.02;
 
 void copy_floats(float* to, const float* from, std::int64_t floats) {
@@ -152,7 +152,7 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const Attentio
     block_.causal_offset = options.causal ? keys - queries_ : keys;
     if (queries_ == 1 && sharing_ > 1) {
         put_sharers_together();
-        block_.causal_offset = keys;  // the only query of a head sees all
+        block_.causal_offset = keys;  // the only query of a head sees all keys
     }
     block_.keys = keys;
     block_.depth = q[3];
@@ -167,7 +167,7 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const Attentio
     block_.mask_key = mask_strides_[3];
 }
 
-// `keys`: the number of all keys.
+// `keys`: number of all keys, past and new.
 void Attention::set_results(const Dims& k, const Dims& v, std::int64_t keys, bool output_heads_last) {
     const Dims y = output_heads_last ? Dims{batch_, queries_, heads_, v[3]} : Dims{batch_, heads_, queries_, v[3]};
     outputs_ = {{"y", y, ElementType::f32, past_.has_value() || statistics_}};
@@ -185,7 +185,7 @@ void Attention::set_results(const Dims& k, const Dims& v, std::int64_t keys, boo
     }
 }
 
-// The heads that share keys are the rows of a block, which reads them once.
+// Treats the heads that share keys as the rows of one head, so that a block reads the keys once.
 void Attention::put_sharers_together() {
     for (HeadRows* rows : {&q_, &y_}) {
         *rows = {rows->batch, sharing_ * rows->head, rows->head};
@@ -214,7 +214,7 @@ std::size_t Attention::scratch_bytes() const {
     return bytes;
 }
 
-// A past with what comes behind it, for each head.
+// Concatenates a past and the new rows behind it, for each head.
 void Attention::join(const float* past, const float* behind, float* whole, std::int64_t columns) const {
     if (whole == nullptr) {
         return;
@@ -267,7 +267,7 @@ Attention::Operands Attention::given(const void* const* inputs, void* const* out
     return found;
 }
 
-// The rows of a head from `row` on.
+// Returns the block of rows of a head that begins at `row`.
 AttentionBlock Attention::block_at(const Operands& given, std::int64_t n, std::int64_t h, std::int64_t row) const {
     AttentionBlock block = block_;
     block.q = given.q + q_.offset(n, h) + row * q_.row;
@@ -308,7 +308,7 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
         return;
     }
     const std::int64_t blocks = (queries_ + table_.queries - 1) / table_.queries;
-    // Of few queries what they read takes longer than what is computed of it.
+    // With few queries, reading keys and values takes longer than the arithmetic.
     const auto elements = static_cast<double>(block_.keys * (block_.depth + block_.value_depth));
     const auto rows = static_cast<double>(std::min(queries_, table_.queries));
     const double cost = 100 + elements * std::max(kProductNanoseconds * rows, sizeof(float) / kBytesPerNanosecond);
@@ -317,7 +317,8 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
             reinterpret_cast<float*>(scratch) + thread_number() * table_.memory(block_.depth, block_.value_depth);
         for (std::int64_t item = begin; item < end; ++item) {
             const std::int64_t head = item / blocks;
-            // The last rows first: causal ones have the most keys, and threads that end together waste the least.
+            // The last rows come first: causal ones have the most keys. With the short tasks at the end, threads finish
+            // at nearly the same time.
             const std::int64_t row = (blocks - 1 - item % blocks) * table_.queries;
             table_.run(block_at(operands, head / heads_, head % heads_, row), memory);
         }

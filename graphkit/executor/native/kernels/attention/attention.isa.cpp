@@ -1,9 +1,10 @@
 // Scaled dot-product attention of a block of queries.
 //
-// Everything lies with the queries side by side, so that a vector holds one number of each of several queries: maxima
-// and sums over keys need no reduction within vectors, keys and values are read where they lie, element by element, and
-// only the few queries are transposed. Keys come in blocks; the running maximum, sum and result of each query are
-// corrected from block to block (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135).
+// All working arrays have the queries as their last axis, so that a vector holds the same number of several queries.
+// Then maxima and sums over keys need no reduction within a vector, keys and values are read in place, element by
+// element, and only the few queries are transposed. Keys are processed in blocks; after each block, the running
+// maximum, sum and result of each query are corrected (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022,
+// arXiv:2205.14135).
 #include "kernels/attention/attention_table.h"
 #include "kernels/attention/attention_tiles.h"
 #include "kernels/attention/few_queries.h"
@@ -12,7 +13,7 @@
 namespace graphkit {
 namespace {
 
-// Working memory of a block whose rows are Width vectors.
+// Working memory of a block. Its rows have `Width` vectors of queries.
 template <int Width>
 struct Workspace {
     static constexpr std::int64_t kQueries = Width * kLanes<float>;
@@ -40,7 +41,7 @@ void load_queries(const AttentionBlock& block, Workspace<Width>& work) {
                    [&](auto q, auto) { return q * block.scale; });
 }
 
-// From scores to exp(score - largest), with the running maximum and sum.
+// Replaces scores by exp(score - largest), and updates the running maximum and sum.
 template <int Width>
 void raise_scores(std::int64_t keys, Workspace<Width>& work) {
 #pragma GCC unroll 2
@@ -52,7 +53,7 @@ void raise_scores(std::int64_t keys, Workspace<Width>& work) {
         for (std::int64_t key = 0; key < keys; ++key) {
             largest = Largest::combine(largest, load(scores + key * width));
         }
-        // Where everything was hidden so far, the sum stays 0.
+        // If all keys so far were hidden, the sum stays 0.
         const Lanes about = largest == -kInfinite ? Lanes{} : largest;
         Lanes sums[2] = {};
         std::int64_t key = 0;
@@ -76,7 +77,8 @@ void raise_scores(std::int64_t keys, Workspace<Width>& work) {
     }
 }
 
-// result = result * correction + the values of keys [first, first + keys), weighted; `begins` where there is none yet.
+// result = result * correction + the weighted values of keys [first, first + keys). With `begins`, there is no result
+// yet: it is overwritten.
 template <int Width>
 void add_values(const AttentionBlock& block, std::int64_t first, std::int64_t keys, bool begins,
                 Workspace<Width>& work) {
@@ -111,7 +113,7 @@ template <int Width>
 void store_result(const AttentionBlock& block, Workspace<Width>& work) {
     constexpr std::int64_t width = Workspace<Width>::kQueries;
     for (int w = 0; w < Width; ++w) {
-        // Of no keys there is no sum that their scores leave empty.
+        // Without any key, the result is 0, not 0 / 0.
         const Lanes factor = block.keys == 0 ? Lanes{} : 1.0F / work.sum[w];
         for (std::int64_t i = 0; i < block.value_depth; ++i) {
             float* at = work.result + i * width + w * kLanes<float>;
@@ -140,7 +142,7 @@ void attend(const AttentionBlock& block, float* memory) {
         work.sum[w] = Lanes{};
     }
     load_queries(block, work);
-    const std::int64_t seen = block.causal_offset + block.rows;  // by the last row
+    const std::int64_t seen = block.causal_offset + block.rows;  // keys that the last row sees
     const std::int64_t keys = seen < 0 ? 0 : seen < block.keys ? seen : block.keys;
     for (std::int64_t first = 0; first < keys; first += kKeyBlock) {
         const std::int64_t count = keys - first < kKeyBlock ? keys - first : kKeyBlock;

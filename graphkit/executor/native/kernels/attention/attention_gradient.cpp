@@ -1,4 +1,4 @@
-// The gradient of scaled dot-product attention, fused: memory grows with the positions, not with their square.
+// The gradient of scaled dot-product attention, fused: memory is linear in the number of positions, not quadratic.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -16,11 +16,11 @@ namespace {
 
 // The gradients of Attention with respect to q, k and v, in float32.
 //
-// q, k, v, the mask and the options are those of Attention, each head with its own keys; y [N, H, L, Dv] is its result
-// and largest, total [N, H, L] are its statistics. dy: like y -> dq, dk, dv: like q, k, v.
+// q, k, v, the mask and the options are those of Attention; each head has its own keys. y [N, H, L, Dv] is the result
+// of Attention, and largest, total [N, H, L] are its statistics. dy: like y -> dq, dk, dv: like q, k, v.
 //
-// The keys of a head are divided into parts, and a thread computes what belongs to one part: dk and dv of its keys, and
-// its term of dq. The number of parts depends on the shapes only, so that the sums of dq do, too.
+// The keys of a head are divided into parts. One thread computes the results of a part: dk and dv of its keys, and its
+// term of dq. The number of parts depends on the shapes only, so the sums of dq do not depend on the number of threads.
 class AttentionGradient : public Kernel {
   public:
     AttentionGradient(const Dims& q, const Dims& k, const Dims& v, const AttentionOptions& options, int threads);
@@ -41,7 +41,7 @@ class AttentionGradient : public Kernel {
         float* dq;
         float* dk;
         float* dv;
-        float* terms;  // [parts_ - 1] of dq
+        float* terms;  // terms of dq of all parts but the first
     };
     std::int64_t dq_floats() const { return batch_ * heads_ * queries_ * block_.depth; }
     std::size_t blocks_bytes() const;
@@ -59,9 +59,9 @@ class AttentionGradient : public Kernel {
     AttentionGradientBlock block_{};  // what all blocks share
 };
 
-// Nanoseconds of a multiplication and addition.
+// Estimated nanoseconds of one multiply-add.
 constexpr double kProductNanoseconds = 0.02;
-// Parts of all heads together, if each has this number of keys at least.
+// Number of parts of all heads together, if each part has at least kPartKeys keys.
 constexpr std::int64_t kParts = 16;
 constexpr std::int64_t kPartKeys = 512;
 
@@ -139,9 +139,9 @@ std::size_t AttentionGradient::scratch_bytes() const {
     return blocks_bytes() + static_cast<std::size_t>((parts_ - 1) * dq_floats()) * sizeof(float);
 }
 
-// The keys that the rows of a block, from `row` on, read, from the first one on.
+// Returns how many keys, from the first one on, the rows of a block read; the block begins at `row`.
 std::int64_t AttentionGradient::seen(const AttentionGradientBlock& block, std::int64_t row) const {
-    // A row that sees no key has NaN as weights, which make gradients of all values NaN. So does a score that is NaN.
+    // A row that sees no key has NaN weights, which make the gradients of all values NaN. So does a NaN score.
     const bool sees = std::all_of(block.total, block.total + block.rows, [](float total) { return total > 0; });
     if (!causal_ || block_.causal_offset + row < 0 || !sees) {
         return keys_;
@@ -228,7 +228,7 @@ void AttentionGradient::run(const void* const* inputs, void* const* outputs, std
                          read(4),    read(5),    read(6),    read(7),
                          written(0), written(1), written(2), reinterpret_cast<float*>(scratch + blocks_bytes())};
     const std::int64_t heads = batch_ * heads_;
-    // Parts of causal attention have the less to do, the later their keys are: those of the first keys begin.
+    // In causal attention, parts with later keys have less to do: the parts with the first keys come first.
     const double products = static_cast<double>(queries_ * part_keys_ * (3 * block_.depth + 2 * block_.value_depth));
     parallel_for(
         threads(), parts_ * heads, 100 + kProductNanoseconds * products, [&](std::int64_t begin, std::int64_t end) {

@@ -1,13 +1,13 @@
 // The gradient of scaled dot-product attention, for a block of queries and a part of the keys.
 //
-// Weights are computed again from the scores and the statistics of the forward pass, block by block, so that memory
-// grows with the positions and not with their square (Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691):
+// The weights are recomputed, block by block, from the scores and the statistics of the forward pass, so that memory is
+// linear in the number of positions (Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691):
 //
 //   p = exp(score - largest) / total, dv += p^T dy, ds = p * (dy v^T - sum(dy * y)), dk += scale * ds^T q, dq = scale *
 //   ds k
 //
-// Scores and weights lie as in the forward pass, with the queries side by side, in panels of kPanel queries. The rows
-// of dq, dk and dv lie as everywhere; the factors that have their columns, which are q, dy and k, are copied to rows
+// Scores and weights have the queries as their last axis, as in the forward pass, in panels of kPanel queries. The rows
+// of dq, dk and dv are in place. The factors whose columns become those of a gradient (q, dy and k) are copied to rows
 // that are padded with zeros to whole vectors.
 #include <utility>
 
@@ -58,14 +58,14 @@ struct GradientWork {
     float* k;  // [kKeyBlock, width]
     float* weights;  // [kPanels, kKeyBlock, kPanel]
     float* scores;  // [kPanels, kKeyBlock, kPanel]: their gradients
-    float* largest;  // [kGradientQueries] and so on; 0 for a query that sees nothing
+    float* largest;  // [kGradientQueries], like the next ones; 0 for a query that sees no key
     float* total;
     float* factor;  // 1 / total
     float* spread;  // sum(dy * y)
-    bool divides = false;  // whether 1 / total overflows for a query, although total is not 0
+    bool divides = false;  // whether 1 / total overflows for a query with total != 0
 };
 
-// Rows of `columns` times `factor`, padded with zeros to `width` columns.
+// Copies rows of `columns`, multiplied by `factor`, and pads them with zeros to `width` columns.
 inline void copy_rows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t columns, float factor,
                       float* to, std::int64_t width) {
     for (std::int64_t row = 0; row < rows; ++row, from += stride, to += width) {
@@ -79,7 +79,7 @@ inline void copy_rows(const float* from, std::int64_t stride, std::int64_t rows,
     }
 }
 
-// `rows` rows of `columns` times `factor` as panels [columns, kPanel]; zeros behind the last row.
+// Copies `rows` rows of `columns`, multiplied by `factor`, into panels [columns, kPanel], padded with zeros.
 inline void copy_panels(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t columns, float factor,
                         float* to) {
     for (std::int64_t first = 0; first < rows; first += kPanel, from += kPanel * stride, to += columns * kPanel) {
@@ -118,7 +118,7 @@ inline void load_block(const AttentionGradientBlock& block, GradientWork& work) 
     }
 }
 
-// The weights of keys [first, first + keys) and the gradients of their scores, of a panel of `rows` queries.
+// Computes, for a panel of `rows` queries, the weights of keys [first, first + keys) and the gradients of their scores.
 inline void weigh(const AttentionGradientBlock& block, const ScoreMask& mask, std::int64_t panel, std::int64_t rows,
                   std::int64_t first, std::int64_t keys, GradientWork& work) {
     float* weights = work.weights + panel * kPanelScores;
@@ -153,13 +153,13 @@ inline void weigh(const AttentionGradientBlock& block, const ScoreMask& mask, st
     } else {
         weigh_all([&](Lanes raised, int w) { return raised * factor[w]; });
     }
-    // Scores that a mask has replaced do not depend on q and k.
+    // Scores that a mask replaced do not depend on q and k: their gradient is 0.
     hide_invisible<kMostWidth>(mask, rows, first, keys, 0, scores);
     hide_future<kMostWidth>(mask, first, keys, 0, scores);
 }
 
-// Adds to `rows` rows of `columns` at `target`, or writes them if it `begins`. multiply.operator()<Rows, Width>(row,
-// column, total) adds the products of `Rows` rows and `Width` vectors of columns to `total`.
+// Adds products to `rows` rows of `columns` at `target`, or overwrites them if `begins`. multiply.operator()<Rows,
+// Width>(row, column, total) adds the products of `Rows` rows and `Width` vectors of columns to `total`.
 template <typename Multiply>
 inline void add_products(std::int64_t rows, std::int64_t columns, float* target, std::int64_t stride, bool begins,
                          Multiply&& multiply_tile) {
@@ -195,7 +195,7 @@ inline void add_products(std::int64_t rows, std::int64_t columns, float* target,
     });
 }
 
-// target[keys] += the transposed panels, [queries, keys], times rows of `width` floats that belong to the queries.
+// target[keys] += panels^T [keys, queries] times rows of `width` floats, one for each query.
 inline void add_to_keys(const float* panels, const float* queries, std::int64_t width, std::int64_t rows,
                         std::int64_t keys, std::int64_t columns, float* target, std::int64_t stride) {
     add_products(keys, columns, target, stride, false,
@@ -210,7 +210,7 @@ inline void add_to_keys(const float* panels, const float* queries, std::int64_t 
                  });
 }
 
-// dq of the block gets the term of keys [first, first + keys), without the scale.
+// Adds the term of keys [first, first + keys), without the scale, to the block's dq.
 inline void add_to_queries(const AttentionGradientBlock& block, std::int64_t first, std::int64_t keys,
                            const GradientWork& work) {
     for (std::int64_t row = 0; row < block.rows; row += kPanel) {

@@ -1,4 +1,4 @@
-// What the kernels of attention have in common: their options, and where the heads and rows of their operands lie.
+// What the attention kernels share: their options, and the layout of heads and rows in their operands.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@ struct AttentionOptions {
     std::optional<Dims> mask;
     bool boolean_mask = false;
     double scale = 1.0;
-    double hidden_score = 0.0;  // where a boolean mask is false
+    double hidden_score = 0.0;  // the score where a boolean mask is false
     bool causal = false;
     bool heads_last = false;
     bool output_heads_last = false;
 };
 
-// What a node of attention says, whose mask is the operand `mask_at`.
+// Reads the options of an attention node. `mask_at`: the position of its mask.
 inline AttentionOptions attention_options(const NodeSpec& node, std::size_t mask_at) {
     AttentionOptions options;
     if (node.has_input(mask_at)) {
@@ -38,8 +38,8 @@ inline AttentionOptions attention_options(const NodeSpec& node, std::size_t mask
     return options;
 }
 
-// Strides of an operand [batch, heads, rows, columns], or [batch, rows, heads, columns] with the heads last. Elements
-// of a row are neighbours.
+// Strides, in elements, of an operand [batch, heads, rows, columns], or [batch, rows, heads, columns] with heads_last.
+// The elements of a row are contiguous.
 struct HeadRows {
     std::int64_t batch, head, row;
     std::int64_t offset(std::int64_t n, std::int64_t h) const { return n * batch + h * head; }
@@ -50,8 +50,8 @@ inline HeadRows head_rows(std::int64_t heads, std::int64_t rows, std::int64_t co
     return heads_last ? HeadRows{batch, columns, heads * columns} : HeadRows{batch, rows * columns, columns};
 }
 
-// Strides of a mask that broadcasts to `scores` [batch, heads, rows, keys]; 0 where it broadcasts. `kernel` describes
-// the kernel in the error.
+// Returns the strides of a mask that broadcasts to `scores` [batch, heads, rows, keys]; 0 along axes that it
+// broadcasts. `kernel`: the kernel's description, for the error.
 inline std::array<std::int64_t, 4> mask_strides(const Dims& mask, const Dims& scores, const std::string& kernel) {
     std::array<std::int64_t, 4> strides{};
     const Dims own = row_major(mask);

@@ -7,19 +7,19 @@
 
 namespace graphkit {
 
-// What changes the scores of a block of queries.
+// The mask of the scores of a block of queries.
 struct ScoreMask {
-    // One of them or none. The mask of row i and key j is element i * mask_row + j * mask_key.
-    const float* added;           // to the scores
+    // At most one of the two is set. The mask of row i and key j is element i * mask_row + j * mask_key.
+    const float* added;           // is added to the scores
     const std::uint8_t* visible;  // where it is 0, the score is hidden_score
     std::int64_t mask_row, mask_key;
     float hidden_score;
 
-    // Row i sees the keys up to causal_offset + i; `keys` or more where all are seen.
+    // Row i sees the keys up to causal_offset + i. If not causal: at least `keys`.
     std::int64_t causal_offset;
 };
 
-// Up to `queries` rows of q against all keys. Elements of a row are neighbours; strides lie between rows.
+// Up to `queries` rows of q, and all keys. The elements of a row are contiguous; strides are those between rows.
 struct AttentionBlock : ScoreMask {
     const float* q;  // `rows` rows of `depth`
     const float* k;  // `keys` rows of `depth`
@@ -29,15 +29,14 @@ struct AttentionBlock : ScoreMask {
     std::int64_t q_stride, k_stride, v_stride, y_stride;
     float scale;
 
-    // Of each row, [rows]: the largest score, and the sum of exp(score - largest). These and y are null if they are not
-    // wanted.
+    // [rows]: the largest score of each row, and its sum of exp(score - largest). Null if not used; y may be null, too.
     float* largest;
     float* total;
 
-    // Of few rows: the first keys and values may lie elsewhere, and all of them be copied to one place as they are
-    // read. Rows are side by side in all of these. kept_k, kept_v: where to; null for what is
-    // not copied.
-    std::int64_t past;  // rows
+    // For blocks of at most `few` rows: the first keys and values may be at another place, and the block may copy all
+    // of them to one place while it reads them. All these rows are contiguous. kept_k, kept_v: the destination; null if
+    // nothing is copied.
+    std::int64_t past;  // number of rows in past_k and past_v
     const float* past_k;
     const float* past_v;
     float* kept_k;
@@ -46,9 +45,9 @@ struct AttentionBlock : ScoreMask {
 };
 
 struct AttentionTable {
-    std::int64_t queries;  // the most rows of a block
-    std::int64_t few;      // rows of a block that counts as one of few
-    // Floats of working memory, aligned to kAlignment.
+    std::int64_t queries;  // largest number of rows of a block
+    std::int64_t few;      // largest number of rows of a block that attend_few computes
+    // Returns the floats of working memory, which is aligned to kAlignment.
     std::int64_t (*memory)(std::int64_t depth, std::int64_t value_depth);
     void (*run)(const AttentionBlock& block, float* memory);
 };

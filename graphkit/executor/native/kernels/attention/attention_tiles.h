@@ -1,5 +1,5 @@
-// Parts of attention and of its gradient: transposes, tiles of products, and masks of scores that lie with the queries
-// side by side. For *.isa.cpp only.
+// Functions that attention and its gradient share: transposes, tiles of products, and masks of scores, whose last axis
+// are the queries. For *.isa.cpp only.
 #pragma once
 
 #include <utility>
@@ -23,7 +23,7 @@ constexpr float kInfinite = std::numeric_limits<float>::infinity();
 using Lanes = Vector<float>;
 
 using Quad = VectorOf<float, 16>::type;
-// A byte for each lane.
+// One byte for each lane of a vector of floats.
 using LaneBytes = VectorOf<std::uint8_t, kLanes<float>>::type;
 
 inline void transpose(Quad (&r)[4]) {
@@ -37,8 +37,7 @@ inline void transpose(Quad (&r)[4]) {
     r[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
 }
 
-// Transposes as many rows of bytes as a row has, in rounds that interleave the first half of the rows with the second
-// one.
+// Transposes a square of bytes, in rounds that interleave the first half of the rows with the second half.
 template <int... I>
 inline void transpose(LaneBytes (&rows)[sizeof...(I)], std::integer_sequence<int, I...>) {
     constexpr int kRows = sizeof...(I);
@@ -55,7 +54,7 @@ inline void transpose(LaneBytes (&rows)[sizeof...(I)], std::integer_sequence<int
     }
 }
 
-// Calls whole(i, j) for tiles of 4 x 4 elements and single(i, j) for the others of [0, rows) x [0, columns).
+// Calls whole(i, j) for tiles of 4 x 4 elements of [0, rows) x [0, columns), and single(i, j) for the other elements.
 template <typename Whole, typename Single>
 inline void for_each_tile(std::int64_t rows, std::int64_t columns, Whole&& whole, Single&& single) {
     std::int64_t i = 0;
@@ -77,7 +76,7 @@ inline void for_each_tile(std::int64_t rows, std::int64_t columns, Whole&& whole
     }
 }
 
-// to[j * to_stride + i] = map(from[i * from_stride + j], to[...]) on numbers and on Quads alike.
+// to[j * to_stride + i] = map(from[i * from_stride + j], to[j * to_stride + i]). `map` takes both floats and Quads.
 template <typename Map>
 inline void transpose_into(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t columns,
                            float* to, std::int64_t to_stride, Map&& map) {
@@ -124,7 +123,7 @@ inline void multiply(std::int64_t depth, Element&& element, const float* columns
     }
 }
 
-// Calls body.operator()<Rows>(first) for tiles of at most kTileRows of `rows`.
+// Calls body.operator()<Rows>(first) for tiles of at most kTileRows rows that cover [0, rows).
 template <typename Body>
 inline void for_each_row_tile(std::int64_t rows, Body&& body) {
     std::int64_t row = 0;
@@ -139,7 +138,7 @@ inline void for_each_row_tile(std::int64_t rows, Body&& body) {
     }
 }
 
-// products[r, queries] = the product of `rows` rows of `depth` at `left` with queries [depth, Width vectors].
+// products[r, queries] = `rows` rows of `depth` at `left`, times queries [depth, Width vectors].
 template <int Width>
 void multiply_queries(const float* left, std::int64_t left_stride, std::int64_t rows, std::int64_t depth,
                       const float* queries, float* products) {
@@ -159,7 +158,7 @@ void multiply_queries(const float* left, std::int64_t left_stride, std::int64_t 
     });
 }
 
-// Calls body(key, w, vector) for the vectors of scores [keys, Width vectors], and stores the result.
+// Replaces each vector of scores [keys, Width vectors] by body(key, w, vector).
 template <int Width, typename Body>
 inline void map_scores(std::int64_t keys, float* scores, Body&& body) {
     for (std::int64_t key = 0; key < keys; ++key) {
@@ -170,8 +169,8 @@ inline void map_scores(std::int64_t keys, float* scores, Body&& body) {
     }
 }
 
-// Writes `value` over the scores [keys, Width vectors] of keys from `first` on that a boolean mask hides from `rows`
-// rows.
+// Sets scores [keys, Width vectors] to `value` where a boolean mask hides the key from one of `rows` rows. The keys
+// begin at `first`.
 template <int Width>
 void hide_invisible(const ScoreMask& mask, std::int64_t rows, std::int64_t first, std::int64_t keys, float value,
                     float* scores) {
@@ -216,7 +215,7 @@ void hide_invisible(const ScoreMask& mask, std::int64_t rows, std::int64_t first
     }
 }
 
-// The same for the keys behind a causal query.
+// Sets scores to `value` where a causal query does not see the key.
 template <int Width>
 void hide_future(const ScoreMask& mask, std::int64_t first, std::int64_t keys, float value, float* scores) {
     if (first + keys - 1 <= mask.causal_offset) {
@@ -227,14 +226,14 @@ void hide_future(const ScoreMask& mask, std::int64_t first, std::int64_t keys, f
         lane[i] = static_cast<float>(i);
     }
     map_scores<Width>(keys, scores, [&](std::int64_t key, int w, Lanes s) {
-        // The first lane that sees the key.
+        // The first lane whose query sees the key.
         const std::int64_t seen = first + key - mask.causal_offset - w * kLanes<float>;
         const std::int64_t bound = seen < 0 ? 0 : seen < kLanes<float> ? seen : kLanes<float>;
         return lane < static_cast<float>(bound) ? splat(value) : s;
     });
 }
 
-// Changes the scores [keys, Width vectors] of `rows` rows and the keys from `first` on.
+// Applies the mask to scores [keys, Width vectors] of `rows` rows. The keys begin at `first`.
 template <int Width>
 void mask_scores(const ScoreMask& mask, std::int64_t rows, std::int64_t first, std::int64_t keys, float* scores) {
     constexpr std::int64_t width = Width * kLanes<float>;

@@ -1,6 +1,6 @@
-// Attention of a block of few queries, as a decoder has them: keys and values are read once and take longer than all
-// that is computed of them. Vectors go along their elements; scores lie with a query's keys side by side. For *.isa.cpp
-// only.
+// Attention of a block of few queries, as in a decoder: reading keys and values takes longer than the arithmetic, so
+// they are read once. Vectors run along the elements of keys and values; the scores of a query are contiguous. For
+// *.isa.cpp only.
 #pragma once
 
 #include "kernels/attention/attention_table.h"
@@ -10,9 +10,9 @@ namespace graphkit {
 namespace {
 
 constexpr int kFewQueries = 4;
-constexpr std::int64_t kFewKeys = 96;  // of a block; a multiple of any vector's lanes
+constexpr std::int64_t kFewKeys = 96;  // keys of a block; a multiple of the lanes of any vector
 
-// Sums in registers at a time.
+// Sums that are kept in registers at a time.
 #if defined(__AVX512F__)
 constexpr int kFewSums = 16;
 #else
@@ -24,7 +24,7 @@ struct FewQueries {
     using Lanes = Vector<float>;
     static constexpr std::int64_t kWide = kLanes<float>;
     static constexpr float kNone = -std::numeric_limits<float>::infinity();
-    // Keys, and vectors of a value, that are treated together.
+    // How many keys, or how many vectors of a value, are processed together.
     static constexpr int kBeside = kFewSums / Rows;
 
     const AttentionBlock& block;
@@ -40,7 +40,7 @@ struct FewQueries {
         }
     }
 
-    // The scores of `Keys` of the keys at `rows`, from `key` on.
+    // Computes the scores of `Keys` keys at `rows`, from `key` on.
     template <int Keys>
     void score(const float* rows, std::int64_t key) {
         const float* k = rows + key * block.k_stride;
@@ -76,7 +76,7 @@ struct FewQueries {
         }
     }
 
-    // Those from `key` on, `Keys` at a time, then half as many.
+    // Computes the scores of all keys from `key` on: `Keys` at a time, then half as many, and so on.
     template <int Keys>
     void scores_of(const float* rows, std::int64_t key, std::int64_t keys) {
         for (; key + Keys <= keys; key += Keys) {
@@ -87,7 +87,8 @@ struct FewQueries {
         }
     }
 
-    // Changes the scores of a query by the mask; what it does not see, and what lies behind the keys, is -inf.
+    // Applies the mask to the scores of a query. Scores of keys that it does not see, and scores behind the last key,
+    // become -inf.
     void mask(int r, std::int64_t first, std::int64_t keys) {
         float* row = scores + r * kFewKeys;
         const std::int64_t at = r * block.mask_row + first * block.mask_key;
@@ -107,7 +108,7 @@ struct FewQueries {
         }
     }
 
-    // From scores to exp(score - largest), with the running maximum and sum.
+    // Replaces scores by exp(score - largest), and updates the running maximum and sum.
     void raise(int r, std::int64_t keys) {
         float* row = scores + r * kFewKeys;
         Lanes most = splat(largest[r]);
@@ -115,7 +116,7 @@ struct FewQueries {
             most = Largest::combine(most, load(row + key));
         }
         const float now = across<Largest, float>(most);
-        // Where everything was hidden so far, the sum stays 0.
+        // If all keys so far were hidden, the sum stays 0.
         const Lanes about = splat(now == kNone ? 0.0F : now);
         Lanes total{};
         for (std::int64_t key = 0; key < keys; key += kWide) {
@@ -128,8 +129,8 @@ struct FewQueries {
         largest[r] = now;
     }
 
-    // y = y * correction + the weighted values at `rows`, of `Vectors` vectors from `column` on; `begins` where there
-    // is no y yet.
+    // y = y * correction + the weighted values at `rows`, for `Vectors` vectors from `column` on. With `begins`, there
+    // is no y yet: it is overwritten.
     template <int Vectors, typename Read, typename Write>
     void add_values(const float* rows, std::int64_t keys, bool begins, std::int64_t column, Read&& read,
                     Write&& write) {
@@ -168,7 +169,7 @@ struct FewQueries {
         }
     }
 
-    // Whole vectors of the values from `column` on, `Vectors` at a time, then half as many.
+    // Adds whole vectors of the values from `column` on: `Vectors` at a time, then half as many, and so on.
     template <int Vectors>
     void whole_values(const float* rows, std::int64_t keys, bool begins, std::int64_t& column) {
         for (; column + Vectors * kWide <= block.value_depth; column += Vectors * kWide) {
@@ -191,7 +192,7 @@ struct FewQueries {
         }
     }
 
-    // Keys and values from `first` on, which lie at k and v, up to `end`; of these the queries see those before `seen`.
+    // Processes the keys and values [first, end), which begin at k and v. The queries see those before `seen`.
     void part(std::int64_t first, std::int64_t end, std::int64_t seen, const float* k, const float* v) {
         std::int64_t count = 0;
         for (; first < end; first += count, k += count * block.k_stride, v += count * block.v_stride) {
@@ -217,7 +218,7 @@ struct FewQueries {
     }
 
     void run() {
-        const std::int64_t last = block.causal_offset + Rows;  // what the last row sees
+        const std::int64_t last = block.causal_offset + Rows;  // keys that the last row sees
         const std::int64_t keys = last < 0 ? 0 : last < block.keys ? last : block.keys;
         part(0, block.past, keys, block.past_k, block.past_v);
         part(block.past, block.keys, keys, block.k, block.v);
@@ -231,7 +232,7 @@ struct FewQueries {
                 block.total[r] = sum[r];
             }
             for (std::int64_t i = 0; i < block.value_depth; ++i) {
-                // What saw nothing of the keys that there are is 0 / 0.
+                // A row that sees none of the keys is 0 / 0 = NaN; without any keys it is 0.
                 y[i] = (keys == 0 ? 0.0F : y[i]) * factor;
             }
         }

@@ -1,5 +1,6 @@
-// Elements of a gradient rounded to half floats, to the nearest and to even at ties; what rounding leaves waits for the
-// next gradient. Numbers beyond the largest half are sent as this. What is not a number is told, and leaves nothing.
+// Gradient compression to float16 or bfloat16: elements are rounded to the nearest value, ties to even. The rounding
+// error is kept in the residual, and added to the next gradient. Numbers beyond the largest finite value are sent as
+// that value. Infinities and NaN are sent unchanged, and leave a residual of 0.
 #include <algorithm>
 #include <cstdint>
 
@@ -10,7 +11,7 @@
 namespace graphkit {
 
 struct HalvesTable {
-    // sent = residual + gradient, and the rest of it to the residual.
+    // sent = round(residual + gradient); the residual becomes the rounding error.
     void (*pack_f16)(const float* gradient, float* residual, std::int64_t count, Float16* sent);
     void (*pack_bf16)(const float* gradient, float* residual, std::int64_t count, BFloat16* sent);
     void (*add_f16)(const Float16* sent, std::int64_t count, float* sum);
@@ -113,7 +114,7 @@ GRAPHKIT_ISA_DEFINE(HalvesTable, halves_table) = {pack<Float16>, pack<BFloat16>,
 namespace graphkit {
 namespace {
 
-// Memory bounds both, and they run beside a backward pass: each is one thread's.
+// The speed of both is limited by memory, and they run beside a backward pass: each uses one thread.
 class Halves : public Kernel {
   public:
     Halves(const std::string& name, std::int64_t count, const std::string& type)
@@ -124,7 +125,7 @@ class Halves : public Kernel {
     }
 
   protected:
-    // `to` has the elements of `from`, which may be the same memory.
+    // Returns `to`, with the elements of `from`, which may be the same memory.
     float* moved(const void* from, void* to) const {
         auto* target = static_cast<float*>(to);
         if (from != to) {
@@ -138,7 +139,7 @@ class Halves : public Kernel {
     ElementType type_;
 };
 
-// sent (the bits of halves), residual = gradient + residual. The residual is changed where it lies.
+// sent (bits of float16 or bfloat16) and the new residual, from gradient + residual. The residual is changed in place.
 class HalvesPack final : public Halves {
   public:
     HalvesPack(std::int64_t count, const std::string& type) : Halves("HalvesPack", count, type) {
@@ -159,7 +160,7 @@ class HalvesPack final : public Halves {
     std::vector<std::pair<int, int>> inplace() const override { return {{1, 1}}; }
 };
 
-// sum + what the halves say.
+// total = sum + the values of `sent`.
 class HalvesAdd final : public Halves {
   public:
     HalvesAdd(std::int64_t count, const std::string& type) : Halves("HalvesAdd", count, type) {

@@ -1,9 +1,9 @@
-// The largest elements of a gradient by magnitude, those of lower index first where they are equal; the others wait for
-// the next one.
+// Top-k gradient compression: sends the elements of largest magnitude; of equal ones, those with lower indices first.
+// The others stay in the residual, and are added to the next gradient.
 //
-// The magnitude of the smallest of them is found by radix selection: floats without sign are in the order of their
-// bits, of which each pass over the elements settles some, from the highest on, by a histogram. So it takes as long for
-// any values.
+// The smallest magnitude to send is found by radix selection: non-negative floats are ordered like their bits. Each of
+// three passes over the elements determines some of these bits, beginning with the highest, by a histogram. So the time
+// does not depend on the values.
 #include <algorithm>
 #include <cstdint>
 
@@ -13,20 +13,21 @@
 
 namespace graphkit {
 
-// Bits of a key that the passes settle, from its 31 downwards: 11, 10 and 10.
+// The passes determine the 31 bits of a key from the highest on: 11, 10 and 10 bits.
 constexpr int kFirstShift = 20;
 constexpr int kSecondShift = 10;
 constexpr std::int64_t kBins = std::int64_t{1} << (31 - kFirstShift);
-// Histograms that the first pass counts into in turns: neighbours are often in one bin.
+// The first pass alternates between this many histograms, because adjacent elements often fall into one bin.
 constexpr std::int64_t kTurns = 4;
 
 struct TopKTable {
-    // residual += gradient; counts by the first bits of the keys are added to kTurns histograms of kBins.
+    // residual += gradient. Adds the counts of the highest 11 bits of the keys to kTurns histograms of kBins.
     void (*begin)(const float* gradient, float* residual, std::int64_t count, std::uint32_t* histograms);
-    // Of elements whose key has these bits above `shift` + 10, counts by the 10 bits above `shift`.
+    // Of the elements whose key has the bits `above`, above `shift` + 10, counts each value of the 10 bits above
+    // `shift`.
     void (*count)(const float* x, std::int64_t count, std::int32_t above, int shift, std::uint32_t* histogram);
-    // Elements with a larger key than `least`, and the first `ties` of those that have it: their places and values, and
-    // 0 where they were, as in place of other ones that are not finite.
+    // Writes the places and values of the elements whose key is larger than `least`, and of the first `ties` whose key
+    // equals it. Sets these elements to 0, and all others that are not finite.
     void (*take)(float* x, std::int64_t count, std::int32_t least, std::int64_t ties, std::uint32_t* places,
                  float* values);
 };
@@ -41,7 +42,7 @@ constexpr std::int64_t kWide = kLanes<float>;
 
 constexpr std::int32_t kInfinity = 0x7f800000;
 
-// In the order of magnitudes; that of NaN is infinity's.
+// Keys have the order of magnitudes; NaN has the key of infinity.
 inline Bits keys_of(Lanes x) {
     const Bits key = bit_cast<Bits>(x) & 0x7fffffff;
     const Bits beyond = key > kInfinity;
@@ -67,7 +68,7 @@ void begin(const float* gradient, float* residual, std::int64_t count, std::uint
     }
 }
 
-// Calls body(index, key) for the elements of those `chosen(keys)` is true of, in order.
+// Calls body(index, key), in order, for the elements for which `chosen(keys)` is true.
 template <typename Chosen, typename Body>
 inline void for_chosen(const float* x, std::int64_t count, Chosen&& chosen, Body&& body) {
     std::int32_t keys[kWide];
@@ -119,8 +120,8 @@ GRAPHKIT_ISA_DEFINE(TopKTable, top_k_table) = {begin, count_below, take};
 namespace graphkit {
 namespace {
 
-// places, values, residual = gradient + residual: the `chosen` largest go, and the rest stays. The residual is changed
-// where it lies. One thread's work, beside a backward pass.
+// places, values and the new residual, from gradient + residual: the `chosen` largest elements are sent. The residual
+// is changed in place. Uses one thread, beside a backward pass.
 class TopKPack final : public Kernel {
   public:
     TopKPack(std::int64_t count, std::int64_t chosen)
@@ -164,7 +165,8 @@ class TopKPack final : public Kernel {
     std::vector<std::pair<int, int>> inplace() const override { return {{1, 2}}; }
 
   private:
-    // The bin with the last of the `left` largest; how many of it are among them is left then.
+    // Returns the bin that contains the last of the `left` largest elements. `left` becomes the number of them in that
+    // bin.
     static std::int32_t bin_of(const std::uint32_t* histogram, std::int64_t bins, std::int64_t& left) {
         std::int64_t bin = bins - 1;
         for (; histogram[bin] < left; --bin) {

@@ -1,8 +1,8 @@
-// Two bits for an element of a gradient, and what was left out waits for the next one: as MXNet's KVStore does, after
-// Seide et al., "1-bit stochastic gradient descent", Interspeech 2014.
+// Gradient compression to two bits per element. The difference stays in the residual, and is added to the next
+// gradient, as in MXNet's KVStore, after Seide et al., "1-bit stochastic gradient descent", Interspeech 2014.
 //
-// A word holds 16 elements: bits 0 to 15 say which of them are sent, bits 16 to 31 which are negative. An element that
-// is negative and not sent is NaN: what is not a number is told, and waits for nothing.
+// A word holds 16 elements: bits 0 to 15 say which of them are sent, bits 16 to 31 which are negative. "Negative"
+// without "sent" means NaN: it is used for NaN and infinities, which leave a residual of 0.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -16,7 +16,8 @@ namespace graphkit {
 constexpr std::int64_t kWordElements = 16;
 
 struct TwoBitTable {
-    // Of residual + gradient what reaches the threshold goes to the words, the rest to the residual.
+    // Each element of residual + gradient that reaches the threshold, positive or negative, is sent as +-threshold in
+    // the words; the difference becomes the residual.
     void (*quantize)(const float* gradient, float* residual, float threshold, std::int64_t count, std::uint32_t* words);
     void (*accumulate)(const std::uint32_t* words, float threshold, std::int64_t count, float* sum);
 };
@@ -33,7 +34,7 @@ inline Lanes where(Bits mask, Lanes x) {
     return bit_cast<Lanes>(mask & bit_cast<Bits>(x));
 }
 
-// Those of `count` elements, a word at most.
+// Returns the word of at most 16 elements.
 inline std::uint32_t quantize_word(const float* gradient, float* residual, float threshold, std::int64_t count) {
     const Lanes limit = splat(threshold);
     std::uint32_t sent = 0;
@@ -115,8 +116,8 @@ std::int64_t words_of(std::int64_t count) {
     return (count + kWordElements - 1) / kWordElements;
 }
 
-// Calls body(first element, elements, first word) for parts of `count` elements, whose numbers are in `to` then: those
-// of `from`, if that is other memory.
+// Calls body(first element, elements, first word) for parts of `count` elements in `to`. If `from` is other memory, a
+// part is copied from it before.
 template <typename Body>
 void for_each_part(int threads, std::int64_t count, double nanoseconds, const void* from, float* to, Body&& body) {
     parallel_for(threads, words_of(count), nanoseconds * kWordElements, [&](std::int64_t begin, std::int64_t end) {
@@ -129,7 +130,7 @@ void for_each_part(int threads, std::int64_t count, double nanoseconds, const vo
     });
 }
 
-// words, residual = gradient + residual, by a threshold. The residual is changed where it lies.
+// words and the new residual, from gradient + residual and a threshold. The residual is changed in place.
 class TwoBitQuantize final : public Kernel {
   public:
     TwoBitQuantize(std::int64_t count, float threshold, int threads)
@@ -162,7 +163,7 @@ class TwoBitQuantize final : public Kernel {
     float threshold_;
 };
 
-// sum + what the words say.
+// total = sum + the values of the words.
 class TwoBitAccumulate final : public Kernel {
   public:
     TwoBitAccumulate(std::int64_t count, float threshold, int threads)

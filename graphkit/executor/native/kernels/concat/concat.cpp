@@ -1,4 +1,4 @@
-// Concat and Split: pieces that lie one after the other along an axis.
+// Concat and Split: arrays that are concatenated along an axis.
 #include <algorithm>
 
 #include "primitives/elements.h"
@@ -11,7 +11,7 @@
 namespace graphkit {
 namespace {
 
-// y = the operands one after the other along `axis`. Any element type.
+// y = the operands, concatenated along `axis`. Any element type.
 class Concat final : public Kernel {
   public:
     Concat(const std::vector<Dims>& xs, std::int64_t axis, ElementType type, int threads);
@@ -22,7 +22,7 @@ class Concat final : public Kernel {
     Pieces pieces_;
 };
 
-// Parts of x along `axis`, of the given sizes. Outputs that nobody reads may be left out. Any element type.
+// Splits x along `axis` into parts of the given sizes. Unused outputs may be absent. Any element type.
 class Split final : public Kernel {
   public:
     Split(Dims x, const Dims& sizes, std::int64_t axis, ElementType type, int threads);

@@ -16,15 +16,15 @@ using dnnl::prop_kind;
 
 struct ConvolutionOptions {
     Epilogue epilogue;
-    bool pack_weights = false;  // the weights are constant: they come in oneDNN's layout
+    bool pack_weights = false;  // w is constant: it comes packed in oneDNN's layout
     ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
-    bool channels_last = false;  // x, y and residual lie in memory as [N, spatial, C]
-    bool deterministic = false;  // the same bits for any number of threads
-    bool any_numbers = false;    // what is not finite in x reaches no result but those of its windows
+    bool channels_last = false;  // x, y and residual are [N, spatial, C] in memory
+    bool deterministic = false;  // equal bits for any number of threads
+    bool any_numbers = false;    // NaN and infinities of x must affect only results whose windows contain them
 };
 
 // y = epilogue(conv(x, w) + bias). x [N, C, spatial], w [M, C/groups, kernel], bias [M], y and residual [N, M,
-// spatial]; the shapes given are these in any layout. The residual is the last input.
+// spatial]; shapes are given like this for any memory layout. The residual is the last input.
 class Convolution final : public ConvolutionKernel {
   public:
     Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads);
@@ -48,10 +48,10 @@ class Deconvolution final : public ConvolutionKernel {
                  const Way& way);
 };
 
-// Rows of the result in a piece of an image.
+// Least number of rows of the result in a part of an image.
 constexpr std::int64_t kLeastRows = 2;
 
-// The weights of a transposed convolution, [C, M/groups, kernel] in memory, seen as [groups, M/groups, C/groups,
+// The weights of a transposed convolution, [C, M/groups, kernel] in memory, described as [groups, M/groups, C/groups,
 // kernel].
 struct SwappedWeights {
     Dims dims;
@@ -75,15 +75,16 @@ struct SwappedWeights {
     }
 };
 
-// Rows of the first spatial axis of a convolution's result, the rows of x that they are computed from, and the window
-// that does so.
+// Some rows of the result along the first spatial axis, the rows of x that they read, and the window of the convolution
+// between them.
 struct Band {
     Range y;
     Range x;
     Window window;
 };
 
-// The result in at most `parts` bands; in one where a band would read nothing but padding.
+// Divides the result into at most `parts` bands. Returns a single band if another division had a band that reads only
+// padding.
 std::vector<Band> bands(const Dims& x, const Dims& w, const Dims& y, const Window& window, std::int64_t parts) {
     std::vector<Band> made;
     for (const Range& rows : cut(y[2], numbers_of_parts(y[2], kLeastRows, parts).back())) {
@@ -103,7 +104,7 @@ std::vector<Band> bands(const Dims& x, const Dims& w, const Dims& y, const Windo
     return made.size() > 1 ? made : std::vector<Band>{{{0, y[2]}, {0, x[2]}, window}};
 }
 
-// x and y lie as given, weights and bias as the primitive wants them.
+// The forward operation with x and y in the given layouts, and weights and bias in the layouts of the primitive.
 template <typename Primitive>
 Operation forward(const typename Primitive::primitive_desc& descriptor, const memory::desc& x, const memory::desc& y) {
     Operation operation;
@@ -147,11 +148,11 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
 
 namespace {
 
-// Elements of bfloat16 in a row of a tile.
+// bfloat16 elements in a row of an AMX tile.
 constexpr std::int64_t kTileRow = 32;
 
-// Whether elements behind a window meet weights of zero, which make NaN of what is not finite: of few channels the
-// library's tiles (AMX) have the elements of whole windows in their rows, the last of which is rarely full.
+// Whether elements behind a window are multiplied by zero weights, so that NaN and infinities there become NaN. With
+// few channels, a row of the library's AMX tiles holds elements of whole windows, and the last row is rarely full.
 bool is_in_rest_of_tile(const Dims& w, const Window& window) {
     const std::int64_t taps = count(w) / (w[0] * w[1]);
     const bool dense = std::all_of(window.dilations.begin(), window.dilations.end(), [](auto d) { return d == 1; });
@@ -175,7 +176,7 @@ void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Win
     memory::desc w_layout = any(weights, type);
     const memory::desc bias = biased ? plain({w[0]}, type) : memory::desc();
     const std::int64_t pieces = pieces_for(multiply_adds(w, y), operand_bytes());
-    // With the channels last, rows of one image lie together.
+    // With the channels last, the rows of an image are contiguous.
     const bool cuts_images = last && 2 * x[0] <= pieces;
     const auto x_row = static_cast<std::size_t>(count(x) / (x[0] * x[2])) * size_of(type);
     const auto y_row = static_cast<std::size_t>(count(y) / (y[0] * y[2])) * size_of(y_type);
@@ -198,7 +199,7 @@ void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Win
             const Window& here = band.window;
             add_piece(piece, {images.size, band.x.size, band.y.size, here.pads_begin[0]}, [&] {
                 const memory::desc y_given = laid_out(y_part, last, y_type);
-                // A sum with the residual needs it where it lies.
+                // If the library adds the residual, the residual must be in the layout of y.
                 const memory::desc y_layout = adds ? y_given : data_layout(y_part, way.last, y_type);
                 const auto descriptor = choose<dnnl::convolution_forward>(
                     accepts, engine(), prop_kind::forward_inference, algorithm::convolution_direct,
@@ -232,7 +233,8 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
     if (count(x) == 0 && count(y) != 0) {
         throw Unsupported(describe() + ": an empty input and a result that is not empty");
     }
-    // None of the library's implementations leaves infinities where they are: see choose_way.
+    // With an odd number of channels, every implementation of the library spreads infinities to other results: see
+    // choose_way.
     if (type == ElementType::bf16 && x[1] / window.groups % 2 == 1) {
         throw Unsupported(describe() + ": an odd number of channels");
     }
@@ -260,8 +262,8 @@ void Deconvolution::prepare(const Dims& x, const Dims& w, const Dims& y, const W
     memory::desc w_layout = any(weights.dims, type);
     const memory::desc bias = way.fused && epilogue.bias ? plain({y[1]}, type) : memory::desc();
     const bool follows = way.fused && !epilogue.empty();
-    // The library's strided implementation adds the bias and applies the rest once for each group of a wide input's
-    // channels and taps.
+    // For a wide input, the library's strided implementation adds the bias and applies the epilogue once for each group
+    // of channels and taps, instead of once.
     const Accepts accepts = [&](const std::string& name) {
         return way.accepts(name) && !(follows && name.find("brgconv_strided") != std::string::npos);
     };

@@ -14,18 +14,19 @@
 namespace graphkit {
 namespace {
 
-// The channels at axis 1; in the given shape, they are last.
+// Moves the channels from the last axis to axis 1.
 Dims channels_first(const Dims& shape) {
     Dims found = shape;
     std::rotate(found.begin() + 1, found.end() - 1, found.end());
     return found;
 }
 
-// Makes graphkit's own kernels of a float32 convolution whose padding does not depend on sizes; null where the library
-// is better, or the convolution is computed along other axes.
+// Makes graphkit's own kernels of a float32 convolution whose padding does not depend on sizes. Returns null if the
+// library is faster, or if the convolution is computed along other axes.
 class ChannelsLastConvFactory final : public KernelFactory {
   public:
-    // `depthwise`: the window if each channel has one filter. `prefers_depthwise`: that kernel is used for all sizes.
+    // `depthwise`: the window, if each channel has one filter. `prefers_depthwise`: use the depthwise kernel for all
+    // sizes.
     ChannelsLastConvFactory(Window window, std::optional<PoolWindow> depthwise, bool prefers_depthwise, bool bias,
                             Epilogue epilogue, bool pack_weights, bool vary, int threads)
         : window_(std::move(window)),
@@ -78,7 +79,7 @@ GRAPHKIT_BINDINGS(conv_factory, "conv", "pool", "epilogue", "sized_kernels") {
     nb::class_<ChannelsLastConvFactory, KernelFactory>(
         m, "ChannelsLastConvFactory",
         "Makes graphkit's own kernels of a float32 convolution of channels-last images; None where the library is "
-        "better.")
+        "faster.")
         .def(nb::init<Window, std::optional<PoolWindow>, bool, bool, Epilogue, bool, bool, int>(), nb::kw_only(),
              "window"_a, "depthwise"_a, "prefers_depthwise"_a, "bias"_a, "epilogue"_a, "pack_weights"_a, "vary"_a,
              "threads"_a);

@@ -1,4 +1,4 @@
-// The two gradients of a convolution.
+// The gradients of a convolution with respect to its data and its weights.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -16,20 +16,21 @@ using dnnl::memory;
 
 constexpr auto kF32 = ElementType::f32;
 
-// Filters of a piece of the gradient of weights: whole vectors, and enough for what it reads.
+// Parts of the filters in the gradient of weights: multiples of kFilterGrain (whole vectors), and at least
+// kLeastFilters, so that the arithmetic outweighs what a part reads.
 constexpr std::int64_t kFilterGrain = 16;
 constexpr std::int64_t kLeastFilters = 32;
-// Channels in the library's widest vectors of float32.
+// Channels in the library's widest float32 vector.
 constexpr std::int64_t kVectorChannels = 16;
 
 struct GradientOptions {
-    bool pack_weights = false;  // the weights are constant: they come in oneDNN's layout
-    bool channels_last = false;  // x, dx and dy lie in memory as [N, spatial, C]
+    bool pack_weights = false;  // w is constant: it comes packed in oneDNN's layout
+    bool channels_last = false;  // x, dx and dy are [N, spatial, C] in memory
     ElementType type = ElementType::f32;  // of x, w, dy and dx: f32 or bf16
-    bool deterministic = false;  // the same bits for any number of threads
+    bool deterministic = false;  // equal bits for any number of threads
 };
 
-// dx from dy and w: the gradient of Convolution in x.
+// dx from dy and w: the gradient of Convolution with respect to x.
 class ConvolutionBackwardData final : public ConvolutionKernel {
   public:
     ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, const GradientOptions& options,
@@ -40,7 +41,7 @@ class ConvolutionBackwardData final : public ConvolutionKernel {
                  const Way& way);
 };
 
-// dw (and the bias gradient, when asked) from x and dy. The results are float32 for operands of any type.
+// dw, and optionally the gradient of the bias, from x and dy. The results are float32 for operands of any type.
 class ConvolutionBackwardWeights final : public ConvolutionKernel {
   public:
     ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
@@ -58,10 +59,10 @@ class ConvolutionBackwardWeights final : public ConvolutionKernel {
     std::optional<WindowProducts> products_;
 };
 
-// From so many channels on, on both sides, a product of matrices is at least as fast as the convolution's gradient.
+// With at least this many channels on both sides, a matrix product is at least as fast as the library's gradient.
 constexpr std::int64_t kProductChannels = 64;
 
-// Whether windows are single elements, one for each of the input.
+// Whether each window is a single element, and each element of the input has one.
 bool is_pointwise(const Dims& w, const Window& window) {
     const auto all = [](const Dims& values, std::int64_t value) {
         return std::all_of(values.begin(), values.end(), [=](std::int64_t v) { return v == value; });
@@ -70,14 +71,14 @@ bool is_pointwise(const Dims& w, const Window& window) {
            all(window.pads_begin, 0) && all(window.pads_end, 0);
 }
 
-// In how many parts the gradient of weights cuts the batch, whose results are added, and the filters.
+// The number of parts into which the gradient of weights divides the batch (their results are added), and the filters.
 struct WeightCuts {
     std::int64_t images = 1;
     std::int64_t filters = 1;
 };
 
-// The cuts that read and write least: partial results have the size of dw each, a part of the filters copies its part
-// of dy and reads all of x.
+// Returns the division with the least memory traffic: each partial result has the size of dw; each part of the filters
+// copies its part of dy and reads all of x.
 WeightCuts cut_weights(const Dims& x, const Dims& dy, const Dims& dw, std::int64_t groups, std::int64_t pieces) {
     WeightCuts best;
     std::int64_t most = 0;
@@ -190,7 +191,7 @@ std::string ConvolutionBackwardWeights::implementation() const {
     return products_ ? std::string("windows:") + isa_name() : LibraryKernel::implementation();
 }
 
-// dy^T x over all positions. The product comes out in the plain order of the weights.
+// Computes dw as dy^T x over all positions. The product has the plain layout of the weights.
 void ConvolutionBackwardWeights::as_product(std::int64_t positions, const Dims& dw, ElementType type) {
     const Matrices left{{}, dw[0], positions, true};
     const Matrices right{{}, positions, dw[1], false};
@@ -226,10 +227,11 @@ void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, c
                                                 bool last, ElementType type) {
     const bool bias = outputs_.size() > 1;
     const bool suits = WindowProducts::suits(dw, window, last);
-    // With the channels last, the library's gradients of dilated windows in bfloat16 read beside them.
+    // With the channels last, the library's bfloat16 gradients of dilated windows read wrong elements.
     const bool misreads = last && type == ElementType::bf16 &&
                           std::any_of(window.dilations.begin(), window.dilations.end(), [](auto d) { return d > 1; });
-    // Of fewer channels than a vector has, its gradients of strided single elements write beyond their working memory.
+    // With fewer channels than a vector has lanes, the library's gradients of strided 1x1 windows write beyond their
+    // working memory.
     const bool overruns = last && dw[1] < kVectorChannels &&
                           std::all_of(
                               dw.begin() + 2, dw.end(), [](auto k) { return k == 1; }) &&
@@ -241,7 +243,7 @@ void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, c
     const WeightCuts cuts = cut_weights(x, dy, dw, window.groups, pieces_for(multiply_adds(dw, dy), operand_bytes()));
     const auto image_ranges = cut(x[0], cuts.images);
     sum_partials(image_ranges.size());
-    // Between filters in dy and in dw.
+    // Bytes from filter to filter in dy and in dw.
     const std::size_t dy_step = size_of(type) * (last ? 1 : static_cast<std::size_t>(count(dy) / (dy[0] * dy[1])));
     const std::size_t dw_step = size_of(kF32) * static_cast<std::size_t>(count(dw) / dw[0]);
     for (std::size_t i = 0; i < image_ranges.size(); ++i) {

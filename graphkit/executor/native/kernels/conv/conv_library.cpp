@@ -9,7 +9,8 @@ using dnnl::algorithm;
 using dnnl::memory;
 using dnnl::prop_kind;
 
-// From so many elements of the last axis on, another order of the axes is better than columns.
+// With at least this many elements along the last axis of the kernel, another order of the axes is faster than
+// computing by columns.
 constexpr std::int64_t kWideKernel = 12;
 
 }  // namespace
@@ -116,9 +117,9 @@ dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims
 void ConvolutionKernel::choose_way(bool last, std::int64_t channels, const Epilogue& epilogue,
                                    const std::function<void(const Way&)>& prepare) {
     std::vector<Way> ways;
-    // Products of bfloat16 are summed in pairs. Of an odd number of channels, the last pair has the first channel of
-    // the next place in it, or the same element again, with a weight of zero, which makes NaN of what is not finite
-    // there.
+    // bfloat16 products are summed in pairs. With an odd number of channels, the last pair contains the first channel
+    // of the next element, or the same channel again, with a weight of zero. If that value is not finite, the result
+    // becomes NaN.
     const bool odd = inputs_[0].type == ElementType::bf16 && channels % 2 == 1;
     const auto add = [&](const Accepts& wanted) {
         for (const bool layout : {last, !last}) {
@@ -144,7 +145,8 @@ void ConvolutionKernel::choose_way(bool last, std::int64_t channels, const Epilo
             return;
         }
     }
-    // Pieces at the borders may want other weights than those between, and no implementation take both.
+    // Parts at the borders may require another layout of the weights than those between, and no implementation may
+    // accept both.
     leave_whole();
     for (std::size_t i = 0; i + 1 < ways.size(); ++i) {
         if (attempt([&] { prepare(ways[i]); })) {

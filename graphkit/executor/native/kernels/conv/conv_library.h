@@ -1,6 +1,7 @@
-// What convolutions through oneDNN share: the checks of shapes, and how arrays and pieces lie.
+// What convolutions through oneDNN share: checks of shapes, and the memory layouts of arrays and parts.
 //
-// All their kernels throw NativeError for shapes that do not fit, Unsupported for an empty kernel or channel dimension.
+// All these kernels throw NativeError for shapes that do not match, and Unsupported for an empty kernel or channel
+// dimension.
 #pragma once
 
 #include "kernels/conv/window.h"
@@ -9,50 +10,52 @@
 
 namespace graphkit {
 
-// One way to have the library compute a convolution.
+// A way in which the library can compute a convolution.
 struct Way {
-    bool last = false;  // in memory with the channels last, else in the layout that the library likes best
-    bool fused = true;  // the epilogue on the way, else in a pass of its own
+    bool last = false;  // channels last in memory; else the layout that the library prefers
+    bool fused = true;  // the library applies the epilogue; else a separate pass does
     Accepts accepts = any_name;
 };
 
 class ConvolutionKernel : public LibraryKernel {
   protected:
     using LibraryKernel::LibraryKernel;
-    // Calls `prepare` with one way after the other until there are implementations. Arrays lie in memory with the
-    // channels last, or not; each result sums over so many `channels`. Throws dnnl::error of status unimplemented.
+    // Calls `prepare` with one way after the other until the library has an implementation. `last`: arrays have the
+    // channels last in memory. `channels`: channels that each result sums over. Throws dnnl::error of status
+    // unimplemented.
     void choose_way(bool last, std::int64_t channels, const Epilogue& epilogue,
                     const std::function<void(const Way&)>& prepare);
 };
 
-// Dilations as the library counts them: 0 for neighbours.
+// Dilations as the library counts them: 0 if the elements of a window are adjacent.
 Dims library_dilations(const Window& window);
 
-// Dimensions of the weights as the library counts them: with a leading group dimension when there are groups.
+// Dimensions of the weights for the library: with a leading group dimension if there is more than one group.
 Dims grouped(const Dims& w, std::int64_t groups);
 
-// Checks everything that the library would not, or would report without saying where. `wide` and `narrow` are the
-// data on the two sides: the input and the output of a convolution, the output and the input of a transposed one.
+// Checks what the library does not check, or reports without naming the operand. `wide` and `narrow` are the data on
+// both sides: input and output of a convolution, output and input of a transposed convolution.
 void check_shapes(const Kernel& kernel, const Dims& wide, const Dims& w, const Dims& narrow, const Window& window);
 
-// The shape of an array of [N, C, spatial].
+// The shape in memory of an array [N, C, spatial].
 Dims placed(const Dims& dims, bool last);
 
-// Data [N, C, spatial] with the channels last, or as the library likes them best.
+// The descriptor of data [N, C, spatial]: channels last, or the layout that the library prefers.
 dnnl::memory::desc data_layout(const Dims& dims, bool last, ElementType type);
 
-// A result [N, C, spatial] as [outer, channels, inner].
+// A result [N, C, spatial] in memory, as [outer, channels, inner].
 Dims by_channel(const Dims& dims, bool last);
 
-// An array of fewer images; the bytes of one; the products of a convolution with this result.
+// with_batch: the shape with another number of images. image_bytes: bytes of one image. multiply_adds: multiply-adds of
+// a convolution with the result `narrow`.
 Dims with_batch(Dims dims, std::int64_t images);
 std::size_t image_bytes(const Dims& dims, ElementType type);
 double multiply_adds(const Dims& w, const Dims& narrow);
 
-// A piece of some images, of which `from` and `to` have so many bytes each.
+// A part with these images; an image has `from` bytes in the input and `to` bytes in the output.
 Piece piece_of(const Range& images, std::size_t from, std::size_t to);
 
-// The forward primitive that the library asks for where a gradient is prepared.
+// The forward primitive that the library requires to prepare a gradient.
 dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims& w, const Dims& y,
                                                        const Window& window, bool last, ElementType type);
 

@@ -9,7 +9,7 @@
 
 namespace graphkit {
 
-// Shapes are given as [N, C, spatial], arrays lie as [N, spatial, C]. Throws Unsupported for an epilogue with a
+// Shapes are given as [N, C, spatial]; in memory, arrays are [N, spatial, C]. Throws Unsupported for an epilogue with a
 // residual.
 std::unique_ptr<Kernel> depthwise_convolution(const Dims& x, const Dims& y, const PoolWindow& window,
                                               const Epilogue& epilogue, bool pack_weights, int threads);

@@ -1,5 +1,5 @@
-// Depthwise convolution of data with the channels last and its gradients: float32, one filter for each channel, one to
-// three spatial dimensions. Results do not depend on the number of threads.
+// Depthwise convolution of channels-last data, and its gradients: float32, one filter for each channel, one to three
+// spatial dimensions. Results do not depend on the number of threads.
 #include <utility>
 
 #include "kernels/conv/depthwise_lanes.h"
@@ -10,10 +10,10 @@ namespace graphkit {
 // Depthwise convolution of runs of windows.
 namespace {
 
-// Elements of a line of a window that is read line by line.
+// Elements of a line in windows that are read line by line.
 constexpr int kLineTaps = 3;
 
-// Loads what the next run reads behind `count` windows from number `first` on, while this one computes.
+// Prefetches what the next run reads beyond this one, for `count` windows from number `first` on.
 inline void fetch_ahead(const DepthwiseRun& run, const float* in, std::int64_t first, std::int64_t count) {
     constexpr std::int64_t kCacheLine = 64 / sizeof(float);
     for (std::int64_t row = 0; row < run.ahead_count; ++row) {
@@ -24,7 +24,7 @@ inline void fetch_ahead(const DepthwiseRun& run, const float* in, std::int64_t f
     }
 }
 
-// Unrolled, or the sums would leave their registers.
+// The loops are unrolled: otherwise the sums would be moved from registers to memory.
 template <int Width, int Vectors, typename Access>
 [[gnu::always_inline]] inline void store_sums(const Lane (&sums)[Width][Vectors], const DepthwiseRun& run,
                                               const DepthwiseFinish& finish, std::int64_t channel, float* out,
@@ -39,8 +39,8 @@ template <int Width, int Vectors, typename Access>
     }
 }
 
-// `Width` results side by side of `Vectors` vectors of channels: an element of the filter is loaded once for the
-// results, and sums are as many as FMA units need.
+// Computes `Width` adjacent results for `Vectors` vectors of channels. Each element of the filter is loaded once for
+// all results, and there are enough sums to keep the FMA units busy.
 template <int Width, int Vectors, typename Access>
 inline void correlate_block(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
                             std::int64_t channel, float* out, Access access) {
@@ -61,7 +61,7 @@ inline void correlate_block(const DepthwiseRun& run, const float* in, const floa
     store_sums(sums, run, finish, channel, out, access);
 }
 
-// The same for windows in lines of 3 elements, `Step` elements from window to window.
+// Like correlate_block, for windows in lines of 3 elements; consecutive windows are `Step` elements apart.
 template <int Step, int Width, int Vectors, typename Access>
 inline void correlate_lines(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
                             std::int64_t channel, float* out, Access access) {
@@ -72,7 +72,7 @@ inline void correlate_lines(const DepthwiseRun& run, const float* in, const floa
     store_sums(sums, run, finish, channel, out, access);
 }
 
-// How to compute `Width` results side by side.
+// A method to compute `Width` adjacent results.
 struct ByTaps {
     template <int Width>
     static constexpr int kVectors = Width > 3 ? 2 : 4;
@@ -127,7 +127,7 @@ inline void correlate_run(const DepthwiseRun& run, const float* in, const float*
     }
 }
 
-// Whether the taps are lines of 3 elements side by side.
+// Whether the taps form lines of 3 adjacent elements.
 bool has_lines(const DepthwiseRun& run) {
     for (std::int64_t t = 0; t < run.taps; ++t) {
         const std::int64_t next = t % kLineTaps;
@@ -139,7 +139,7 @@ bool has_lines(const DepthwiseRun& run) {
     return run.taps % kLineTaps == 0;
 }
 
-// The bits do not depend on the method.
+// All methods give the same bits.
 void correlate(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish, float* out) {
     constexpr auto kWidths = std::make_integer_sequence<int, 6>();
     const bool lines = has_lines(run);
@@ -152,7 +152,7 @@ void correlate(const DepthwiseRun& run, const float* in, const float* w, const D
     }
 }
 
-// Adds the sums of `Width` taps from number `first` on, over `count` windows.
+// Adds, to `Width` taps of w from number `first` on, their products summed over `count` windows.
 template <std::int64_t Width, typename Access>
 inline void add_block(const DepthwiseRun& run, std::int64_t first, std::int64_t count, const float* in,
                       const float* out, float* w, Access access) {
@@ -216,14 +216,14 @@ GRAPHKIT_ISA_DEFINE(DepthwiseFunctions, depthwise_functions) = {correlate, add_p
 namespace graphkit {
 namespace {
 
-// Which elements of the input, times which elements of the filter, each element of the output sums.
+// For each element of the output, the pairs of an input element and a filter element whose products it sums.
 class DepthwisePlan {
   public:
     DepthwisePlan() = default;
-    // Results are the windows of a convolution, or with `transposed` the elements that the windows lie on.
+    // The output elements are the windows of a convolution or, with `transposed`, the elements that windows cover.
     DepthwisePlan(const PoolGeometry& geometry, bool transposed);
 
-    std::int64_t lines() const { return output_[0] * output_[1]; }  // of one image's output
+    std::int64_t lines() const { return output_[0] * output_[1]; }  // lines of an image of the output
     std::int64_t input_size() const { return input_[0] * input_[1] * input_[2]; }
     std::int64_t width() const { return output_[2]; }
 
@@ -240,12 +240,12 @@ class DepthwisePlan {
     struct Run {
         std::int64_t first;
         std::int64_t count;
-        Taps taps;  // of the first result; those of the next ones lie `step_` further each
+        Taps taps;  // of the first result; each next one is `step_` further
     };
 
     bool continues(const Run& run, const Taps& taps) const;
 
-    std::vector<Taps> taps_[3];  // along each axis, by place in the output
+    std::vector<Taps> taps_[3];  // for each axis, by position in the output
     std::vector<Run> runs_;      // along the last axis
     std::int64_t input_[3] = {1, 1, 1};
     std::int64_t output_[3] = {1, 1, 1};
@@ -254,16 +254,16 @@ class DepthwisePlan {
     std::int64_t out_step_ = 1;
 };
 
-// What the kernels here share; shapes are given as [N, C, ...], filters are [C, 1, kernel].
+// Base of the depthwise kernels here. Shapes are given as [N, C, ...], filters are [C, 1, kernel].
 class Depthwise : public Kernel {
   protected:
     Depthwise(const char* name, const Dims& x, const Dims& y, const PoolWindow& window, bool transposed, int threads);
-    // The channels of each element of the filters side by side.
+    // Transposes filters [C, taps] to [taps, C].
     void arrange(const float* w, float* filters) const;
     void correlate(const float* in, const float* filters, const DepthwiseFinish& finish, float* out) const;
     std::size_t filter_bytes() const;
 
-    Dims x_, y_, w_;  // as arrays
+    Dims x_, y_, w_;  // shapes in memory
     DepthwisePlan plan_;
     std::int64_t batch_;
     std::int64_t channels_;
@@ -271,7 +271,7 @@ class Depthwise : public Kernel {
     const DepthwiseFunctions& functions_;
 };
 
-// y = epilogue(conv(x, w) + bias); constant weights may come packed.
+// y = epilogue(conv(x, w) + bias). Constant weights may come packed.
 class DepthwiseConvolution final : public Depthwise {
   public:
     // Throws Unsupported for an epilogue with a residual.
@@ -300,7 +300,8 @@ class DepthwiseBackwardData final : public Depthwise {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 };
 
-// dw from x and dy. Sums over a constant number of parts of the lines are added in order.
+// dw from x and dy. The lines are divided into a number of parts that does not depend on the number of threads; their
+// sums are added in order.
 class DepthwiseBackwardWeights final : public Depthwise {
   public:
     DepthwiseBackwardWeights(Dims x, Dims dy, const PoolWindow& window, int threads);
@@ -312,7 +313,7 @@ class DepthwiseBackwardWeights final : public Depthwise {
 };
 
 constexpr double kProductNanoseconds = 0.05;
-// Products of a part of the weights' gradient, and the most parts.
+// Least products of a part in the gradient of weights, and the largest number of parts.
 constexpr std::int64_t kPartProducts = 1 << 18;
 constexpr std::int64_t kMostParts = 32;
 constexpr std::int64_t kMostAhead = 4;
@@ -570,7 +571,7 @@ GRAPHKIT_BINDINGS(depthwise_channels_last, "pool", "epilogue") {
             "x"_a, "y"_a, "window"_a, "threads"_a = 0, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
             "pack_weights"_a = false)
         .def_static("slides", &CopiedDepthwise::suits_window, "y"_a, "window"_a,
-                    "Whether it is faster than the library because windows slide over copies.");
+                    "Whether this is faster than the library, because it computes large windows from copies.");
     nb::class_<DepthwiseBackwardData, Kernel>(m, "DepthwiseBackwardData")
         .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
     nb::class_<DepthwiseBackwardWeights, Kernel>(m, "DepthwiseBackwardWeights")

@@ -11,9 +11,9 @@ namespace {
 
 // Channels of a copy: two vectors of the widest instruction set.
 constexpr std::int64_t kGroup = 32;
-// Windows of fewer elements take less time than the copies save.
+// For windows with fewer elements, copying takes longer than it saves.
 constexpr std::int64_t kFewTaps = 25;
-// Floats of a copy that stay in the second cache.
+// Floats of a copy that fits into the second-level cache.
 constexpr std::int64_t kCopyFloats = 1 << 16;
 constexpr double kProductNanoseconds = 0.02;
 
@@ -21,17 +21,17 @@ std::int64_t window_step(const std::vector<Span>& windows) {
     return windows.size() > 1 ? windows[1].start - windows[0].start : 1;
 }
 
-// Lines of windows along the first axis.
+// Properties of the lines of windows along the first axis.
 struct Lines {
     std::int64_t kernel, reach, step, count;
 
     std::int64_t rows(std::int64_t lines) const { return (lines - 1) * step + reach; }
-    // So many of them, of `width` columns, are computed from one copy.
+    // How many lines, each `width` columns wide, are computed from one copy.
     std::int64_t together(std::int64_t width) const {
         return std::clamp<std::int64_t>((kCopyFloats / (width * kGroup) - reach) / step + 1, 1, count);
     }
-    // Whether fewer rows are copied for a line than its windows read: wide copies hold few lines, and between the rows
-    // of windows that are far apart, or dilated, lie many.
+    // Whether copying reads fewer rows than the windows would. It does not if a copy holds only few lines because it is
+    // wide, or if windows are far apart or dilated, so that many rows between them are not used.
     bool share_rows(std::int64_t width) const { return rows(together(width)) < kernel * together(width); }
 };
 
@@ -50,7 +50,7 @@ bool CopiedDepthwise::covers(const PoolGeometry& g) {
 }
 
 bool CopiedDepthwise::suits_window(const Dims& y, const PoolWindow& window) {
-    // Most windows of narrower images lie on the padding, which is computed here.
+    // In narrower images, most windows contain padding, which this kernel multiplies like other elements.
     constexpr std::int64_t kNarrow = 12;
     const std::int64_t columns = window.kernel.back();
     const std::int64_t rows = window.kernel.front();
@@ -115,7 +115,7 @@ void CopiedDepthwise::copy_lines(const Part& p, const float* x, float* to) const
     const std::int64_t first = p.line * line_step_ - begin_[0];
     for (std::int64_t row = first; row < first + copied_rows(p.lines); ++row, to += width_ * p.channels) {
         if (row < 0 || row >= input_[0]) {
-            continue;  // it is not read
+            continue;  // not read
         }
         float* place = std::fill_n(to, before * p.channels, 0.0F);
         const float* from = image + row * input_[1] * channels_;
@@ -147,7 +147,7 @@ void CopiedDepthwise::compute(const Part& p, const float* x, const float* filter
     const std::int64_t row_floats = width_ * p.channels;
     for (std::int64_t line = 0; line < p.lines; ++line) {
         const std::int64_t at = p.line + line;
-        // Only lines of the window that are in the image.
+        // Skips the lines of the window that are outside of the image.
         const std::int64_t top = at * line_step_ - begin_[0];
         const std::int64_t first = std::min(top < 0 ? (-top + dilation_ - 1) / dilation_ : 0, kernel_[0]);
         const std::int64_t end = top >= input_[0] ? 0 : std::min((input_[0] - 1 - top) / dilation_ + 1, kernel_[0]);

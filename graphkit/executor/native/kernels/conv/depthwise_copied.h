@@ -1,4 +1,4 @@
-// Depthwise convolutions with large windows, of copies of a few channels.
+// Depthwise convolutions with large windows, computed from copies of a few channels.
 #pragma once
 
 #include <cstddef>
@@ -9,26 +9,28 @@
 
 namespace graphkit {
 
-// Copies lines of a few channels, with their padding, so that all windows of an image come from the first cache and are
-// alike. With many channels, the elements of a window lie far apart, at few places of the cache.
+// Copies lines of a few channels, with their padding, so that all windows have the same layout and are read from the
+// first-level cache. In place, with many channels, the elements of a window are far apart and share few sets of the
+// cache.
 class CopiedDepthwise {
   public:
     CopiedDepthwise() = default;
     CopiedDepthwise(const PoolGeometry& geometry, std::int64_t images, std::int64_t channels, int threads);
 
-    // Whether windows have 5 or 7 columns side by side, and enough lines, in images of up to two axes.
+    // Whether this class can compute the convolution: windows have 5 or 7 adjacent columns and enough lines; images
+    // have at most two axes.
     static bool covers(const PoolGeometry& geometry);
 
-    // Whether this is faster than the library for a result y, [N, C, ...].
+    // Whether this is faster than the library for a result y of shape [N, C, ...].
     static bool suits_window(const Dims& y, const PoolWindow& window);
 
-    // Whether the kernel may multiply these filters, [kernel, C], by padding: all are finite.
+    // Whether all these filters, [kernel, C], are finite. Only then may the kernel multiply padding.
     bool suits(const float* filters) const;
     std::size_t scratch_bytes() const { return static_cast<std::size_t>(chunks_) * chunk_bytes(); }
     void run(const float* x, const float* filters, const DepthwiseFinish& finish, float* y, std::byte* scratch) const;
 
   private:
-    // Lines of the result of some channels of an image.
+    // Some lines of the result, for some channels of an image.
     struct Part {
         std::int64_t image;
         std::int64_t channel, channels;
@@ -43,7 +45,7 @@ class CopiedDepthwise {
     void compute(const Part& part, const float* x, const float* filters, const DepthwiseFinish& finish, float* y,
                  float* own) const;
 
-    const SlideTable* functions_ = nullptr;  // none if it does not compute
+    const SlideTable* functions_ = nullptr;  // null if this class does not compute the convolution
     int threads_ = 1;
     std::int64_t channels_ = 0;
     std::int64_t taps_ = 0;

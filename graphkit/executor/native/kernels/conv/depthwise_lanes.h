@@ -1,4 +1,4 @@
-// What depthwise convolutions share: sums over a line of windows, and what follows a sum. For *.isa.cpp only.
+// Functions that depthwise convolutions share: sums over a line of windows, and the epilogue. For *.isa.cpp only.
 #pragma once
 
 #include "kernels/conv/depthwise_table.h"
@@ -7,7 +7,7 @@
 namespace graphkit {
 namespace {
 
-// After the bias was added.
+// Applies the epilogue, after the bias was added.
 inline Lane finished(Lane x, const DepthwiseFinish& finish) {
     if (finish.slope != 1) {
         x = x < Lane{} ? x * splat(finish.slope) : x;
@@ -15,9 +15,9 @@ inline Lane finished(Lane x, const DepthwiseFinish& finish) {
     return at_most<float>(at_least<float>(x, finish.low), finish.high);
 }
 
-// Adds to `Width` results side by side what one line of their windows gives: `Columns` elements each, `Step` elements
-// from window to window. w: [Columns, channels]. An element of the input is loaded once for all windows that contain
-// it.
+// Adds the products of one line of the windows to `Width` adjacent results. The line has `Columns` elements;
+// consecutive windows are `Step` elements apart. w: [Columns, channels]. An element of the input is loaded once for all
+// windows that contain it.
 template <int Columns, int Step, int Width, int Vectors, typename Access>
 [[gnu::always_inline]] inline void add_line(const float* from, const float* w, std::int64_t channels,
                                             Lane (&sums)[Width][Vectors], Access access) {

@@ -1,4 +1,4 @@
-// Depthwise convolution of windows that overlap: an element of the input is loaded once for all of them.
+// Depthwise convolution with overlapping windows: an element of the input is loaded once for all of them.
 #include <utility>
 
 #include "kernels/conv/depthwise_lanes.h"
@@ -12,7 +12,7 @@ constexpr int kSlideWidth = 8;
 constexpr int kSlideWidth = 6;
 #endif
 
-// `Width` results side by side, from window `first` on.
+// Computes `Width` adjacent results, from window `first` on.
 template <int Columns, int Width, typename Access>
 inline void slide_block(const DepthwiseLine& line, const DepthwiseFinish& finish, std::int64_t first,
                         std::int64_t channel, Access access) {

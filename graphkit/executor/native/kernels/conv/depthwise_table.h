@@ -1,4 +1,4 @@
-// What a depthwise convolution of data with the channels last asks of vector code.
+// The vector functions of depthwise convolutions of channels-last data.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace graphkit {
 
-// What follows a sum: the bias of its channel, then negative x times `slope`, then from `low` to `high`. NaN stays.
+// The epilogue of a sum: adds the bias of its channel, multiplies negative values by `slope`, clamps to [low, high].
+// NaN stays NaN.
 struct DepthwiseFinish {
     const float* bias = nullptr;
     float slope = 1;
@@ -16,13 +17,13 @@ struct DepthwiseFinish {
     float high = std::numeric_limits<float>::infinity();
 };
 
-// Rows of channels that `count` results side by side are made of: result i at out + i * out_step sums
-// in[i * step + offsets[t]] * w[numbers[t] * channels] over the taps.
+// A run of `count` adjacent results. Result i, at out + i * out_step, is the sum over the taps t of in[i * step +
+// offsets[t]] * w[numbers[t] * channels]. Each is a row of channels.
 struct DepthwiseRun {
     const std::int64_t* offsets;
     const std::int64_t* numbers;
     std::int64_t taps;
-    // Rows of the input that the next run will add, from where this one reads the first of its windows on.
+    // Offsets of the input rows that the next run reads in addition, relative to the first window of this run.
     const std::int64_t* ahead;
     std::int64_t ahead_count;
     std::int64_t count;
@@ -40,11 +41,11 @@ struct DepthwiseFunctions {
 
 GRAPHKIT_ISA_TABLE(DepthwiseFunctions, depthwise_functions);
 
-// Windows whose elements lie side by side, with `rows` lines of `columns` elements: result i at out + i * out_step is
-// of the windows that begin at in + i * channels.
+// `count` adjacent results of windows with `rows` lines of `columns` adjacent elements. Result i, at out + i *
+// out_step, is that of the window that begins at in + i * channels.
 struct DepthwiseLine {
     const float* in;
-    std::int64_t in_row;  // from line to line of a window
+    std::int64_t in_row;  // floats from line to line of a window
     const float* w;       // [rows, columns, channels]
     std::int64_t rows, columns;
     std::int64_t channels;
@@ -54,7 +55,7 @@ struct DepthwiseLine {
 };
 
 struct SlideTable {
-    // Of 5 or 7 columns. The same bits as `correlate`.
+    // For 5 or 7 columns. Gives the same bits as `correlate`.
     void (*slide)(const DepthwiseLine& line, const DepthwiseFinish& finish);
 };
 

@@ -1,4 +1,4 @@
-// Convolution by the definition: the windows of some results are copied out of the image as rows, and multiplied.
+// Direct convolution: the windows of some results are copied from the image into rows, and multiplied by the filters.
 #include "kernels/conv/tiles.h"
 
 namespace graphkit {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr std::int64_t kDirectChain = 128;
 constexpr std::int64_t kMaxPartTiles = 4 * kPartTiles;
-// The windows of a large part take at most so many bytes of the second cache. So do filters that stay there.
+// Largest size, in bytes, of the windows of a part, and of filters that stay in the second-level cache.
 constexpr std::int64_t kPartBytes = 1 << 18;
 constexpr std::int64_t kCachedFilterBytes = 1 << 19;
 
@@ -14,8 +14,8 @@ std::int64_t direct_filter_floats(const TiledShape& s) {
     return s.taps() * s.channels * kBlock;
 }
 
-// Whether windows are single elements, one after the other as they lie in x. Where all rows of a part would meet in few
-// places of the cache, copies of them pay, if many blocks read them.
+// Whether windows are single elements that are contiguous in x. Exception: if the rows of a part would share few sets
+// of the cache, and many blocks read them, copying is faster.
 bool reads_in_place(const TiledShape& s) {
     constexpr std::int64_t kApart = 512;
     constexpr std::int64_t kManyFilters = 8 * kBlock;
@@ -24,7 +24,7 @@ bool reads_in_place(const TiledShape& s) {
     return single && (s.channels % kApart != 0 || s.filters < kManyFilters);
 }
 
-// The windows, and their products with a block.
+// Floats for the windows, and for their products with a block.
 std::int64_t direct_scratch_floats(const TiledShape& s, std::int64_t tiles) {
     return tiles * ((reads_in_place(s) ? 0 : row_floats(s.taps() * s.channels)) + kBlock);
 }
@@ -45,7 +45,7 @@ bool order_filters(const TiledShape& s, const TiledFilters& f) {
     return is_sound(watch);
 }
 
-// The window of a result: its first element, which may lie in the padding, in the image `x`.
+// The image of a result's window, and the window's first element, which may be in the padding.
 struct WindowPlace {
     const float* image;
     std::int64_t top, left;
@@ -58,7 +58,7 @@ inline WindowPlace window_of(const TiledPart& p, std::int64_t result) {
             result % s.out_width * s.strides[1] - s.pad_left};
 }
 
-// Calls body(tap, its channels), which are null in the padding.
+// Calls body(tap, channels at the tap); null in the padding.
 template <typename Body>
 inline void for_each_tap(const TiledShape& s, const WindowPlace& window, Body&& body) {
     std::int64_t tap = 0;
@@ -92,7 +92,7 @@ inline void clear(std::int64_t floats, float* to) {
     }
 }
 
-// A window as a row of elements, zero in the padding. The taps of a line that are neighbours are copied at once.
+// Copies a window into a row of elements, with zeros for padding. Adjacent taps of a line are copied at once.
 inline void copy_window(const TiledShape& s, const WindowPlace& window, float* to) {
     if (s.dilations[1] != 1) {
         for_each_tap(s, window, [&](std::int64_t tap, const float* from) {
@@ -117,7 +117,7 @@ inline void copy_window(const TiledShape& s, const WindowPlace& window, float* t
     }
 }
 
-// One result of filters that are not all finite: padding times infinity must not be added.
+// Computes one result for filters that are not all finite: padding must not be multiplied by infinity.
 void add_inside(const TiledPart& p, std::int64_t result, const float* filters, float* to) {
     const std::int64_t channels = p.shape.channels;
     for (int v = 0; v < kVectors; ++v) {
@@ -130,14 +130,15 @@ void add_inside(const TiledPart& p, std::int64_t result, const float* filters, f
     });
 }
 
-// Windows that lie `step` apart, each in lines of `elements`, which lie `line_step` apart.
+// Windows that are `step` floats apart. Each has `lines` lines of `elements`, `line_step` floats apart.
 struct Windows {
     const float* first;
     std::int64_t step;
     std::int64_t lines, elements, line_step;
 };
 
-// Computes results from `position` on. `partial`: sums over earlier elements, a block for each window, or null.
+// Computes `Rows` results from `position` on. `partial`: sums over earlier elements, a block for each window; null if
+// there are none.
 template <int Rows, int Vectors>
 __attribute__((noinline)) void finish_rows(const Windows& windows, const float* filters, const float* partial,
                                            const Finish& finish, std::int64_t position) {
@@ -180,14 +181,14 @@ void finish_windows(std::int64_t count, Windows windows, const float* filters, c
     }
 }
 
-// `count` results from position `first` on, whose windows lie at equal distances.
+// `count` results from position `first` on, whose windows are at equal distances.
 struct Run {
     std::int64_t first, count;
     Windows windows;
-    std::int64_t tap;  // that the first element of a window belongs to
+    std::int64_t tap;  // tap of the first element of each window
 };
 
-// One block of the results of a run. `products` has room for a block for each of them.
+// Computes one block of the results of a run. `products` has a block of floats for each result.
 void multiply_block(const TiledPart& p, const Run& run, std::int64_t block, float* products) {
     const Finish last(p, block);
     const std::int64_t elements = p.shape.taps() * p.shape.channels;
@@ -211,13 +212,13 @@ void multiply_block(const TiledPart& p, const Run& run, std::int64_t block, floa
     (whole ? finish_windows<kVectors> : finish_windows<1>)(run.count, windows, filters, partial, last, run.first);
 }
 
-// Whether windows within the columns of the image are read there, line by line. Each sum is one chain, as that of a
-// copied window.
+// Whether windows inside the columns of the image are read there, line by line, without copies. Each sum is one chain,
+// so the bits equal those of a copied window.
 bool reads_lines(const TiledShape& s) {
     return s.dilations[1] == 1 && s.taps() * s.channels <= kDirectChain && s.out_width >= kRegisterRows;
 }
 
-// The runs of a part. Windows that reach over the sides of the image are copied.
+// The runs of a part. Windows that extend beyond the sides of the image are copied.
 class Runs {
   public:
     Runs(const TiledPart& p, float* copied)
@@ -228,7 +229,7 @@ class Runs {
             runs_[count_++] = {p.first_tile, p.tiles, {p.x + p.first_tile * elements, elements, 1, elements, 0}, 0};
             return;
         }
-        // Columns from `inner` to `outer` have windows within the columns of the image.
+        // The windows of columns [inner, outer) are inside the columns of the image.
         std::int64_t inner = s.out_width;
         std::int64_t outer = s.out_width;
         if (reads_lines(s)) {
@@ -270,7 +271,7 @@ class Runs {
         return end;
     }
 
-    // Adds results with windows within the columns of the image. Lines above and below the image are left out.
+    // Adds results whose windows are inside the columns of the image. Lines above and below the image are skipped.
     std::int64_t add_lines(std::int64_t first, std::int64_t end) {
         const TiledShape& s = p_.shape;
         const WindowPlace window = window_of(p_, first);
@@ -292,7 +293,7 @@ class Runs {
     std::int64_t row_;
     Run runs_[kMaxPartTiles];
     int count_ = 0;
-    bool reads_image_ = false;  // whether the last run does
+    bool reads_image_ = false;  // whether the last run reads the image
 };
 
 void run_direct(const TiledPart& p) {
@@ -320,7 +321,8 @@ void run_direct(const TiledPart& p) {
     }
 }
 
-// A part reads all filters once. If they do not fit into the second cache, parts are as large as their windows allow.
+// A part reads all filters once. If they do not fit into the second-level cache, parts are as large as their windows
+// allow.
 std::int64_t direct_part_tiles(const TiledShape& s) {
     const std::int64_t window_bytes = s.taps() * s.channels * static_cast<std::int64_t>(sizeof(float));
     if (window_bytes * s.filters <= kCachedFilterBytes) {

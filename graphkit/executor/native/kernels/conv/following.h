@@ -1,5 +1,5 @@
-// What follows a convolution of our own: bias and limits on the way to memory, any other activation in a pass behind
-// it, with the residual.
+// The epilogue of a convolution by graphkit's own code. The convolution adds the bias and clamps its results itself;
+// for other activations, a second pass applies them and adds the residual.
 #pragma once
 
 #include <memory>
@@ -13,21 +13,21 @@ namespace graphkit {
 class Following {
   public:
     Following() = default;
-    // Of results [results, filters] with an epilogue that scales nothing.
+    // For results [results, filters], and an epilogue without scaling.
     Following(const Epilogue& epilogue, std::int64_t results, std::int64_t filters, int threads);
 
-    // What the convolution itself applies to each of its results.
+    // The part of the epilogue that the convolution applies to each result.
     TiledEpilogue on_the_way(const void* bias, const void* residual) const;
 
     std::size_t scratch_bytes() const { return product_bytes_ + (pass_ ? pass_->scratch_bytes() : 0); }
-    // Where the convolution writes: y, or what lies in `scratch` before the pass.
+    // Where the convolution writes: y, or memory in `scratch` that the pass reads.
     float* product(void* y, std::byte* scratch) const;
     void pass(const void* product, const void* residual, void* y, std::byte* scratch) const;
 
   private:
     TiledEpilogue limits_;
     std::unique_ptr<Kernel> pass_;
-    std::size_t product_bytes_ = 0;  // of a product that cannot lie in y, because the residual does
+    std::size_t product_bytes_ = 0;  // of a product that cannot be in y, because the residual is
 };
 
 }  // namespace graphkit

@@ -1,5 +1,5 @@
-// Sums of a few filters over windows. The lanes of a vector hold elements of one window, and not filters, of which
-// there are too few to fill it; the lanes' sums are added up at the end.
+// Sums of a few filters over windows. The lanes of a vector hold elements of one window, not filters, which are too few
+// to fill a vector. The lanes are added at the end.
 #include <algorithm>
 #include <utility>
 
@@ -13,18 +13,18 @@ using Lanes = Vector<float>;
 constexpr std::int64_t kWide = kLanes<float>;
 constexpr int kGroup = 4;  // filters that are computed together
 #if defined(__AVX512F__)
-constexpr int kWindows[kGroup] = {14, 12, 8, 6};  // ... and windows, of one filter, two, ...
+constexpr int kWindows[kGroup] = {14, 12, 8, 6};  // windows that are computed together, for 1, 2, ... filters
 #else
 constexpr int kWindows[kGroup] = {8, 5, 3, 2};
 #endif
-constexpr int kMostResults = 24;  // windows times filters
+constexpr int kMostResults = 24;  // most windows times filters that are computed together
 
 std::int64_t vectors_of(std::int64_t run) {
     return (run + kWide - 1) / kWide;
 }
 
-// The arranged filters are groups of [runs, vectors, filters of the group, kWide], with zeros behind the end of a run.
-// Calls body(first filter, filters) for each.
+// Arranged filters are groups of [runs, vectors, filters of the group, kWide]; the last vector of a run is padded with
+// zeros. Calls body(first filter, filters) for each group.
 template <typename Body>
 void for_each_group(std::int64_t filters, Body&& body) {
     const std::int64_t groups = (filters + kGroup - 1) / kGroup;
@@ -47,7 +47,7 @@ bool arrange(const NarrowFilters& given, const NarrowLine& shape, float* to) {
                     for (std::int64_t e = v * kWide; e < (v + 1) * kWide; ++e) {
                         to[e - v * kWide] = e < shape.run ? element(f, r, e) : 0.0F;
                     }
-                    watch += load<float>(to) * splat(0.0F);  // NaN where an element is not finite
+                    watch += load<float>(to) * splat(0.0F);  // NaN if an element is not finite
                 }
             }
         }
@@ -77,7 +77,7 @@ inline void add_products(Lanes (&sums)[Windows][Filters], const float* w, const 
     }
 }
 
-// Sums of windows from `x` on, [Windows, Filters].
+// Sums `Windows` windows from `x` on, [Windows, Filters].
 template <int Filters, int Windows>
 __attribute__((noinline)) void sum_windows(const NarrowLine& line, const float* x, const float* w, float* to) {
     Lanes sums[Windows][Filters] = {};
@@ -126,7 +126,7 @@ SumWindows some_filters(std::int64_t filters, std::int64_t windows, std::integer
     return all[filters - 1](windows);
 }
 
-// Results that lie one after the other, [windows, filters], with the bias of each.
+// Applies the epilogue to contiguous results [windows, filters]; `biases` has one bias for each.
 void finish_together(const TiledEpilogue& e, std::int64_t count, const float* sums, const float* biases,
                      const float* residual, float* y) {
     for (std::int64_t i = 0; i < count; i += kWide) {

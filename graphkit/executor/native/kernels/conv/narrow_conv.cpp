@@ -1,5 +1,5 @@
-// Convolution with few filters, of data with the channels last: float32, one or two spatial dimensions, one group.
-// Results do not depend on the number of threads.
+// Convolution with few filters, of channels-last data: float32, one or two spatial dimensions, one group. Results do
+// not depend on the number of threads.
 #include "kernels/conv/narrow_conv.h"
 
 #include <algorithm>
@@ -15,9 +15,9 @@ namespace graphkit {
 namespace {
 
 constexpr std::int64_t kMostFilters = 8;
-// Shorter runs leave most lanes of a vector without work.
+// With shorter runs, most lanes of a vector would be unused.
 constexpr std::int64_t kLeastRun = 8;
-// A part of the results: so many of a line at most, and so many floats of the image.
+// Largest part of the results: columns of a line, and floats of the image that it reads.
 constexpr std::int64_t kPartColumns = 64;
 constexpr std::int64_t kPartFloats = 1 << 15;
 constexpr double kVectorNanoseconds = 0.5;
@@ -26,13 +26,13 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) {
     return (a + b - 1) / b;
 }
 
-// Shapes are given as [N, C, spatial], arrays lie as [N, spatial, C]; w [M, C, kernel] lies as it is.
+// Shapes are given as [N, C, spatial]; in memory, arrays are [N, spatial, C]. w is [M, C, kernel] in memory, too.
 class NarrowConvolution final : public PlaneConvolution {
   public:
     NarrowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const Epilogue& epilogue,
                       bool pack_weights, int threads);
 
-    // Whether this is faster than filters in lanes.
+    // Whether this is faster than a kernel with filters in the lanes.
     static bool suits(const Dims& x, const Dims& w, const Dims& y, const Window& window);
 
     std::string packed_layout(int input) const override;
@@ -47,10 +47,11 @@ class NarrowConvolution final : public PlaneConvolution {
     void compute_parts(const Operands& given, std::int64_t begin, std::int64_t end, float* copied) const override;
 
     Part part(std::int64_t number) const;
-    // The image below a part's windows lies in itself, or is copied with zeros around it.
+    // Whether the windows of a part are inside of the image. If not, `copy` copies what they cover, with zeros around
+    // it.
     bool inside(const Part& part) const;
     void copy(const Part& part, const float* image, float* to) const;
-    // Where windows begin in runs: of a line of the window, or of one element.
+    // The number of runs of a window: its lines, or its single elements if they are dilated.
     std::int64_t runs() const {
         return plane_.dilations[1] == 1 ? plane_.kernel[0] : plane_.kernel[0] * plane_.kernel[1];
     }
@@ -65,7 +66,7 @@ class NarrowConvolution final : public PlaneConvolution {
                      const float* image) const;
 
     const NarrowTable& table_;
-    std::int64_t rows_ = 1;  // of a part at most
+    std::int64_t rows_ = 1;  // largest number of rows of a part
     std::int64_t row_parts_ = 0;
     std::int64_t column_parts_ = 0;
 };
@@ -76,7 +77,7 @@ bool NarrowConvolution::suits(const Dims& x, const Dims& w, const Dims& y, const
     if (!ConvPlane::covers(x, w, y, window) || w[0] > kMostFilters) {
         return false;
     }
-    // Of windows that are far apart, most of what would be copied is not read.
+    // If windows are dilated or far apart, most copied elements would not be used.
     const std::size_t last = window.dilations.size() - 1;
     const std::int64_t lines = last == 0 ? 1 : (w[2] - 1) * window.dilations[0] + 1;
     const std::int64_t columns =
@@ -169,7 +170,7 @@ bool NarrowConvolution::arrange(const float* w, float* to) const {
     return table_.arrange(given, line(), to);
 }
 
-// What all lines share.
+// The fields that all lines share.
 NarrowLine NarrowConvolution::line() const {
     NarrowLine made{};
     made.step = plane_.strides[1] * plane_.channels;
@@ -179,7 +180,7 @@ NarrowLine NarrowConvolution::line() const {
     return made;
 }
 
-// Where the runs of a window begin, in an image with so many floats in a line.
+// Offsets of the runs of a window, in an image with `pitch` floats in a line.
 void NarrowConvolution::place_runs(std::int64_t pitch, std::vector<std::int64_t>& offsets) const {
     const std::int64_t columns = runs() / plane_.kernel[0];
     offsets.clear();
@@ -190,7 +191,7 @@ void NarrowConvolution::place_runs(std::int64_t pitch, std::vector<std::int64_t>
     }
 }
 
-// One result of a filter that is not finite: padding times infinity must not be added.
+// Computes one result for a filter that is not finite: padding must not be multiplied by infinity.
 float NarrowConvolution::sum_inside(const NarrowLine& line, std::int64_t filter, std::int64_t row, std::int64_t column,
                                     const float* image) const {
     const std::int64_t joined = runs() == plane_.kernel[0] ? plane_.kernel[1] : 1;  // columns of a run
@@ -211,7 +212,7 @@ float NarrowConvolution::sum_inside(const NarrowLine& line, std::int64_t filter,
     return sum;
 }
 
-// `line` is that of the whole result, on the image of the part.
+// `line` describes the whole result; its `first` is the image of the part.
 void NarrowConvolution::compute(const Part& part, NarrowLine line, bool sound, float* copied,
                                 std::vector<std::int64_t>& offsets) const {
     const float* image = line.first;
@@ -293,7 +294,7 @@ GRAPHKIT_BINDINGS(narrow_conv, "conv", "epilogue") {
             "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
             "pack_weights"_a = false, "threads"_a = 0, NoGil())
         .def_static("suits", &NarrowConvolution::suits, "x"_a, "w"_a, "y"_a, "window"_a,
-                    "Whether there are so few filters that this is faster than filters in the lanes of vectors.");
+                    "Whether there are so few filters that this is faster than a kernel with filters in the lanes.");
 }
 
 }  // namespace graphkit

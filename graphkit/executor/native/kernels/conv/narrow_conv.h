@@ -9,10 +9,10 @@
 
 namespace graphkit {
 
-// Whether there are so few filters that `narrow_convolution` is faster than filters in the lanes of vectors.
+// Whether there are so few filters that `narrow_convolution` is faster than a kernel with filters in the lanes.
 bool suits_narrow(const Dims& x, const Dims& w, const Dims& y, const Window& window);
 
-// Shapes are given as [N, C, spatial], arrays lie as [N, spatial, C]; w [M, C, kernel] lies as it is.
+// Shapes are given as [N, C, spatial]; in memory, arrays are [N, spatial, C]. w is [M, C, kernel] in memory, too.
 std::unique_ptr<Kernel> narrow_convolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                            const Epilogue& epilogue, bool pack_weights, int threads);
 

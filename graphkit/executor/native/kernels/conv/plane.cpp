@@ -61,7 +61,7 @@ PlaneConvolution::PlaneConvolution(const char* name, const char* method, const D
         Following(epilogue, plane_.images * plane_.out_height * plane_.out_width, plane_.filters, this->threads());
 }
 
-// A flag, whether the weights are sound, then the weights.
+// The weights are preceded by a flag: whether they are sound.
 std::size_t PlaneConvolution::weight_bytes() const {
     return kAlignment + aligned(arranged_floats() * sizeof(float));
 }
@@ -70,7 +70,7 @@ std::size_t PlaneConvolution::copies_bytes() const {
     return static_cast<std::size_t>(std::clamp<std::int64_t>(parts(), 1, threads())) * copy_bytes();
 }
 
-// Weights, then a copy for each thread, then what follows.
+// The weights, then a copy of image data for each thread, then the epilogue's memory.
 std::size_t PlaneConvolution::scratch_bytes() const {
     return (packed_ ? 0 : weight_bytes()) + copies_bytes() + following_.scratch_bytes();
 }

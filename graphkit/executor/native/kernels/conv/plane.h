@@ -1,4 +1,4 @@
-// A convolution of one group over one or two spatial dimensions, as one over two, and what its kernels share.
+// Base of convolutions with one group over one or two spatial dimensions, which are all treated as two-dimensional.
 #pragma once
 
 #include "kernels/conv/following.h"
@@ -7,25 +7,25 @@
 
 namespace graphkit {
 
-// With one spatial dimension, the first has one element.
+// With one spatial dimension, the first axis has size 1.
 struct ConvPlane {
     std::int64_t images, height, width, channels, out_height, out_width, filters;
     std::int64_t kernel[2], strides[2], dilations[2], begin[2], end[2];
 
-    // Elements along an axis that so many windows side by side lie on.
+    // Number of elements that this many adjacent windows cover along an axis.
     std::int64_t span(int axis, std::int64_t windows) const {
         return (windows - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1;
     }
     bool pads() const { return begin[0] + begin[1] + end[0] + end[1] > 0; }
 
-    // Whether `of` takes these shapes, [N, C, spatial] and [M, C, kernel], if they fit together.
+    // Whether `of` supports these shapes, [N, C, spatial] and [M, C, kernel], provided that they match each other.
     static bool covers(const Dims& x, const Dims& w, const Dims& y, const Window& window);
-    // Throws NativeError, which describes the kernel, for shapes that do not fit together.
+    // Throws NativeError, which names the kernel, if the shapes do not match each other.
     static ConvPlane of(const Kernel& kernel, const Dims& x, const Dims& w, const Dims& y, const Window& window);
 };
 
-// y = epilogue(conv(x, w) + bias), part by part: constant weights may come packed, the residual is the last input, and
-// each thread has a copy of what its part reads.
+// y = epilogue(conv(x, w) + bias), computed in parts. Constant weights may come packed, the residual is the last input,
+// and each thread has memory for a copy of what its part reads.
 class PlaneConvolution : public Kernel {
   public:
     std::size_t scratch_bytes() const override;
@@ -36,20 +36,20 @@ class PlaneConvolution : public Kernel {
     std::string implementation() const override { return method_ + ":" + isa_; }
 
   protected:
-    // Some of the lines of results of an image, or a part of one line.
+    // Some lines of the result of an image, or a part of one line.
     struct Part {
         std::int64_t image, row, rows, column, columns;
     };
     struct Operands {
         const float* x;
         const float* weights;  // arranged
-        bool sound;            // whether all weights are finite, or it does not matter
+        bool sound;            // whether all weights are finite, or need not be
         float* y;
         TiledEpilogue epilogue;
     };
 
-    // Inputs and outputs lie as they are given. Throws Unsupported for what ConvPlane does not cover, and for a scaled
-    // product; NativeError for shapes that do not fit.
+    // The layouts of inputs and outputs are not changed. Throws Unsupported for shapes that ConvPlane does not cover
+    // and for a scaled product, NativeError for shapes that do not match.
     PlaneConvolution(const char* name, const char* method, const Dims& x, const Dims& w, const Dims& y,
                      const Window& window, const Epilogue& epilogue, bool pack_weights, int threads);
 

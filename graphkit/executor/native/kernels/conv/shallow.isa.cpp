@@ -1,5 +1,5 @@
-// Sums over windows of images with few channels. The lanes of a vector hold windows side by side; an element of a
-// filter meets all of them.
+// Sums over windows of images with few channels. The lanes of a vector hold adjacent windows; each element of a filter
+// is multiplied by all of them.
 #include <algorithm>
 #include <utility>
 
@@ -19,14 +19,14 @@ constexpr int kGroup = 6;
 #endif
 constexpr std::int64_t kLongWindow = 128;
 
-// Where a tile of results lies, and which elements are added to it.
+// A tile of results, and the range of elements that are added to it.
 struct Tile {
     std::int64_t filter, window;
     std::int64_t begin, end;
-    const float* w;  // of the group
+    const float* w;  // weights of the group of filters
 };
 
-// What follows the sums, for results that lie at line.y + at.
+// Applies the epilogue to results at line.y + at.
 inline Lanes finished(const ShallowLine& line, Lanes x, std::int64_t at, std::int64_t count) {
     const TiledEpilogue& e = line.epilogue;
     const Lanes other = e.residual == nullptr ? Lanes{} : splat(e.weight) * load_part<float>(e.residual + at, count, 0);
@@ -71,7 +71,7 @@ __attribute__((noinline)) void run_tile(const ShallowLine& line, const Tile& til
     const bool plain = e.residual == nullptr && e.slope == 1;
     const std::int64_t count = line.count - tile.window;
     const std::int64_t begin = tile.filter * line.filter_step + tile.window;
-    // Unrolled, or the sums would leave their registers.
+    // The loops are unrolled: otherwise the sums would be moved from registers to memory.
     if (starts && ends && plain && count >= Vectors * kWide) {
         const Lanes low = splat(e.low);
         const Lanes high = splat(e.high);
@@ -106,7 +106,8 @@ RunTile some_rows(std::int64_t rows, std::integer_sequence<int, Less...>) {
     return all[rows - 1];
 }
 
-// Products of some elements with a group of filters, for windows from number `window` on: one or two vectors.
+// Adds the products of some elements with a group of filters, for one or two vectors of windows from number `window`
+// on.
 void run_some(const ShallowLine& line, std::int64_t filter, std::int64_t filters, std::int64_t window,
               std::int64_t begin, std::int64_t end) {
     constexpr auto kRows = std::make_integer_sequence<int, kGroup>();
@@ -117,11 +118,11 @@ void run_some(const ShallowLine& line, std::int64_t filter, std::int64_t filters
 
 void run(const ShallowLine& line) {
     constexpr std::int64_t kStep = kVectors * kWide;
-    // Elements of short windows stay in the first cache, as do the results' lines if they are written one after the
-    // other. Of long windows, those of a tile stay there while all filters are read.
+    // Elements of short windows stay in the first-level cache, and so do the lines of the result if they are written
+    // one after the other. Of long windows, the elements of a tile stay there while all filters are read.
     const bool filters_inside = line.end - line.begin >= kLongWindow;
     std::int64_t begin = line.begin;
-    do {  // at least once, for sums that are given, and windows in the padding
+    do {  // at least once: for sums that are given, and for windows in the padding
         const std::int64_t end = std::min(begin + kShallowChain, line.end);
         if (filters_inside) {
             for (std::int64_t window = 0; window < line.count; window += kStep) {
@@ -140,7 +141,7 @@ void run(const ShallowLine& line) {
     } while (begin < line.end);
 }
 
-// What is written beyond a line becomes the next one, which is written then.
+// Values written beyond the end of a line are overwritten by the next line.
 void join(const ShallowLines& lines) {
     for (std::int64_t e = 0; e < lines.elements; ++e) {
         const float* from = lines.x + lines.offsets[e];

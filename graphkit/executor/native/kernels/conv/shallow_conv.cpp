@@ -1,4 +1,4 @@
-// Convolution of images with few channels, in the standard order: float32, one or two spatial dimensions, one group.
+// Convolution of images with few channels, in the standard layout: float32, one or two spatial dimensions, one group.
 // Results do not depend on the number of threads.
 #include <algorithm>
 #include <cstring>
@@ -14,41 +14,41 @@
 namespace graphkit {
 namespace {
 
-// A part of the results: so many of a line at most, from so many floats of the image, if it has several lines.
+// Largest part of the results: columns of a line and, if it has several lines, floats of the image that it reads.
 constexpr std::int64_t kShallowColumns = 512;
 constexpr std::int64_t kShallowFloats = 1 << 16;
-// So many at least.
+// Least columns of a part.
 constexpr std::int64_t kLeastColumns = 64;
-// So many floats of joined lines at most, if there are several of them.
+// Largest number of floats of joined lines, if a part has several of them.
 constexpr std::int64_t kJoinedFloats = 3 << 13;
 constexpr double kProductNanoseconds = 0.02;
 
-// Floats of the longest vector of any instruction set.
+// Floats of the longest vector of all instruction sets.
 constexpr std::int64_t kLongestVector = 16;
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-// How the lines of an image are copied: as phases, the elements 0, stride, 2 * stride, ... of a line and its padding,
-// then the elements 1, stride + 1, ... Windows side by side then read neighbours.
+// The layout of copied lines. A line with its padding is split into phases: the elements 0, stride, 2 * stride, ...,
+// then the elements 1, stride + 1, ... Adjacent windows then read adjacent elements.
 struct PhaseLayout {
-    std::int64_t phases;  // of a line, those that windows read
-    std::int64_t filled;  // elements of a phase
+    std::int64_t phases;  // number of phases of a line that windows read
+    std::int64_t filled;  // used elements of a phase
     std::int64_t floats;  // from phase to phase
 
     PhaseLayout(const ConvPlane& plane, std::int64_t columns) {
         const std::int64_t stride = plane.strides[1];
         phases = plane.dilations[1] == 1 ? std::min(stride, plane.kernel[1]) : stride;
         filled = (plane.kernel[1] - 1) * plane.dilations[1] / stride + columns;
-        // Whole vectors are read. Not a power of two, which would put phases at one place of the cache.
+        // Whole vectors are read. The size is not a power of two, because phases would then share one set of the cache.
         floats = round_up(filled + kLongestVector, kLongestVector) + kLongestVector;
     }
     std::int64_t line() const { return phases * floats; }
 };
 
-// x [N, C, spatial], w [M, C, kernel], y [N, M, spatial] and the residual lie as they are given. Partial sums go to y
-// before the residual is read, so results must not take its memory.
+// The layouts of x [N, C, spatial], w [M, C, kernel], y [N, M, spatial] and the residual are not changed. Partial sums
+// are written to y before the residual is read, so y must not share the residual's memory.
 class ShallowConvolution final : public PlaneConvolution {
   public:
     ShallowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const Epilogue& epilogue,
@@ -65,11 +65,11 @@ class ShallowConvolution final : public PlaneConvolution {
     void compute_parts(const Operands& given, std::int64_t begin, std::int64_t end, float* copied) const override;
 
     Part part(std::int64_t number) const;
-    // Fewer would leave threads without work.
+    // With fewer parts, threads would be idle.
     std::int64_t wanted_parts() const { return threads() > 1 ? kChunksPerThread * threads() : 1; }
     void choose_rows();
     std::int64_t fewest_vectors(std::int64_t rows) const;
-    // From element to element of joined lines.
+    // Floats from element to element of joined lines.
     std::int64_t joined_step() const { return round_up(columns_ * rows_, kLongestVector) + kLongestVector; }
     std::int64_t elements() const { return plane_.channels * plane_.kernel[0] * plane_.kernel[1]; }
     void place_elements();
@@ -82,9 +82,9 @@ class ShallowConvolution final : public PlaneConvolution {
 
     const ShallowTable& table_;
     TransposeTable::Tile transpose_;
-    std::int64_t columns_ = 1;  // of a part at most
+    std::int64_t columns_ = 1;  // largest number of columns of a part
     std::int64_t rows_ = 1;
-    bool joins_ = false;  // lines are joined that would not fill vectors
+    bool joins_ = false;  // lines that would not fill vectors are joined
     std::int64_t row_parts_ = 0;
     std::int64_t column_parts_ = 0;
     std::vector<std::int64_t> offsets_;  // of each element of a window, in a copy
@@ -108,7 +108,7 @@ ShallowConvolution::ShallowConvolution(const Dims& x, const Dims& w, const Dims&
     place_elements();
 }
 
-// Vectors of an image whose lines are joined, so many at a time.
+// Returns the vectors of windows of an image, if `rows` lines at a time are joined.
 std::int64_t ShallowConvolution::fewest_vectors(std::int64_t rows) const {
     const auto vectors = [&](std::int64_t lines) {
         return (lines * plane_.out_width + kLongestVector - 1) / kLongestVector;
@@ -129,8 +129,8 @@ void ShallowConvolution::choose_rows() {
          ++rows) {
         together = fewest_vectors(rows) <= fewest_vectors(together) ? rows : together;
     }
-    // Joining takes a vector as long as multiplying it by some filters. With one channel, elements in the padding are
-    // left out of lines that are not joined: longer windows would be cut into other chains.
+    // Joining a vector of windows takes as long as multiplying it by some filters. With one channel, lines that are not
+    // joined skip elements in the padding; for windows longer than a chain, joining would divide the sums differently.
     const bool same_chains = plane_.channels > 1 || elements() <= kShallowChain;
     joins_ = same_chains && plane_.filters * (apart - fewest_vectors(together)) > 6 * apart;
     if (joins_) {
@@ -167,12 +167,12 @@ ShallowConvolution::Part ShallowConvolution::part(std::int64_t number) const {
     return p;
 }
 
-// A line of the image, from element `left` on, which may lie in the padding, to its phases.
+// Copies a line of the image to its phases, from element `left` on, which may be in the padding.
 void ShallowConvolution::copy_line(const float* from, std::int64_t left, float* to) const {
     constexpr std::int64_t kSize = sizeof(float);
     const PhaseLayout layout(plane_, columns_);
     const std::int64_t stride = plane_.strides[1];
-    // Strides that lie in the image as a whole.
+    // The strides that are entirely inside of the image.
     const std::int64_t begin = std::clamp<std::int64_t>(left < 0 ? (stride - 1 - left) / stride : 0, 0, layout.filled);
     const std::int64_t end =
         std::clamp<std::int64_t>(left < plane_.width ? (plane_.width - left) / stride : 0, begin, layout.filled);
@@ -229,7 +229,7 @@ std::string ShallowConvolution::packed_layout(int input) const {
     return implementation() + (plane_.pads() ? " watched " : " ") + to_string(inputs_[1].shape);
 }
 
-// Without padding, it does not matter whether weights are finite.
+// Without padding, weights need not be finite.
 bool ShallowConvolution::arrange(const float* w, float* to) const {
     constexpr std::int64_t kSize = sizeof(float);
     float watch = 0;
@@ -254,7 +254,7 @@ float ShallowConvolution::weight(const float* arranged, std::int64_t filter, std
     return found;
 }
 
-// One result of a filter that is not finite: padding times infinity must not be added.
+// Computes one result for a filter that is not finite: padding must not be multiplied by infinity.
 float ShallowConvolution::sum_inside(const float* arranged, std::int64_t filter, std::int64_t row, std::int64_t column,
                                      const float* image) const {
     float sum = 0;
@@ -271,7 +271,7 @@ float ShallowConvolution::sum_inside(const float* arranged, std::int64_t filter,
     return sum;
 }
 
-// `line` is that of the whole result, on the image of the part.
+// `line` describes the whole result; its `x` is the image of the part.
 void ShallowConvolution::compute(const Part& part, ShallowLine line, bool sound, float* copied) const {
     const float* const image = line.x;
     const std::int64_t plane = plane_.out_height * plane_.out_width;
@@ -298,7 +298,7 @@ void ShallowConvolution::compute(const Part& part, ShallowLine line, bool sound,
     for (std::int64_t row = 0; row < lines; ++row) {
         const std::int64_t at = part.image * plane_.filters * plane + (part.row + row) * plane_.out_width + part.column;
         line.x = copied + row * step;
-        if (plane_.channels == 1 && sound && !joins_) {  // lines of the window that are in the padding are left out
+        if (plane_.channels == 1 && sound && !joins_) {  // skips the window's lines in the padding
             const std::int64_t top = (part.row + row) * plane_.strides[0] - plane_.begin[0];
             const std::int64_t apart = plane_.dilations[0];
             const std::int64_t begin =

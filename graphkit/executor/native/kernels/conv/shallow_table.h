@@ -1,5 +1,4 @@
-// Sums over windows of images with few channels, whose filters meet many windows side by side, compiled for several
-// instruction sets.
+// Sums over adjacent windows of images with few channels, compiled for several instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -9,26 +8,26 @@
 
 namespace graphkit {
 
-// Products that are added up in one chain.
+// Number of products that are summed in one chain.
 constexpr std::int64_t kShallowChain = 256;
 
-// Windows of results side by side, and all filters. Element e of window i is x[offsets[e] + i]; x may be read for whole
-// vectors of windows.
+// The windows of adjacent results, and all filters. Element e of window i is x[offsets[e] + i]; x may be read up to the
+// end of a vector of windows.
 struct ShallowLine {
     const float* x;
     const std::int64_t* offsets;
     std::int64_t elements;    // of a window
-    std::int64_t begin, end;  // ... that are not in the padding
-    const float* w;  // of each group of filters, [elements, filters of the group]
+    std::int64_t begin, end;  // the elements that are not in the padding
+    const float* w;  // for each group of filters, [elements, filters of the group]
     std::int64_t filters;
     std::int64_t count;
     TiledEpilogue epilogue;  // its residual, and y, [filters, count], begin at the first window
     float* y;
     std::int64_t filter_step;  // floats from filter to filter of y
-    bool given;                // y has the sums already, with the bias
+    bool given;                // y already contains partial sums, with the bias
 };
 
-// Lines of windows that become one. Whole vectors are read and written.
+// Lines of windows to be joined into one line. Whole vectors are read and written.
 struct ShallowLines {
     const float* x;
     const std::int64_t* offsets;
@@ -42,7 +41,7 @@ struct ShallowLines {
 
 struct ShallowTable {
     std::int64_t lanes;  // of a vector
-    std::int64_t group;  // filters that are computed together, at most
+    std::int64_t group;  // largest number of filters that are computed together
     void (*join)(const ShallowLines& lines);
     void (*run)(const ShallowLine& line);
 };

@@ -8,19 +8,19 @@
 namespace graphkit {
 namespace {
 
-// What takes as long as so many of the library's multiplications: transforming a channel or a filter of a tile, reading
-// a transformed filter of a channel, and making it.
+// Costs, in units of one of the library's multiply-adds: transforming one channel or one filter of a tile, reading a
+// transformed filter for a channel, and computing it.
 constexpr std::int64_t kTileCost = 224;
 constexpr std::int64_t kReadCost = 200;
 constexpr std::int64_t kFilterCost = 290;
-// Products in a sum from which the library's one chain of them shows in its error.
+// For sums of at least this many products, the rounding error of the library, which sums in one chain, is noticeable.
 constexpr std::int64_t kLongSum = 512;
-// Results from which the weights' order is made anew in every run, and which fill the registers.
+// With at least kManyResults results, it pays to reorder the weights in every run. kFewResults fill the registers.
 constexpr std::int64_t kManyResults = 512;
 constexpr std::int64_t kFewResults = 14;
-// Weights whose order takes no longer than making a kernel of the library's.
+// Reordering at most this many weights takes no longer than making one of the library's kernels.
 constexpr std::int64_t kFewWeights = 1 << 16;
-// Fewer channels make sums that end before they are worth the stores.
+// With fewer channels, sums are so short that storing them dominates.
 constexpr std::int64_t kFewChannels = 96;
 constexpr double kProductNanoseconds = 0.02;
 constexpr double kFilterNanoseconds = 4;
@@ -39,7 +39,7 @@ const char* name_of(TiledMethod method) {
     return method == TiledMethod::winograd ? "winograd" : "direct";
 }
 
-// A convolution over a line is one over an image of one row.
+// A convolution over a line, treated as one over an image with one row.
 struct Plane {
     Dims x, w, y;
     Window window;
@@ -61,8 +61,8 @@ struct Plane {
     }
 };
 
-// The shape of the convolution that is computed: the gradient in x of one with windows at every element is another,
-// with the filters turned round.
+// The shape of the convolution that is computed. The gradient with respect to x of a convolution with stride 1 is a
+// convolution with flipped filters.
 TiledShape shape_of(const Plane& p, bool transposed) {
     const auto& [x, w, y, window] = p;
     TiledShape s{x[2],
@@ -98,7 +98,7 @@ bool covers(TiledMethod method, const Plane& p, bool transposed) {
     return method == TiledMethod::winograd ? is_winograds : !transposed || is_single;
 }
 
-// Whether fewer multiplications weigh more than the transformations.
+// Whether Winograd's algorithm is faster: the multiplications that it saves take longer than its transforms.
 bool pays(const TiledShape& s, std::int64_t images, bool constant) {
     const std::int64_t block = winograd_table().block;
     const std::int64_t filters = divide_up(s.filters, block) * block;
@@ -108,8 +108,8 @@ bool pays(const TiledShape& s, std::int64_t images, bool constant) {
     return once + tiles * each < images * s.out_height * s.out_width * 9 * s.channels * s.filters;
 }
 
-// Whether our code takes little longer than the library's: sums of windows of 3 x 3 that are long, and products with
-// constant weights, whose order is made once.
+// Whether graphkit's code is at most slightly slower than the library's: for long sums over windows of 3 x 3, and for
+// products with constant weights, which are reordered once.
 bool suits(const TiledShape& s, std::int64_t images, bool constant) {
     const std::int64_t results = images * s.out_height * s.out_width;
     const bool is_long = s.kernel[0] == 3 && s.kernel[1] == 3 && s.taps() * s.channels >= kLongSum;
@@ -118,7 +118,7 @@ bool suits(const TiledShape& s, std::int64_t images, bool constant) {
            (is_product || (is_long && results >= (constant ? kFewResults : kManyResults)));
 }
 
-// Whether our code takes less time than making the library's does, for a size that may come once.
+// Whether graphkit's code takes less time than making the library's kernel, for sizes that may occur only once.
 bool saves(const TiledShape& s, std::int64_t images, bool constant) {
     const std::int64_t half = direct_table().block / 2;
     const bool fills = (constant && s.taps() == 1) || 4 * s.filters >= 3 * divide_up(s.filters, half) * half;
@@ -192,8 +192,8 @@ TiledConvolution::TiledConvolution(const Dims& given_x, const Dims& given_w, con
     share_out();
 }
 
-// Parts of tiles fill the registers. Parts of the blocks make the same tiles ready once each, so that they are for
-// threads that would have nothing to do.
+// Divides the work. A part of the tiles fills the registers. Each part of the blocks prepares the same tiles again, so
+// blocks are divided only if threads would be idle otherwise.
 void TiledConvolution::share_out() {
     tile_parts_ = divide_up(tiles(), table_.part_tiles(shape_));
     const std::int64_t wanted = threads();
@@ -225,7 +225,7 @@ std::size_t TiledConvolution::part_bytes() const {
     return aligned(static_cast<std::size_t>(table_.scratch_floats(shape_, most)) * sizeof(float));
 }
 
-// Weights, then a part for each thread, then what follows.
+// The weights, then the memory of a part for each thread, then the epilogue's memory.
 std::size_t TiledConvolution::scratch_bytes() const {
     return (packed_ ? 0 : weight_bytes()) + workers() * part_bytes() + following_.scratch_bytes();
 }
@@ -273,7 +273,7 @@ void TiledConvolution::transform(const float* w, std::byte* to) const {
             part.tap_step = transposed_ ? -1 : 1;
             part.w = w + filter * part.filter_step + part.first_channel * part.channel_step;
             if (transposed_) {
-                part.w += taps - 1;  // the filters turned round
+                part.w += taps - 1;  // the filters are flipped
             }
             part.to = filters + block * table_.filter_floats(shape_);
             flags[at] = table_.transform(shape_, part) ? 0 : 1;
@@ -301,7 +301,7 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
     const double products =
         static_cast<double>(count(outputs_[0].shape)) * static_cast<double>(shape_.taps() * shape_.channels);
     const double share = static_cast<double>(std::max<std::int64_t>(parts(), 1));
-    // With few tiles, reading the filters takes longer than multiplying them.
+    // With few tiles, reading the filters takes longer than the arithmetic.
     const double reads =
         static_cast<double>(weight_bytes()) * static_cast<double>(tile_parts_) / kFilterBytesPerNanosecond;
     const double cost = std::max(kProductNanoseconds * products, reads) / share;
@@ -338,8 +338,8 @@ GRAPHKIT_BINDINGS(tiled_conv, "conv", "epilogue") {
         .def_static(
             "method", &TiledConvolution::method, "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "constant"_a,
             "transposed"_a = false, "vary"_a = false,
-            "The method to compute this convolution with, of constant weights or not; None where the library's code "
-            "is faster, and has no longer chains of sums.");
+            "Return the method for this convolution, with `constant` weights or not. None if the library is faster and "
+            "its sums are not longer chains.");
 }
 
 }  // namespace graphkit

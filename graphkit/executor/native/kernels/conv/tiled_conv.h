@@ -1,6 +1,6 @@
-// Convolution by our own code, tile by tile: sums are added up in short chains, so that their error does not grow with
-// their length, and windows of 3 x 3 need fewer multiplications than the definition has. Float32, channels last, one or
-// two spatial dimensions, one group. See winograd.isa.cpp and direct.isa.cpp.
+// Convolution by graphkit's own code, in tiles. Products are summed in short chains, so that rounding errors do not
+// grow with the length of the sum, and 3 x 3 windows need fewer multiplications than the direct method. Float32,
+// channels last, one or two spatial dimensions, one group. See winograd.isa.cpp and direct.isa.cpp.
 #pragma once
 
 #include <optional>
@@ -21,28 +21,28 @@ enum class TiledMethod : std::uint8_t { winograd, direct };
 struct TiledOptions {
     TiledMethod method = TiledMethod::winograd;
     Epilogue epilogue;
-    bool pack_weights = false;  // the weights are constant: they come transformed
-    // The gradient in x: `x` is dy, `y` is dx, and w [C of x, C of y, kernel]. Of windows of one element, that is a
-    // convolution whose weights lie in the other order.
+    bool pack_weights = false;  // w is constant: it comes transformed
+    // Computes the gradient with respect to x: `x` is dy, `y` is dx, and w is [C of x, C of y, kernel]. With windows of
+    // one element, that is a convolution whose weights are stored in the other order.
     bool transposed = false;
 };
 
-// y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, spatial], arrays lie as [N, spatial, C]; w [M, C, kernel]
-// lies as it is. The residual is the last input. The same bits for any number of threads.
+// y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, spatial]; in memory, arrays are [N, spatial, C]. w is [M,
+// C, kernel] in memory, too. The residual is the last input. Equal bits for any number of threads.
 class TiledConvolution final : public Kernel {
   public:
-    // Throws Unsupported where the method does not cover the window and for a scaled product, NativeError for shapes
-    // that do not fit.
+    // Throws Unsupported for a scaled product and for windows that the method does not cover, NativeError for shapes
+    // that do not match.
     TiledConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const TiledOptions& options,
                      int threads);
 
-    // The method to compute this convolution with, of `constant` weights or not. None where the library's code is
-    // faster, and has no longer chains of sums; where it is only somewhat faster, `vary` says that the time which it
-    // takes to make it is to be saved.
+    // Returns the method for this convolution, with `constant` weights or not. No value if the library is faster and
+    // its sums are not longer chains. With `vary`, sizes change: a method is then also chosen if the library is only
+    // slightly faster, because making its kernels takes time.
     static std::optional<TiledMethod> method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                              bool constant, bool transposed, bool vary);
 
-    // Whether so many filters leave little of the last block without work.
+    // Whether this number of filters uses most of the last block.
     static bool fills_blocks(std::int64_t filters);
 
     std::size_t scratch_bytes() const override;
@@ -61,7 +61,7 @@ class TiledConvolution final : public Kernel {
     std::int64_t tiles() const;
     std::int64_t parts() const { return tile_parts_ * block_parts_; }
     std::size_t workers() const;
-    // Of the weights: for each chunk of channels of each block whether it is unsound, then the blocks.
+    // The weights begin with flags: for each chunk of channels of each block, whether it is unsound. The blocks follow.
     std::size_t flag_bytes() const;
     std::size_t weight_bytes() const;
     std::size_t part_bytes() const;
@@ -73,8 +73,8 @@ class TiledConvolution final : public Kernel {
     bool packed_;
     bool transposed_;
     Following following_;
-    std::int64_t tile_parts_ = 1;  // the work is cut into so many parts of the tiles
-    std::int64_t block_parts_ = 1;  // ... times so many parts of the blocks
+    std::int64_t tile_parts_ = 1;  // number of parts into which the tiles are divided
+    std::int64_t block_parts_ = 1;  // number of parts into which the blocks are divided
 };
 
 }  // namespace graphkit

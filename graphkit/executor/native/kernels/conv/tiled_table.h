@@ -1,7 +1,7 @@
-// Convolution tile by tile, compiled for several instruction sets.
+// Convolution in tiles, compiled for several instruction sets.
 //
-// A part of the tiles is made ready to be multiplied, then meets one block of filters after the other, while it lies in
-// the second cache. Sums are added up in short chains.
+// A part of the tiles is prepared for multiplication, then multiplied by one block of filters after the other while it
+// is in the second-level cache. Products are summed in short chains.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace graphkit {
 
-// Channels whose filters are sound or not together.
+// Number of channels whose filters share one soundness flag.
 constexpr std::int64_t kTiledChunk = 64;
 
 struct TiledShape {
@@ -20,9 +20,9 @@ struct TiledShape {
     std::int64_t pad_top, pad_left;
     std::int64_t kernel[2], strides[2], dilations[2];
 
-    // Inlined always: they are compiled with the instructions of each set, and the linker would keep one copy of them.
+    // Always inlined: each instruction set compiles these, and the linker would keep only one copy.
     [[gnu::always_inline]] std::int64_t taps() const { return kernel[0] * kernel[1]; }
-    // Winograd's tiles of 2 x 2 results, which lie as far apart as the taps of a window.
+    // Winograd's tiles of 2 x 2 results, which are as far apart as the taps of a window.
     [[gnu::always_inline]] std::int64_t tile_rows() const { return tiles_along(out_height, dilations[0]); }
     [[gnu::always_inline]] std::int64_t tile_columns() const { return tiles_along(out_width, dilations[1]); }
     [[gnu::always_inline]] static std::int64_t tiles_along(std::int64_t results, std::int64_t dilation) {
@@ -31,8 +31,8 @@ struct TiledShape {
     [[gnu::always_inline]] std::int64_t chunks() const { return (channels + kTiledChunk - 1) / kTiledChunk; }
 };
 
-// Some filters of a block, at some channels: element (m, c, tap) lies at w + m * filter_step + c * channel_step +
-// tap * tap_step. `to` is the whole block; filters that are missing become zero.
+// Some filters of a block, for some channels: element (m, c, tap) is w[m * filter_step + c * channel_step + tap *
+// tap_step]. `to` is the whole block; missing filters become zero.
 struct TiledFilters {
     const float* w;
     std::int64_t filter_step, channel_step, tap_step;
@@ -41,11 +41,11 @@ struct TiledFilters {
     float* to;
 };
 
-// What follows: y = activation(product + bias + residual), or activation(product + bias) + residual, where the
-// activation is x from `low` to `high` and negative x times `slope`. NaN stays.
+// The epilogue: y = activation(product + bias + residual), or activation(product + bias) + residual. The activation
+// multiplies negative values by `slope` and clamps to [low, high]. NaN stays NaN.
 struct TiledEpilogue {
     const float* bias = nullptr;
-    const float* residual = nullptr;  // as y
+    const float* residual = nullptr;  // in the layout of y
     float weight = 1;  // of the residual
     bool residual_last = false;
     float slope = 1;
@@ -53,13 +53,13 @@ struct TiledEpilogue {
     float high = std::numeric_limits<float>::infinity();
 };
 
-// Tiles that lie one after the other in the batch, and blocks of filters.
+// Consecutive tiles of the batch, and some blocks of filters.
 struct TiledPart {
     TiledShape shape;
     TiledEpilogue epilogue;
     const float* x;
-    const float* filters;  // one block after the other
-    const std::uint8_t* unsound;  // [blocks, chunks of channels]: 1 where `transform` gave false
+    const float* filters;  // consecutive blocks
+    const std::uint8_t* unsound;  // [blocks, chunks of channels]: 1 where `transform` returned false
     float* y;
     std::int64_t first_tile, tiles;
     std::int64_t first_block, end_block;
@@ -72,15 +72,16 @@ struct TiledTable {
     std::int64_t (*count)(const TiledShape& shape);  // tiles of an image
     std::int64_t (*filter_floats)(const TiledShape& shape);  // of a block
     std::int64_t (*scratch_floats)(const TiledShape& shape, std::int64_t tiles);  // of a part
-    // Whether the filters are sound: finite, and far from what is not. Where not, they are for the definition.
+    // Transforms filters. Returns whether they are sound: finite and far from overflow. Results of unsound filters are
+    // computed by the direct method.
     bool (*transform)(const TiledShape& shape, const TiledFilters& filters);
     void (*run)(const TiledPart& part);
 };
 
-// By Winograd's algorithm: windows of 3 x 3 at every element.
+// Winograd's algorithm: windows of 3 x 3 with stride 1.
 GRAPHKIT_ISA_TABLE(TiledTable, winograd_table);
 
-// By the definition: any window.
+// The direct method: any window.
 GRAPHKIT_ISA_TABLE(TiledTable, direct_table);
 
 }  // namespace graphkit

@@ -1,4 +1,4 @@
-// What convolutions by tiles share: products of rows with a block of filters, and what follows them. For *.isa.cpp
+// Functions that convolutions in tiles share: products of rows with a block of filters, and the epilogue. For *.isa.cpp
 // only.
 #pragma once
 
@@ -22,15 +22,16 @@ constexpr std::int64_t kPartTiles = 28;
 constexpr int kRegisterRows = 6;
 constexpr std::int64_t kPartTiles = 30;
 #endif
-// Elements whose filters are fetched ahead.
+// The filters of this many elements ahead are prefetched.
 constexpr std::int64_t kAhead = 16;
 
-// Floats from row to row of so many elements: not a power of two, which would put rows at one place of the cache.
+// Floats from row to row of this many elements: not a power of two, because rows would then share one set of the cache.
 constexpr std::int64_t row_floats(std::int64_t elements) {
     return (elements + 15) / 16 * 16 + 16;
 }
 
-// Adds to `sums` rows [Rows, elements], `step` apart, times the first `Vectors` of filters [elements, Given * kWide].
+// sums += rows [Rows, elements], `step` floats apart, times the first `Vectors` vectors of filters [elements, Given *
+// kWide].
 template <int Given, int Rows, int Vectors>
 [[gnu::always_inline]] inline void add_products(const float* rows, std::int64_t step, const float* filters,
                                                 std::int64_t elements, Lanes (&sums)[Rows][Vectors]) {
@@ -51,14 +52,14 @@ template <int Given, int Rows, int Vectors>
     }
 }
 
-// The products of rows [Rows, elements], in one chain of sums for each result. They are added to `to`, with rows
-// `to_step` apart, or take its place.
+// Multiplies rows [Rows, elements] in one chain of sums for each result. The products are added to `to`, whose rows are
+// `to_step` apart, or overwrite it.
 template <int Rows, int Vectors, int Given>
 __attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t step, const float* filters,
                                              std::int64_t elements, float* to, std::int64_t to_step, bool adds) {
     Lanes sums[Rows][Vectors] = {};
     add_products<Given>(rows, step, filters, elements, sums);
-    // Unrolled, or the sums would leave their registers.
+    // The loops are unrolled: otherwise the sums would be moved from registers to memory.
     if (adds) {
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
@@ -83,7 +84,8 @@ constexpr MultiplyRows multiply_some(std::int64_t rows, std::integer_sequence<in
     return all[rows - 1];
 }
 
-// The same for any number of rows, in chains of `chain` elements. The filters of a chain stay in the first cache.
+// Like multiply_rows, for any number of rows, in chains of `chain` elements. The filters of a chain stay in the
+// first-level cache.
 template <int Vectors = kVectors, int Given = Vectors>
 inline void multiply(std::int64_t count, const float* rows, std::int64_t step, const float* filters,
                      std::int64_t elements, std::int64_t chain, float* to, bool adds = false,
@@ -102,7 +104,7 @@ inline void multiply(std::int64_t count, const float* rows, std::int64_t step, c
     }
 }
 
-// 0 or NaN in each lane: NaN where an element is not finite.
+// Returns 0 in each lane, or NaN if the element is not finite.
 inline Lanes not_finite(Lanes x) {
     return x * splat(0.0F);
 }
@@ -111,7 +113,7 @@ inline bool is_sound(Lanes watch) {
     return across<Add, float>(watch) == 0;
 }
 
-// Element (m, c, tap) of filters as they were given; zero for a filter that is missing.
+// Element (m, c, tap) of the filters before the transform; zero for a missing filter.
 inline float given_filter(const TiledFilters& f, std::int64_t m, std::int64_t c, std::int64_t tap) {
     return m < f.filters ? f.w[m * f.filter_step + c * f.channel_step + tap * f.tap_step] : 0.0F;
 }
@@ -124,7 +126,7 @@ inline bool any_unsound(const TiledPart& p, std::int64_t block) {
     return any;
 }
 
-// The epilogue of the results of one block.
+// Applies the epilogue to the results of one block.
 class Finish {
   public:
     Finish(const TiledPart& p, std::int64_t block) : part_(p), first_(block * kBlock) {
@@ -136,7 +138,7 @@ class Finish {
         }
     }
 
-    // Stores the results of all filters at one position of the batch.
+    // Stores the results of the block's filters at one position of the batch.
     void operator()(const Lanes (&results)[kVectors], std::int64_t position) const {
         const TiledEpilogue& e = part_.epilogue;
         for (int v = 0; v < vectors_; ++v) {
@@ -158,7 +160,8 @@ class Finish {
         }
     }
 
-    // Stores rows of results, from a position of the batch on. They are in registers if all rows are unrolled.
+    // Stores rows of results, from a position of the batch on. The results stay in registers only if the loops over
+    // rows are unrolled.
     template <int Rows, int Vectors>
     [[gnu::always_inline]] void store_rows(const Lanes (&sums)[Rows][Vectors], std::int64_t position) const {
         const TiledEpilogue& e = part_.epilogue;
@@ -182,7 +185,8 @@ class Finish {
     }
 
   private:
-    // The same for an activation without a slope, and a residual that is added before it. Whole: the last vector is.
+    // Like store_rows, for an activation without slope, and for a residual that is added before it. Whole: whether the
+    // last vector is full.
     template <bool Residual, bool Whole, int Rows, int Vectors>
     [[gnu::always_inline]] void store_bounded(const Lanes (&sums)[Rows][Vectors], std::int64_t position) const {
         const std::int64_t step = part_.shape.filters;
@@ -215,7 +219,7 @@ class Finish {
 
     const TiledPart& part_;
     std::int64_t first_;
-    int vectors_ = 0;  // that have filters
+    int vectors_ = 0;  // number of vectors that contain filters
     std::int64_t count_[kVectors];
     Lanes bias_[kVectors];
 };

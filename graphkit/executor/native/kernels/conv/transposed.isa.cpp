@@ -9,7 +9,7 @@ constexpr std::int64_t kChain = 128;
 
 void multiply_taps(const TransposedProduct& p) {
     const std::int64_t blocks = p.floats / kBlock;
-    // The elements stay in the first cache while block after block comes by.
+    // The elements stay in the first-level cache while they are multiplied by one block after the other.
     for (std::int64_t first = 0; first < p.count; first += kPartTiles) {
         const std::int64_t some = std::min(kPartTiles, p.count - first);
         const float* x = p.x + first * p.channels;

@@ -1,7 +1,7 @@
-// Transposed convolution by our own code, of data with the channels last: float32, one or two spatial dimensions, one
-// group. Each element of x is multiplied with all taps of some filters, and the result is added up from products that
-// lie in the second cache. There is nothing to be made for sizes, and padding adds nothing to sums. Results do not
-// depend on the number of threads.
+// Transposed convolution by graphkit's own code, of channels-last data: float32, one or two spatial dimensions, one
+// group. Each element of x is multiplied by all taps of some filters; the result sums these products, which stay in the
+// second-level cache. Nothing is prepared for certain sizes, and padding adds no terms. Results do not depend on the
+// number of threads.
 #include <algorithm>
 #include <vector>
 
@@ -13,11 +13,11 @@
 namespace graphkit {
 namespace {
 
-// Floats of products that are kept at a time, where a line of x has no more.
+// Floats of products that are kept at a time; kMostKeptFloats if lines of x have more.
 constexpr std::int64_t kKeptFloats = 1 << 16;
 constexpr std::int64_t kMostKeptFloats = 1 << 22;
 constexpr std::int64_t kUnitsPerThread = 4;
-// Where lines are divided among units, those at the border are multiplied in both of them.
+// If lines are divided among units, both units at a border compute the products of its lines.
 constexpr std::int64_t kLinesPerBorder = 4;
 constexpr double kProductNanoseconds = 0.02;
 constexpr double kSumNanoseconds = 0.1;
@@ -26,23 +26,23 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) {
     return (a + b - 1) / b;
 }
 
-// A spatial axis: tap k of element i goes to position i * stride + k * dilation - begin.
+// A spatial axis. Tap k of element i is added to position i * stride + k * dilation - begin.
 struct Axis {
     std::int64_t size = 1, positions = 1, taps = 1, stride = 1, dilation = 1, begin = 0;
 
     std::int64_t reach() const { return (taps - 1) * dilation; }
-    // Elements that a position may take up, at most.
+    // Largest number of elements that contribute to a position.
     std::int64_t span() const { return reach() / stride + 1; }
-    // The elements that meet a position lie from `first` up to, and with, `last`.
+    // The elements that contribute to a position are `first` to `last`, both included.
     std::int64_t first(std::int64_t position) const {
         return std::max<std::int64_t>(0, divide_up(std::max<std::int64_t>(0, position + begin - reach()), stride));
     }
     std::int64_t last(std::int64_t position) const { return std::min(size - 1, (position + begin) / stride); }
 
-    // Positions before this one need no element from `there` on.
+    // Returns how many positions are complete when the elements before `there` are known.
     std::int64_t complete(std::int64_t there) const { return there < size ? there * stride - begin : positions; }
 
-    // Calls body(element, tap) for the terms of a position, by rising taps.
+    // Calls body(element, tap) for the terms of a position, in increasing order of taps.
     template <typename Body>
     void for_each_term(std::int64_t position, Body&& body) const {
         if (dilation == 1) {
@@ -63,11 +63,12 @@ struct Axis {
     }
 };
 
-// Neighbours along the last axis as filters of one position: they lie side by side in memory, as filters do, and fill
-// the lanes that few filters leave empty. Position o takes up tap t * stride + r of element (o + begin) / stride - t,
-// where r = (o + begin) % stride: as taps are a multiple of the stride, [taps, filters] lie as they did.
+// Treats `stride` adjacent positions along the last axis as filters of one position: in memory they are adjacent, like
+// filters, and fill lanes that few filters leave empty. Position o reads tap t * stride + r of element (o + begin) /
+// stride - t, where r = (o + begin) % stride. Since the number of taps is a multiple of the stride, the layout [taps,
+// filters] does not change.
 struct Folded {
-    std::int64_t together = 1;  // positions
+    std::int64_t together = 1;  // number of positions that are folded into one
     std::int64_t left_out = 0;  // positions before the first
 
     Folded() = default;
@@ -77,15 +78,15 @@ struct Folded {
         axis.taps /= together;
         axis.stride = 1;
     }
-    // Taps that are not there would be terms, 0 times an element that may be NaN.
+    // Missing taps would add terms 0 * x, which are NaN if x is not finite.
     static bool covers(const Axis& axis) { return axis.dilation == 1 && axis.taps % axis.stride == 0; }
 };
 
-// y = conv_transpose(x, w) + bias. Shapes are given as [N, C, spatial], arrays lie as [N, spatial, C]; w [C, M, kernel]
-// lies as it is; constant weights may come packed.
+// y = conv_transpose(x, w) + bias. Shapes are given as [N, C, spatial]; in memory, arrays are [N, spatial, C]. w is [C,
+// M, kernel] in memory, too. Constant weights may come packed.
 class TransposedConvolution final : public Kernel {
   public:
-    // Throws Unsupported for what `covers` does not, NativeError for shapes that do not fit.
+    // Throws Unsupported for shapes that `covers` rejects, NativeError for shapes that do not match.
     TransposedConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
                           bool pack_weights, int threads);
 
@@ -100,25 +101,25 @@ class TransposedConvolution final : public Kernel {
     std::string implementation() const override { return "transposed:" + isa_; }
 
   private:
-    // Filters that are computed together: as many as a block has, but those of the last group.
+    // A group of filters that are computed together: one block, or fewer in the last group.
     struct Group {
         std::int64_t first, filters;
         std::int64_t floats;  // of their taps, a multiple of half a block
     };
 
-    // Where the terms of each column of a line lie, from the products of the first element of x's line on.
+    // For each column of a line, the offsets of its terms from the products of the first element in a line of x.
     struct Columns {
         std::vector<std::int64_t> offsets;
         std::vector<std::int64_t> begins;
     };
 
-    // Those of a unit, whose memory is used again.
+    // The terms of a unit. The vectors are reused by the next unit.
     struct Terms {
         std::vector<const float*> rows;
         Columns columns;
     };
 
-    // A group of filters at some positions along the outer axis of one image.
+    // A group of filters, at some positions along the outer axis of an image.
     struct Unit {
         std::int64_t group;
         std::int64_t begin, end;
@@ -151,13 +152,13 @@ class TransposedConvolution final : public Kernel {
     std::string isa_;
     bool packed_;
     std::int64_t images_, channels_;
-    std::int64_t filters_;  // of a position, folded
+    std::int64_t filters_;  // filters of a folded position
     Axis outer_, inner_;
-    bool single_ = false;  // one spatial axis, the outer one: each of its positions is a line of one column
-    std::int64_t line_floats_ = 0;  // of a line of the result; of all positions of the one axis
+    bool single_ = false;  // one spatial axis, treated as the outer one: each position is a line with one column
+    std::int64_t line_floats_ = 0;  // floats of a line of the result; if `single_`, of all positions
     Folded folded_;
-    Columns whole_, rest_;  // of a group with all filters, and of the last one, if it has fewer
-    std::int64_t lines_ = 1;  // of x whose products are kept
+    Columns whole_, rest_;  // for a group with all filters; for the last group, if it has fewer
+    std::int64_t lines_ = 1;  // number of lines of x whose products are kept
     std::int64_t line_parts_ = 1;
 };
 
@@ -173,7 +174,7 @@ bool TransposedConvolution::covers(const Dims& x, const Dims& w, const Dims& y, 
         !at_least(window.pads_begin, 0) || !at_least(window.pads_end, 0)) {
         return false;
     }
-    // Whole lines of products are kept.
+    // The products of whole lines are kept.
     const std::int64_t lines = (w[2] - 1) * window.dilations[0] / window.strides[0] + 2;
     const std::int64_t width = axes == 2 ? x[3] : 1;
     return lines * width * count(Dims(w.begin() + 2, w.end())) * transposed_table().block <= kMostKeptFloats;
@@ -205,7 +206,7 @@ TransposedConvolution::TransposedConvolution(const Dims& x, const Dims& w, const
     if (x[0] != y[0] || x[1] != w[0] || y[1] != w[1]) {
         throw NativeError(describe() + ": batch or channels do not fit");
     }
-    // Before its begin a position meets no element.
+    // A position before `begin` has no element.
     const auto is_unit = [](const Axis& axis) {
         return axis.size == 1 && axis.positions == 1 && axis.taps == 1 && axis.begin == 0;
     };
@@ -270,7 +271,7 @@ std::size_t TransposedConvolution::kept_bytes() const {
     return aligned(static_cast<std::size_t>(lines_ * inner_.size * group(0).floats) * sizeof(float));
 }
 
-// Weights, then the bias of a position, then products for each thread.
+// The weights, then the bias of a position, then products for each thread.
 std::size_t TransposedConvolution::scratch_bytes() const {
     return (packed_ ? 0 : weight_bytes()) + bias_bytes() + workers() * kept_bytes();
 }
@@ -290,11 +291,11 @@ void TransposedConvolution::pack(int input, const void* plain, void* packed) con
     arrange(static_cast<const float*>(plain), static_cast<float*>(packed));
 }
 
-// w [C, M, taps] -> for each group [taps, filters] in blocks, [C, block], with half a one at the end where the rest
-// fits.
+// Arranges w [C, M, taps]: for each group, blocks [C, block] of [taps, filters]. The last block is half as wide if the
+// rest fits.
 void TransposedConvolution::arrange(const float* w, float* to) const {
     const std::int64_t taps = outer_.taps * inner_.taps * folded_.together;
-    std::vector<std::int64_t> from;  // of each element of [taps, filters] its place in [M, taps]
+    std::vector<std::int64_t> from;  // for each element of [taps, filters], its position in [M, taps]
     for (std::int64_t number = 0; number < groups(); ++number) {
         const Group g = group(number);
         from.clear();
@@ -317,7 +318,7 @@ void TransposedConvolution::arrange(const float* w, float* to) const {
     }
 }
 
-// The products of lines of x, each of which is kept at its number modulo `lines_`.
+// Multiplies lines of x. The products of line i are kept at place i % lines_.
 void TransposedConvolution::multiply(const float* image, const Group& group, const float* taps, std::int64_t begin,
                                      std::int64_t end, float* kept) const {
     const std::int64_t line = inner_.size * channels_;
@@ -333,7 +334,7 @@ void TransposedConvolution::multiply(const float* image, const Group& group, con
 void TransposedConvolution::compute(const Unit& unit, const float* taps, float* kept, Terms& terms) const {
     const Group here = group(unit.group);
     std::int64_t position = unit.begin;
-    std::int64_t there = 0;  // lines of x before it have been multiplied
+    std::int64_t there = 0;  // number of lines of x that have been multiplied
     while (position < unit.end) {
         if (outer_.last(position) >= there) {
             const std::int64_t first = outer_.first(position);
@@ -360,7 +361,7 @@ TransposedLine TransposedConvolution::line_of(const Unit& unit) const {
     return line;
 }
 
-// Positions of two axes: each is a line.
+// With two axes, each position is a line.
 void TransposedConvolution::add_up_lines(const Unit& unit, std::int64_t begin, std::int64_t end, const float* kept,
                                          Terms& terms) const {
     const Group here = group(unit.group);
@@ -383,7 +384,7 @@ void TransposedConvolution::add_up_lines(const Unit& unit, std::int64_t begin, s
     }
 }
 
-// Positions of one axis: they are columns of a line.
+// With one axis, the positions are the columns of a line.
 void TransposedConvolution::add_up_columns(const Unit& unit, std::int64_t begin, std::int64_t end, const float* kept,
                                            Terms& terms) const {
     const Group here = group(unit.group);

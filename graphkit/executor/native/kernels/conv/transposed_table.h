@@ -1,4 +1,4 @@
-// Products of a transposed convolution and their sums, compiled for several instruction sets.
+// The products of a transposed convolution, and their sums, compiled for several instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace graphkit {
 
-// Elements of x, [count, channels], times the taps of some filters -> products [count, floats]. The taps come in
-// blocks, [channels, block], and then, where half a block is left, [channels, block / 2].
+// products [count, floats] = elements of x, [count, channels], times the taps of some filters. The taps are in blocks,
+// [channels, block]; if half a block is left, the last one is [channels, block / 2].
 struct TransposedProduct {
     const float* x;
     std::int64_t count, channels;
@@ -17,16 +17,16 @@ struct TransposedProduct {
     float* products;
 };
 
-// A line of the result, `floats` of them. Each of its columns is the bias and the sum of the products at rows[r] +
-// offset, for the offsets from begins[column] to begins[column + 1]. Of the first column so many floats are left out,
-// of the last one those behind the line.
+// A line of the result. Each column is the bias plus the sum of the products at rows[r] + offset, for all rows and the
+// offsets from begins[column] to begins[column + 1]. `left_out` floats of the first column are skipped, and so is what
+// exceeds `floats` in the last one.
 struct TransposedLine {
     const float* const* rows;
     std::int64_t row_count;
     const std::int64_t* offsets;
     const std::int64_t* begins;
     std::int64_t columns;
-    std::int64_t filters;  // of a column: one block at most
+    std::int64_t filters;  // floats of a column: one block at most
     const float* bias;  // null: none
     float* y;
     std::int64_t floats;
@@ -35,7 +35,7 @@ struct TransposedLine {
 };
 
 struct TransposedTable {
-    std::int64_t block;  // products that are computed together: two vectors
+    std::int64_t block;  // floats that are computed together: two vectors
     std::int64_t count;  // elements that fill the registers
     void (*multiply)(const TransposedProduct& product);
     void (*add_up)(const TransposedLine& line);

@@ -1,11 +1,11 @@
-// How the windows of a convolution lie.
+// The windows of a convolution.
 #pragma once
 
 #include "runtime/kernel.h"
 
 namespace graphkit {
 
-// ONNX's attributes, complete: one entry for each spatial dimension, dilation 1 for neighbours.
+// ONNX's attributes, complete: one entry for each spatial dimension; dilation 1 means adjacent elements.
 struct Window {
     Dims strides;
     Dims dilations;

@@ -8,15 +8,15 @@
 namespace graphkit {
 namespace {
 
-// Units of work where there is enough of it: they keep as many threads busy.
+// Number of units, if there is enough work. At most this many threads can be used.
 constexpr std::int64_t kUnits = 16;
 constexpr std::int64_t kLeastFilters = 16;
-// Positions of a segment, fewer where windows have to be copied out, and the segments that deserve a result of their
-// own.
+// Most positions of a segment, most floats of a segment whose windows are copied, and least segments of a part, which
+// has partial results of its own.
 constexpr std::int64_t kMostPositions = 256;
 constexpr std::int64_t kCopiedFloats = 1 << 16;
 constexpr std::int64_t kLeastSegments = 4;
-// Channels that make it pay to copy elements of windows one by one.
+// With at least this many adjacent channels, copying the elements of windows one by one pays off.
 constexpr std::int64_t kChannelsTogether = 4;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) {
@@ -67,7 +67,7 @@ WindowProducts::WindowProducts(const Dims& x, const Dims& dy, const Dims& dw, co
     const auto filters =
         cut(filters_, std::clamp<std::int64_t>(kUnits / (groups_ * lines_), 1, divide_up(filters_, kLeastFilters)));
     const std::int64_t there = groups_ * lines_ * static_cast<std::int64_t>(filters.size());
-    // Partial results take no more memory than the operands do.
+    // Partial results take at most as much memory as the operands.
     const std::int64_t most = std::max<std::int64_t>(1, (count(x) + count(dy)) / sums_size());
     parts_ = cut(all, std::clamp<std::int64_t>(std::min(kUnits / there, all / kLeastSegments), 1, most));
     for (std::size_t part = 0; part < parts_.size(); ++part) {
@@ -93,7 +93,7 @@ std::int64_t WindowProducts::padded_columns() const {
     return padded(columns());
 }
 
-// Of a line of windows: where dilation lies between their elements they are copied out, else they overlap.
+// Floats of a line of windows. With a dilation, the windows are copied one after the other; else they overlap.
 std::int64_t WindowProducts::line_floats() const {
     const std::int64_t apart = dilations_[2] == 1 ? strides_[2] * together_ : columns();
     return (segment_ - 1) * apart + padded_columns();
@@ -121,9 +121,9 @@ WindowProducts::Segment WindowProducts::segment(std::int64_t number) const {
     return at;
 }
 
-// Elements along the last axis of an image: `row` is its first one, `step` lies between neighbours, each has
-// `together_` channels. The windows of so many `positions` from the one that begins at element `first`; what lies in
-// the padding is zero.
+// Copies windows from a line along the last axis of an image. `row` is the line's first element, and elements, of
+// `together_` channels each, are `step` apart. Copies the windows of `positions` positions; the first window begins at
+// element `first`. Padding becomes zero.
 template <typename T>
 void WindowProducts::copy_line(const T* row, std::int64_t step, std::int64_t first, std::int64_t positions,
                                float* to) const {
@@ -149,7 +149,7 @@ void WindowProducts::copy_line(const T* row, std::int64_t step, std::int64_t fir
             }
         }
     }
-    std::fill(to, std::min(end, to + kWindowGrain), 0.0F);  // read as columns that do not count
+    std::fill(to, std::min(end, to + kWindowGrain), 0.0F);  // columns behind the last one are read, but not used
 }
 
 template <typename T>
@@ -203,7 +203,7 @@ void WindowProducts::multiply(const Unit& unit, const T* x, const T* dy, float* 
     }
 }
 
-// dw from the parts, [parts, groups, lines, filters, padded columns].
+// Adds the partial results, [parts, groups, lines, filters, padded columns], and writes dw.
 void WindowProducts::collect(const float* sums, float* dw) const {
     const std::int64_t taps = kernel_[0] * kernel_[1] * kernel_[2];
     const std::int64_t window = channels_ * taps;

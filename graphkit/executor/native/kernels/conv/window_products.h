@@ -1,5 +1,5 @@
-// The gradient of a convolution's weights by code of our own. It serves where the library has none but its reference,
-// or copies windows out to multiply them: for kernels wider than its code is made for.
+// The gradient of a convolution's weights by graphkit's own code. It is used where the library has only its reference
+// implementation, or copies windows to multiply them: for kernels that are wider than its code supports.
 #pragma once
 
 #include <vector>
@@ -12,16 +12,15 @@
 
 namespace graphkit {
 
-// dw [M, C / groups, kernel] and, when asked, dbias [M], in float32, of x [N, C, spatial] and dy [N, M, spatial] that
-// lie in memory row-major or, when `last`, with the channels last. Sums in float32; the same bits for any number of
-// threads.
+// dw [M, C / groups, kernel] and optionally dbias [M], in float32, from x [N, C, spatial] and dy [N, M, spatial], which
+// are row-major in memory or, with `last`, channels-last. Sums are float32. Equal bits for any number of threads.
 class WindowProducts {
   public:
     WindowProducts(const Dims& x, const Dims& dy, const Dims& dw, const Window& window, bool last, ElementType type,
                    int threads);
 
-    // Whether this is faster than copying windows out to multiply them: most columns of a line count, and are not
-    // copied out here.
+    // Whether this is faster than copying windows to multiply them: most columns of a line are used, and are not copied
+    // here.
     static bool suits(const Dims& dw, const Window& window, bool last);
 
     std::size_t scratch_bytes() const;
@@ -29,7 +28,7 @@ class WindowProducts {
     void run(const void* x, const void* dy, float* dw, float* dbias, std::byte* scratch) const;
 
   private:
-    // One line of the windows, along the last axis, for some filters of a group, at a part of the positions.
+    // One line of the windows, along the last axis, for some filters of a group and a part of the positions.
     struct Unit {
         std::int64_t part = 0;  // the results of all parts are added
         std::int64_t group = 0;
@@ -37,7 +36,7 @@ class WindowProducts {
         Range filters;
     };
 
-    // Positions along the last axis of the result.
+    // Adjacent positions along the last axis of the result.
     struct Segment {
         std::int64_t image = 0;
         std::int64_t depth = 0, height = 0;
@@ -54,7 +53,7 @@ class WindowProducts {
     template <typename T>
     void add_up(const T* dy, float* dbias) const;
 
-    // Elements of a window in a line, and the space for them.
+    // Number of elements of a window in a line, and the same with padding.
     std::int64_t columns() const { return kernel_[2] * together_; }
     std::int64_t padded_columns() const;
     std::int64_t sums_size() const { return groups_ * lines_ * filters_ * padded_columns(); }  // of a part
@@ -70,9 +69,9 @@ class WindowProducts {
     std::int64_t groups_;
     std::int64_t channels_;  // of x, in a group
     std::int64_t filters_;   // in a group
-    std::int64_t together_;  // channels that lie side by side: all of a group with the channels last, else one
-    std::int64_t lines_;     // of a group: its kernel rows, with the channels first of each channel
-    // Along three axes, padded in front.
+    std::int64_t together_;  // adjacent channels: all of a group with the channels last, else one
+    std::int64_t lines_;     // lines of a group: kernel rows, for each channel if the channels are first
+    // Sizes along three axes; missing leading axes have size 1.
     std::int64_t image_[3] = {1, 1, 1};
     std::int64_t kernel_[3] = {1, 1, 1};
     std::int64_t result_[3] = {1, 1, 1};
@@ -81,7 +80,7 @@ class WindowProducts {
     std::int64_t begin_[3] = {0, 0, 0};
     std::int64_t segment_ = 1;  // positions of a whole segment
     std::int64_t segments_ = 1;  // in a row of the result
-    std::vector<Range> parts_;   // of all segments
+    std::vector<Range> parts_;   // ranges of the segments
     std::vector<Unit> units_;
 };
 

@@ -1,7 +1,7 @@
 // Products of a gradient with overlapping windows.
 //
-// A tile of sums, some filters by some vectors of columns, stays in registers while all rows pass by. Windows are read
-// where they overlap, so that nothing is copied out: rows of a wide kernel come from the first cache.
+// A tile of sums, some filters by some vectors of columns, stays in registers for all rows. Windows are read where they
+// overlap, without copies: the rows of a wide kernel stay in the first-level cache.
 #include "kernels/conv/window_products_table.h"
 #include "simd/vector.h"
 

@@ -10,8 +10,8 @@ namespace graphkit {
 // Columns are read and written in multiples of this.
 constexpr std::int64_t kWindowGrain = 16;
 
-// left [count, filters] and windows [count, columns], which may overlap, as steps between neighbours along both axes of
-// the first and along the rows of the second; sums [filters, columns].
+// left [count, filters], windows [count, columns], which may overlap, and sums [filters, columns]. The steps are the
+// floats between neighbours: along both axes of `left`, and along the rows of `windows` and `sums`.
 struct WindowProduct {
     const float* left;
     const float* windows;
@@ -22,7 +22,7 @@ struct WindowProduct {
 };
 
 struct WindowTable {
-    // sums += left^T windows; the terms of a call are added up first.
+    // sums += left^T windows. The terms of one call are summed before they are added.
     void (*add)(const WindowProduct& product);
 };
 

@@ -1,28 +1,30 @@
-// Convolution with windows of 3 x 3 by Winograd's minimal filtering F(2x2, 3x3): 16 multiplications where the
-// definition has 36.
+// Convolution with windows of 3 x 3 by Winograd's minimal filtering F(2x2, 3x3): 16 multiplications instead of the 36
+// of the direct method.
 //
 //     y = A^T [(G g G^T) * (B^T d B)] A, summed over the channels before A is applied
 //
 // (S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin and S. Gray, Fast Algorithms for Convolutional
-// Neural Networks, 2016.) The sum over the channels is a product of matrices for each of the 16 places of a tile. It is
-// added up in chains of kChain channels, so that its error stays that of a short sum.
+// Neural Networks, 2016.) The sum over the channels is a matrix product for each of the 16 places of a tile. It is
+// computed in chains of kChain channels, so that its rounding error is that of a short sum.
 //
-// All elements of a tile take part in all of its results, which the definition makes of nine each. What that would do
-// to them is looked for: a tile is computed by the definition where a result is not finite, and where its elements are
-// more than kMostRange times as large as those of one of its windows; a window of zeros gives zero.
+// All 16 elements of a tile affect each of its results, but by definition a result depends on only nine of them. The
+// code checks whether the others do harm. A tile is computed by the direct method if a result is not finite, or if the
+// largest element of the tile is more than kMostRange times as large as the largest of one of its windows. The result
+// of a window of zeros is zero.
 #include "kernels/conv/tiles.h"
 
 namespace graphkit {
 namespace {
 
 constexpr int kPlanes = 16;
-// The filters as they are given: some taps are planes of the transformed ones, the others lie behind those.
+// The original filters are stored as well: some taps are equal to planes of the transformed filters, the others follow
+// these planes.
 constexpr int kStoredPlanes = kPlanes + 5;
 constexpr int kPlaneOfTap[9] = {0, 16, 3, 17, 18, 19, 12, 20, 15};
 constexpr std::int64_t kChain = 32;
-// The error of a result grows with this, from 2e-7 of the largest of its terms.
+// Largest ratio of a tile's elements to a window's. The error of a result grows with it, from 2e-7 of its largest term.
 constexpr float kMostRange = 256;
-// Filters of more than 1e6, which it takes beyond all numbers, are for the definition.
+// Filters above 2^20 (about 1e6) overflow when multiplied by this; they are computed by the direct method.
 constexpr float kHugeScale = 0x1p108F;
 
 // G g G^T of the taps of a window.
@@ -47,7 +49,7 @@ inline void transform_filter(const Lanes (&g)[9], Lanes (&u)[kPlanes]) {
     }
 }
 
-// The larger of two absolute values; of NaN any.
+// Returns the larger of two absolute values. If one is NaN, the result is either of them.
 inline Lanes larger(Lanes a, Lanes b) {
 #if defined(__AVX512F__)
     return bit_cast<Lanes>(_mm512_range_ps(bit_cast<__m512>(a), bit_cast<__m512>(b), 0b1011));
@@ -112,7 +114,7 @@ class Tiles {
     }
 
     std::int64_t image() const { return image_; }
-    // Of the first result.
+    // Row and column of the tile's first result.
     std::int64_t row() const { return first_result(row_, shape_.dilations[0]); }
     std::int64_t column() const { return first_result(column_, shape_.dilations[1]); }
 
@@ -125,7 +127,7 @@ class Tiles {
     std::int64_t image_, row_, column_;
 };
 
-// Where the rows of channels of a tile's 4 x 4 elements begin; `zeros` in the padding.
+// For each of a tile's 4 x 4 elements, the row of its channels; `zeros` in the padding.
 struct Tile {
     const float* elements[kPlanes];
 };
@@ -153,7 +155,7 @@ inline Tile tile_at(const TiledPart& p, const Tiles& at, const float* zeros) {
     return tile;
 }
 
-// The largest absolute values in the four windows of a tile, lane by lane.
+// Computes the largest absolute values in the four windows of a tile, lane by lane.
 inline void largest_in_windows(const Lanes (&d)[4][4], Lanes (&windows)[4]) {
     Lanes columns[2][4];
     for (int s = 0; s < 4; ++s) {
@@ -168,7 +170,7 @@ inline void largest_in_windows(const Lanes (&d)[4][4], Lanes (&windows)[4]) {
     }
 }
 
-// B^T d B of some channels, from each element's row of them to `to`, whose planes lie `plane` apart.
+// Computes B^T d B for some channels of a tile, and writes it to `to`, whose planes are `plane` floats apart.
 template <typename Load>
 inline void transform_tile(const Tile& tile, std::int64_t plane, float* to, Lanes (&windows)[4], Load&& load_lanes) {
     Lanes d[4][4];
@@ -191,8 +193,8 @@ inline void transform_tile(const Tile& tile, std::int64_t plane, float* to, Lane
     }
 }
 
-// What the results of a tile need: bit i where window i is zero, kByDefinition where its elements differ too much. NaN
-// counts as zero: it shows in the results.
+// How to treat the results of a tile. Bit i: window i is zero. kByDefinition: the elements differ too much in size. NaN
+// counts as zero here, because it shows in the results.
 using Care = std::uint8_t;
 constexpr Care kByDefinition = 16;
 
@@ -214,7 +216,7 @@ inline Care care_of(const Lanes (&windows)[4]) {
     return static_cast<Care>(care);
 }
 
-// All tiles of a part to [planes, tiles, row].
+// Transforms all tiles of a part, to [planes, tiles, row].
 void transform_tiles(const TiledPart& p, const float* zeros, float* to, Care* care) {
     const std::int64_t channels = p.shape.channels;
     const std::int64_t row = row_floats(channels);
@@ -235,7 +237,7 @@ void transform_tiles(const TiledPart& p, const float* zeros, float* to, Care* ca
     }
 }
 
-// One block's results of a tile by the definition: sums over the elements that lie in the image.
+// Computes one block's results of a tile by the direct method: sums over the elements inside of the image.
 __attribute__((noinline)) void by_definition(const TiledPart& p, const Tile& tile, const float* zeros,
                                              std::int64_t block, Lanes (&y)[4][kVectors]) {
     const std::int64_t channels = p.shape.channels;
@@ -269,7 +271,7 @@ __attribute__((noinline)) void by_definition(const TiledPart& p, const Tile& til
     }
 }
 
-// A^T m A of the products of a tile, whose planes lie `plane` apart.
+// Computes A^T m A from the products of a tile, whose planes are `plane` floats apart.
 inline void transform_back(const float* products, std::int64_t plane, Lanes (&y)[4][kVectors]) {
     for (int v = 0; v < kVectors; ++v) {
         Lanes rows[2][4];
@@ -298,7 +300,7 @@ inline bool is_finite(const Lanes (&y)[4][kVectors]) {
     return is_sound(watch);
 }
 
-// The results of one block from its products [planes, tiles, kBlock].
+// Computes and stores the results of one block from its products [planes, tiles, kBlock].
 void store_block(const TiledPart& p, const float* zeros, const float* products, std::int64_t block, const Care* care,
                  bool all_by_definition) {
     const TiledShape& s = p.shape;
@@ -338,7 +340,7 @@ std::int64_t winograd_filter_floats(const TiledShape& s) {
     return kStoredPlanes * plane_floats(s.channels);
 }
 
-// A row of zeros, the tiles transformed, and their products with a block.
+// Floats for a row of zeros, the transformed tiles, and their products with a block.
 std::int64_t winograd_scratch_floats(const TiledShape& s, std::int64_t tiles) {
     return row_floats(s.channels) + kPlanes * tiles * (row_floats(s.channels) + kBlock);
 }

@@ -12,9 +12,9 @@
 namespace graphkit {
 namespace {
 
-// Sums, or products with `product`, of the elements up to each position. exclusive: without the element itself;
-// reverse: from the end. Floats and integers of 32 and 64 bits; half floats are computed in float. Each total is in the
-// order of the axis, for any number of threads.
+// Sums (or, with `product`, products) of the elements up to each position. exclusive: without the element at the
+// position; reverse: from the end. Floats, and integers of 32 and 64 bits; float16 and bfloat16 are computed in float.
+// Totals are computed in the order of the axis, so they do not depend on the number of threads.
 class Cumulative final : public Kernel {
   public:
     Cumulative(Dims x, std::int64_t axis, bool product, bool exclusive, bool reverse, ElementType type, int threads);
@@ -28,7 +28,7 @@ class Cumulative final : public Kernel {
     bool reverse_;
 };
 
-// h[t] = a[t] * h[t - 1] + b[t] along an axis from h = 0, or from the end with `reverse`; float32 and float64.
+// h[t] = a[t] * h[t - 1] + b[t] along an axis, beginning with h = 0; with `reverse`, from the end. float32 and float64.
 class LinearRecurrence final : public Kernel {
   public:
     LinearRecurrence(Dims a, std::int64_t axis, bool reverse, ElementType type, int threads);
@@ -41,7 +41,8 @@ class LinearRecurrence final : public Kernel {
     bool reverse_;
 };
 
-// Columns that one pass along the axis sums side by side: at most kColumns, and fewer if threads were without work.
+// Number of adjacent columns that one pass along the axis computes: at most kColumns, and fewer if threads would be
+// idle, down to kFewestColumns.
 constexpr std::int64_t kColumns = 1024;
 constexpr std::int64_t kFewestColumns = 64;
 
@@ -54,7 +55,8 @@ std::int64_t columns_of(const AroundAxis& around, int threads) {
     return columns;
 }
 
-// The type that totals are kept in, and conversions to and from it. Integers have no sign: they wrap around.
+// The type of the totals of T, and conversions to and from it. Integers are computed as unsigned, so that they wrap
+// around.
 template <typename T>
 struct Totals {
     using type = T;
@@ -92,7 +94,7 @@ struct Product {
     }
 };
 
-// `size` steps of `stride` elements from x and y on, for `columns` neighbours at once.
+// Computes `size` steps, `stride` elements apart, for `columns` adjacent columns of x and y.
 template <typename Rule, typename T>
 void accumulate_columns(const T* x, T* y, std::int64_t size, std::int64_t stride, std::int64_t columns,
                         bool exclusive) {
@@ -130,7 +132,7 @@ void accumulate_columns(const T* x, T* y, std::int64_t size, std::int64_t stride
     }
 }
 
-// Rows whose axis is the last one: `Rows` of them side by side, because each total waits for the one before it.
+// Computes `Rows` rows along the last axis at the same time, because each total depends on the previous one.
 template <typename Rule, int Rows, typename T>
 void accumulate_rows(const T* x, T* y, std::int64_t size, std::int64_t step, bool exclusive) {
     using S = Totals<T>;
@@ -152,8 +154,8 @@ void accumulate_rows(const T* x, T* y, std::int64_t size, std::int64_t step, boo
     }
 }
 
-// Calls rows(first, count) for one or four rows of an axis that is the last one, or else columns(offset, count) for
-// neighbours that one pass along the axis treats.
+// If the axis is the last one, calls rows(first, count) for one or four rows; else calls columns(offset, count) for
+// adjacent columns that one pass along the axis computes.
 template <typename Rows, typename Columns>
 void for_each_line(int threads, const AroundAxis& around, Rows&& rows, Columns&& columns) {
     const auto [outer, size, inner] = around;
@@ -198,7 +200,7 @@ void accumulate(int threads, const AroundAxis& around, bool exclusive, bool reve
         });
 }
 
-// `size` steps of `stride` elements, for `columns` neighbours that lie `apart`.
+// Computes `size` steps, `stride` elements apart, for `columns` columns that are `apart` elements from each other.
 template <typename T>
 void recur(const T* a, const T* b, T* h, std::int64_t size, std::int64_t stride, std::int64_t columns,
            std::int64_t apart) {
@@ -251,7 +253,7 @@ void Cumulative::run(const void* const* inputs, void* const* outputs, std::byte*
             return run_as(Float16{});
         case ElementType::bf16:
             return run_as(BFloat16{});
-        case ElementType::i32:  // totals have the same bits with and without a sign
+        case ElementType::i32:  // signed and unsigned totals have the same bits
         case ElementType::u32:
             return run_as(std::uint32_t{});
         case ElementType::i64:

@@ -5,8 +5,8 @@
 
 namespace graphkit {
 
-// Distances of one row from `count` columns of `columns`, which has `features` rows of `room` elements: whole vectors
-// of them, as many as one call computes, are there.
+// Computes the distances of the row x from `count` columns. `columns` is [features, room], and may be read in whole
+// steps.
 template <typename T>
 using DistanceRow = void (*)(const T* x, const T* columns, std::int64_t features, std::int64_t room, std::int64_t count,
                              T* to);
@@ -14,7 +14,7 @@ using DistanceRow = void (*)(const T* x, const T* columns, std::int64_t features
 struct DistanceTable {
     DistanceRow<float> f32;
     DistanceRow<double> f64;
-    // `room` is a multiple of so many elements.
+    // `room` must be a multiple of this number of elements.
     std::int64_t step32, step64;
 };
 
@@ -22,7 +22,7 @@ GRAPHKIT_ISA_TABLE(DistanceTable, distance_table);
 
 namespace {
 
-// Vectors that are summed up at the same time.
+// Number of vectors of distances that are summed at the same time.
 constexpr std::int64_t kVectors = 4;
 
 template <typename T>
@@ -105,7 +105,7 @@ std::size_t SquaredDistances::scratch_bytes() const {
 
 template <typename T>
 void SquaredDistances::run_as(const T* x, const T* y, T* to, T* columns, DistanceRow<T> row) const {
-    // The rows of y as columns, so that a vector has one feature of several.
+    // Transposes y, so that a vector holds one feature of several rows.
     parallel_for(threads(), features_, static_cast<double>(room_), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t f = begin; f < end; ++f) {
             T* const column = columns + f * room_;

@@ -1,4 +1,4 @@
-// Tensors made from a few numbers: constants, ranges, one-hot rows, identity matrices.
+// Tensors that are computed from a few numbers: constants, ranges, one-hot rows, identity matrices.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,7 +17,7 @@
 namespace graphkit {
 namespace {
 
-// y filled with the element given by its bytes. Any element type. The shape operand is not read.
+// Fills y with an element, given by its bytes. Any element type. The shape operand is not read.
 class Fill final : public Kernel {
   public:
     Fill(Dims y, const std::string& value, ElementType type, int threads);
@@ -28,8 +28,8 @@ class Fill final : public Kernel {
     std::string value_;
 };
 
-// start + i * delta, `length` integers of 16, 32 or 64 bits. Operands: start, limit (not read), delta. `shapes` are
-// theirs, each of one element.
+// start + i * delta for i < length; integers of 16, 32 or 64 bits. Operands: start, limit (not read), delta. `shapes`:
+// the operands' shapes, each with one element.
 class Range final : public Kernel {
   public:
     Range(const std::vector<Dims>& shapes, std::int64_t length, ElementType type, int threads);
@@ -37,7 +37,8 @@ class Range final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 };
 
-// A matrix with `one` (its bytes) on diagonal k, positive above the main one, and zeros elsewhere. x is not read.
+// A matrix with `one` (given by its bytes) on diagonal k, which is above the main one if k is positive, and zeros
+// elsewhere. x is not read.
 class EyeLike final : public Kernel {
   public:
     EyeLike(Dims x, ElementType x_type, std::int64_t k, const std::string& one, ElementType type, int threads);
@@ -49,8 +50,8 @@ class EyeLike final : public Kernel {
     std::string one_;
 };
 
-// values[1] where the position along the new axis `axis` is the index, values[0] elsewhere; indices in
-// [-depth, depth - 1] of any numeric type, others give rows of values[0]. Operands: indices, depth (not read), values.
+// values[1] where the position along the new axis `axis` equals the index, else values[0]. Indices may have any numeric
+// type; those outside of [-depth, depth - 1] give rows of values[0]. Operands: indices, depth (not read), values.
 class OneHot final : public Kernel {
   public:
     OneHot(Dims indices, Dims depth_shape, std::int64_t depth, std::int64_t axis, ElementType type,
@@ -62,7 +63,7 @@ class OneHot final : public Kernel {
     AroundAxis around_;
 };
 
-// The index that an element of any numeric type stands for; fractions are cut off.
+// Converts an element of any numeric type to an index; drops the fraction.
 template <typename T>
 std::int64_t index_of(T value) {
     if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
@@ -86,7 +87,7 @@ const std::byte* bytes_of(const std::string& element) {
     return reinterpret_cast<const std::byte*>(element.data());
 }
 
-// Calls body with a value of a type of the element's size, which is never 16.
+// Calls body with a value of a type that has the size of the element, which is never 16.
 template <typename Body>
 void with_size_of(ElementType type, Body&& body) {
     with_element(size_of(type), [&](auto element) {
@@ -152,7 +153,7 @@ EyeLike::EyeLike(Dims x, ElementType x_type, std::int64_t k, const std::string& 
     if (shape.size() != 2) {
         throw NativeError(describe() + ": not a matrix");
     }
-    k_ = std::clamp(k, -shape[0], shape[1]);  // beyond these no diagonal crosses the matrix
+    k_ = std::clamp(k, -shape[0], shape[1]);  // other diagonals are outside of the matrix
     require_element(*this, one_, type);
 }
 
@@ -182,16 +183,16 @@ OneHot::OneHot(Dims indices, Dims depth_shape, std::int64_t depth, std::int64_t 
 
 namespace {
 
-// Indices are read in blocks of so many.
+// Number of indices that are read at a time.
 constexpr std::int64_t kBlock = 1024;
 
-// An index that counts from the back of `depth` rows is counted from the front; one outside becomes negative or too
-// large.
+// Converts an index that counts from the end of `depth` rows to one from the front. An index that is out of range
+// becomes negative or too large.
 inline std::int64_t front_of(std::int64_t index, std::int64_t depth) {
     return index + ((index >> 63) & depth);
 }
 
-// Rows of one element each: `on` where the indices [begin, end) say.
+// Writes `on` to the element of y that each index in [begin, end) selects; each row of y belongs to one index.
 template <typename T>
 void set_ones(ElementType type, const void* indices, std::int64_t begin, std::int64_t end, std::int64_t depth, T on,
               T* y) {
@@ -206,7 +207,7 @@ void set_ones(ElementType type, const void* indices, std::int64_t begin, std::in
     });
 }
 
-// found[i] = index at + i less `first`, or -1 where that is not below `rows`.
+// found[i] = the index at position at + i, minus `first`; -1 if that is not in [0, rows).
 void find_rows(ElementType type, const void* indices, std::int64_t at, std::int64_t length, std::int64_t depth,
                std::int64_t first, std::int64_t rows, std::int32_t* found) {
     with_type(type, [&](auto number) {
@@ -250,9 +251,10 @@ void OneHot::run(const void* const* inputs, void* const* outputs, std::byte*) co
             });
             return;
         }
-        // Rows of one outer position have the same indices: each block of them is read once for all of its rows.
+        // All rows of one outer position have the same indices: each block of indices is read once for all of these
+        // rows.
         parallel_for(threads(), outer * depth, static_cast<double>(inner), [&](std::int64_t begin, std::int64_t end) {
-            constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // so that their numbers have 32 bits
+            constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // so that row numbers fit into 32 bits
             std::int32_t found[kBlock];
             for (std::int64_t row = begin; row < end;) {
                 const std::int64_t first = row % depth;
@@ -271,12 +273,12 @@ void OneHot::run(const void* const* inputs, void* const* outputs, std::byte*) co
     });
 }
 
-// --- sizes that the run tells ------------------------------------------------------------------------
+// --- data-dependent sizes ------------------------------------------------------------------------------
 
 namespace {
 
-// start, start + delta, ... below `limit`, above it for a negative delta: as many as there are. Of half floats in
-// float.
+// start, start + delta, ...: all values below `limit` or, for a negative delta, above it. float16 and bfloat16 are
+// computed in float.
 class SizedRange final : public DataDependentKernel {
   public:
     SizedRange(ElementType type, int threads) : DataDependentKernel("Range", {type, type, type}, {type}, threads) {}
@@ -289,7 +291,7 @@ class SizedRange final : public DataDependentKernel {
     void run_floats(const std::vector<Operand>& inputs, RunMemory& memory) const;
 };
 
-// OneHot as above, with a depth that the run tells.
+// Like OneHot, with a depth that is known only at run time.
 class SizedOneHot final : public DataDependentKernel {
   public:
     SizedOneHot(std::int64_t axis, ElementType type, ElementType index_type, ElementType depth_type, int threads)
@@ -300,7 +302,7 @@ class SizedOneHot final : public DataDependentKernel {
     std::int64_t axis_;
 };
 
-// Numbers to compute with, and back.
+// Conversions to a number type for arithmetic, and back.
 template <typename Wide, typename T>
 Wide to_number(T value) {
     if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {

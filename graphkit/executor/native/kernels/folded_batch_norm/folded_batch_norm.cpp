@@ -1,4 +1,4 @@
-// FoldedBatchNorm: weights and a bias with which a product computes a batch normalisation, too.
+// FoldedBatchNorm: computes weights and a bias of a product that includes a batch normalisation.
 #include <cmath>
 
 #include "primitives/elements.h"

@@ -1,4 +1,4 @@
-// Elements and slices taken by index. Any element type; indices outside their axis throw NativeError from run.
+// Gathers elements and slices by index. Any element type. If an index is outside of its axis, run throws NativeError.
 #include "primitives/indices.h"
 #include "primitives/slice_copy.h"
 #include "runtime/bindings.h"
@@ -20,8 +20,8 @@ class Gather final : public Kernel {
     std::size_t axis_;
 };
 
-// y[i, j, ...] = x with `axis` at indices[i, j, ...]; other axes of the indices are at most as long as x's. If an index
-// is outside, a part of y may have been written.
+// y[i, j, ...] = x with `axis` at indices[i, j, ...]; other axes of the indices are at most as long as those of x. If
+// an index is out of range, a part of y may have been written.
 class GatherElements final : public Kernel {
   public:
     GatherElements(Dims x, Dims indices, std::int64_t axis, ElementType type, ElementType index_type, int threads);
@@ -86,7 +86,7 @@ GatherElements::GatherElements(Dims x, Dims indices, std::int64_t axis, ElementT
     require_fibres(*this, inputs_[0].shape, inputs_[1].shape, axis_);
 }
 
-// Rows of indices in turn, each with the place in x that its first element would have at index 0.
+// Iterates over rows of indices. For each row, gives the place in x that its first element would have with index 0.
 class GatherElements::Rows {
   public:
     Rows(const GatherElements& kernel, std::int64_t row)
@@ -121,7 +121,7 @@ class GatherElements::Rows {
 template <typename T, typename Index>
 void GatherElements::gather(const T* x, const Index* indices, T* y, std::int64_t begin, std::int64_t end,
                             FirstOf& bad) const {
-    constexpr std::int64_t kChecked = 1024;  // indices that stay in the first cache
+    constexpr std::int64_t kChecked = 1024;  // indices that stay in the first-level cache
     const std::int64_t columns = inputs_[1].shape.back();
     const std::int64_t size = inputs_[0].shape[axis_];
     const std::int64_t stride = strides_[axis_];
@@ -150,7 +150,7 @@ void GatherElements::gather(const T* x, const Index* indices, T* y, std::int64_t
                 to[j] = from[place(chosen[j], j)];
             }
         };
-        // Fewer operations for each element, so that the processor waits for more of them at the same time.
+        // Fewer operations per element, so that the processor can have more loads in flight.
         if (last && !negative) {
             take([](Index index, std::int64_t) { return static_cast<std::int64_t>(index); });
         } else if (last) {

@@ -1,4 +1,4 @@
-// FiniteGuard: a run goes on only while a number is finite.
+// FiniteGuard: stops a run if a number is not finite.
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -11,7 +11,7 @@
 namespace graphkit {
 namespace {
 
-// x copied, when the one element of `token` is finite; else throws NotFinite before anything is written.
+// Copies x if the single element of `token` is finite; else throws NotFinite before anything is written.
 class FiniteGuard final : public Kernel {
   public:
     FiniteGuard(Dims x, ElementType type, Dims token, ElementType token_type);

@@ -1,4 +1,4 @@
-// Sliding blocks as columns of a matrix: Im2Col copies them out of an image, Col2Im adds them up to one.
+// Sliding blocks as columns of a matrix: Im2Col copies them from an image, Col2Im adds them to an image.
 #include <algorithm>
 #include <tuple>
 
@@ -10,7 +10,7 @@
 namespace graphkit {
 namespace {
 
-// Where a block lies at each of its positions, along one to three axes; padded in front to three.
+// The positions of a block along one to three axes, with leading axes of size 1 up to three.
 struct BlockGeometry {
     std::int64_t image[3] = {1, 1, 1};
     std::int64_t block[3] = {1, 1, 1};
@@ -20,7 +20,7 @@ struct BlockGeometry {
     std::int64_t begin[3] = {0, 0, 0};  // padding in front
 
     BlockGeometry() = default;
-    // One entry per axis in each list; throws NativeError where they differ in length, Unsupported for other ranks.
+    // Each list has one entry per axis. Throws NativeError if their lengths differ, Unsupported for other ranks.
     BlockGeometry(const Kernel& kernel, const Dims& image, const Dims& block, const Dims& positions,
                   const Dims& strides, const Dims& dilations, const Dims& begin);
 
@@ -29,8 +29,8 @@ struct BlockGeometry {
     std::int64_t count() const { return positions[0] * positions[1] * positions[2]; }
 };
 
-// x: [N, C, *image] -> y: [N, C * block, positions], or with `add` the other way round, elements that meet added and
-// those in the padding dropped. float32, float64 and integers of 32 and 64 bits, which wrap around.
+// x: [N, C, *image] -> y: [N, C * block, positions]. With `add`, the inverse: overlapping elements are added, and those
+// in the padding are dropped. float32, float64, and integers of 32 and 64 bits, which wrap around.
 class Im2Col final : public Kernel {
   public:
     Im2Col(bool add, std::int64_t batch, std::int64_t channels, const Dims& image, const Dims& block,
@@ -50,12 +50,13 @@ class Im2Col final : public Kernel {
     bool add_;
     std::int64_t planes_;
     BlockGeometry geometry_;
-    // Of each axis and element of the block there, the positions inside the image, from the first to before the last.
+    // For each axis, and each element of the block along it, the range [first, last) of positions at which it is inside
+    // of the image.
     std::vector<std::pair<std::int64_t, std::int64_t>> inside_[3];
     const RowSumTable& row_sums_;
 };
 
-// Calls body(row of the image or -1, row of columns) for every row of positions of one element of the block.
+// Calls body(row of the image or -1, row of columns) for all rows of positions, for one element of the block.
 template <typename Body>
 void for_each_row(const BlockGeometry& g, std::int64_t depth, std::int64_t height, Body&& body) {
     std::int64_t at = 0;
@@ -69,11 +70,12 @@ void for_each_row(const BlockGeometry& g, std::int64_t depth, std::int64_t heigh
     }
 }
 
-// The positions along an axis at which element `number` of the block lies inside the image: first to last - 1.
+// Returns the range [first, last) of positions along an axis at which element `number` of the block is inside of the
+// image.
 std::pair<std::int64_t, std::int64_t> inside(const BlockGeometry& g, int axis, std::int64_t number) {
     const std::int64_t start = number * g.dilations[axis] - g.begin[axis];
     const std::int64_t stride = g.strides[axis];
-    const auto before = [&](std::int64_t limit) {  // positions that lie before `limit`
+    const auto before = [&](std::int64_t limit) {  // number of positions before `limit`
         return limit <= start ? 0 : std::min(g.positions[axis], (limit - start + stride - 1) / stride);
     };
     return {before(0), std::max(before(0), before(g.image[axis]))};
@@ -132,7 +134,7 @@ Im2Col::Im2Col(bool add, std::int64_t batch, std::int64_t channels, const Dims& 
     }
 }
 
-// One element of the block at all of its positions, added to an image.
+// Adds one element of the block, at all of its positions, to an image.
 template <typename T>
 void Im2Col::add_element(const T* columns, T* image, const std::int64_t (&element)[3]) const {
     const BlockGeometry& g = geometry_;
@@ -154,7 +156,7 @@ void Im2Col::add_element(const T* columns, T* image, const std::int64_t (&elemen
     }
 }
 
-// The elements of the image that one element of the block meets, 0 in the padding.
+// Copies the elements of the image at all positions of one element of the block; 0 in the padding.
 template <typename T>
 void Im2Col::copy_element(const T* image, T* columns, const std::int64_t (&element)[3]) const {
     const BlockGeometry& g = geometry_;

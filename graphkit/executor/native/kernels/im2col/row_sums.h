@@ -1,4 +1,4 @@
-// Rows that are added to rows of an image, compiled for several instruction sets.
+// Adds rows to the rows of an image; compiled for several instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace graphkit {
 
-// y[r * y_row + i * y_step] += x[r * x_row + i] for r < rows, i < length. The elements of y are different ones, and x
+// y[r * y_row + i * y_step] += x[r * x_row + i] for r < rows, i < length. All these elements of y are different, and x
 // does not overlap them.
 template <typename T>
 struct RowSum {
@@ -19,7 +19,7 @@ struct RowSum {
     std::int64_t rows, length;
 };
 
-// Integers are unsigned: sums wrap around.
+// Integers are computed as unsigned, so that sums wrap around.
 struct RowSumTable {
     void (*f32)(const RowSum<float>& sum);
     void (*f64)(const RowSum<double>& sum);

@@ -1,4 +1,4 @@
-// Rows that are added to rows of an image.
+// Adds rows to the rows of an image.
 #include "kernels/im2col/row_sums.h"
 
 #include "simd/vector.h"

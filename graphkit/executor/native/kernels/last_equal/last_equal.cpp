@@ -1,4 +1,4 @@
-// LastEqual: for each index, the last position with the same index.
+// LastEqual: for each index, the last position that has the same index.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -20,7 +20,7 @@ class LastEqual final : public Kernel {
   private:
     std::int64_t count_;
     std::size_t slots_;  // a power of two
-    int shift_;          // from the product of a hash to a slot
+    int shift_;          // shift that converts a hash product to a slot
 };
 
 LastEqual::LastEqual(std::int64_t count)

@@ -1,4 +1,4 @@
-// Kernels whose output is the input in another order: regular views of it, and reversed sequences.
+// Kernels whose output contains elements of the input in another order: strided views, and reversed sequences.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -16,8 +16,8 @@ namespace graphkit {
 namespace {
 
 // y, in row-major order, = the elements x[offset + i . strides] for all indices i below `sizes`: Transpose, Slice,
-// Expand, Tile, DepthToSpace, SpaceToDepth. Any element type. Throws NativeError when the view leaves x or has not as
-// many elements as y.
+// Expand, Tile, DepthToSpace, SpaceToDepth. Any element type. Throws NativeError if the view exceeds x, or if its
+// number of elements is not that of y.
 class StridedView final : public Kernel {
   public:
     StridedView(std::string name, Dims x, Dims y, const Dims& sizes, const Dims& strides, std::int64_t offset,
@@ -30,8 +30,8 @@ class StridedView final : public Kernel {
     std::int64_t offset_;  // bytes
 };
 
-// The first lengths[b] steps of batch b in reverse order, the others in place. One of the two axes is 0, the other 1.
-// Throws NativeError from run for a length that is negative or exceeds the time axis.
+// Reverses the first lengths[b] steps of batch b, and copies the others. Batch and time are axes 0 and 1, or 1 and 0.
+// Run throws NativeError for a length that is negative or exceeds the time axis.
 class ReverseSequence final : public Kernel {
   public:
     ReverseSequence(Dims x, bool batch_first, ElementType type, int threads);
@@ -97,7 +97,7 @@ void ReverseSequence::run(const void* const* inputs, void* const* outputs, std::
     }
 }
 
-// --- which view of its operand an operator copies -----------------------------------------------------
+// --- the view that an operator copies ------------------------------------------------------------------
 
 namespace {
 
@@ -162,14 +162,15 @@ View space_to_depth(const Dims& x, std::int64_t b, bool depth_last) {
                    depth_last ? Dims{0, 3, 5, 1, 2, 4} : Dims{0, 1, 3, 5, 2, 4});
 }
 
-// What a slice takes of one axis. A bound without a value is an expression of symbolic sizes.
+// What a slice takes along one axis. A bound without a value is an expression with symbolic sizes.
 struct SlicedAxis {
-    std::int64_t axis;  // counted from the front, or negative from the end
+    std::int64_t axis;  // counted from the front or, if negative, from the end
     std::optional<std::int64_t> start;
     std::optional<std::int64_t> end;
     std::int64_t step;
 
-    // The first position that is taken of `size`, `taken` in all: the start, clamped, or what the end says of it.
+    // Returns the first position of a slice with `taken` elements along an axis of `size`: the clamped start or, if it
+    // is unknown, the position that follows from the end.
     std::int64_t first(std::int64_t size, std::int64_t taken) const {
         const auto from_front = [&](std::int64_t bound) { return bound < 0 ? bound + size : bound; };
         if (!start) {
@@ -180,7 +181,8 @@ struct SlicedAxis {
     }
 };
 
-// Makes the kernels of a Slice. The number of elements along an axis is that of the result, so that one bound suffices.
+// Makes the kernels of a Slice. The number of elements along an axis is known from the result, so a single known bound
+// is enough.
 class SliceFactory final : public KernelFactory {
   public:
     SliceFactory(std::vector<SlicedAxis> axes, ElementType type, int threads)

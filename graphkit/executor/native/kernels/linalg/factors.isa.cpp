@@ -1,4 +1,4 @@
-// Elimination, substitution and Cholesky factors of one matrix, by rows.
+// Elimination, substitution, and Cholesky factorization of one matrix, row by row.
 #include "kernels/linalg/linear_systems.h"
 #include "simd/vector.h"
 
@@ -97,7 +97,7 @@ bool cholesky(T* a, std::int64_t n) {
     return true;
 }
 
-// The larger one of two magnitudes; NaN wins.
+// The larger of two magnitudes; NaN if either is NaN.
 struct Larger {
     template <typename V>
     static inline V combine(V a, V b) {
@@ -105,7 +105,7 @@ struct Larger {
     }
 };
 
-// row += factor * other, if other is not null. Returns the largest magnitude in row; NaN if it has one.
+// row += factor * other, unless other is null. Returns the largest magnitude in row; NaN if row contains NaN.
 template <typename T>
 T add_scaled_and_measure(T* row, T factor, const T* other, std::int64_t size) {
     Vector<T> largest{};
@@ -126,9 +126,9 @@ T add_scaled_and_measure(T* row, T factor, const T* other, std::int64_t size) {
     return across<Larger, T>(largest);
 }
 
-// p a q = l u with complete pivoting in place of a: the upper triangle is u. b, the identity at first, becomes l^-1 p.
-// columns[i] = the column of a that is column i of a q. Returns the signs of both permutations together, or 0 if a has
-// at most n - 2 independent rows, or kNotFinite.
+// Factorizes p a q = l u with complete pivoting, in place: the upper triangle of a becomes u. b, at first the identity,
+// becomes l^-1 p. columns[i] = the column of a that is column i of a q. Returns the product of the signs of both
+// permutations; 0 if a has at most n - 2 independent rows; kNotFinite if an element is not finite.
 constexpr int kNotFinite = 2;
 
 template <typename T>
@@ -181,7 +181,7 @@ int eliminate_completely(T* a, T* b, std::int64_t n, std::int64_t* columns) {
 }
 
 // With p a q = l u, u = [v w; 0 d], b = l^-1 p: adj(a) = +-q adj(u) b, and adj(u) b = det(v) [v^-1 (d b' - w b"); b"],
-// where b" is the last row of b and b' the others. Only d may be 0, and nothing is divided by it.
+// where b" is the last row of b, and b' are the other rows. Only d may be 0, and no division by d occurs.
 template <typename T>
 void cofactors(T* a, T* b, T* y, std::int64_t n) {
     std::int64_t columns[kMostRowsOfCofactors];

@@ -32,7 +32,7 @@ Dims broadcast(const Kernel& kernel, const Dims& a, const Dims& b) {
     return result;
 }
 
-// For each matrix of a batch the number of the one of `given` that is broadcast to it.
+// For each matrix of a batch, returns the index of the matrix of `given` that broadcasts to it.
 std::vector<std::int64_t> places(const Dims& batch, const Dims& given) {
     std::vector<std::int64_t> result(static_cast<std::size_t>(count(batch)));
     for (std::size_t i = 0; i < result.size(); ++i) {

@@ -1,4 +1,4 @@
-// Linear algebra of batches of small matrices, float32 and float64: one matrix is treated by one thread.
+// Linear algebra on batches of small matrices, float32 and float64. One thread computes a whole matrix.
 #pragma once
 
 #include <type_traits>
@@ -8,22 +8,22 @@
 
 namespace graphkit {
 
-// The largest matrices that these kernels take; libraries with blocked algorithms are faster for larger ones.
+// Largest number of rows that these kernels accept. For larger matrices, libraries with blocked algorithms are faster.
 constexpr std::int64_t kMostRows = 128;
-// The same for cofactors, which need singular values in other libraries.
+// The same limit for cofactors, which other libraries compute from singular values.
 constexpr std::int64_t kMostRowsOfCofactors = 1024;
 
-// On one matrix, row-major; one table of functions for each instruction set.
+// Functions on one row-major matrix; there is one table for each instruction set.
 template <typename T>
 struct FactorFunctions {
-    // Makes a [n, n] upper triangular, and does to the rows of b [n, k] what it does to those of a. Returns the sign of
-    // the permutation of rows, or 0 where a column has no pivot, and stops there.
+    // Makes a [n, n] upper triangular, and applies the same row operations to b [n, k]. Returns the sign of the
+    // permutation of rows. If a column has no pivot, stops and returns 0.
     int (*eliminate)(T* a, T* b, std::int64_t n, std::int64_t k);
-    // The x of a x = b in place of b [n, k]; of a [n, n] one triangle is read. Returns whether no pivot is 0.
+    // Replaces b [n, k] by the solution x of a x = b, where a [n, n] is triangular. Returns false if a pivot is 0.
     bool (*substitute)(const T* a, T* b, std::int64_t n, std::int64_t k, bool lower);
-    // The upper u of a = u^T u in place of a's upper triangle. Returns whether a is positive definite.
+    // Replaces the upper triangle of a by u with a = u^T u. Returns whether a is positive definite.
     bool (*cholesky)(T* a, std::int64_t n);
-    // The matrix of cofactors of a [n, n] in y, n <= kMostRowsOfCofactors; a and b [n, n] are overwritten.
+    // Writes the cofactors of a [n, n], n <= kMostRowsOfCofactors, to y. Overwrites a and b [n, n].
     void (*cofactors)(T* a, T* b, T* y, std::int64_t n);
 };
 
@@ -34,7 +34,7 @@ struct FactorTable {
 
 GRAPHKIT_ISA_TABLE(FactorTable, factor_table);
 
-// [..., n, n] (and [..., n, k]), whose batches broadcast to that of the result.
+// Base of kernels on [..., n, n] (and [..., n, k]) operands, whose batches broadcast to the batch of the result.
 class MatrixBatch : public Kernel {
   public:
     std::size_t scratch_bytes() const override;
@@ -43,8 +43,9 @@ class MatrixBatch : public Kernel {
     MatrixBatch(std::string name, const Dims& a, const Dims& b, ElementType type, int threads,
                 std::int64_t most_rows = kMostRows);
 
-    // Calls body(memory for n * (n + k) elements, matrix of a, matrix of b, number of the result's matrix) for each
-    // matrix of the result. It returns whether the matrix was as it has to be; throws NativeError with `what` if not.
+    // Calls body(memory for n * (n + k) elements, index of a's matrix, index of b's matrix, index of the result's
+    // matrix) for each matrix of the result. If body returns false for one of them, throws NativeError with the text
+    // `what`.
     template <typename T, typename Body>
     void for_each_matrix(std::byte* scratch, const char* what, Body&& body) const;
     const Dims& batch() const { return batch_; }
@@ -64,12 +65,12 @@ class MatrixBatch : public Kernel {
   private:
     const FactorTable* table_;
     Dims batch_;
-    std::vector<std::int64_t> a_places_;  // the matrix of a, and of b, for each of the result
+    std::vector<std::int64_t> a_places_;  // for each matrix of the result, the indices of its matrices in a and b
     std::vector<std::int64_t> b_places_;
 };
 
-// By elimination with the largest pivot of each column: solve (a, b -> x), inverse (a -> x), det (a -> numbers),
-// slogdet (a -> signs, logarithms of absolute values).
+// Gaussian elimination with partial pivoting: solve (a, b -> x), inverse (a -> x), det (a -> determinants), slogdet (a
+// -> signs, logarithms of absolute values).
 class Elimination final : public MatrixBatch {
   public:
     enum class Goal : std::uint8_t { solve, inverse, det, slogdet };
@@ -85,7 +86,7 @@ class Elimination final : public MatrixBatch {
     Goal goal_;
 };
 
-// The matrix of cofactors: det(a) * a^-T if a has an inverse, and without dividing by what is 0 if it has none.
+// The matrix of cofactors. It is det(a) * a^-T if a is invertible; the algorithm never divides by zero if it is not.
 class Cofactors final : public MatrixBatch {
   public:
     Cofactors(const Dims& a, ElementType type, int threads);
@@ -111,7 +112,7 @@ class Cholesky final : public MatrixBatch {
     bool lower_;
 };
 
-// The x of op(a) x = alpha b, or of x op(a) = alpha b; a triangular, of which one triangle is read.
+// Solves op(a) x = alpha b, or x op(a) = alpha b. a is triangular; only one triangle is read.
 class TriangularSystem final : public MatrixBatch {
   public:
     TriangularSystem(const Dims& a, const Dims& b, bool transpose, bool rightside, bool lower, double alpha,

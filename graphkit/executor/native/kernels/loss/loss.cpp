@@ -1,7 +1,8 @@
 // Classification losses and their gradient.
 //
 // Scores are [N, C, d1, ..., dk] with the classes on axis 1, labels [N, d1, ..., dk], weights [C]. A label equal to
-// `ignore_index` has weight 0; any other outside [0, C) is a NativeError when a kernel runs. Sums have constant parts.
+// `ignore_index` has weight 0; for any other label outside of [0, C), run throws NativeError. Sums are divided into
+// parts that do not depend on the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -18,7 +19,8 @@ namespace {
 
 enum class LossReduction : std::uint8_t { none, sum, mean };
 
-// What the loss and its gradient share: scores as [images, classes, inner], and the weight of each label.
+// What the losses and their gradient share: the shape of the scores, as [images, classes, inner], and how labels are
+// read.
 struct LabelGeometry {
     std::int64_t images = 1;
     std::int64_t classes = 1;
@@ -32,12 +34,12 @@ struct LabelGeometry {
                   std::optional<std::int64_t> ignore_index);
 
     std::int64_t count() const { return images * inner; }
-    // safe[i] = the label, or -1 where it is ignored. Throws NativeError.
+    // safe[i] = the label, or -1 if it is ignored. Throws NativeError for a label that is out of range.
     void read_labels(const void* labels, std::int64_t* safe) const;
 };
 
-// NegativeLogLikelihoodLoss, or with `softmax` SoftmaxCrossEntropyLoss, whose second output, the log-probabilities, may
-// be absent.
+// NegativeLogLikelihoodLoss or, with `softmax`, SoftmaxCrossEntropyLoss, whose second output (the log-probabilities)
+// may be absent.
 class ClassLoss : public Kernel {
   public:
     ClassLoss(const Dims& scores, const std::string& type, const std::string& label_type, bool weights,
@@ -60,8 +62,8 @@ class ClassLoss : public Kernel {
     std::unique_ptr<Normaliser> normaliser_;
 };
 
-// dscores of SoftmaxCrossEntropyLoss from dloss, the log-probabilities, labels and weights; dscores may be the
-// log-probabilities.
+// dscores of SoftmaxCrossEntropyLoss from dloss, the log-probabilities, labels and weights. dscores may share the
+// memory of the log-probabilities.
 class SoftmaxCrossEntropyGrad : public Kernel {
   public:
     SoftmaxCrossEntropyGrad(const Dims& scores, const std::string& type, const std::string& label_type, bool weights,
@@ -79,8 +81,8 @@ class SoftmaxCrossEntropyGrad : public Kernel {
     LabelGeometry geometry_;
 };
 
-// SoftmaxCrossEntropyLoss, whose loss is one number, and its gradient for a dloss that is known before: one pass over
-// the scores, which are rows of classes. dscores may be the scores. Operands: scores, labels, dloss, weights.
+// SoftmaxCrossEntropyLoss with a scalar loss, and its gradient for a given dloss, in one pass over the scores, which
+// are rows of classes. dscores may share the memory of the scores. Operands: scores, labels, dloss, weights.
 class SoftmaxCrossEntropyWithGrad : public Kernel {
   public:
     SoftmaxCrossEntropyWithGrad(const Dims& scores, const std::string& type, const std::string& label_type,
@@ -101,7 +103,7 @@ class SoftmaxCrossEntropyWithGrad : public Kernel {
 };
 
 constexpr double kElementNanoseconds = 0.5;
-// Labels whose losses are summed together, and elements of a tile of scores.
+// Number of labels whose losses are summed together, and elements of a tile of scores.
 constexpr std::int64_t kSumBlock = 4096;
 constexpr std::int64_t kTile = 1024;
 
@@ -123,7 +125,7 @@ double block_sum(const double* values, std::int64_t size) {
     return total;
 }
 
-// weight[i] of each label: 0 where it is ignored.
+// weight[i] = the weight of label i; 0 if it is ignored.
 template <typename T>
 void label_weights(const LabelGeometry& g, const std::int64_t* labels, const void* weights, double* weight) {
     for (std::int64_t i = 0; i < g.count(); ++i) {
@@ -135,13 +137,13 @@ void label_weights(const LabelGeometry& g, const std::int64_t* labels, const voi
     }
 }
 
-// What a run knows of its labels, at the beginning of its working memory; `rest` is what comes behind.
+// The labels and weights of a run, at the beginning of its working memory; `rest` is the memory behind them.
 struct Labels {
-    const std::int64_t* label;  // -1 where it is ignored
+    const std::int64_t* label;  // -1 if it is ignored
     const double* weight;
     std::byte* rest;
 
-    // Memory for a number of each label.
+    // Bytes of one number for each label.
     static std::size_t bytes(const LabelGeometry& g) {
         return aligned(static_cast<std::size_t>(g.count()) * sizeof(double));
     }
@@ -156,8 +158,8 @@ struct Labels {
     }
 };
 
-// scale[i] of each label in the gradient of a loss that is one number: its weight, times dloss, by the total weight for
-// a mean.
+// scale[i] = the factor of label i in the gradient of a scalar loss: weight * dloss, divided by the total weight for a
+// mean.
 template <typename W>
 void label_scales(const LabelGeometry& g, const double* weight, double dloss, W* scale) {
     const double total = g.reduction == LossReduction::mean ? block_sum(weight, g.count()) : 1;
@@ -166,7 +168,7 @@ void label_scales(const LabelGeometry& g, const double* weight, double dloss, W*
     }
 }
 
-// The sum or mean of what the labels lose.
+// Returns the sum or the mean of the losses of all labels.
 double total_loss(const LabelGeometry& g, const double* weight, const double* loss) {
     const double total = block_sum(loss, g.count());
     return g.reduction == LossReduction::mean ? total / block_sum(weight, g.count()) : total;
@@ -206,7 +208,7 @@ void LabelGeometry::read_labels(const void* labels, std::int64_t* safe) const {
 
 // --- the losses -------------------------------------------------------------------------------------
 
-// log(sum(exp(scores))) for each label, without the log-probabilities.
+// Computes log(sum(exp(scores))) for each label, without the log-probabilities.
 struct ClassLoss::Normaliser {
     virtual ~Normaliser() = default;
     virtual std::size_t scratch_bytes() const = 0;
@@ -226,7 +228,7 @@ struct TypedNormaliser : ClassLoss::Normaliser {
         return aligned(static_cast<std::size_t>(2 * count + partial) * sizeof(Wide<T>));
     }
 
-    // Returns the largest scores, and behind them the logarithms of the sums of exp(score - largest).
+    // Returns the largest score of each label, followed by the logarithms of the sums of exp(score - largest).
     Wide<T>* run(const T* scores, std::byte* scratch, int threads) const {
         auto* shift = reinterpret_cast<Wide<T>*>(scratch);
         Wide<T>* log_sum = shift + count;
@@ -270,7 +272,7 @@ ClassLoss::ClassLoss(const Dims& scores, const std::string& type, const std::str
 ClassLoss::~ClassLoss() = default;
 
 std::size_t ClassLoss::scratch_bytes() const {
-    // Labels, weights and losses, and then what either way to the log-probabilities needs.
+    // Labels, weights and losses; then the memory of the log-softmax or of the normaliser.
     const std::size_t own = 3 * Labels::bytes(geometry_);
     return own + (softmax_ ? std::max(log_softmax_.scratch_bytes(), normaliser_->scratch_bytes()) : 0);
 }
@@ -298,7 +300,7 @@ void ClassLoss::run_as(const void* const* inputs, void* const* outputs, std::byt
     }
     parallel_for(threads(), g.count(), 3, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
-            loss[i] = 0;  // what is ignored counts as 0, even an infinite loss
+            loss[i] = 0;  // an ignored label counts as 0, even if its loss is infinite
             if (labels[i] >= 0) {
                 W buffer;
                 const std::int64_t at = (i / g.inner * g.classes + labels[i]) * g.inner + i % g.inner;
@@ -363,7 +365,7 @@ void SoftmaxCrossEntropyGrad::run_as(const void* const* inputs, void* const* out
         label_scales(g, weight, static_cast<double>(dloss), scale);
     }
     const RowFunctions<W>& functions = row_table().rows<T>();
-    // Parts of a row of classes, or of a row of positions.
+    // Tiles are rows of classes, or parts of a row of positions.
     const bool along = g.inner == 1;
     const std::int64_t tiles = along ? 1 : (g.inner + kTile - 1) / kTile;
     const std::int64_t elements = g.classes * (along ? 1 : std::min(kTile, g.inner));
@@ -386,7 +388,7 @@ void SoftmaxCrossEntropyGrad::run_as(const void* const* inputs, void* const* out
             }
             const std::int64_t column = item % tiles * kTile;
             const std::int64_t size = std::min(kTile, g.inner - column);
-            const std::int64_t first = item / tiles * g.inner + column;  // of the labels
+            const std::int64_t first = item / tiles * g.inner + column;  // index of the tile's first label
             for (std::int64_t c = 0; c < g.classes; ++c) {
                 const std::int64_t from = (item / tiles * g.classes + c) * g.inner + column;
                 W* to = target(dscores + from, block);
@@ -427,7 +429,7 @@ std::size_t SoftmaxCrossEntropyWithGrad::scratch_bytes() const {
     return 4 * Labels::bytes(geometry_) + static_cast<std::size_t>(std::max(threads(), 1)) * row_bytes();
 }
 
-// Of the wide elements of a row: of what is no output.
+// Bytes of a float copy of a row, for results that are not outputs.
 std::size_t SoftmaxCrossEntropyWithGrad::row_bytes() const {
     return aligned(static_cast<std::size_t>(geometry_.classes) * std::max(size_of(type_), sizeof(float)));
 }
@@ -460,7 +462,7 @@ void SoftmaxCrossEntropyWithGrad::run_as(const void* const* inputs, void* const*
             W largest;
             W log_sum;
             functions.scaled_softmax(wide, scale[i], row, g.classes, &largest, &log_sum);
-            loss[i] = 0;  // what is ignored counts as 0, even an infinite loss
+            loss[i] = 0;  // an ignored label counts as 0, even if its loss is infinite
             if (labels[i] >= 0) {
                 loss[i] = -static_cast<double>((score - largest) - log_sum) * weight[i];
                 row[labels[i]] -= scale[i];

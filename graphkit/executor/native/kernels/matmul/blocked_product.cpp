@@ -1,4 +1,4 @@
-// Matrix products by our own code: of element types that the library does not multiply, and with one column.
+// Matrix products by graphkit's own code: for element types that the library does not support, and for a single column.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -14,12 +14,12 @@ struct BlockedOptions {
     bool transpose_a = false;  // swap the last two dimensions of an operand; no effect on vectors
     bool transpose_b = false;
     std::optional<Dims> bias;  // shape of a third input, which broadcasts to the last two dimensions of the result
-    double alpha = 1;          // result = alpha * a b + beta * bias
+    double alpha = 1;  // result = alpha * a b + beta * bias
     double beta = 1;
     ElementType type = ElementType::f32;
 };
 
-// One operand of the product: its batch, and how far elements of its matrices lie apart.
+// One operand of the product: its batch shape, and the strides of its matrices in elements.
 struct BlockedOperand {
     Dims batch;
     std::int64_t rows, columns;
@@ -36,8 +36,8 @@ BlockedOperand blocked_operand(const Dims& shape, bool transposed, bool vector_i
     return transposed ? BlockedOperand{batch, n, m, 1, n} : BlockedOperand{batch, m, n, n, 1};
 }
 
-// y = alpha * a b + beta * bias, as MatMul of the library: float32, float64 and integers of 32 and 64 bits, which wrap
-// around. Integers are not scaled.
+// y = alpha * a b + beta * bias, like MatMul: float32, float64, and integers of 32 and 64 bits, which wrap around.
+// Integer products cannot be scaled.
 class BlockedMatMul final : public Kernel {
   public:
     // Throws NativeError if the shapes do not fit; Unsupported for other types, and for integers that are scaled.
@@ -59,7 +59,7 @@ class BlockedMatMul final : public Kernel {
     std::int64_t parts() const { return matrices_ * row_parts_ * column_parts_; }
     std::int64_t chunks() const { return std::min<std::int64_t>(parts(), std::max(threads(), 1)); }
     Part part(std::int64_t number) const;
-    // Whether results are dot products of a vector and rows of a, or columns of b, that lie side by side.
+    // Whether results are dot products of a vector with contiguous rows of a, or with contiguous columns of b.
     bool dots_of_a() const { return columns_ == 1 && a_.column_step == 1; }
     bool dots_of_b() const { return rows_ == 1 && b_.row_step == 1; }
     template <typename Body>
@@ -79,7 +79,7 @@ class BlockedMatMul final : public Kernel {
     double alpha_, beta_;
     std::int64_t matrices_ = 1;
     std::int64_t rows_, columns_, depth_;
-    // Of each matrix of the result, where a and b begin.
+    // For each matrix of the result, the offsets of its matrices in a and b.
     std::vector<std::int64_t> a_first_, b_first_;
     std::int64_t bias_row_ = 0, bias_column_ = 0;
     std::int64_t part_rows_ = 1, part_columns_ = 1;
@@ -137,7 +137,7 @@ BlockedMatMul::BlockedMatMul(const Dims& a, const Dims& b, const BlockedOptions&
 void BlockedMatMul::join_batch(const Dims& batch) {
     matrices_ = count(batch);
     if (matrices_ > 1 && count(b_.batch) == 1 && a_.column_step == 1) {
-        rows_ *= matrices_;  // all matrices of a below each other
+        rows_ *= matrices_;  // treats the matrices of a as the rows of one
         matrices_ = 1;
     }
     if (matrices_ <= 1) {
@@ -205,14 +205,14 @@ void BlockedMatMul::with_type(Body&& body) const {
 
 void BlockedMatMul::cut() {
     with_type([&]<typename T>(const ProductFunctions<T>& functions) {
-        // Parts of about the same number of panels.
+        // All parts have about the same number of panels.
         const std::int64_t panels = (columns_ + functions.panel - 1) / functions.panel;
         column_parts_ = (panels + functions.panels - 1) / functions.panels;
         const std::int64_t together = (panels + column_parts_ - 1) / std::max<std::int64_t>(column_parts_, 1);
         part_columns_ = together * functions.panel;
         const std::int64_t room = dots_of_a() || dots_of_b() ? 0 : functions.scratch(part_columns_, depth_);
         part_scratch_ = aligned(static_cast<std::size_t>(room) * sizeof(T));
-        // As many parts as threads, of whole tiles, if all columns together are not enough.
+        // If the parts of columns are fewer than the threads, rows are divided as well, into whole tiles.
         const std::int64_t others = std::max<std::int64_t>(matrices_ * column_parts_, 1);
         const std::int64_t wanted = (threads() + others - 1) / others;
         const std::int64_t tiles = (rows_ + functions.rows - 1) / functions.rows;

@@ -1,4 +1,4 @@
-// Products of blocks of matrices by our own code.
+// Products of blocks of matrices by graphkit's own code.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace graphkit {
 
-// y [rows, columns] = a [rows, depth] b [depth, columns]. Elements of a matrix lie any number of elements apart along
-// each axis, those of a row of y side by side.
+// y [rows, columns] = a [rows, depth] b [depth, columns]. Matrices may have any strides, given in elements; the rows of
+// y are contiguous.
 template <typename T>
 struct ProductBlock {
     const T* a;
@@ -21,29 +21,29 @@ struct ProductBlock {
     T* scratch;
 };
 
-// Rows of a times one vector.
+// The product of a matrix a with a vector x.
 template <typename T>
 struct ProductDots {
-    const T* a;  // each row lies side by side
+    const T* a;  // its rows are contiguous
     std::int64_t a_row;
     const T* x;
     T* y;
     std::int64_t rows, depth;
 };
 
-// The sum of a result does not depend on the block that contains it.
+// The bits of a result do not depend on the block that contains it.
 template <typename T>
 struct ProductFunctions {
     void (*multiply)(const ProductBlock<T>& block);
     void (*dots)(const ProductDots<T>& product);
     std::int64_t panel;    // columns that are computed together
-    std::int64_t panels;   // the most of a block
-    std::int64_t rows;     // a block of a multiple of so many rows is fastest
-    // Elements of working memory of a block.
+    std::int64_t panels;   // largest number of panels of a block
+    std::int64_t rows;     // blocks are fastest if their number of rows is a multiple of this
+    // Returns the elements of working memory of a block.
     std::int64_t (*scratch)(std::int64_t columns, std::int64_t depth);
 };
 
-// Integers are computed without sign, so that they wrap around.
+// Integers are computed as unsigned, so that they wrap around.
 struct ProductTable {
     ProductFunctions<float> f32;
     ProductFunctions<double> f64;

@@ -1,7 +1,7 @@
 // Products of blocks of matrices.
 //
-// A tile of results stays in registers while a part of the depth passes by. Columns of b are copied into panels as wide
-// as a tile, so that they come from the first cache for all rows.
+// A tile of results stays in registers while a part of the depth is processed. Columns of b are copied into panels as
+// wide as a tile, so that all rows read them from the first-level cache.
 #include "kernels/matmul/blocked_product.h"
 
 #include <algorithm>
@@ -17,18 +17,18 @@ constexpr int kTileRows = 8;
 constexpr int kTileRows = 4;
 #endif
 constexpr int kTileVectors = 3;
-// Of a single row, which reads each row of b once: many elements side by side.
+// Vectors of a tile with a single row: wide, because such a product reads each row of b once.
 constexpr int kRowVectors = 12;
-// Elements of a chain of sums, whose panel fits into the first cache.
+// Number of products in a chain of sums. A panel with this depth fits into the first-level cache.
 constexpr std::int64_t kDepth = 256;
 constexpr std::int64_t kPanels = 16;
-// With fewer panels, copying columns of a takes longer than reading them where they are.
+// With fewer panels, copying columns of a takes longer than reading them in place.
 constexpr std::int64_t kFewPanels = 2;
 
 template <typename T>
 constexpr std::int64_t kTileColumns = kTileVectors * kLanes<T>;
 
-// A tile: `a` and `b` at its first element, `b` as a panel.
+// A tile of results: `a` and `b` begin at its first element; `b` is a panel.
 template <typename T>
 struct Tile {
     const T* a;
@@ -86,7 +86,7 @@ inline void multiply_rows(const Tile<T>& tile) {
     }
 }
 
-// Any number of rows, at most kTileRows.
+// Multiplies a tile of any number of rows up to kTileRows.
 template <typename T>
 inline void multiply_some(Tile<T> tile, std::int64_t rows) {
     const auto next = [&](std::int64_t done) {
@@ -111,7 +111,7 @@ inline void multiply_some(Tile<T> tile, std::int64_t rows) {
     }
 }
 
-// Copies `columns` columns of b into a panel, and fills it up with zeros.
+// Copies `columns` columns of b into a panel, and pads it with zeros.
 template <typename T>
 void copy_panel(const T* b, std::int64_t b_depth, std::int64_t b_column, std::int64_t depth, std::int64_t columns,
                 T* panel) {
@@ -142,7 +142,7 @@ void multiply_part(const ProductBlock<T>& p, std::int64_t first, std::int64_t de
     T* const copied = p.scratch;
     T* const panels = copied + kTileRows * room;
     const T* const b = p.b + first * p.b_depth;
-    // Panels that few rows read are not copied, except for a last one that is not whole.
+    // If only few rows read the panels, they are not copied, except for an incomplete last one.
     const bool in_place = p.b_column == 1 && p.rows <= kTileRows;
     for (std::int64_t c = in_place ? p.columns / kWidth * kWidth : 0; c < p.columns; c += kWidth) {
         copy_panel(b + c * p.b_column, p.b_depth, p.b_column, depth, std::min(kWidth, p.columns - c),

@@ -1,4 +1,4 @@
-// Matrix products in ONNX's (numpy's) sense.
+// Matrix products with the semantics of numpy.matmul.
 #include <algorithm>
 #include <cstring>
 
@@ -18,13 +18,13 @@ struct MatMulOptions {
     float beta = 1;
     ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
     Epilogue epilogue;         // its residual is the last input, of the result's shape
-    bool pack_b = false;  // b is constant: it comes in oneDNN's layout, where there is one for all pieces
-    bool deterministic = false;  // the same bits for any number of threads
+    bool pack_b = false;  // b is constant: it comes packed in oneDNN's layout, if all pieces use the same one
+    bool deterministic = false;  // equal bits for any number of threads
 };
 
-// y = a b over the last two dimensions, broadcast over the others; a vector a is a row, a vector b a column, and the
-// dimension added is dropped from y. Throws NativeError when the shapes do not fit; Unsupported for a bias that varies
-// over batch dimensions.
+// y = a b over the last two dimensions, broadcast over the others. A vector a is a row, a vector b a column; the
+// dimension that this adds is dropped from y. Throws NativeError if the shapes do not match, Unsupported for a bias
+// that varies over batch dimensions.
 class MatMul final : public LibraryKernel {
   public:
     MatMul(Dims a, Dims b, const MatMulOptions& options, int threads);
@@ -34,16 +34,17 @@ class MatMul final : public LibraryKernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
-    // Adds the operand; returns whether the library adds it to its product. Else y starts as the bias, spread out.
+    // Adds the bias as an input. Returns whether the library adds it to the product. If not, y is first filled with the
+    // broadcast bias.
     bool take_bias(const MatMulOptions& options, const Matrices& y, bool has_columns, const std::string& shapes);
-    // With the epilogue fused, else in a pass of its own.
+    // Prepares the product. The library applies the epilogue if `fused`; else a separate pass does.
     void as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
                     const Epilogue& epilogue, bool fused);
     void spread_bias(const float* bias, const float* residual, float* y) const;
 
-    std::size_t zeros_ = 0;  // elements that stand for a and b when they have none but the result has
-    bool prefill_ = false;   // the bias is written into y first and the product added to it
-    float residual_scale_ = 0;  // of a residual that is written into y with that bias
+    std::size_t zeros_ = 0;  // number of zeros that replace a and b if they are empty, but the result is not
+    bool prefill_ = false;   // the bias is written to y first, and the product added to it
+    float residual_scale_ = 0;  // factor of a residual that is written to y with the bias
     std::int64_t rows_ = 0;  // of the bias as a matrix: its broadcast extent and steps
     std::int64_t columns_ = 0;
     std::int64_t row_step_ = 0;
@@ -61,8 +62,8 @@ Matrices as_matrices(const Dims& shape, bool transposed, bool vector_is_row) {
     return {Dims(shape.begin(), shape.end() - 2), transposed ? n : m, transposed ? m : n, transposed};
 }
 
-// Fewer dimensions with the same meaning: ones dropped, neighbours that broadcast alike merged, and the whole batch
-// of a moved into its rows when b has none.
+// Removes dimensions without changing the meaning: drops those of size 1, merges adjacent ones that broadcast alike,
+// and, if b has no batch, merges the batch of a into its rows.
 void simplify(Matrices& a, Matrices& b, Matrices& y) {
     Dims merged_a;
     Dims merged_b;
@@ -146,7 +147,7 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     if (empty_) {
         return;
     }
-    if (a.columns == 0) {  // a sum of nothing: the product of zeros has the same value
+    if (a.columns == 0) {  // an empty sum: a product of zeros has the same value
         a.columns = b.rows = 1;
         zeros_ = static_cast<std::size_t>(std::max(count(a.batch) * a.rows, count(b.batch) * b.columns));
     }
@@ -199,7 +200,7 @@ void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y,
     const bool may_add = type == ElementType::f32 && epilogue.empty();
     const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work, operand_bytes()) : 1, may_add, options.pack_b);
     sum_partials(pieces.back().partial + 1);
-    // The packed form of b is one for all pieces.
+    // b can be packed only if all pieces read the whole of it.
     const bool whole_b = std::all_of(pieces.begin(), pieces.end(), [&](const ProductPiece& piece) {
         return piece.columns.size == b.columns && piece.terms.size == b.rows &&
                (b.batch.empty() || piece.batch.size >= b.batch[0]);

@@ -1,4 +1,4 @@
-// Products with a constant matrix by our own code, float32.
+// float32 products with a constant matrix by graphkit's own code.
 #include <array>
 #include <memory>
 
@@ -10,14 +10,14 @@
 namespace graphkit {
 namespace {
 
-// y = epilogue(a b + bias): a [..., K]; b [K, N], or [N, K] when `transposed`, comes packed; bias [N]; the residual is
-// the last input. A convolution of the rows of a with windows of one element. The same bits for any number of threads.
+// y = epilogue(a b + bias). a is [..., K]; b, [K, N], or [N, K] if `transposed`, comes packed; bias [N]; the residual
+// is the last input. Computed as a convolution of the rows of a with 1x1 windows. Equal bits for any number of threads.
 class PackedProduct final : public Kernel {
   public:
-    // Throws Unsupported for a b that is no matrix, and for a scaled product.
+    // Throws Unsupported if b is not a matrix, and for a scaled product.
     PackedProduct(const Dims& a, const Dims& b, bool transposed, const Epilogue& epilogue, int threads);
 
-    // Whether a has too few rows to be cut into pieces for the library, on so many threads.
+    // Whether a has too few rows to divide the product into pieces for the library, on this number of threads.
     static bool suits(const Dims& a, const Dims& b, bool transposed, int threads);
 
     std::size_t scratch_bytes() const override { return rows_ == nullptr ? 0 : rows_->scratch_bytes(); }
@@ -30,7 +30,7 @@ class PackedProduct final : public Kernel {
     std::string implementation() const override { return rows_ == nullptr ? "empty" : rows_->implementation(); }
 
   private:
-    std::unique_ptr<TiledConvolution> rows_;  // none where y has no elements
+    std::unique_ptr<TiledConvolution> rows_;  // null if y is empty
 };
 
 PackedProduct::PackedProduct(const Dims& a, const Dims& b, bool transposed, const Epilogue& epilogue, int threads)
@@ -83,12 +83,11 @@ std::vector<std::pair<int, int>> PackedProduct::inplace() const {
     return inputs_.size() > 3 ? std::vector<std::pair<int, int>>{{3, 0}} : std::vector<std::pair<int, int>>{};
 }
 
-// Makes the kernels of products a b + bias with a constant b for all sizes, where this kernel is better than the
-// library's; null elsewhere.
+// Makes the kernels of products a b + bias with a constant b for all sizes. Returns null where the library is faster.
 class PackedProductFactory final : public KernelFactory {
   public:
-    // `vary`: kernels for other sizes will follow. `dots_from`: products with one column, whose rows have at least so
-    // many elements, are computed as dot products by another kernel; 0: none are.
+    // `vary`: kernels for other sizes will follow. `dots_from`: products with one column, whose rows have at least this
+    // many elements, are computed as dot products by another kernel. 0: none are.
     PackedProductFactory(bool transposed, bool bias, Epilogue epilogue, bool vary, std::int64_t dots_from, int threads)
         : transposed_(transposed),
           epilogue_(std::move(epilogue)),
@@ -113,15 +112,15 @@ class PackedProductFactory final : public KernelFactory {
     }
 
   private:
-    // Products with at most so many rows mostly read the matrix, which this kernel does faster: see
+    // With at most this many rows, a product mostly reads the matrix, which this kernel does faster: see
     // bench/results/2026-11-few-rows.md.
     static constexpr std::int64_t kFewRows = 16;
-    // Products with fewer multiplications take less time than the library needs to make their kernel. For these, this
-    // kernel is up to 8% slower than the library's.
+    // A product with fewer multiplications takes less time than making the library's kernel for it. For such products,
+    // this kernel is up to 8% slower than the library's.
     static constexpr std::int64_t kShortProduct = std::int64_t{1} << 28;
 
-    // On one thread, the library's kernel is always faster. But it divides a product into larger parts, and making it
-    // takes longer.
+    // On one thread, the library's kernel is always faster. But it divides a product into larger parts, and takes
+    // longer to make.
     bool suits(const Dims& a, const Dims& b, std::int64_t columns) const {
         const std::int64_t rows = count(Dims(a.begin(), a.end() - 1));
         if (rows <= kFewRows || (vary_ && rows * a.back() * columns < kShortProduct)) {
@@ -151,7 +150,7 @@ GRAPHKIT_BINDINGS(packed_product, "epilogue", "sized_kernels") {
             "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false, "bias"_a = false, "epilogue"_a = Epilogue{},
             "threads"_a = 0, NoGil())
         .def_static("suits", &PackedProduct::suits, "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false, "threads"_a,
-                    "Whether it is faster than the library, with a constant b and several threads.");
+                    "Whether this is faster than the library, for a constant b and several threads.");
     nb::class_<PackedProductFactory, KernelFactory>(m, "PackedProductFactory",
                                                     "Makes PackedProducts where they are better than the library's.")
         .def(nb::init<bool, bool, Epilogue, bool, std::int64_t, int>(), nb::kw_only(), "transposed"_a, "bias"_a,

@@ -11,20 +11,20 @@ namespace graphkit {
 namespace {
 
 constexpr double kElementNanoseconds = 0.1;
-// Rows whose sums are in float.
+// Number of rows that are summed in float before the sums are added in double.
 constexpr std::int64_t kFloatRows = 128;
-// Elements of a part, and the most parts.
+// Least elements of a part, and the largest number of parts.
 constexpr std::int64_t kPartElements = 65536;
 constexpr std::int64_t kMostParts = 64;
-// Rows that the shift of the moments is the mean of.
+// Number of rows whose mean is the shift of the moments.
 constexpr std::int64_t kShiftRows = 8;
 
 std::int64_t padded(std::int64_t channels) {
     return (channels + 15) / 16 * 16;
 }
 
-// Calls body(first row, rows) for the blocks of a part, the last ones first when `backwards`: what went through memory
-// last is still in the cache.
+// Calls body(first row, rows) for the blocks of a part, in reverse order if `backwards`: rows that were processed last
+// are still in the cache.
 template <typename Body>
 void for_each_block(const NormPartition& p, std::int64_t part, bool backwards, Body&& body) {
     const std::int64_t begin = p.begin(part);
@@ -36,7 +36,7 @@ void for_each_block(const NormPartition& p, std::int64_t part, bool backwards, B
     }
 }
 
-// Calls body(part) for all parts, shared among threads; a thread has the same parts whatever the body.
+// Calls body(part) for all parts, shared among threads. A thread gets the same parts for any body.
 template <typename Body>
 void for_each_part(const NormPartition& p, int threads, bool backwards, Body&& body) {
     const double cost = kElementNanoseconds * static_cast<double>(p.rows * p.channels) / static_cast<double>(p.parts);
@@ -47,8 +47,8 @@ void for_each_part(const NormPartition& p, int threads, bool backwards, Body&& b
     });
 }
 
-// The two sums over all rows of each channel, which add(first row, rows, sums, others) adds in float for a block of
-// rows; then finish(channel, sum, other).
+// Computes two sums over all rows for each channel. add(first row, rows, sums, others) sums a block of rows in float;
+// then finish(channel, sum, other) is called.
 template <typename AddBlock, typename Finish>
 void sum_rows(const NormPartition& p, int threads, std::byte* scratch, AddBlock&& add, Finish&& finish) {
     const std::int64_t width = 2 * padded(p.channels);

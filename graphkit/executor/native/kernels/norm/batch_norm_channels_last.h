@@ -1,7 +1,7 @@
-// Batch normalisation in training of data with the channels last, [rows, C] in memory: float32.
+// Batch normalisation in training of channels-last data, [rows, C] in memory: float32.
 //
-// Sums go over a constant partition of the rows, in float over few rows and in double beyond, so that results do not
-// depend on the number of threads.
+// The rows are divided into parts that depend only on the shape; sums are in float over few rows and in double beyond.
+// So results do not depend on the number of threads.
 #pragma once
 
 #include "runtime/isa.h"
@@ -9,7 +9,7 @@
 
 namespace graphkit {
 
-// A block of rows, and what is known of each channel. Pointers that do not apply are null.
+// A block of rows, and data of each channel. Pointers that are not needed are null.
 struct NormRows {
     const float* x;
     const float* mean;
@@ -19,7 +19,7 @@ struct NormRows {
     std::int64_t channels;
 };
 
-// Which results of a normalisation passed its activation: those above `above`, but not above `upto`, and NaN.
+// Which results passed the activation that follows a normalisation: those in (above, upto], and NaN.
 struct NormMask {
     bool used = false;
     float above = 0;
@@ -30,20 +30,20 @@ struct BatchNormFunctions {
     // sums += x - shift and squares += (x - shift)^2 over the rows.
     void (*add_moments)(const float* x, std::int64_t rows, std::int64_t channels, const float* shift, float* sums,
                         float* squares);
-    // y = (x - mean) * factor + bias + residual, limited.
+    // y = (x - mean) * factor + bias + residual, clamped to [low, high].
     void (*normalise)(const NormRows& block, const float* residual, float low, float high, float* y);
-    // g = (dy + addend) where the mask passes; sums += g and dots += g * (x - mean). `y`, where it is there, is what
-    // the mask looks at. g is written where there is a place for it.
+    // g = dy + addend where the mask passes, else 0; sums += g and dots += g * (x - mean). The mask tests `y`, or if
+    // `y` is null the result computed from x. g is stored if it is not null.
     void (*add_gradients)(const NormRows& block, const float* dy, const float* addend, const float* y,
                           const NormMask& mask, float* g, float* sums, float* dots);
-    // dx = a * g + b * (x - mean) + c, with g as above.
+    // dx = a * g + b * (x - mean) + c, with g as in add_gradients.
     void (*gradient)(const NormRows& block, const float* dy, const float* addend, const float* y, const NormMask& mask,
                      const float* a, const float* b, const float* c, float* dx);
 };
 
 GRAPHKIT_ISA_TABLE(BatchNormFunctions, batch_norm_functions);
 
-// The rows in parts that do not depend on the number of threads.
+// A division of the rows into parts that does not depend on the number of threads.
 struct NormPartition {
     std::int64_t rows = 0;
     std::int64_t channels = 0;
@@ -52,12 +52,12 @@ struct NormPartition {
     NormPartition() = default;
     explicit NormPartition(const Dims& x);
     std::int64_t begin(std::int64_t part) const { return rows * part / parts; }
-    // Working memory for two sums over each channel in each part.
+    // Bytes of working memory for two sums over each channel in each part.
     std::size_t bytes() const;
 };
 
-// y = limit((x - mean) / sqrt(var + epsilon) * scale + b + residual) with the statistics of x, which go out as the mean
-// and 1 / sqrt(var + epsilon); and the running ones, the given * momentum + those of x * (1 - momentum).
+// y = clamp((x - mean) / sqrt(var + epsilon) * scale + b + residual) with the statistics of x. Further outputs are the
+// mean, 1 / sqrt(var + epsilon), and the running statistics: given * momentum + those of x * (1 - momentum).
 class ChannelsLastBatchNorm final : public Kernel {
   public:
     ChannelsLastBatchNorm(Dims x, double epsilon, double momentum, float low, float high, bool residual, int threads);
@@ -73,8 +73,8 @@ class ChannelsLastBatchNorm final : public Kernel {
     const BatchNormFunctions& functions_;
 };
 
-// dx, dscale, db and the gradient of the residual from dy + addend, x, scale, b, the mean and the inverse deviation;
-// with `from_y` the mask looks at the forward result, else at what is computed from x again.
+// dx, dscale, db and the gradient of the residual, from dy + addend, x, scale, b, the mean and the inverse deviation.
+// With `from_y` the mask tests the forward result, else that result recomputed from x.
 class ChannelsLastBatchNormGrad final : public Kernel {
   public:
     ChannelsLastBatchNormGrad(Dims x, const NormMask& mask, bool from_y, bool addend, int threads);

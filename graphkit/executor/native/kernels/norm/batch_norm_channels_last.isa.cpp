@@ -5,10 +5,10 @@
 namespace graphkit {
 namespace {
 
-// Rows that are read together: what is known of a channel is loaded once for them.
+// Number of rows that are processed together, so that the data of a channel are loaded once for them.
 constexpr std::int64_t kRowsAtOnce = 4;
 
-// Calls body(first channel, rows at a time as a constant, first row, access) for all vectors of channels of all rows.
+// Calls body(first channel, number of rows as a constant, first row, access) for all vectors of channels of all rows.
 template <typename Body>
 void for_each_vector(std::int64_t rows, std::int64_t channels, Body&& body) {
     const auto rows_from = [&](auto together, std::int64_t row) {
@@ -61,7 +61,7 @@ void normalise(const NormRows& block, const float* residual, float low, float hi
                         : normalise_rows<true>(block, residual, low, high, y);
 }
 
-// What a mask looks at.
+// What a mask tests: nothing, the result recomputed from x, or y.
 enum class Look { nowhere, at_x, at_y };
 
 // Calls body(kAddend, kLook) as compile-time constants.
@@ -79,7 +79,8 @@ void with_sources(const float* addend, const float* y, const NormMask& mask, Bod
     addend == nullptr ? with_look(std::false_type{}) : with_look(std::true_type{});
 }
 
-// The gradient that a normalisation passes on, of the vector at `at`; `z` is what it computes there.
+// Returns the gradient that passes the mask for the vector at `at`. `z`: the result of the normalisation, recomputed
+// from x.
 template <bool kAddend, Look kLook, typename Access>
 inline Lane passed(const Access& access, const float* dy, const float* addend, const float* y, std::int64_t at,
                    const NormMask& mask, Lane z) {
@@ -91,7 +92,7 @@ inline Lane passed(const Access& access, const float* dy, const float* addend, c
         if constexpr (kLook == Look::at_y) {
             z = access.read(y + at);
         }
-        g = (z <= splat(mask.above)) | (z > splat(mask.upto)) ? Lane{} : g;  // what z is NaN at passes
+        g = (z <= splat(mask.above)) | (z > splat(mask.upto)) ? Lane{} : g;  // g passes where z is NaN
     }
     return g;
 }

@@ -10,10 +10,10 @@
 
 namespace graphkit {
 
-// Channels that a thread takes together where a channel has one element in each image.
+// Number of channels that a thread processes together if each channel has one element in each image.
 constexpr std::int64_t kChannelTile = 128;
 
-// Calls body(first, count) for groups of channels, shared among threads.
+// Calls body(first channel, number of channels) for groups of channels, shared among threads.
 template <typename Body>
 void for_each_channel_group(const ChannelGeometry& g, int threads, double element_nanoseconds, Body&& body) {
     const std::int64_t step = g.inner == 1 ? kChannelTile : 1;
@@ -26,7 +26,7 @@ void for_each_channel_group(const ChannelGeometry& g, int threads, double elemen
     });
 }
 
-// out[i] = the reduction of x over all of channel first + i, for a group of channels.
+// out[i] = the reduction of x over channel first + i, for a group of channels.
 template <typename T>
 void reduce_channels(const ChannelGeometry& g, Reduction reduction, const T* x, std::int64_t first, std::int64_t count,
                      const Wide<T>* shift, Wide<T>* out) {
@@ -47,7 +47,7 @@ void reduce_channels(const ChannelGeometry& g, Reduction reduction, const T* x, 
     }
 }
 
-// The mean and 1 / sqrt(var + epsilon) of a group of channels; `var` may be null.
+// Computes the mean and 1 / sqrt(var + epsilon) of a group of channels; `var` may be null.
 template <typename T>
 void channel_statistics(const ChannelGeometry& g, const T* x, std::int64_t first, std::int64_t count, double epsilon,
                         Wide<T>* mean, Wide<T>* inverse, Wide<T>* var) {

@@ -13,11 +13,11 @@ namespace graphkit {
 namespace {
 
 constexpr double kGroupElementNanoseconds = 0.5;
-// Fewer groups are computed one by one, with their channels shared among threads.
+// With fewer groups, they are computed one after the other, and threads share the channels of each.
 constexpr std::int64_t kManyGroups = 16;
 
-// From dy, x and scale: dx, dscale and dbias. Outputs may be absent. Sums over a group are sums over
-// channels of sums over their positions, so results do not depend on the number of threads.
+// dx, dscale and dbias from dy, x and scale. Outputs may be absent. Sums over a group are sums over channels of sums
+// over positions, so results do not depend on the number of threads.
 class GroupNormGrad : public Kernel {
   public:
     GroupNormGrad(const Dims& x, std::int64_t groups, const std::string& type, double epsilon, int threads);
@@ -56,7 +56,7 @@ GroupNormGrad::GroupNormGrad(const Dims& x, std::int64_t groups, const std::stri
 }
 
 std::size_t GroupNormGrad::scratch_bytes() const {
-    // scale, a total, and for each channel of each image the sums of dy, of dy * (x - mean) and of (x - mean)^2.
+    // scale; a total; for each channel of each image the sums of dy, of dy * (x - mean) and of (x - mean)^2.
     return static_cast<std::size_t>(channels_ * (2 + 3 * images_)) * sizeof(double);
 }
 
@@ -128,7 +128,7 @@ void GroupNormGrad::run_group(const T* dy, const T* x, T* dx, const Wide<T>* sca
     });
 }
 
-// Writes the sums over images of one sum for each channel of each image.
+// Adds the sums of each channel over all images, and writes the totals.
 template <typename T>
 void GroupNormGrad::store_sum(const Wide<T>* sums, Wide<T>* total, void* to) const {
     if (to == nullptr) {

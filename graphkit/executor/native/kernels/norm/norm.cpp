@@ -10,12 +10,12 @@ namespace graphkit {
 namespace {
 
 constexpr double kElementNanoseconds = 0.2;
-// Positions of a channel that are too few for a loop of their own.
+// With fewer positions, a channel is not worth a loop of its own.
 constexpr std::int64_t kShortPlane = 16;
-// Positions of a tile of LocalResponseNorm, whose channels are read several times.
+// Positions of a tile of LocalResponseNorm. Its channels are read several times, from the cache.
 constexpr std::int64_t kResponseTile = 512;
 
-// From as many as `offsets` elements to a row of them.
+// Gathers a row: to[i] = from[offsets[i]].
 template <typename T>
 void expand(const T* from, const std::vector<std::int64_t>& offsets, Wide<T>* to) {
     for (std::size_t i = 0; i < offsets.size(); ++i) {
@@ -332,7 +332,7 @@ void BatchNorm::run_as(const void* const* inputs, void* const* outputs, std::byt
     }
     if (g.inner <= kShortPlane) {
         const std::int64_t row_size = g.channels * g.inner;
-        if (g.inner > 1) {  // one of each for every element of an image
+        if (g.inner > 1) {  // one per element of an image
             W* wide = given + g.channels;
             for (W** vector : {&mean, &factor, &bias}) {
                 for (std::int64_t i = 0; i < row_size; ++i) {

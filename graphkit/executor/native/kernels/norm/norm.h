@@ -1,7 +1,7 @@
-// Normalisation with statistics of rows, of channels, of groups of channels and of neighbouring channels.
+// Normalisation with statistics of rows, channels, groups of channels, and neighbouring channels.
 //
-// Computed in float, or in double for double; threads own whole rows or channels, so that results do not depend on
-// their number.
+// Computed in float, or in double for double. One thread computes whole rows or channels, so that results do not depend
+// on the number of threads.
 #pragma once
 
 #include <optional>
@@ -11,15 +11,15 @@
 
 namespace graphkit {
 
-// A tensor that broadcasts to each row alike, where a row is what lies behind the leading axes of x.
+// A tensor that broadcasts to all rows alike. A row consists of the axes of x from `axis` on.
 class RowVector {
   public:
     RowVector() = default;
-    // Throws Unsupported when the rows would differ.
+    // Throws Unsupported if the broadcast tensor would differ between rows.
     RowVector(const Kernel& kernel, const Dims& x, std::size_t axis, const Dims& shape);
 
-    bool whole() const { return whole_; }  // one element for each of a row
-    // offset(i) = where the i-th element of a row lies.
+    bool whole() const { return whole_; }  // one element for each element of a row
+    // Returns the offsets of the tensor's elements for a row.
     std::vector<std::int64_t> offsets() const;
 
   private:
@@ -32,7 +32,7 @@ class RowVector {
 // RMSNormalization: mean 0, no bias, one output. mean and r have the type `stash`, "float32" or "float64".
 class LayerNorm : public Kernel {
   public:
-    // Without `y`, only the statistics are wanted.
+    // If `y` is false, only the statistics are outputs.
     LayerNorm(const Dims& x, std::int64_t axis, const Dims& scale, const std::optional<Dims>& bias,
               const std::string& type, double epsilon, bool about_mean, const std::string& stash, bool y, int threads);
 
@@ -52,7 +52,7 @@ class LayerNorm : public Kernel {
     std::int64_t size_ = 1;
     bool expand_scale_ = false;
     bool expand_bias_ = false;
-    bool discard_;  // no y: each row of it is written to working memory
+    bool discard_;  // y is no output: each row of it is written to working memory
     std::vector<std::int64_t> scale_offsets_;
     std::vector<std::int64_t> bias_offsets_;
 };
@@ -75,7 +75,7 @@ class GroupNorm : public Kernel {
     std::int64_t rows_, channels_, per_group_, inner_;
 };
 
-// x as [images, channels, inner], channels being the second axis.
+// x as [images, channels, inner]; channels are the second axis.
 struct ChannelGeometry {
     std::int64_t images = 1;
     std::int64_t channels = 1;
@@ -87,9 +87,9 @@ struct ChannelGeometry {
     std::int64_t offset(std::int64_t image, std::int64_t channel) const { return (image * channels + channel) * inner; }
 };
 
-// BatchNormalization. Inference: y = (x - mean) / sqrt(var + epsilon) * scale + b with the mean and var given.
-// Training: with those of x; the running ones, the given * momentum + those of x * (1 - momentum), are two more
-// outputs.
+// BatchNormalization. Inference: y = (x - mean) / sqrt(var + epsilon) * scale + b with the given mean and var.
+// Training: with the mean and var of x. The running statistics, given * momentum + those of x * (1 - momentum), are two
+// further outputs.
 class BatchNorm : public Kernel {
   public:
     BatchNorm(const Dims& x, const std::string& type, const std::string& scale_type, const std::string& mean_type,
@@ -109,8 +109,8 @@ class BatchNorm : public Kernel {
     ChannelGeometry geometry_;
 };
 
-// y = x / (bias + alpha / size * s) ^ beta, where s sums squares over `size` neighbouring channels, (size - 1) / 2 of
-// them before.
+// y = x / (bias + alpha / size * s) ^ beta, where s is the sum of squares over `size` neighbouring channels, (size - 1)
+// / 2 of them before.
 class LocalResponseNorm : public Kernel {
   public:
     LocalResponseNorm(const Dims& x, const std::string& type, std::int64_t size, double alpha, double beta, double bias,

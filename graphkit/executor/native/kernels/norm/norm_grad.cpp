@@ -1,5 +1,5 @@
-// Gradients of normalisations. dscale and dbias are sums over constant parts of the rows, or whole channels, so that
-// results do not depend on the number of threads.
+// Gradients of normalisations. dscale and dbias are sums over whole channels, or over parts of the rows that depend
+// only on the shape, so that results do not depend on the number of threads.
 #include <algorithm>
 #include <cmath>
 
@@ -10,9 +10,9 @@
 namespace graphkit {
 namespace {
 
-// From dy, x and scale, and for LayerNormalization also the forward operator's mean and inverse standard deviation, of
-// type `statistics`, which may be absent: dx, dscale and (LayerNormalization) dbias, both of scale's shape.
-// Outputs that nobody reads may be absent.
+// dx, dscale and (LayerNormalization) dbias, from dy, x and scale and, for LayerNormalization, the mean and inverse
+// standard deviation of the forward operator, of type `statistics`, which may be absent. dscale and dbias have the
+// shape of scale. Unused outputs may be absent.
 class LayerNormGrad : public Kernel {
   public:
     LayerNormGrad(const Dims& x, std::int64_t axis, const Dims& scale, const std::string& type, double epsilon,
@@ -35,10 +35,10 @@ class LayerNormGrad : public Kernel {
     std::int64_t size_ = 1;
     std::int64_t scale_size_ = 1;
     std::int64_t chunks_ = 1;
-    std::vector<std::int64_t> scale_offsets_;  // empty where scale has one element for each of a row
+    std::vector<std::int64_t> scale_offsets_;  // empty if scale has one element for each element of a row
 };
 
-// From dy, x and scale: dx, dscale and dbias of BatchNormalization in training.
+// dx, dscale and dbias of BatchNormalization in training, from dy, x and scale.
 class BatchNormGrad : public Kernel {
   public:
     BatchNormGrad(const Dims& x, const std::string& type, const std::string& scale_type, double epsilon, int threads);
@@ -56,7 +56,8 @@ class BatchNormGrad : public Kernel {
 };
 
 constexpr double kElementNanoseconds = 0.4;
-// Elements of a chunk of rows whose parts of dscale and dbias are summed apart, and the most chunks.
+// Least elements of a chunk of rows whose parts of dscale and dbias are summed separately, and the largest number of
+// chunks.
 constexpr std::int64_t kChunkElements = 16384;
 constexpr std::int64_t kMostChunks = 64;
 
@@ -99,11 +100,11 @@ LayerNormGrad::LayerNormGrad(const Dims& x, std::int64_t axis, const Dims& scale
 
 std::size_t LayerNormGrad::scratch_bytes() const {
     const std::size_t row = aligned(static_cast<std::size_t>(size_) * sizeof(double));
-    // dscale and dbias of each chunk, scale and two totals, and for each thread dy, x and dx.
+    // dscale and dbias of each chunk; scale and two totals; for each thread dy, x and dx.
     return row * static_cast<std::size_t>(2 * chunks_ + 3 + 3 * std::max(threads(), 1));
 }
 
-// Writes a sum over rows, which has one element for each of a row, in scale's shape.
+// Writes a sum over rows, which has one element for each element of a row, reduced to the shape of scale.
 template <typename T>
 void LayerNormGrad::store_total(const Wide<T>* total, Wide<T>* summed, void* to) const {
     if (!scale_offsets_.empty()) {
@@ -150,7 +151,7 @@ void LayerNormGrad::run_as(const void* const* inputs, void* const* outputs, std:
         auto* memory = reinterpret_cast<W*>(scratch + 3 * row_bytes * static_cast<std::size_t>(thread_number()));
         W* buffers[3] = {memory, memory + size_, memory + 2 * size_};
         for (std::int64_t row = rows_ * begin / chunks_; row < rows_ * end / chunks_; ++row) {
-            // The chunk that has this row.
+            // The chunk that contains this row.
             const std::int64_t chunk = ((row + 1) * chunks_ - 1) / rows_;
             const W* g = widened(dy + row * size_, buffers[0], size_);
             const W* v = widened(x + row * size_, buffers[1], size_);
@@ -217,7 +218,7 @@ std::size_t BatchNormGrad::scratch_bytes() const {
 
 namespace {
 
-// out[i] = the sum of dy * (x - mean[i]) over channel first + i.
+// out[i] = the sum of dy * (x - mean[i]) over channel first + i, for a group of channels.
 template <typename T>
 void dot_channels(const ChannelGeometry& g, const T* dy, const T* x, std::int64_t first, std::int64_t count,
                   const Wide<T>* mean, Wide<T>* out) {

@@ -1,4 +1,4 @@
-// Padding, by any mode: every axis has a table of the positions that it copies.
+// Padding in any mode: each axis has a table of the positions that it copies.
 #include <array>
 #include <optional>
 
@@ -8,8 +8,8 @@
 namespace graphkit {
 namespace {
 
-// x with elements added around it, or taken away: see AxisGather for `maps`. The fill value is operand 2, a scalar of
-// x's type, when has_value, else 0. Any element type. Operand 1 (the pads) is not read.
+// Adds elements around x, or removes some: see AxisGather for `maps`. If has_value, the fill value is operand 2, a
+// scalar of x's type; else it is 0. Any element type. Operand 1 (the pads) is not read.
 class Pad final : public Kernel {
   public:
     Pad(Dims x, const Maps& maps, Dims pads, std::optional<Dims> value, ElementType type, int threads);
@@ -44,7 +44,7 @@ void Pad::run(const void* const* inputs, void* const* outputs, std::byte*) const
 
 GRAPHKIT_BINDINGS(pad) {
     nb::class_<Pad, Kernel>(m, "Pad",
-                            "maps: for each axis the positions copied, -1 for the fill value; None: the axis as it is.")
+                            "maps: for each axis the positions to copy, -1: the fill value; None: all positions.")
         .def(
             "__init__",
             [](Pad* self, Dims x, const Maps& maps, Dims pads, OptionalDims value, Text dtype, int threads) {

@@ -9,7 +9,7 @@
 namespace graphkit {
 namespace {
 
-// The instructions of a pass, one by one. Values that every pass has come first, whether it reads them or not.
+// Builds the instructions of a pass, one by one. The values below exist in every pass, whether it reads them or not.
 class Steps {
   public:
     enum Value {
@@ -40,7 +40,7 @@ class Steps {
         source_.instructions.push_back({opcode, std::move(operands)});
         return kResults + static_cast<int>(source_.instructions.size()) - 1;
     }
-    // NaN stays; of two zeros the bound is taken, as the library does.
+    // NaN stays NaN. Of two zeros, the bound is returned, as by the library.
     int at_least(int low, int x) { return add("maximum", {low, x}); }
     int at_most(int high, int x) { return add("minimum", {high, x}); }
     int between_zero_and_one(int x) { return at_most(kOne, at_least(kZero, x)); }
@@ -117,7 +117,7 @@ std::optional<Limits> limits_of(const std::optional<Activation>& activation) {
 Epilogue Epilogue::for_results(std::int64_t count) const {
     Epilogue made = *this;
     const bool dear = activation && (activation->kind == "swish" || activation->kind == "sigmoid");
-    // A pass that does not find the result in a cache waits for memory.
+    // If the result does not fit into a cache, a separate pass would wait for memory.
     const bool cached = count <= last_level_cache() / 2 / static_cast<std::int64_t>(sizeof(float));
     if (applied == Applied::fused && residual == 0 && dear && cached) {
         made.applied = Applied::active;
@@ -139,7 +139,8 @@ PointwiseSource Epilogue::pass(const Dims& shape, ElementType product, ElementTy
         x = steps.add("add", {x, S::kBias});
     }
     if (applied == Applied::repair) {
-        // NaN of the product shows. Any other in the result stands for a sum that is infinite, as the residual was not.
+        // A NaN of the product stays. Where the result became NaN without one, the sum was infinite, since the residual
+        // was finite: restore the infinity.
         const int infinite = activate(steps.add("mul", {x, S::kInfinity}));
         const int sound =
             steps.add("select", {steps.add("equal", {S::kResidual, S::kResidual}), S::kResidual, infinite});
@@ -178,8 +179,8 @@ Epilogue epilogue(const std::string& activation, float alpha, float beta, bool r
 GRAPHKIT_BINDINGS(epilogue) {
     nb::class_<Epilogue>(
         m, "Epilogue",
-        "What happens to a product before it is stored: an activation with oneDNN's alpha and beta, the "
-        "sum with a residual before it or last. Not `fused`: in a pass of graphkit's own.")
+        "Operations on a product before it is stored: an activation with oneDNN's alpha and beta, and the sum "
+        "with a residual before the activation or last. Not `fused`: in a separate pass of graphkit's own.")
         .def(
             "__init__",
             [](Epilogue* self, const std::string& activation, float alpha, float beta, bool residual,
@@ -188,8 +189,8 @@ GRAPHKIT_BINDINGS(epilogue) {
             "activation"_a = "", "alpha"_a = 0, "beta"_a = 0, "residual"_a = false, "residual_last"_a = false,
             "fused"_a = true)
         .def("for_results", &Epilogue::for_results, "count"_a,
-             "The same, but with swish and sigmoid in a pass where that is faster for so many float32 results: while "
-             "they are in a cache. A convolution adds the bias on the way then.");
+             "Return this epilogue. If a separate pass is faster for `count` float32 results, which must fit into a "
+             "cache, the pass computes swish and sigmoid, and a convolution still adds the bias itself.");
 }
 
 }  // namespace graphkit

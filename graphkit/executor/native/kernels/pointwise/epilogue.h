@@ -1,4 +1,4 @@
-// What follows a product of matrices or a convolution before the result is stored.
+// The epilogue of a matrix product or a convolution: operations on its result before it is stored.
 #pragma once
 
 #include <limits>
@@ -17,22 +17,23 @@ struct Activation {
     float beta = 0;
 };
 
-// The activations of own kernels: negative x times `slope`, then from `low` to `high`. NaN stays.
+// An activation as graphkit's own kernels apply it: multiplies negative values by `slope`, then clamps to [low, high].
+// NaN stays NaN.
 struct Limits {
     float slope = 1;
     float low = -std::numeric_limits<float>::infinity();
     float high = std::numeric_limits<float>::infinity();
 };
 
-// An activation, or none, as limits; nothing for one that is something else.
+// Returns an activation (or none) as limits; no value if it cannot be expressed like that.
 std::optional<Limits> limits_of(const std::optional<Activation>& activation);
 
-// Who applies an epilogue.
+// How an epilogue is applied.
 enum class Applied {
-    fused,   // the library, on the way, where it has an implementation that does it; else as `after`
-    after,   // graphkit's own code, in a pass behind the product
-    active,  // as `after`, but that a convolution of the library adds the bias on the way
-    repair,  // as `after`, where a fused one took the residual's place and may have lost NaN; the residual was finite
+    fused,   // by the library, with the product, if it has such an implementation; else as `after`
+    after,   // by graphkit's own code, in a pass after the product
+    active,  // as `after`, but the library adds the bias of a convolution
+    repair,  // as `after`, on the result of a fused one that overwrote a finite residual and may have lost NaN
 };
 
 // y = activation(alpha * product + bias + residual * r), or with `residual_last`
@@ -40,18 +41,18 @@ enum class Applied {
 struct Epilogue {
     float alpha = 1;
     bool bias = false;
-    float residual = 0;  // 0: there is none
+    float residual = 0;  // 0: there is no residual
     bool residual_last = false;
     std::optional<Activation> activation;
     Applied applied = Applied::fused;
 
-    // The same, but `active` where that is faster for a float32 result of so many elements.
+    // Returns this epilogue, as `active` if that is faster for a float32 result with `count` elements.
     Epilogue for_results(std::int64_t count) const;
 
     bool empty() const { return alpha == 1 && !bias && residual == 0 && !activation; }
-    // As own code, for a result that lies row-major as [outer, channels, inner]: a kernel of the inputs product (of
-    // type `product`), bias [channels] and r (of `type`), where y may be the memory of the product or of r. Throws
-    // NativeError for an activation of an unknown kind.
+    // Returns the epilogue as a pass of graphkit's own code, for a result that is row-major as [outer, channels,
+    // inner]. Its inputs are the product (of type `product`), the bias [channels], and r (of `type`). y may share the
+    // memory of the product or of r. Throws NativeError for an unknown kind of activation.
     PointwiseSource pass(const Dims& shape, ElementType product, ElementType type) const;
 };
 

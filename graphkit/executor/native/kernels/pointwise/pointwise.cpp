@@ -14,12 +14,12 @@ namespace graphkit {
 namespace {
 
 constexpr std::int64_t kLine = 64;
-constexpr std::size_t kSingleBytes = 64;  // of a constant or a single value: the widest vector
-// What the registers and the blocks of operands may take of the first-level cache together.
+constexpr std::size_t kSingleBytes = 64;  // of a constant or a single value: one vector of the widest set
+// Bytes of the first-level cache for registers and blocks of operands together.
 constexpr std::size_t kBlocksBytes = std::size_t{24} << 10;
 constexpr std::int64_t kBlockBytes = 2048;
 constexpr std::int64_t kSmallestBlock = 256;
-// Of a single step, which leaves nothing to another one.
+// Longest block of a kernel with a single step: there is no later step that reads its block from the cache.
 constexpr std::int64_t kLongBlock = std::int64_t{1} << 20;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) {
@@ -39,7 +39,7 @@ std::int64_t bytes_of(const PointwiseSource& source, std::int64_t count) {
     return total;
 }
 
-// An operand that nobody reads needs not broadcast.
+// Returns the shapes of the inputs; an input that is not read has an empty shape, so that it need not broadcast.
 std::vector<Dims> shapes_of(const PointwiseSource& source) {
     std::vector<Dims> shapes;
     for (std::size_t i = 0; i < source.inputs.size(); ++i) {
@@ -92,7 +92,8 @@ Pointwise::Pointwise(PointwiseSource source, int threads)
         block_ /= 2;
     }
     if (!loops_.by_rows && loops_.sizes.size() > 1) {
-        // Blocks of whole rows see the same part of every operand that repeats itself row by row.
+        // If a block consists of whole rows, every block reads the same part of the operands that are equal for all
+        // rows.
         std::int64_t period = loops_.row();
         while (period % granule_ != 0 && period <= block_) {
             period += loops_.row();
@@ -115,7 +116,7 @@ Pointwise::Pointwise(PointwiseSource source, int threads)
     part_bytes_ += static_cast<std::size_t>(steps_.registers) * static_cast<std::size_t>(block_ * widest);
 }
 
-// One thread's way through its part of the output.
+// One thread's loop over its part of the output.
 class Pointwise::Walk {
   public:
     Walk(const Pointwise& kernel, const void* const* inputs, void* const* outputs, std::byte* memory)
@@ -196,7 +197,7 @@ class Pointwise::Walk {
     void compute(const BlockStep& step, std::int64_t size) const {
         BlockOperand operands[kMaxOperands];
         for (int i = 0; i < step.count; ++i) {
-            // Each member by itself: one load of both would wait for the two stores that wrote them.
+            // Load the members one by one: a load of both would wait for the two stores that wrote them.
             const std::byte* data = places_[step.x[i]].data;
             std::int64_t mask = places_[step.x[i]].mask;
             asm("" : "+r"(data), "+r"(mask));
@@ -213,7 +214,7 @@ class Pointwise::Walk {
         const std::int64_t granule = kernel_.granule_;
         const std::int64_t begin = position;
         if (apart_ && !in_lines_ && end - begin >= 4 * granule) {
-            // Vectors of the outputs are whole lines, except for the first and the last ones of a row.
+            // Vectors of the outputs are whole cache lines, except for the first and the last ones of a row.
             const std::int64_t missing = elements_before_line(position);
             if (missing > 0) {
                 run_in_place(position, granule);
@@ -226,14 +227,14 @@ class Pointwise::Walk {
             position += size;
         }
         if (position < end && apart_ && end - begin >= granule) {
-            // Whole vectors that end with the row: some of their elements are computed again.
+            // The last whole vectors end with the row: some of their elements are computed twice.
             run_in_place(end - granule, granule);
             return end;
         }
         return position < end ? run_tail(position, end - position) : position;
     }
 
-    // Whole vectors, where they are in memory.
+    // Runs on whole vectors in place, without copies.
     void run_in_place(std::int64_t position, std::int64_t size) {
         for (const int i : steps_.read) {
             places_[i] = {bases_[i] + position * element(i), -1};
@@ -247,7 +248,7 @@ class Pointwise::Walk {
         run_block(position, size, size);
     }
 
-    // Elements to the next line of the outputs; 0 where their lines do not begin together.
+    // Returns the elements up to the next cache line of the outputs; 0 if the outputs' lines do not begin together.
     std::int64_t elements_before_line(std::int64_t position) const {
         std::int64_t elements = -1;
         for (int i = 0; i < steps_.outputs; ++i) {
@@ -265,8 +266,8 @@ class Pointwise::Walk {
         return std::min(elements, kernel_.granule_ - 1);
     }
 
-    // Fewer elements than a granule, or than lie before a line: by way of copies, as functions read and write whole
-    // vectors.
+    // Runs on fewer elements than a granule, or on those before a cache line. Operands are copied, since functions read
+    // and write whole vectors.
     std::int64_t run_tail(std::int64_t position, std::int64_t size) {
         const std::int64_t slot = kernel_.granule_ * 8;
         for (const int i : steps_.read) {
@@ -288,7 +289,7 @@ class Pointwise::Walk {
         return position + size;
     }
 
-    // `padded`: `size`, rounded up to whole vectors.
+    // Runs on a block of `size` elements. `padded`: `size`, rounded up to whole vectors.
     void run_block(std::int64_t position, std::int64_t size, std::int64_t padded) {
         for (const BlockStep& step : steps_.block) {
             if (step.kind == BlockStep::Kind::compute) {
@@ -299,7 +300,7 @@ class Pointwise::Walk {
                 stream(step, padded);
             }
         }
-        if (kernel_.loops_.by_rows) {  // which gather nothing
+        if (kernel_.loops_.by_rows) {  // rows gather nothing
             return;
         }
         const std::int64_t column = position % kernel_.loops_.row();
@@ -310,7 +311,8 @@ class Pointwise::Walk {
     void gather(const BlockStep& step, std::int64_t position, std::int64_t size) {
         const Loops& loops = kernel_.loops_;
         const auto input = static_cast<std::size_t>(step.input);
-        // A row that repeats itself has a register of its own, which holds it from the block before.
+        // An operand that is equal for all rows has its own register, which still holds the row from the previous
+        // block.
         const bool kept = position % loops.row() == kept_column_ && size <= kept_size_ && loops.is_periodic(input);
         if (!kept) {
             gather_block(loops, input, step.element, source(step.input), writable(step.y), position, size);
@@ -332,11 +334,12 @@ class Pointwise::Walk {
     const void* const* inputs_;
     void* const* outputs_;
     BlockOperand* places_;
-    const std::byte** bases_;  // of each input, where element 0 of the output would be, were its rows all like this one
+    // for each input, the address that element 0 of the output would have if all rows were like this one
+    const std::byte** bases_;
     std::byte* stage_;
-    bool in_lines_ = true;  // each row of the outputs begins with a line
-    bool apart_;  // no output is in the memory of an input, so elements can be computed twice
-    // The column of a row where the last block began, and the elements that its gathered rows hold from there on.
+    bool in_lines_ = true;  // each row of the outputs begins with a cache line
+    bool apart_;  // no output shares memory with an input, so elements may be computed twice
+    // The column where the last block began, and the number of elements from there that its gathered rows hold.
     std::int64_t kept_column_ = -1;
     std::int64_t kept_size_ = 0;
 };
@@ -353,7 +356,7 @@ bool Pointwise::run_part(const void* const* inputs, void* const* outputs, std::b
     std::byte* memory = part_bytes_ > kStackBytes ? scratch + static_cast<std::size_t>(part) * part_bytes_ : local;
     Walk(*this, inputs, outputs, memory).run(begin, end);
     if (stream_) {
-        std::atomic_thread_fence(std::memory_order_seq_cst);  // stores past the caches are not ordered otherwise
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // stores that bypass the caches are not ordered otherwise
     }
     return !divided_by_zero;
 }
@@ -409,7 +412,7 @@ PointwiseSource source_of(std::string name, Dims shape, const std::vector<Input>
     return source;
 }
 
-// Makes the kernels of one code for all sizes. All outputs must have one shape.
+// Makes the kernels of one source for all sizes. All outputs must have the same shape.
 class PointwiseFactory final : public KernelFactory {
   public:
     PointwiseFactory(PointwiseSource source, int threads) : source_(std::move(source)), threads_(threads) {}
@@ -439,12 +442,13 @@ class PointwiseFactory final : public KernelFactory {
 }  // namespace
 
 GRAPHKIT_BINDINGS(pointwise, "sized_kernels") {
-    nb::class_<Pointwise, Kernel>(m, "Pointwise",
-                                  "Elementwise operations in one pass over memory. Values are numbered: inputs (shape, "
-                                  "element type), constants (element type, bytes of one element), results of "
-                                  "instructions (opcode, operands, element type of a cast's result). Half floats are "
-                                  "float32 values inside. Outputs are (value or -1, element type), all of one shape. "
-                                  "`divisions` names the nodes that divide integers: a divisor 0 is an error.")
+    nb::class_<Pointwise, Kernel>(
+        m, "Pointwise",
+        "Elementwise operations in one pass over memory. Values are numbered: inputs (shape, "
+        "element type), constants (element type, bytes of one element), results of "
+        "instructions (opcode, operands, element type of a cast's result). float16 and "
+        "bfloat16 are computed in float32. Outputs are (value or -1, element type), all of one shape. "
+        "`divisions`: the nodes that divide integers, for the error if a divisor is 0.")
         .def(
             "__init__",
             [](Pointwise* self, std::string name, Dims shape, const std::vector<Input>& inputs,
@@ -457,11 +461,12 @@ GRAPHKIT_BINDINGS(pointwise, "sized_kernels") {
             },
             "name"_a, "shape"_a, nb::kw_only(), "inputs"_a.none(), "constants"_a, "instructions"_a, "outputs"_a,
             "threads"_a = 0, "divisions"_a = "")
-        .def_prop_ro("registers", &Pointwise::registers, "Blocks of intermediate results that are alive at once.")
-        .def_prop_ro("block", &Pointwise::block, "Elements of a block.");
+        .def_prop_ro("registers", &Pointwise::registers,
+                     "Number of blocks of intermediate results that exist at the same time.")
+        .def_prop_ro("block", &Pointwise::block, "Number of elements of a block.");
     nb::class_<PointwiseFactory, KernelFactory>(
         m, "PointwiseFactory",
-        "Makes the kernels of one code for all sizes; see Pointwise. `inputs` are "
+        "Makes the kernels of one list of instructions for all sizes; see Pointwise. `inputs` are "
         "the element types of the operands, None if absent.")
         .def(
             "__init__",

@@ -1,7 +1,7 @@
 // Chains of elementwise operations in one pass over memory.
 //
-// A block of each operand at a time goes through all instructions: intermediate results stay in registers of the size
-// of a block, which the first-level cache holds, and the cost of choosing an instruction is shared by a block.
+// The instructions are applied to one block of the operands at a time. Intermediate results stay in registers, which
+// are blocks in the first-level cache. Choosing an instruction costs time only once for a block.
 #pragma once
 
 #include <cstddef>
@@ -27,16 +27,16 @@ class Pointwise final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
     std::vector<std::pair<int, int>> inplace() const override { return steps_.inplace; }
 
-    // Registers that hold blocks, and elements of a block.
+    // Number of registers, each of which holds a block; number of elements of a block.
     int registers() const { return steps_.registers; }
     std::int64_t block() const { return block_; }
 
   private:
     class Walk;
-    // Working memory up to this size lies on the threads' stacks.
+    // Working memory up to this size, in bytes, is on the threads' stacks.
     static constexpr std::size_t kStackBytes = std::size_t{16} << 10;
 
-    // False where an integer was divided by zero.
+    // Returns false if an integer was divided by zero.
     bool run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const;
 
     PointwiseSource source_;
@@ -44,11 +44,11 @@ class Pointwise final : public Kernel {
     const PointwiseTable& table_;
     bool stream_;
     BlockSteps steps_;
-    std::vector<std::byte> constants_;  // as many equal elements of each as the widest vector has lanes
+    std::vector<std::byte> constants_;  // each is repeated to fill the widest vector
     std::int64_t granule_ = 1;          // blocks are multiples of this many elements: whole vectors of every type
     std::int64_t block_ = 1;
-    int parts_ = 1;                     // of the output, one for a thread
-    std::size_t part_bytes_ = 0;        // of working memory for one of them
+    int parts_ = 1;                     // parts of the output, one for each thread
+    std::size_t part_bytes_ = 0;        // bytes of working memory of a part
 };
 
 }  // namespace graphkit

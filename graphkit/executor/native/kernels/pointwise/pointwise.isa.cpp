@@ -1,4 +1,4 @@
-// The block functions of the pointwise machine (see pointwise_table.h), for the instruction set of a translation unit.
+// The block functions of pointwise kernels (see pointwise_table.h), for the instruction set of this translation unit.
 #include "kernels/pointwise/pointwise_functions.h"
 #include "kernels/pointwise/pointwise_table.h"
 #include "simd/bytes.h"
@@ -16,7 +16,7 @@ inline T* data(std::byte* y) {
     return reinterpret_cast<T*>(y);
 }
 
-// `Size` elements from memory.
+// A vector with `Size` elements of type T.
 template <typename T, std::int64_t Size>
 using Lanes = typename VectorOf<T, static_cast<int>(static_cast<std::int64_t>(sizeof(T)) * Size)>::type;
 
@@ -75,7 +75,7 @@ void ternary(std::byte* y, const BlockOperand* x, std::int64_t count) {
     }
 }
 
-// Functions of one element, where there are no vector instructions.
+// Functions that are computed element by element, because there are no vector instructions for them.
 template <typename F, typename T>
 void unary_scalar(std::byte* y, const BlockOperand* x, std::int64_t count) {
     const T* a = data<T>(x[0]);
@@ -95,7 +95,7 @@ void binary_scalar(std::byte* y, const BlockOperand* x, std::int64_t count) {
     }
 }
 
-// Functions of float that are computed in double.
+// Functions of float elements that are computed in double.
 template <typename F>
 void unary_wide(std::byte* y, const BlockOperand* x, std::int64_t count) {
     const float* a = data<float>(x[0]);
@@ -115,11 +115,11 @@ void binary_wide(std::byte* y, const BlockOperand* x, std::int64_t count) {
     }
 }
 
-// Integers of T's size.
+// Signed integers with the size of T.
 template <typename T>
 using SignedOf = std::make_signed_t<typename UnsignedBitsOf<T>::type>;
 
-// Writes 1 where all bits of an element of `holds` are set, else 0.
+// Writes 1 for each element of `holds` with all bits set, else 0.
 template <typename T>
 inline void store_truth(std::byte* y, Vector<SignedOf<T>> holds) {
     store_lanes(y, low_bytes<SignedOf<T>>(holds) & std::int8_t{1});
@@ -136,7 +136,7 @@ void compare(std::byte* y, const BlockOperand* x, std::int64_t count) {
     }
 }
 
-// T: an unsigned integer of the elements' size.
+// T: an unsigned integer with the size of the elements.
 template <typename T>
 void select(std::byte* y, const BlockOperand* x, std::int64_t count) {
     const T* a = data<T>(x[1]);
@@ -151,7 +151,7 @@ void select(std::byte* y, const BlockOperand* x, std::int64_t count) {
     }
 }
 
-// A comparison and the selection by it, without the booleans between them.
+// Compares, then selects by the result, without storing the booleans.
 template <typename F, typename T>
 void select_by(std::byte* y, const BlockOperand* x, std::int64_t count) {
     const T* a = data<T>(x[0]);
@@ -170,7 +170,8 @@ void select_by(std::byte* y, const BlockOperand* x, std::int64_t count) {
 
 // --- conversions ------------------------------------------------------------------------------------------------
 
-// A float outside of the integers' range has an unspecified result, as in numpy: the low bits of a wider conversion.
+// A float outside of the integer type's range gives an unspecified result, as in numpy: the low bits of a wider
+// conversion.
 template <typename From, typename To>
 void cast(std::byte* y, const BlockOperand* x, std::int64_t count) {
     constexpr std::int64_t kStep = std::min(kLanes<From>, kLanes<To>);
@@ -186,7 +187,7 @@ void cast(std::byte* y, const BlockOperand* x, std::int64_t count) {
         const auto v = load_lanes<Source>(a + (i & x[0].mask));
         Target result;
         if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, std::uint64_t>) {
-            // Numbers from 2^63 on do not fit the signed conversion.
+            // Numbers from 2^63 on do not fit into the signed conversion.
             using Wide = Lanes<std::int64_t, kStep>;
             constexpr From kHalf = 0x1p63;
             const auto is_large = __builtin_convertvector(v >= kHalf, Wide);
@@ -216,7 +217,7 @@ void cast_to_bool(std::byte* y, const BlockOperand* x, std::int64_t count) {
     }
 }
 
-// A single value lies in memory as one vector of copies: no more may be read.
+// A single value is stored as one vector of copies: no more than that may be read.
 inline std::int64_t needed(const BlockOperand& x, std::int64_t count) {
     return x.mask == 0 ? std::min<std::int64_t>(count, kLanes<float>) : count;
 }
@@ -349,7 +350,7 @@ struct TableBuilder {
         return table.functions[static_cast<std::size_t>(opcode)][index(kTypeOf<T>)];
     }
 
-    // What depends on the size of elements alone.
+    // Functions that depend only on the size of the elements.
     template <typename T, typename U>
     constexpr void moves() {
         at<T>(Opcode::copy) = &copy<U>;
@@ -358,7 +359,7 @@ struct TableBuilder {
 
     template <typename T>
     constexpr void numbers() {
-        // Integers wrap around: unsigned arithmetic gives both kinds.
+        // Integers wrap around: unsigned arithmetic is correct for signed and unsigned types.
         using U = typename UnsignedOf<T>::type;
         moves<T, typename UnsignedBitsOf<T>::type>();
         at<T>(Opcode::add) = &binary<functions::Add, U>;

@@ -1,4 +1,4 @@
-// The functions of elements and vectors that the pointwise machine applies to blocks.
+// The functions of elements and vectors that pointwise kernels apply to blocks.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace graphkit {
 namespace {
 
-// The type whose arithmetic wraps around as T's does: unsigned for integers.
+// The type whose arithmetic is used for T: unsigned for integers, so that they wrap around.
 template <typename T, bool = std::is_integral_v<T>>
 struct UnsignedOf {
     using type = T;
@@ -23,7 +23,7 @@ struct UnsignedOf<T, true> {
     using type = std::make_unsigned_t<T>;
 };
 
-// Unsigned integers of T's size.
+// The unsigned integer with the size of T.
 template <typename T>
 struct UnsignedBitsOf {
     using type = typename UnsignedOf<T>::type;
@@ -37,7 +37,7 @@ struct UnsignedBitsOf<double> {
     using type = std::uint64_t;
 };
 
-// NaN wins, as in Smallest and Largest, with fewer instructions for floats.
+// If an operand is NaN, so is the result, as in Smallest and Largest; this needs fewer instructions for floats.
 template <typename T>
 inline Vector<T> smaller(Vector<T> a, Vector<T> b) {
     if constexpr (std::is_floating_point_v<T>) {
@@ -79,7 +79,7 @@ namespace functions {
             return expression;                                                 \
         }                                                                      \
     };
-// A comparison's result has all bits set where it holds.
+// A comparison sets all bits of an element where it is true.
 #define GRAPHKIT_COMPARISON(Name, expression)                \
     struct Name {                                            \
         template <typename T>                                \
@@ -87,7 +87,7 @@ namespace functions {
             return expression;                               \
         }                                                    \
     };
-// Functions of one element, in the C library.
+// Functions of one element that the C library computes.
 #define GRAPHKIT_LIBRARY(Name, expression) \
     struct Name {                          \
         template <typename T>              \
@@ -171,7 +171,7 @@ struct Abs {
     }
 };
 
-// -1, 0 or 1; NaN stays.
+// -1, 0 or 1; NaN stays NaN.
 struct Sign {
     template <typename T>
     static inline Vector<T> apply(Vector<T> a) {
@@ -194,7 +194,7 @@ struct PRelu {
     }
 };
 
-// Shifts by a negative count, or one not below the width, leave only the sign.
+// If the count is negative or at least the width, the result is only the sign: 0 or, for ShiftRight, -1.
 struct ShiftLeft {
     template <typename T>
     static inline Vector<T> apply(Vector<T> a, Vector<T> b) {
@@ -228,7 +228,7 @@ struct TruncatedQuotient {
             return 0;
         }
         if constexpr (std::is_signed_v<T>) {
-            if (b == -1) {  // the smallest integer has no counterpart
+            if (b == -1) {  // the negative of the smallest integer does not exist
                 return static_cast<T>(std::make_unsigned_t<T>{0} - static_cast<std::make_unsigned_t<T>>(a));
             }
         }
@@ -246,7 +246,7 @@ struct TruncatedRemainder {
                 divided_by_zero = true;
                 return 0;
             }
-            // The smallest integer has no quotient by -1.
+            // The smallest integer divided by -1 would overflow.
             return std::is_signed_v<T> && b == static_cast<T>(-1) ? T{0} : static_cast<T>(a % b);
         }
     }
@@ -266,7 +266,7 @@ struct FlooredRemainder {
     }
 };
 
-// Wraps around; a negative exponent gives the reciprocal, towards zero.
+// Wraps around. A negative exponent gives the reciprocal, rounded towards zero.
 struct IntegerPower {
     template <typename T>
     static inline T apply(T a, T b) {
@@ -291,7 +291,7 @@ struct DoublePower {
     static inline double apply(double a, double b) { return std::pow(a, b); }
 };
 
-// Functions of float, which are computed in double.
+// Functions of float elements that are computed in double.
 #define GRAPHKIT_WIDE(Name, expression)                                             \
     struct Name {                                                                   \
         static inline Vector<double> apply(Vector<double> a) { return expression; } \

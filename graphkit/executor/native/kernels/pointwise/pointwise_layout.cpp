@@ -8,8 +8,8 @@ namespace graphkit {
 namespace {
 
 constexpr std::size_t kMaxAxes = 16;
-// Rows from this length on are walked one by one: those of whole vectors, and those whose last vector, which needs a
-// block of its own, counts little.
+// Rows of at least this length are processed one by one: kLongRow if they are whole vectors, kLongUnevenRow otherwise,
+// since the last vector then needs a block of its own.
 constexpr std::int64_t kLongRow = 192;
 constexpr std::int64_t kLongUnevenRow = 768;
 constexpr std::int64_t kEven = 16;
@@ -92,7 +92,7 @@ Loops make_loops(const Dims& shape, const std::vector<Dims>& inputs) {
         strides.push_back(strides_of(input, shape));
     }
     loops.strides.assign(inputs.size(), {});
-    // From the last axis on: an axis joins the one behind it where every input's stride says so.
+    // Beginning at the last axis: an axis is merged with the next one if the strides of all inputs allow it.
     for (std::size_t axis = shape.size(); axis-- > 0;) {
         if (shape[axis] == 1) {
             continue;

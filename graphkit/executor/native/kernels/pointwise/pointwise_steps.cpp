@@ -22,7 +22,7 @@ bool is_comparison(Opcode opcode) {
            opcode == Opcode::less_equal;
 }
 
-// The selection by the result of a comparison.
+// Returns the opcode that selects by the result of this comparison.
 Opcode selection_by(Opcode comparison) {
     switch (comparison) {
         case Opcode::equal:
@@ -54,15 +54,15 @@ constexpr int kForever = std::numeric_limits<int>::max();
 struct Value {
     ElementType type;
     Level level;
-    int place = kNowhere;  // inputs, outputs and constants have theirs at once; registers follow when all is known
+    int place = kNowhere;  // known from the start for inputs, outputs and constants; registers are assigned at the end
     int single = kNowhere;
     int reg = kNowhere;
 };
 
-// A step whose operands are values still.
+// A step whose operands are still numbers of values.
 struct Draft {
     BlockStep step;
-    int y;  // a value, or kNowhere when the step writes an output
+    int y;  // a value; kNowhere if the step writes an output
     std::vector<int> x;
     int output = kNowhere;
 };
@@ -126,7 +126,7 @@ class Compiler {
 
     Value& value(int i) { return values_[static_cast<std::size_t>(i)]; }
 
-    // Adds a step that makes a new value.
+    // Adds a step that computes a new value.
     int emit(BlockFunction function, ElementType type, std::vector<int> x, double nanoseconds) {
         if (function == nullptr) {
             throw Unsupported(source_.name + ": an instruction is not defined for " +
@@ -148,7 +148,8 @@ class Compiler {
         return draft.y;
     }
 
-    // The value that instructions see for input i: gathered where its rows are short, its half floats widened.
+    // Returns the value of input i for instructions: gathered if its rows are short, widened to float if it is float16
+    // or bfloat16.
     int loaded(int i) {
         const auto at = static_cast<std::size_t>(i);
         const auto known = loaded_.find(i);
@@ -196,7 +197,7 @@ class Compiler {
         return number < steps_.inputs ? loaded(number) : numbers_[static_cast<std::size_t>(number)];
     }
 
-    // Comparisons that only the condition of one selection reads: they become part of that selection.
+    // Finds comparisons that are only the condition of one selection: they become part of that selection.
     void find_conditions() {
         std::vector<int> readers(static_cast<std::size_t>(number_of_sources()) + source_.instructions.size());
         std::vector<bool> selected(readers.size());
@@ -225,7 +226,7 @@ class Compiler {
 
     bool is_condition(int number) const { return conditions_[static_cast<std::size_t>(number)]; }
 
-    // A selection by a comparison: one step where both have the same element type, else two.
+    // Adds a selection by a comparison: one step if both have the same element type, else two.
     int add_selection(const PointwiseInstruction& instruction) {
         const int number = instruction.operands[0];
         const PointwiseInstruction& comparison =
@@ -293,8 +294,8 @@ class Compiler {
         return number;
     }
 
-    // Writes the outputs that are value `number`: the step that makes it writes to the first where it can, further
-    // steps copy, round to half floats, or pass the caches.
+    // Adds what writes the outputs with value number `number`. The step that computes the value writes to the first of
+    // them if possible. Further steps copy, round to float16 or bfloat16, or write past the caches.
     void store_outputs(int number) {
         for (int i = 0; i < steps_.outputs; ++i) {
             const PointwiseOutput& output = source_.outputs[static_cast<std::size_t>(i)];
@@ -334,15 +335,15 @@ class Compiler {
 
     Level level_of(const Draft& draft) { return draft.y == kNowhere ? Level::block : value(draft.y).level; }
 
-    // A linear scan: a register is free again after the last step that reads it, and a result may take the register of
-    // an operand that ends there, unless its elements are larger.
+    // A linear scan: a register is free after the last step that reads it. A result may use the register of an operand
+    // that ends there, unless its elements are larger.
     void allocate() {
         std::vector<int> last(values_.size(), kNowhere);
         for (std::size_t i = 0; i < drafts_.size(); ++i) {
             for (const int x : drafts_[i].x) {
                 last[static_cast<std::size_t>(x)] = static_cast<int>(i);
             }
-            // What is the same in every block stays.
+            // A value that is equal in every block keeps its register.
             if (drafts_[i].step.kind == BlockStep::Kind::gather && level_of(drafts_[i]) == Level::block &&
                 loops_.is_periodic(static_cast<std::size_t>(drafts_[i].step.input))) {
                 pinned_.push_back(drafts_[i].y);
@@ -377,7 +378,7 @@ class Compiler {
                 }
                 result.reg = free.back();
                 free.pop_back();
-                if (last[static_cast<std::size_t>(draft.y)] == kNowhere) {  // nobody reads it
+                if (last[static_cast<std::size_t>(draft.y)] == kNowhere) {  // not used
                     free.push_back(result.reg);
                 }
             }
@@ -385,8 +386,8 @@ class Compiler {
         }
     }
 
-    // An output may take the memory of an input of its shape and element size when no step reads the input after one
-    // that writes the output.
+    // An output may share the memory of an input with its shape and element size, if no step reads the input after a
+    // step that writes the output.
     void find_inplace() {
         const auto count = static_cast<std::int64_t>(drafts_.size());
         for (int i = 0; i < steps_.inputs; ++i) {
@@ -454,11 +455,11 @@ class Compiler {
     bool stream_;
     BlockSteps steps_;
     std::vector<Value> values_;
-    std::vector<int> numbers_;  // of the source's values
+    std::vector<int> numbers_;  // numbers of values, by number in the source
     std::map<int, int> loaded_;
     std::vector<Draft> drafts_;
     std::vector<int> pinned_;
-    std::vector<bool> conditions_;  // of the source's values: computed by the selection that reads it
+    std::vector<bool> conditions_;  // by number in the source: the selection that reads the value computes it
 };
 
 }  // namespace

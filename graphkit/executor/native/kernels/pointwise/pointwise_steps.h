@@ -1,4 +1,5 @@
-// From the instructions of a pointwise kernel to steps over blocks: where every value lies, and how often it changes.
+// Compiles the instructions of a pointwise kernel to steps over blocks: assigns a place to every value, and finds how
+// often it changes.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +13,8 @@
 
 namespace graphkit {
 
-// One instruction: an opcode's name and the numbers of its operands. Values are numbered: the inputs, then the
-// constants, then the results of the instructions in order. "cast" converts to `type`.
+// One instruction: the name of an opcode, and the numbers of its operands. Values are numbered: inputs, then constants,
+// then the results of the instructions in order. "cast" converts to `type`.
 struct PointwiseInstruction {
     std::string opcode;
     std::vector<int> operands;
@@ -23,16 +24,17 @@ struct PointwiseInstruction {
 struct PointwiseInput {
     Dims shape;
     ElementType type;
-    bool absent = false;  // an operand that is left out, and that no instruction reads
+    bool absent = false;  // the operand is absent; no instruction reads it
 };
 
-// The bytes of one element; half floats are given as float.
+// The bytes of one element; float16 and bfloat16 constants are given as float32.
 struct PointwiseConstant {
     ElementType type;
     std::string bytes;
 };
 
-// The value that an output is, or -1 when nobody reads it. A half float's value is a float.
+// The number of the value that an output stores; -1 if the output is not used. For float16 and bfloat16 outputs, the
+// value is a float.
 struct PointwiseOutput {
     int value;
     ElementType type;
@@ -45,13 +47,13 @@ struct PointwiseSource {
     std::vector<PointwiseConstant> constants;
     std::vector<PointwiseInstruction> instructions;
     std::vector<PointwiseOutput> outputs;
-    std::string divisions;  // the nodes that divide integers, for the message when a divisor is 0
+    std::string divisions;  // the nodes that divide integers, for the error if a divisor is 0
 
     // Whether an instruction or an output reads input i.
     bool reads(int i) const;
 };
 
-// How often a value changes.
+// How often a value is computed: once, for each row, or for each block.
 enum class Level : std::uint8_t { once, row, block };
 
 struct BlockStep {
@@ -62,13 +64,13 @@ struct BlockStep {
     int y = 0;                 // places of the result and the operands (see BlockSteps)
     int x[kMaxOperands] = {};
     int count = 0;  // of operands
-    int input = -1;            // of gather
+    int input = -1;            // that a gather reads
     std::size_t element = 0;   // bytes of an element of y
-    bool exact = false;        // computes no more elements than there are: what lies behind them may be a divisor 0
+    bool exact = false;        // computes no elements behind the last one: they might be divided by 0
 };
 
-// Places are numbered: inputs, outputs, constants, single values, registers. Registers hold blocks, single values as
-// many equal elements as a vector has lanes.
+// Places are numbered: inputs, outputs, constants, single values, registers. A register holds a block; a single value
+// is repeated to fill a vector.
 struct BlockSteps {
     std::vector<BlockStep> once;
     std::vector<BlockStep> row;
@@ -79,9 +81,9 @@ struct BlockSteps {
     int constants = 0;
     int singles = 0;
     int registers = 0;
-    std::size_t widest = 1;             // bytes of the largest and of the smallest element in a block
+    std::size_t widest = 1;             // bytes of the largest element in a block, and of the smallest
     std::size_t narrowest = 8;
-    double nanoseconds = 0;             // for one element, with wide vectors
+    double nanoseconds = 0;             // estimated time for one element, with wide vectors
     std::vector<std::pair<int, int>> inplace;
 
     int output_place(int i) const { return inputs + i; }
@@ -91,8 +93,8 @@ struct BlockSteps {
     int places() const { return register_place(registers); }
 };
 
-// `stream`: outputs go past the caches. Throws NativeError for instructions that make no sense, Unsupported for types
-// that an opcode is not defined for.
+// `stream`: outputs bypass the caches. Throws NativeError for invalid instructions, Unsupported for types that an
+// opcode is not defined for.
 BlockSteps make_steps(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream);
 
 }  // namespace graphkit

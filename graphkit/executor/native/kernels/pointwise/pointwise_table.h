@@ -1,4 +1,4 @@
-// The instructions of the pointwise machine: functions of whole blocks, one for each opcode and element type.
+// The instructions of pointwise kernels: functions of whole blocks, one for each opcode and element type.
 #pragma once
 
 #include <array>
@@ -10,9 +10,9 @@
 
 namespace graphkit {
 
-// X(name, operands, nanoseconds for one element on one thread with wide vectors).
-// The element type of an instruction is that of its first operand (of select: the second). Its result has the same
-// type, a boolean for the comparisons.
+// X(name, number of operands, estimated nanoseconds for one element on one thread with wide vectors). The element type
+// of an instruction is that of its first operand (for select: the second). The result has the same type; comparisons
+// return booleans.
 // clang-format off
 #define GRAPHKIT_POINTWISE_OPCODES(X)                                                                       \
     X(copy, 1, 0.02)                                                                                        \
@@ -62,10 +62,10 @@ inline constexpr OpcodeInfo kOpcodes[] = {
 #undef GRAPHKIT_OPCODE
 };
 
-// Set by an instruction that divides an integer by zero, whose result is then 0; the kernel reads and clears it.
+// Set by an instruction that divides an integer by zero; the result is then 0. The kernel reads and clears it.
 inline thread_local constinit bool divided_by_zero = false;
 
-// Whether `opcode` may set divided_by_zero: on integers, the elements beyond the last one must not be computed.
+// Whether `opcode` may set divided_by_zero. If so, elements beyond the last one must not be computed.
 inline bool may_divide_by_zero(Opcode opcode, bool integers) {
     return integers &&
            (opcode == Opcode::div || opcode == Opcode::mod || opcode == Opcode::fmod || opcode == Opcode::pow);
@@ -75,26 +75,27 @@ inline constexpr std::size_t kOpcodeCount = std::size(kOpcodes);
 inline constexpr std::size_t kElementTypes = 13;
 inline constexpr int kMaxOperands = 4;
 
-// An operand of a block function. Element i lies at data[i & mask]: the mask is -1 for a block, and 0 for one value,
-// which is there as often as a vector has lanes.
+// An operand of a block function. Element i is data[i & mask]. The mask is -1 for a block, and 0 for a single value,
+// which is repeated to fill a vector.
 struct BlockOperand {
     const std::byte* data;
     std::int64_t mask;
 };
 
-// Computes y for `count` elements, rounded up to whole vectors of the widest type involved. y may be an operand's
-// memory where its elements are not larger than the operand's.
+// Computes y for `count` elements, rounded up to whole vectors of the widest type involved. y may share the memory of
+// an operand whose elements are at least as large.
 using BlockFunction = void (*)(std::byte* y, const BlockOperand* operands, std::int64_t count);
 
-// Null where an opcode is not defined for a type. Half floats only occur in conversions to and from float.
+// Null if an opcode is not defined for a type. float16 and bfloat16 only occur in conversions to and from float.
 struct PointwiseTable {
     std::array<std::array<BlockFunction, kElementTypes>, kOpcodeCount> functions{};
     std::array<std::array<BlockFunction, kElementTypes>, kElementTypes> casts{};  // [from][to]
-    BlockFunction narrow_to_odd = nullptr;  // double to float; what is lost shows in the last bit, so that rounding
-                                            // again to 16 bits is as if it were done once
-    // Copies whole, aligned lines past the caches; a fence has to follow before other threads may see them.
+    // Double to float, rounded to odd: lost bits set the last bit, so that rounding again to 16 bits gives the same
+    // result as rounding once.
+    BlockFunction narrow_to_odd = nullptr;
+    // Copies whole, aligned cache lines past the caches. A fence must follow before other threads may read them.
     void (*stream)(std::byte* y, const std::byte* x, std::int64_t bytes) = nullptr;
-    // Writes one element of `size` bytes as often as a vector of 64 bytes holds it.
+    // Repeats one element of `size` bytes in a vector of 64 bytes.
     void (*splat)(std::byte* y, const std::byte* x, std::size_t size) = nullptr;
 };
 

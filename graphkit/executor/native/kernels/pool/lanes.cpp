@@ -8,10 +8,10 @@
 namespace graphkit {
 namespace {
 
-// Elements of a plane that are transposed together, if there are several windows, and the most that may be.
+// Elements of a plane in a block of several windows: kTogether at most. A block of one window may have kMostTogether.
 constexpr std::int64_t kTogether = 1024;
 constexpr std::int64_t kMostTogether = 4096;
-// So many rows are transposed much faster than fewer.
+// Transposing this many rows is much faster than transposing fewer.
 constexpr std::int64_t kTileRows = 4;
 
 }  // namespace
@@ -42,7 +42,7 @@ bool LanesPool::Axis::is_identity() const {
            });
 }
 
-// Leading axes of one position come last here: the first axis is cut into blocks.
+// Leading axes with one position are moved to the end, because the first axis is divided into blocks.
 LanesPool::LanesPool(const PoolGeometry& g, bool mean)
     : functions_(lanes_pool_functions()), transpose_(transpose_table().tile[2]), mean_(mean), planes_(g.planes) {
     if (planes_ == 0 || g.output_size() == 0 || g.input_size() == 0) {
@@ -81,14 +81,14 @@ void LanesPool::cut(std::int64_t stride) {
     for (const PoolReach& window : axis.windows) {
         taps = std::max(taps, window.count);
     }
-    // Of the whole window: neighbouring windows may lose their taps at opposite ends.
+    // The span of a whole window: neighbouring windows may lose their taps at opposite ends.
     const std::int64_t reach = taps == 0 ? 0 : (axis.kernel - 1) * axis.dilation + 1;
     const std::int64_t whole = (taps + kTileRows - 1) / kTileRows * kTileRows;
     apart_ = axis.dilation == 1 && stride >= 4 * whole ? whole : 0;
     const auto stages_of = [&](std::int64_t windows) {
         return stages(apart_ > 0 ? windows * apart_ : std::min(axis.size, (windows - 1) * stride + reach), windows);
     };
-    const auto elements = [&](std::int64_t windows) {  // of any stage, at most
+    const auto elements = [&](std::int64_t windows) {  // largest number of elements of a stage
         const auto sizes = stages_of(windows);
         return *std::max_element(sizes.begin(), sizes.end());
     };
@@ -140,7 +140,7 @@ void LanesPool::add_divisors(const PoolGeometry& g, bool include_pad) {
     }
 }
 
-// Of so many elements of each lane before and after each axis, for `blocks` blocks.
+// Estimated nanoseconds for `blocks` blocks. sizes: elements of each lane before and after each axis is combined.
 double LanesPool::cost_of(const std::array<std::int64_t, 4>& sizes, double blocks) const {
     double combined = 0;
     for (std::size_t i = 0; i < 3; ++i) {
@@ -164,7 +164,7 @@ std::size_t LanesPool::scratch_bytes(int threads) const {
     return static_cast<std::size_t>(floats() * sharing) * sizeof(float);
 }
 
-// `planes` neighbouring planes, at most one for each lane, from x and to y. One axis after the other is combined.
+// Pools `planes` adjacent planes, at most one for each lane, from x to y. The axes are combined one after the other.
 void LanesPool::compute(const Block& block, std::int64_t planes, const float* x, float* y, float* memory) const {
     constexpr std::int64_t kSize = sizeof(float);
     const std::int64_t lanes = functions_.lanes;
@@ -212,7 +212,7 @@ void LanesPool::compute(const Block& block, std::int64_t planes, const float* x,
                lanes * kSize, output_size() * kSize, planes, windows * line, false);
 }
 
-// Threads own blocks of windows of some planes.
+// Each thread computes blocks of windows of some planes.
 void LanesPool::run(int threads, const float* x, float* y, std::byte* scratch) const {
     const std::int64_t lanes = functions_.lanes;
     const std::int64_t groups = (planes_ + lanes - 1) / lanes;

@@ -1,4 +1,4 @@
-// The vector code of pooling several planes side by side: the lanes of a vector hold the same element of each plane.
+// Vector functions that pool several planes at once: the lanes of a vector hold the same element of each plane.
 #include <cstdint>
 #include <limits>
 
@@ -11,7 +11,8 @@ namespace {
 using Floats = Vector<float>;
 constexpr std::int64_t kStep = kLanes<float>;
 
-// `Wide` neighbouring vectors of a window with `taps` positions, at least one; Taps: so many, or 0 for any number.
+// Combines `Wide` adjacent vectors of a window with `taps` positions, at least one. Taps: the number of positions, or 0
+// for any number.
 template <int Wide, int Taps, typename Combine>
 inline void pool_window(const float* x, std::int64_t taps, std::int64_t step, float* y, Combine combine) {
     Floats results[Wide];
@@ -33,7 +34,7 @@ inline void pool_window(const float* x, std::int64_t taps, std::int64_t step, fl
     }
 }
 
-// A window of a line of `line` floats.
+// Combines one window of lines with `line` floats.
 template <int Taps, typename Combine>
 inline void pool_line(const float* x, std::int64_t line, std::int64_t taps, std::int64_t step, float* y,
                       Combine combine) {
@@ -47,7 +48,7 @@ inline void pool_line(const float* x, std::int64_t line, std::int64_t taps, std:
     }
 }
 
-// A window without positions gives `nothing`.
+// Combines windows along an axis. A window without positions gives `nothing`.
 template <typename Combine>
 inline void pool_axis(const LanesAxis& axis, float nothing, Combine combine) {
     const std::int64_t line = axis.inner * kStep;

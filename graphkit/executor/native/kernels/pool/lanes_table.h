@@ -1,4 +1,4 @@
-// Pooling of several planes side by side: what the vector code of each instruction set gets, and its functions.
+// Pooling of several planes at once: arguments and functions of the vector code.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace graphkit {
 
-// Windows along one axis. Arrays are [outer, axis, inner, lanes]; the axis has `size` positions in x, from number
-// `origin` of the input on, and `count` in y.
+// Windows along one axis. Arrays are [outer, axis, inner, lanes]. Along the axis, x has `size` positions, of which the
+// first is position `origin` of the input, and y has `count`.
 struct LanesAxis {
     const float* x;
     float* y;
@@ -17,14 +17,14 @@ struct LanesAxis {
     std::int64_t size;
     std::int64_t origin;
     std::int64_t inner;
-    const PoolReach* windows;  // `count` of them
+    const PoolReach* windows;  // `count` windows
     std::int64_t count;
     std::int64_t dilation;
 };
 
 struct LanesPoolFunctions {
     std::int64_t lanes;  // of a vector
-    // NaN wins over numbers. A window without positions gives -infinity.
+    // If an element is NaN, so is the maximum. A window without positions gives -infinity.
     void (*maximum)(const LanesAxis& axis);
     void (*sum)(const LanesAxis& axis);
     // y[i, lane] /= divisors[i].

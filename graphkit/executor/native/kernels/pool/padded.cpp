@@ -10,7 +10,7 @@
 namespace graphkit {
 namespace {
 
-// Elements of padded rows that fit into the first-level cache, beside what is read and written meanwhile.
+// Floats of padded rows that fit into the first-level cache, beside the rows that are read and written.
 constexpr std::int64_t kPadded = 8192;
 
 std::int64_t rounded_up(std::int64_t value, std::int64_t multiple) {
@@ -54,7 +54,8 @@ PaddedPool::PaddedPool(const PoolGeometry& geometry, bool mean)
     }
 }
 
-// Element i of a row is number i / stride of phase i % stride. Window w reads at w + shift of a phase, for each tap.
+// Chooses the layout of padded rows; returns false if it is not suitable. Element i of a row is element i / stride of
+// phase i % stride. For each tap, window w reads element w + shift of a phase.
 bool PaddedPool::lay_out_rows(const PoolGeometry& g) {
     if (g.stride > kPaddedStride || g.taps.empty()) {
         return false;
@@ -72,7 +73,7 @@ bool PaddedPool::lay_out_rows(const PoolGeometry& g) {
     }
     const std::int64_t lanes = functions_.lanes;
     const std::int64_t needed = (g.input[2] + g.stride - 1) / g.stride;
-    // Elements in front, so many that copies are aligned.
+    // Elements before the row, a number such that copies are aligned.
     const std::int64_t front = rounded_up(-least, lanes);
     const std::int64_t length = front + rounded_up(std::max(needed, rounded_up(g.row(), lanes) + most), lanes);
     if (length > 4 * (needed + g.row() + 2 * lanes)) {
@@ -160,7 +161,7 @@ double PaddedPool::nanoseconds() const {
     return 30 * static_cast<double>(parts()) + row * static_cast<double>(planes_ * output_size_ / layout_.columns);
 }
 
-// Threads own rows of windows.
+// Each thread computes rows of windows.
 void PaddedPool::run(int threads, const float* x, float* y, std::byte* scratch) const {
     const auto depths = static_cast<std::int64_t>(reaches_[0].size());
     const auto rows = static_cast<std::int64_t>(reaches_[1].size());

@@ -1,5 +1,5 @@
-// Pooling of rows in vectors. The rows that a row of windows reads are first combined into one padded row, element by
-// element; windows side by side then read it without branches.
+// Pooling along rows in vectors. The input rows that a row of windows reads are first combined into one padded row,
+// element by element. Adjacent windows then read the padded row without branches.
 #pragma once
 
 #include <vector>
@@ -11,12 +11,12 @@ namespace graphkit {
 
 class PaddedPool final : public VectorPool {
   public:
-    // Null if there are no windows, if the stride along rows is large, or if padded rows would be much larger than
-    // those of the input.
+    // Return null if there are no windows, if the stride along rows is large, or if padded rows would be much larger
+    // than the rows of the input.
     static std::shared_ptr<const PaddedPool> maximum(const PoolGeometry& geometry);
     static std::shared_ptr<const PaddedPool> mean(const PoolGeometry& geometry, bool include_pad);
 
-    // Nanoseconds for all planes, on one thread.
+    // Estimated nanoseconds for all planes, on one thread.
     double nanoseconds() const;
 
     std::string name() const override { return "padded"; }
@@ -27,7 +27,7 @@ class PaddedPool final : public VectorPool {
   private:
     PaddedPool(const PoolGeometry& geometry, bool mean);
 
-    // Rows of windows that are computed together, and such parts of all planes.
+    // Number of rows of windows that are computed together; number of such parts of all planes.
     std::int64_t together() const;
     std::int64_t parts() const;
     std::size_t padded_bytes() const;
@@ -42,7 +42,7 @@ class PaddedPool final : public VectorPool {
     std::int64_t input_[3];
     std::int64_t dilation_[3];
     std::int64_t output_size_;
-    std::int64_t most_rows_ = 1;     // that a window reads
+    std::int64_t most_rows_ = 1;     // most rows that a window reads
     std::vector<PoolReach> reaches_[2];  // of each window along depth and height
     std::vector<std::int64_t> offsets_;
     std::vector<PaddedPhase> phases_;

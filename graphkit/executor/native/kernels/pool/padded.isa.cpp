@@ -1,4 +1,4 @@
-// The vector code of pooling along rows: rows of the input become padded rows, which windows side by side read.
+// Vector functions of pooling along rows: input rows become padded rows, which adjacent windows read.
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -13,14 +13,14 @@ using Floats = Vector<float>;
 constexpr std::int64_t kStep = kLanes<float>;
 using LaneNumbers = std::make_integer_sequence<int, kStep>;
 
-// Every second element of a and b side by side, from number First on.
+// Returns every second element of the concatenation of a and b, from number First on.
 template <int First, int... Lane>
 inline Floats every_second(Floats a, Floats b, std::integer_sequence<int, Lane...>) {
     return __builtin_shufflevector(a, b, (2 * Lane + First)...);
 }
 
-// Which lane of `before` and `v` side by side becomes lane Lane of phase First: `v` is vector number Source of those
-// that are separated, and `before` has the lanes that came from vectors before it, or is the first vector itself.
+// Which lane of the concatenation of `before` and `v` becomes lane `lane` of phase First. `v` is vector number Source
+// of those that are separated. `before` has the lanes from earlier vectors, or is the first vector itself.
 template <int Stride, int First, int Source>
 constexpr int lane_of_phase(int lane) {
     const int count = static_cast<int>(kStep);
@@ -41,7 +41,7 @@ inline Floats phase_of(Floats before, const Floats* v, std::integer_sequence<int
     }
 }
 
-// Replaces Stride neighbouring vectors by their phases.
+// Replaces Stride adjacent vectors by their phases.
 template <int Stride, int... Phase>
 inline void separate(Floats* v, std::integer_sequence<int, Phase...>) {
     if constexpr (Stride % 2 == 0) {
@@ -70,7 +70,7 @@ inline Floats load_up_to(const float* from, std::int64_t count, float fill) {
     return count >= kStep ? load(from) : count > 0 ? load_part(from, count, fill) : splat(fill);
 }
 
-// Rows of the input that become one padded row: `count` rows at each of `depths` depths.
+// The input rows that become one padded row: `count` rows at each of `depths` depths.
 struct Source {
     const float* x;
     std::int64_t count;
@@ -79,8 +79,8 @@ struct Source {
     std::int64_t depth_step;
 };
 
-// Stride vectors from element `at` of the rows on, combined element by element, to the phases. `Whole`: the rows have
-// all of these elements.
+// Combines the rows, element by element, for Stride vectors from element `at` on, and stores their phases. `Whole`: the
+// rows have all of these elements.
 template <int Stride, bool Whole, typename Combine>
 inline void merge_vectors(const Source& source, std::int64_t at, std::int64_t width, float start, Combine combine,
                           float* const* to) {
@@ -131,7 +131,7 @@ inline void merge_rows_by(const PaddedLayout& layout, std::int64_t count, Source
     }
 }
 
-// `count` padded rows; source_of(row) says what becomes each of them.
+// Writes `count` padded rows. source_of(row) returns the input rows of each.
 template <typename SourceOf, typename Combine>
 inline void merge_rows(const PaddedLayout& layout, std::int64_t count, SourceOf source_of, float start, Combine combine,
                        float* padded) {
@@ -165,7 +165,7 @@ inline void combine_taps(const PaddedLayout& layout, const float* from, Combine 
     }
 }
 
-// A row of windows from a padded row. finish(sum, column) gives the results.
+// Computes a row of windows from a padded row. finish(sum, column) returns the result.
 template <typename Combine, typename Finish>
 inline void pool_row(const PaddedLayout& layout, const float* from, float start, float* y, Combine combine,
                      Finish finish) {
@@ -190,8 +190,8 @@ inline void pool_row(const PaddedLayout& layout, const float* from, float start,
     }
 }
 
-// Each row of windows becomes one padded row first, then windows combine the elements along it. finish(sum, row,
-// column) gives the results.
+// Computes rows of windows: writes one padded row for each, then combines the elements of its windows. finish(sum, row,
+// column) returns the result.
 template <typename Combine, typename Finish>
 inline void pool_rows(const PaddedLayout& layout, const PaddedWindows& windows, float start, float* y, Combine combine,
                       Finish finish) {
@@ -207,7 +207,7 @@ inline void pool_rows(const PaddedLayout& layout, const PaddedWindows& windows, 
     }
 }
 
-// NaN wins over numbers.
+// If an element is NaN, so is the maximum.
 void pool_maximum(const PaddedLayout& layout, const PaddedWindows& windows, float* y) {
     pool_rows(
         layout, windows, -std::numeric_limits<float>::infinity(), y,

@@ -12,23 +12,24 @@
 namespace graphkit {
 namespace {
 
-// `size` positions of the input along an axis, with `begin` and `end` of padding around them.
+// The span of the window at `position`, along an axis with `size` positions and padding of `begin` and `end`.
 Span span_of(std::int64_t position, std::int64_t stride, std::int64_t kernel, std::int64_t dilation, std::int64_t size,
              std::int64_t begin, std::int64_t end) {
     const std::int64_t start = position * stride - begin;
-    const auto before = [&](std::int64_t limit) {  // how many kernel positions lie before `limit`
+    const auto before = [&](std::int64_t limit) {  // number of kernel positions before `limit`
         return limit <= start ? 0 : std::min(kernel, (limit - start + dilation - 1) / dilation);
     };
     const std::int64_t last = before(size);
     return {start, std::min(before(0), last), last, before(size + end)};
 }
 
-// The elements of the kernel that some window along an axis has inside of the input, ascending: a kernel may be much
-// larger than what it meets.
+// Returns, in ascending order, the kernel elements that are inside of the input for some window along an axis. A kernel
+// may be much larger than the input.
 std::vector<std::int64_t> elements_inside(const std::vector<Span>& windows) {
     std::vector<std::int64_t> found;
     std::int64_t next = 0;
-    for (auto span = windows.rbegin(); span != windows.rend(); ++span) {  // later windows have earlier elements inside
+    // later windows have earlier kernel elements inside
+    for (auto span = windows.rbegin(); span != windows.rend(); ++span) {
         for (std::int64_t k = std::max(next, span->first); k < span->last; ++k) {
             found.push_back(k);
         }
@@ -49,7 +50,7 @@ void for_each_row(const PoolGeometry& g, Body&& body) {
     }
 }
 
-// Calls body(offset of an input row, tap) for every element of the kernel, for a row of windows.
+// For a row of windows, calls body(offset of the input row, tap) for every element of the kernel.
 template <typename Body>
 void for_each_tap(const PoolGeometry& g, const Span& depth, const Span& height, Body&& body) {
     for (std::int64_t d = depth.first; d < depth.last; ++d) {
@@ -63,7 +64,7 @@ void for_each_tap(const PoolGeometry& g, const Span& depth, const Span& height, 
     }
 }
 
-// The position in x of the first element of a window that is not padding, if there is one.
+// The position in x of a window's first element that is not padding, if there is one.
 std::int64_t first_inside(const PoolGeometry& g, int axis, const Span& span) {
     return span.start + span.first * g.dilation[axis];
 }
@@ -78,7 +79,8 @@ std::int64_t to_column_major(const PoolGeometry& g, std::int64_t offset) {
     return (w * g.input[1] + h) * g.input[0] + d;
 }
 
-// One step of a row of maxima: `best` and `where` take the tap's elements that are greater, or NaN over a number.
+// Adds one tap to a row of maxima: `best` and `where` change where the tap's element is greater, or is NaN and `best`
+// is not.
 void keep_greater(const float* values, std::int64_t row, const Tap& tap, std::int64_t stride, float* best,
                   std::int32_t* where) {
 #pragma omp simd
@@ -91,7 +93,7 @@ void keep_greater(const float* values, std::int64_t row, const Tap& tap, std::in
     }
 }
 
-// The geometry without trailing axes of one element, over which windows do nothing: rows are longer.
+// Removes trailing axes with one element, which windows do not change, so that rows are longer.
 PoolGeometry without_trailing_axes(const Kernel& kernel, Dims x, Dims y, PoolWindow window) {
     while (x.size() > 3 && x.back() == 1 && y.back() == 1 && window.kernel.back() == 1 &&
            window.pads_begin.back() == 0 && window.pads_end.back() == 0) {
@@ -104,12 +106,12 @@ PoolGeometry without_trailing_axes(const Kernel& kernel, Dims x, Dims y, PoolWin
     return pool_geometry(kernel, x, y, window);
 }
 
-// Nanoseconds that pooling takes for one plane.
+// Estimated nanoseconds for one plane.
 double plane_cost(const PoolGeometry& g) {
     return 0.3 * static_cast<double>(g.output_size() * g.most_inside() + g.input_size());
 }
 
-// Threads that pool planes at the same time, at most.
+// Number of threads that can pool planes at the same time.
 std::size_t working_threads(const Kernel& kernel, const PoolGeometry& g) {
     return static_cast<std::size_t>(std::clamp<std::int64_t>(g.planes, 1, std::max(1, kernel.threads())));
 }
@@ -152,7 +154,7 @@ PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, c
             std::numeric_limits<std::int32_t>::max()) {
             throw Unsupported(kernel.describe() + ": windows of 2^31 positions and more");
         }
-        // Without a result there is no window, however many positions one of its axes has.
+        // If the result is empty there are no windows, even if one of its axes has positions.
         for (std::int64_t position = 0; position < (empty ? 0 : y[i + 2]); ++position) {
             g.windows[axis].push_back(
                 span_of(position, stride, g.kernel[axis], g.dilation[axis], g.input[axis], begin, end));
@@ -190,7 +192,7 @@ MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, bo
     }
 }
 
-// Of a row of maxima and their positions.
+// Bytes of a row of maxima and their positions.
 std::size_t MaxPool::row_bytes() const {
     return aligned(static_cast<std::size_t>(geometry_.row()) * (sizeof(float) + sizeof(std::int32_t)));
 }
@@ -220,7 +222,7 @@ void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte* sc
         for (std::int64_t plane = begin; plane < end; ++plane) {
             const float* values = x + plane * g.input_size();
             for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
-                // Where nothing is more than -inf, the first element; 0 where all is padding.
+                // If all elements are -inf, the position is that of the first one; if all are padding, 0.
                 const bool some = depth.count() > 0 && height.count() > 0;
                 const std::int64_t corner =
                     (first_inside(g, 0, depth) * g.input[1] + first_inside(g, 1, height)) * g.input[2];

@@ -1,5 +1,5 @@
-// Max pooling with indices, average pooling, and their gradients: float32, one to three spatial dimensions.
-// Threads own whole planes (one image, one channel), so results do not depend on their number.
+// Max pooling with indices, average pooling, and their gradients: float32, one to three spatial dimensions. One thread
+// computes a whole plane (one channel of one image), so results do not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ struct PoolWindow {
     Dims pads_end;
 };
 
-// The kernel positions of one window along one axis that fall into the input: first to last - 1, of which position 0
-// lies at `start`; and how many fall into the padded extent.
+// The kernel positions of a window along one axis that are inside of the input, [first, last), and the end of those
+// inside of the padded input. Kernel position 0 is at `start` of the input.
 struct Span {
     std::int64_t start;
     std::int64_t first;
@@ -29,16 +29,16 @@ struct Span {
     std::int64_t count() const { return last - first; }
 };
 
-// The windows first to last - 1 of a row, whose element number `position` of the kernel row falls into the input:
-// that of window w is w * stride + offset.
+// The windows [first, last) of a row for which one element of the kernel row is inside of the input: for window w, at
+// position w * stride + offset.
 struct Tap {
     std::int64_t first;
     std::int64_t last;
     std::int64_t offset;
 };
 
-// The spatial part of a pooling, padded in front to three dimensions. Loops go over the windows of one row inside, so
-// that they have no branches; each window sees its elements in row-major order.
+// The spatial part of a pooling, with leading axes of size 1 up to three dimensions. The innermost loops run over the
+// windows of a row, so that they have no branches; each window reads its elements in row-major order.
 struct PoolGeometry {
     std::int64_t planes = 0;  // N * C
     std::int64_t input[3] = {1, 1, 1};
@@ -51,7 +51,7 @@ struct PoolGeometry {
     std::int64_t row() const { return static_cast<std::int64_t>(windows[2].size()); }
     std::int64_t input_size() const { return input[0] * input[1] * input[2]; }
     std::int64_t output_size() const { return std::int64_t(windows[0].size() * windows[1].size() * windows[2].size()); }
-    // How many elements of the kernel fall into the input at most: a kernel may be much larger than what it meets.
+    // Largest number of kernel elements inside of the input; a kernel may be larger than the input.
     std::int64_t most_inside() const {
         return std::min(kernel[0], input[0]) * std::min(kernel[1], input[1]) * std::min(kernel[2], input[2]);
     }
@@ -59,17 +59,18 @@ struct PoolGeometry {
 
 class VectorPool;
 
-// Checks the shapes, [N, C, spatial], too.
+// Computes the geometry. Throws NativeError if the shapes, [N, C, spatial], do not match.
 PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, const PoolWindow& window);
 
-// What the sum over a window is divided by for its mean.
+// Returns the divisor of the mean over a window.
 float pool_divisor(bool include_pad, const Span& depth, const Span& height, const Span& width);
 
-// y = max over each window, and where it was: the flat position in x, or with `column_major` (ONNX's storage_order=1)
-// that with the spatial dimensions counted first-fastest. The first of equal values wins; NaN wins over numbers.
+// y = the maximum of each window, and its position: the flat index in x or, with `column_major` (ONNX's
+// storage_order=1), the index with the first spatial dimension varying fastest. The first of equal values counts. If an
+// element is NaN, so is the maximum.
 class MaxPool final : public Kernel {
   public:
-    // `with_indices`: every run computes indices. Otherwise, runs without them may be faster.
+    // `with_indices`: every run computes indices. If false, runs without them may be faster.
     MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, bool with_indices, int threads);
 
     std::size_t scratch_bytes() const override;
@@ -81,11 +82,11 @@ class MaxPool final : public Kernel {
 
     PoolGeometry geometry_;
     bool column_major_;
-    std::shared_ptr<const VectorPool> vectors_;  // computes maxima without indices, if it can
+    std::shared_ptr<const VectorPool> vectors_;  // computes maxima without indices; null if it cannot
 };
 
-// dx[index] += dy over all windows; indices as MaxPool writes them, row-major. Throws NativeError for an index that
-// lies outside the plane of its window.
+// dx[index] += dy for all windows. Indices are those that MaxPool writes, row-major. Throws NativeError for an index
+// outside of the plane of its window.
 class MaxPoolGrad final : public Kernel {
   public:
     MaxPoolGrad(Dims dy, Dims dx, int threads);
@@ -93,7 +94,8 @@ class MaxPoolGrad final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 };
 
-// y = mean over each window: of the elements inside x, or with `include_pad` of those inside x and its padding.
+// y = the mean of each window: over its elements inside of x or, with `include_pad`, over those inside of x and its
+// padding.
 class AveragePool final : public Kernel {
   public:
     AveragePool(Dims x, Dims y, const PoolWindow& window, bool include_pad, int threads);
@@ -105,10 +107,10 @@ class AveragePool final : public Kernel {
   private:
     PoolGeometry geometry_;
     bool include_pad_;
-    std::shared_ptr<const VectorPool> vectors_;  // computes the means, if it can
+    std::shared_ptr<const VectorPool> vectors_;  // computes the means; null if it cannot
 };
 
-// y = (sum of |x|^p)^(1/p) over each window; the padding adds nothing.
+// y = (sum of |x|^p)^(1/p) for each window; padding adds nothing.
 class LpPool final : public Kernel {
   public:
     LpPool(Dims x, Dims y, const PoolWindow& window, std::int64_t p, int threads);
@@ -138,12 +140,12 @@ class AveragePoolGrad final : public Kernel {
     bool include_pad_;
 };
 
-// Pools of [N, *spatial, C]; the shapes are given as [N, C, *spatial].
+// Pools of [N, *spatial, C] arrays; shapes are given as [N, C, *spatial].
 enum class PoolMode : std::uint8_t { maximum, mean, mean_with_padding };
 
 std::unique_ptr<Kernel> make_channels_last_pool(const Dims& x, const Dims& y, const PoolWindow& window, PoolMode mode,
                                                 int threads);
-// The maximum of bytes: int8 or uint8.
+// Max pooling of int8 or uint8.
 std::unique_ptr<Kernel> make_byte_max_pool(const Dims& x, const Dims& y, const PoolWindow& window, ElementType type,
                                            int threads);
 

@@ -1,4 +1,4 @@
-// Pooling of data with channels last: float32, one to three spatial dimensions, vectors along the channels.
+// Pooling of channels-last data: float32, one to three spatial dimensions, with vectors along the channels.
 #include <cstdint>
 #include <limits>
 
@@ -7,11 +7,11 @@
 
 namespace graphkit {
 
-// The channels of one window: `taps` rows of `channels` elements, at x + offsets[tap], combined into y.
+// Pool the channels of one window: combine `taps` rows of `channels` elements, at x + offsets[tap], into y.
 struct PoolFunctions {
-    // NaN wins over numbers.
+    // If an element is NaN, so is the maximum.
     void (*maximum)(const float* x, const std::int64_t* offsets, std::int64_t taps, std::int64_t channels, float* y);
-    // The sum times `factor`.
+    // y = the sum times `factor`.
     void (*mean)(const float* x, const std::int64_t* offsets, std::int64_t taps, std::int64_t channels, float factor,
                  float* y);
 };
@@ -21,8 +21,8 @@ GRAPHKIT_ISA_TABLE(PoolFunctions, pool_functions);
 // The channels of one pooling window.
 namespace {
 
-// Several vectors side by side, so that their chains of dependent operations overlap. `combine(sum, element)` gives the
-// next sum, `finish` the result.
+// Processes several vectors at once, so that their chains of dependent operations overlap. `combine(sum, element)`
+// returns the next sum, `finish` the result.
 template <typename Combine, typename Finish>
 void pool_channels(const float* x, const std::int64_t* offsets, std::int64_t taps, std::int64_t channels, float start,
                    float* y, Combine combine, Finish finish) {
@@ -83,7 +83,7 @@ GRAPHKIT_ISA_DEFINE(PoolFunctions, pool_functions) = {pool_maximum, pool_mean};
 namespace graphkit {
 namespace {
 
-// y [N, positions, C] from x [N, spatial, C]; the shapes are given as [N, C, ...]. Threads own whole windows.
+// y [N, positions, C] from x [N, spatial, C]; shapes are given as [N, C, ...]. One thread computes all of a window.
 class ChannelsLastPool final : public Kernel {
   public:
     ChannelsLastPool(Dims x, Dims y, const PoolWindow& window, PoolMode mode, int threads);
@@ -92,7 +92,7 @@ class ChannelsLastPool final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
-    // Of the places of the elements of a window.
+    // Bytes of the offsets of a window's elements.
     std::size_t offsets_bytes() const {
         return aligned(static_cast<std::size_t>(geometry_.most_inside()) * sizeof(std::int64_t));
     }

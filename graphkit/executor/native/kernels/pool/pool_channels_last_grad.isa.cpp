@@ -1,5 +1,5 @@
-// Max pooling that remembers which element of a window was the maximum, and the gradients of pooling: float32, channels
-// last. Each element of a gradient gathers from the windows that hold it, so that threads own whole rows of results.
+// Max pooling that records which element of a window was the maximum, and the gradients of pooling: float32, channels
+// last. Each element of a gradient gathers from the windows that contain it, so that one thread computes all of a row.
 #include <cstdint>
 #include <limits>
 
@@ -8,19 +8,19 @@
 
 namespace graphkit {
 
-// A window that holds a given position: where its channels lie in dy, and which of its elements the position is.
+// A window that contains a given position: the offset of its channels in dy, and which of its elements the position is.
 struct PoolSource {
     std::int64_t offset;
     std::int32_t tap;
-    float factor;  // of dy, in a mean
+    float factor;  // of dy, in the gradient of a mean
 };
 
 struct PoolGradientFunctions {
     // y = the maxima of `count` rows of channels at x + offsets[i]; chosen = numbers[i] of the first maximum. Either
-    // may be null, and is left out.
+    // may be null, and is then not computed.
     void (*maximum)(const float* x, const std::int64_t* offsets, const std::int32_t* numbers, std::int64_t count,
                     std::int64_t channels, float* y, std::uint8_t* chosen);
-    // dx = the sum of dy over the sources where chosen is the source's tap.
+    // dx = the sum of dy over those sources whose tap is `chosen`.
     void (*gather_chosen)(const float* dy, const std::uint8_t* chosen, const PoolSource* sources, std::int64_t count,
                           std::int64_t channels, float* dx);
     // dx = the sum of dy * factor over the sources.
@@ -38,8 +38,8 @@ constexpr std::int64_t kLane = kLanes<float>;
 using Ints = Vector<std::int32_t>;
 using Bytes = VectorOf<std::uint8_t, kLane>::type;
 
-// Calls body(first channel, how many) for vectors of channels. The last two may overlap: what a body writes must not
-// depend on what it wrote before.
+// Calls body(first channel, number of channels) for vectors of channels. The last two may overlap, so the result must
+// not depend on what body wrote before.
 template <typename Body>
 void for_each_vector(std::int64_t channels, Body&& body) {
     std::int64_t c = 0;
@@ -143,9 +143,9 @@ GRAPHKIT_ISA_DEFINE(PoolGradientFunctions, pool_gradient_functions) = {pool_maxi
 namespace graphkit {
 namespace {
 
-// y [N, positions, C] from x [N, spatial, C], and which element of its window each maximum is, in row-major order:
-// windows have 256 elements at most. Shapes are given as [N, C, ...]. The first of equal values wins, NaN over numbers.
-// An output that nothing reads may be null.
+// y [N, positions, C] from x [N, spatial, C], and the number of each maximum in its window, in row-major order: a
+// window has at most 256 elements. Shapes are given as [N, C, ...]. The first of equal values counts. If an element is
+// NaN, so is the maximum. An unused output may be null.
 class ChannelsLastMaxPoolIndices final : public Kernel {
   public:
     ChannelsLastMaxPoolIndices(Dims x, Dims y, const PoolWindow& window, int threads);
@@ -159,14 +159,15 @@ class ChannelsLastMaxPoolIndices final : public Kernel {
     const PoolGradientFunctions& functions_;
 };
 
-// What the gradients of both poolings share: for each position along an axis, the windows that hold it.
+// Base of the gradients of both poolings: for each position along an axis, it has the windows that contain the
+// position.
 class ChannelsLastPoolGrad : public Kernel {
   protected:
     struct Holder {
         std::int64_t window;
         std::int32_t element;
     };
-    // A row of windows that holds a line of positions: where it begins in dy, and the tap of its first element.
+    // A row of windows that contains a line of positions: its offset in dy, and the tap of its first element.
     struct Row {
         std::int64_t from;
         std::int32_t tap;
@@ -176,7 +177,7 @@ class ChannelsLastPoolGrad : public Kernel {
     ChannelsLastPoolGrad(const char* name, const Dims& dy, const Dims& dx, const PoolWindow& window, int threads);
 
     // Calls body(first source, count, offset of the position in dx) for all positions. `factor(depth, height, width)`
-    // is that of the sources in a window.
+    // returns the factor of a window.
     template <typename Factor, typename Body>
     void for_each_position(std::byte* scratch, Factor&& factor, Body&& body) const;
     std::size_t scratch_bytes() const final;
@@ -189,11 +190,11 @@ class ChannelsLastPoolGrad : public Kernel {
   private:
     std::vector<std::vector<Holder>> holders_[3];
     std::size_t sources_bytes() const { return aligned(most_ * sizeof(PoolSource)); }
-    // Of the sources of a position, and the rows of windows that hold a line.
+    // Bytes of the sources of a position, and of the rows of windows that contain a line.
     std::size_t own_bytes() const { return sources_bytes() + aligned(most_rows_ * sizeof(Row)); }
 
-    std::size_t most_ = 1;  // sources of a position
-    std::size_t most_rows_ = 1;  // rows of windows that hold a line
+    std::size_t most_ = 1;  // most sources of a position
+    std::size_t most_rows_ = 1;  // most rows of windows that contain a line
 };
 
 class ChannelsLastMaxPoolGrad final : public ChannelsLastPoolGrad {

@@ -1,4 +1,4 @@
-// The kernels of pools, made from what their nodes say.
+// Makes the kernels of pools from the descriptions of their nodes.
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -24,7 +24,7 @@ Dims entries(const NodeSpec& node, const char* name, std::size_t size, std::int6
     return given;
 }
 
-// The padding with which the windows of one axis start at every multiple of the stride.
+// The padding with which there is one window for each multiple of the stride.
 std::int64_t same_padding(std::int64_t size, std::int64_t kernel, std::int64_t stride, std::int64_t dilation) {
     if (std::max({kernel, stride, dilation}) > std::numeric_limits<std::int32_t>::max()) {
         throw Unsupported("windows of 2^31 positions and more");
@@ -33,7 +33,7 @@ std::int64_t same_padding(std::int64_t size, std::int64_t kernel, std::int64_t s
     return std::max<std::int64_t>((positions - 1) * stride + (kernel - 1) * dilation + 1 - size, 0);
 }
 
-// Whether there is one window, which covers all of the input and no padding.
+// Whether there is only one window, which covers the whole input and no padding.
 bool is_whole_plane(const PoolWindow& window, const Dims& spatial, const Dims& positions) {
     const auto all = [](const Dims& list, std::int64_t value) {
         return std::all_of(list.begin(), list.end(), [=](std::int64_t entry) { return entry == value; });
@@ -81,7 +81,7 @@ PoolWindow window_of(const NodeSpec& node, const Dims& spatial, ElementType othe
     return window;
 }
 
-// [N, *spatial, C] as [N, C, *spatial].
+// Converts a shape [N, *spatial, C] to [N, C, *spatial].
 Dims channels_first(const Dims& shape) {
     Dims moved(shape);
     moved.pop_back();

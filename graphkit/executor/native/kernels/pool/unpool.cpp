@@ -1,4 +1,4 @@
-// MaxUnpool: elements put back to the positions that a maximum pool took them from.
+// MaxUnpool: writes elements to the positions from which max pooling took them.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -11,8 +11,8 @@
 namespace graphkit {
 namespace {
 
-// y: zeros with x at flat positions `indices`, of any float type; x [N, C, ...], y [N, C, ...]. If positions are equal,
-// the last element of a plane wins. Throws NativeError for an index outside of y.
+// y = zeros, with x at the flat positions `indices`; any float type. x [N, C, ...], y [N, C, ...]. If positions are
+// equal, the last element of a plane is kept. Throws NativeError for an index outside of y.
 class MaxUnpool final : public Kernel {
   public:
     MaxUnpool(Dims x, Dims y, ElementType type, int threads);
@@ -43,7 +43,7 @@ MaxUnpool::MaxUnpool(Dims x, Dims y, ElementType type, int threads) : Kernel("Ma
 
 template <typename T>
 void MaxUnpool::run_as(const T* x, const std::int64_t* indices, T* y) const {
-    // Threads own whole planes of y, which usually get only elements of the same plane of x.
+    // One thread writes a whole plane of y, which usually gets elements of the same plane of x only.
     std::atomic<bool> elsewhere{false};
     const double cost = static_cast<double>(to_ * sizeof(T)) / kBytesPerNanosecond + static_cast<double>(from_);
     parallel_for(threads(), planes_, cost, [&](std::int64_t begin, std::int64_t end) {

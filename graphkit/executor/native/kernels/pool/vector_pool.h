@@ -1,4 +1,4 @@
-// Pooling in vectors: maxima, or means, of the windows of float32 planes. NaN wins over numbers.
+// Pooling in vectors: maxima or means of the windows of float32 planes. If an element is NaN, so is the maximum.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace graphkit {
 
-// It keeps no reference to the geometry that it is made from.
+// Keeps no reference to the geometry from which it is made.
 class VectorPool {
   public:
     VectorPool() = default;
@@ -18,11 +18,11 @@ class VectorPool {
     virtual ~VectorPool() = default;
 
     virtual std::string name() const = 0;
-    // Of working memory for so many threads.
+    // Bytes of working memory for this number of threads.
     virtual std::size_t scratch_bytes(int threads) const = 0;
     virtual void run(int threads, const float* x, float* y, std::byte* scratch) const = 0;
 
-    // The faster implementation of these windows, or null if there is none.
+    // Return the fastest implementation for these windows; null if there is none.
     static std::shared_ptr<const VectorPool> maximum(const PoolGeometry& geometry);
     static std::shared_ptr<const VectorPool> mean(const PoolGeometry& geometry, bool include_pad);
 };

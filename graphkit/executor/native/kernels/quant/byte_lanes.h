@@ -1,5 +1,4 @@
-// Vectors of int32 sums: products of bytes into them, and the bytes or numbers that come out of them. For *.isa.cpp
-// only.
+// Vectors of int32 sums: adding products of bytes to them, and converting them to bytes or floats. For *.isa.cpp only.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +22,7 @@ using Reals = Vector<float>;
 constexpr std::int64_t kSums = kLanes<std::int32_t>;
 constexpr std::int32_t kLeastSum = std::numeric_limits<std::int32_t>::min();
 
-// Four bytes, in every lane.
+// Repeats four bytes in every lane.
 inline Sums four_bytes(const std::uint8_t* from) {
     std::int32_t value;
     std::memcpy(&value, from, sizeof value);
@@ -31,7 +30,7 @@ inline Sums four_bytes(const std::uint8_t* from) {
 }
 
 #if defined(__AVX512F__)
-// The processor's instruction, which does not saturate.
+// Uses the processor's instruction for products of bytes, which does not saturate.
 struct DotProducts {
     using Left = Sums;
     using Right = Sums;
@@ -47,7 +46,8 @@ struct Halves {
     Sums odd;
 };
 
-// In steps that cannot overflow: of bytes widened to int16, as pairs of such products may be 2 * 255 * 128.
+// Uses several instructions that cannot overflow: bytes are widened to int16 first, since a pair of products may reach
+// 2 * 255 * 128.
 struct WidenedProducts {
     using Left = Halves;
     using Right = Halves;
@@ -78,7 +78,7 @@ inline Reals as_reals(Sums v) {
     return __builtin_convertvector(v, Reals);
 }
 
-// The nearest integers, even ones of two that are as near. Of NaN and of what lies below int32's range, its least one.
+// Rounds to the nearest integers, ties to even. NaN, and numbers below the range of int32, become the smallest int32.
 inline Sums nearest(Reals v) {
 #if defined(__AVX512F__)
     return bit_cast<Sums>(_mm512_cvtps_epi32(bit_cast<__m512>(v)));
@@ -87,7 +87,7 @@ inline Sums nearest(Reals v) {
 #elif defined(__SSE2__)
     return bit_cast<Sums>(_mm_cvtps_epi32(bit_cast<__m128>(v)));
 #elif defined(__aarch64__)
-    const auto rounded = bit_cast<Sums>(vcvtnq_s32_f32(bit_cast<float32x4_t>(v)));  // 0 of NaN
+    const auto rounded = bit_cast<Sums>(vcvtnq_s32_f32(bit_cast<float32x4_t>(v)));  // NaN becomes 0
     return v == v ? rounded : splat(kLeastSum);
 #else
     Sums rounded;
@@ -98,17 +98,17 @@ inline Sums nearest(Reals v) {
 #endif
 }
 
-// Between bounds; `low` for NaN.
+// Clamps to [low, high]; NaN becomes `low`.
 inline Reals bounded(Reals v, float low, float high) {
     return min_of<float>(max_of<float>(splat(low), v), splat(high));
 }
 
-// Integers near numbers that are at most `high`; NaN and what int32 does not have are its least one.
+// Rounds to the nearest integers, at most `high`. NaN, and numbers below the range of int32, become the smallest int32.
 inline Sums nearest_below(Reals v, float high) {
     return nearest(min_of<float>(v, splat(high)));
 }
 
-// The low byte of the first `count` lanes.
+// Stores the low byte of each of the first `count` lanes.
 inline void store_bytes(std::uint8_t* to, Sums v, std::int64_t count) {
 #if defined(__AVX512F__)
     const __m128i narrow = _mm512_cvtepi32_epi8(bit_cast<__m512i>(v));
@@ -135,14 +135,14 @@ inline void store_bytes(std::uint8_t* to, Sums v, std::int64_t count) {
 #endif
 }
 
-// One vector of such integers as bytes: plus the zero point, within the bounds.
+// Stores one vector from nearest_below as bytes: adds the zero point and clamps.
 inline void store_rounded(std::uint8_t* to, Sums v, const ByteResult& bytes, std::int64_t count) {
     const std::int32_t least = (bytes.is_signed ? -128 : 0) - bytes.zero;
     store_bytes(to, (v < least ? splat(least) : v) + bytes.zero, count);
 }
 
 #if defined(__AVX512F__)
-// Four vectors of such integers, side by side in memory, or two, of which the first `count` are stored.
+// Like store_rounded above, for two or four vectors that are contiguous in memory; stores the first `count` bytes.
 template <int Vectors>
 inline void store_rounded(std::uint8_t* to, const Sums (&v)[Vectors], const ByteResult& bytes, std::int64_t count) {
     const int shift = bytes.is_signed ? 128 : 0;

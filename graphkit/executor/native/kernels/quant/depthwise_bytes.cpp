@@ -56,7 +56,7 @@ std::vector<int> DepthwiseBytes::packed_inputs() const {
     return pack_weights_ ? std::vector<int>{operands_.place(Part::w)} : std::vector<int>{};
 }
 
-// The sums of each channel come first.
+// The sums of each channel's weights come first.
 std::size_t DepthwiseBytes::packed_bytes(int) const {
     return aligned(static_cast<std::size_t>(padded_) * sizeof(std::int32_t)) +
            static_cast<std::size_t>(padded_ * tap_groups_ * kTerms);
@@ -71,7 +71,8 @@ std::string DepthwiseBytes::implementation() const {
     return std::string("depthwise bytes:") + isa_name() + (dot_ ? "_vnni" : "");
 }
 
-// The channel at a place of the padded ones: those of a last block of half the size, or less, are there twice.
+// The channel at a position of the padded channels. If the last block has at most half of its channels, they are
+// repeated in its second half.
 std::int64_t DepthwiseBytes::channel_at(std::int64_t at) const {
     const std::int64_t half = functions_.block / 2;
     const std::int64_t begin = padded_ - functions_.block;
@@ -96,7 +97,7 @@ void DepthwiseBytes::pack(int, const void* plain, void* packed) const {
     }
 }
 
-// The numbers of each channel, in the order in which blocks have them.
+// Arranges the numbers of each channel in the order of the blocks.
 void DepthwiseBytes::place_numbers(ColumnNumbers& numbers, std::byte* placed) const {
     const std::size_t part = plan_.bytes() / 4;
     const auto move = [&](auto*& from, std::byte* to) {
@@ -166,7 +167,7 @@ void DepthwiseBytes::run(const void* const* inputs, void* const* outputs, std::b
     }
 }
 
-// The positions of a line: those in the middle at once, whose taps are one step apart.
+// Computes the positions of a line. Those in the middle, whose taps are at equal distances, are computed together.
 void DepthwiseBytes::filter_line(ByteFilterBlock& block, const std::uint8_t* x, const std::uint8_t* padding,
                                  std::int64_t line, const std::uint8_t** taps) const {
     const std::int64_t length = geometry_.output[2];
@@ -182,7 +183,7 @@ void DepthwiseBytes::filter_line(ByteFilterBlock& block, const std::uint8_t* x, 
     }
 }
 
-// Whether the taps of a line are all inside of x along the other axes.
+// Whether, along the other axes, all taps of a line are inside of x.
 bool DepthwiseBytes::lies_inside(std::int64_t line) const {
     const IntegerGeometry& g = geometry_;
     for (int axis = 1; axis >= 0; --axis) {

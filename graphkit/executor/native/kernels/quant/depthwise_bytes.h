@@ -5,9 +5,9 @@
 
 namespace graphkit {
 
-// Of positions side by side, whose taps are all inside of x or padding; blocks of channels, the last of which may have
-// fewer. Arrays of channels have them in the order of the sums: see byte_filter_place. Where a block has at most half
-// as many channels, its other half is the same ones again, for the position next to it.
+// Adjacent positions whose taps are all in x or in the padding, and blocks of channels; the last block may have fewer.
+// Arrays of channels are in the order of the sums: see byte_filter_place. If a block has at most half of its channels,
+// its other half repeats them for the next position.
 struct ByteFilterBlock {
     const std::uint8_t* const* taps;  // of the first position
     std::int64_t tap_count;
@@ -17,7 +17,7 @@ struct ByteFilterBlock {
     std::uint8_t flip;
     const std::int8_t* weights;  // [blocks][groups of kTerms taps][4][lanes][kTerms]
     const std::int32_t* offsets;
-    const std::int32_t* zeros;  // null: all are zero
+    const std::int32_t* zeros;  // null if all are zero
     const float* factors;
     bool sums;  // the results are int32, not bytes
     ByteResult bytes;
@@ -27,12 +27,12 @@ struct ByteFilterBlock {
 struct ByteFilterFunctions {
     std::int64_t block;  // channels of a block
     void (*filter)(const ByteFilterBlock& block);
-    void (*dot_filter)(const ByteFilterBlock& block);  // null where the set has no products of bytes
+    void (*dot_filter)(const ByteFilterBlock& block);  // null if the instruction set has no products of bytes
 };
 
 GRAPHKIT_ISA_TABLE(ByteFilterFunctions, byte_filter_functions);
 
-// Where a block has one of its channels: bytes of four taps, side by side, are interleaved within 16 bytes.
+// The place of a channel in its block: the bytes of four taps are interleaved within 16 bytes.
 inline std::int64_t byte_filter_place(std::int64_t channel, std::int64_t block) {
     const std::int64_t vector = channel % 16 / 4;
     const std::int64_t lane = channel / 16 * 4 + channel % 4;
@@ -74,7 +74,7 @@ class DepthwiseBytes final : public Kernel {
     std::int64_t padded_;
     std::int64_t tap_groups_;
     std::vector<std::int32_t> order_of_;  // the channel at each place
-    // The positions of a line whose taps along it are all inside of x.
+    // The range of positions of a line for which all taps along the line are inside of x.
     std::int64_t inner_begin_ = 0;
     std::int64_t inner_end_ = 0;
     Scratch scratch_{};

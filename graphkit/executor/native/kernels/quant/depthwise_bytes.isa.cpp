@@ -1,4 +1,4 @@
-// The channels of one window of a convolution with one filter for each channel. See depthwise_bytes.h.
+// Depthwise convolution of bytes: computes the channels of one window. See depthwise_bytes.h.
 #include <type_traits>
 
 #include "kernels/quant/byte_lanes.h"
@@ -107,7 +107,7 @@ inline Raw add_words(Raw a, std::int32_t b) {
 }
 #endif
 
-// Bytes of four taps: those of each channel side by side.
+// Interleaves the bytes of four taps, so that those of a channel are adjacent.
 inline void interleave(const Bytes (&taps)[4], Sums (&to)[4]) {
 #if defined(__SSE2__)
     const Raw a = bit_cast<Raw>(taps[0]), b = bit_cast<Raw>(taps[1]);
@@ -129,7 +129,7 @@ inline void interleave(const Bytes (&taps)[4], Sums (&to)[4]) {
 #endif
 }
 
-// Integers as nearest_below gives them, as bytes in the order of the channels.
+// Converts integers from nearest_below to bytes, in the order of the channels.
 inline Bytes as_bytes(const Sums (&from)[4], const ByteResult& bytes) {
 #if defined(__SSE2__)
     const std::int32_t flip = bytes.is_signed ? 128 : 0;
@@ -148,7 +148,7 @@ inline Bytes as_bytes(const Sums (&from)[4], const ByteResult& bytes) {
 #endif
 }
 
-// The bytes of a whole block of channels, of a part of one, or of two positions with up to half as many.
+// Access to the bytes of a whole block of channels, of an incomplete one, or of two positions with up to half a block.
 struct Whole {
     static constexpr std::int64_t kPositions = 1;
     static Bytes read(const std::uint8_t* from, std::int64_t, std::int64_t) { return load_bytes(from, kBlock); }
@@ -190,14 +190,14 @@ struct Two {
     }
 };
 
-// Of one block: its parameters, and where they are.
+// The range of channels of one block, and their weights.
 struct Channels {
     std::int64_t first;
     std::int64_t count;
     const std::int8_t* weights;
 };
 
-// `Taps` are known when compiled, or 0.
+// `Taps`: their number if it is known at compile time, else 0.
 template <typename Products, typename Positions, bool Zeros, int Taps, bool AsSums>
 void positions_of(const ByteFilterBlock& block, const Channels& channels, std::int64_t begin, std::int64_t end) {
     const std::int64_t taps = Taps > 0 ? Taps : block.tap_count;

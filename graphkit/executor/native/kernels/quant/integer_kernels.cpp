@@ -23,8 +23,8 @@ Dims operand_shape(const std::vector<NamedOperand>& operands, const std::string&
     throw NativeError("an integer product without its operand " + part);
 }
 
-// A product by numpy's rules: [..., rows, terms] and [..., terms, columns]; a vector is a row on the left, a column on
-// the right.
+// The shape of a matrix product, as in numpy: [..., rows, terms] and [..., terms, columns]. A vector is a row on the
+// left and a column on the right.
 class ProductShape {
   public:
     ProductShape(Dims a, Dims b, bool transpose_a, bool transpose_b) {
@@ -112,7 +112,7 @@ class ProductShape {
     bool transposes_a_, transposes_b_;
 };
 
-// One to three spatial axes, three of each.
+// Copies one to three values to the last of three axes.
 void put_axes(const Dims& values, std::int64_t (&to)[3]) {
     const std::size_t missing = 3 - values.size();
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -125,8 +125,7 @@ struct WindowDims {
     std::int64_t groups;
 };
 
-// Leaves out strides and dilations that have no part in it. Throws Unsupported where a position of a tap may be beyond
-// int64.
+// Sets strides and dilations that have no effect to 1. Throws Unsupported if the position of a tap may exceed int64.
 void bound_windows(IntegerGeometry& g) {
     constexpr std::int64_t kMost = std::int64_t{1} << 31;
     for (int axis = 0; axis < 3; ++axis) {
@@ -138,7 +137,7 @@ void bound_windows(IntegerGeometry& g) {
     }
 }
 
-// w: [M, C / groups, *kernel]; x and y with channels first, or last.
+// w: [M, C / groups, *kernel]; x and y with the channels first or (`last`) last.
 IntegerGeometry convolution_geometry(Dims x, const Dims& w, Dims y, const WindowDims& window, bool last) {
     const std::size_t axes = w.size() - 2;
     if (w.size() < 3 || axes > 3 || x.size() != w.size() || y.size() != w.size()) {
@@ -186,7 +185,7 @@ IntegerGeometry convolution_geometry(Dims x, const Dims& w, Dims y, const Window
         plain &= g.stride[axis] == 1 && g.pad[axis] == 0 && g.output[axis] == g.input[axis];
     }
     if (plain) {
-        // Windows of one element are rows.
+        // Windows with one element are rows.
         g.windows = false;
         for (std::int64_t group = 0; group < g.groups; ++group) {
             g.x_begin.push_back(group * g.terms);
@@ -207,7 +206,7 @@ IntegerOrder convolution_order(const Dims& x, const Dims& y, std::size_t y_bytes
     return made;
 }
 
-// By its own code for one filter for each channel.
+// Makes the kernel of a convolution; depthwise convolutions have their own.
 std::unique_ptr<Kernel> convolution(const std::vector<NamedOperand>& operands, const Dims& y, const std::string& type,
                                     const WindowDims& window, bool last, bool pack_weights, int threads) {
     const Dims x = operand_shape(operands, "x"), w = operand_shape(operands, "w");

@@ -104,7 +104,7 @@ ColumnNumbers column_numbers(const IntegerOperands& operands, const ColumnPlan& 
             has_zeros |= w_zero != 0;
             made.zeros[at + n] = w_zero;
         }
-        // Modulo 2^32, as all sums are.
+        // Modulo 2^32, like all sums.
         for (std::int64_t n = 0; n < plan.columns; ++n) {
             const auto added = static_cast<std::uint32_t>(sum == nullptr ? 0 : sum[(first + n) * sum_step]);
             const auto taken = static_cast<std::uint32_t>(x_zero) * static_cast<std::uint32_t>(sums_of_w[at + n]);

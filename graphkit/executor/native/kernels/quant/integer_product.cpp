@@ -10,15 +10,15 @@
 namespace graphkit {
 namespace {
 
-// Bytes of packed weights that stay in a core's second cache while rows pass by.
+// Bytes of packed weights that stay in a core's second-level cache while rows are processed.
 constexpr std::int64_t kBlockBytes = 256 << 10;
 
 std::int64_t rounded(std::int64_t value, std::int64_t to) {
     return (value + to - 1) / to * to;
 }
 
-// Whether the lines of a kernel are long enough to be read where they are: some terms of the next pixel come along,
-// with weights of zero.
+// Whether the lines of a kernel are long enough to be read in place. Some terms of the next pixel are then read as
+// well, with weights of zero.
 bool reads_lines(const IntegerGeometry& g) {
     const std::int64_t line = g.kernel[2] * g.terms;
     return g.windows && g.dilation[2] == 1 && g.x_stride == g.terms && line >= 8;
@@ -28,7 +28,7 @@ bool reads_lines(const IntegerGeometry& g) {
 
 namespace {
 
-// The windows of a convolution one after the other.
+// Iterates over the windows of a convolution.
 class WindowWalk {
   public:
     WindowWalk(const IntegerGeometry& geometry, std::int64_t first) : g_(geometry), image_(first) {
@@ -47,16 +47,16 @@ class WindowWalk {
         place();
     }
 
-    // Where the window begins along an axis.
+    // The position where the window begins along an axis.
     std::int64_t start(int axis) const { return start_[axis]; }
     bool is_inside() const { return inside_; }
-    // The first tap of a window that is inside.
+    // The first tap of a window that is inside of x.
     const std::uint8_t* origin(const std::uint8_t* x) const {
         const std::int64_t line = (image_ * g_.input[0] + start_[0]) * g_.input[1] + start_[1];
         return x + (line * g_.input[2] + start_[2]) * g_.x_stride;
     }
 
-    // Calls body(the first tap of a line of the kernel, whether x has the line).
+    // Calls body(the first tap of a line of the kernel, whether x contains the line).
     template <typename Body>
     void for_each_line(Body&& body, const std::uint8_t* x) const {
         for (std::int64_t i = 0; i < g_.kernel[0]; ++i) {
@@ -115,7 +115,7 @@ void window_rows(const IntegerGeometry& g, const std::uint8_t* x, const std::uin
     }
 }
 
-// What is known in a run.
+// The memory and numbers of one run.
 struct IntegerProduct::Run {
     const std::uint8_t* x;
     const std::uint8_t* x_end;
@@ -152,7 +152,7 @@ IntegerProduct::IntegerProduct(const char* name, IntegerOperands operands, const
     blocks_ = (g.columns + block_columns_ - 1) / block_columns_;
     strips_ = (g.rows + kBlockRows - 1) / kBlockRows;
     parts_ = g.x_begin.empty() ? g.groups : static_cast<std::int64_t>(g.x_begin.size());
-    // Without a column there is nothing to pack.
+    // Without columns there is nothing to pack.
     pack_weights_ = pack_weights_ && packed_bytes(operands_.place(Part::w)) > 0;
     lay_out();
 }
@@ -176,7 +176,7 @@ std::vector<int> IntegerProduct::packed_inputs() const {
     return pack_weights_ ? std::vector<int>{operands_.place(Part::w)} : std::vector<int>{};
 }
 
-// The sums of each column come first, then the panels.
+// The sums of each column's weights come first, then the panels.
 std::size_t IntegerProduct::packed_bytes(int) const {
     const auto sums = aligned(static_cast<std::size_t>(plan_.groups * plan_.padded) * sizeof(std::int32_t));
     return sums + static_cast<std::size_t>(plan_.groups * plan_.padded / functions_.lanes * panel_bytes());
@@ -277,7 +277,7 @@ void IntegerProduct::run(const void* const* inputs, void* const* outputs, std::b
     }
 }
 
-// Of one item of the loop: a tile of rows with the columns of a block.
+// Estimated nanoseconds of one item of the loop: a tile of rows with the columns of a block.
 double IntegerProduct::nanoseconds() const {
     const double products = static_cast<double>(std::min(block_columns_, plan_.padded) * walk_taps_ * quads_ * kTerms) *
                             static_cast<double>(std::min(kBlockRows, geometry_.rows));
@@ -332,7 +332,7 @@ void IntegerProduct::block(const Run& run, std::int64_t item, std::byte* own) co
     (dot_ ? functions_.dot_product : functions_.product)(block);
 }
 
-// Rows of all taps' terms, one after the other, and what makes them whole groups of four.
+// Gathers rows with the terms of all taps, padded to whole groups of four.
 void IntegerProduct::gather(const std::uint8_t** rows, std::int64_t count, std::byte* own) const {
     const std::int64_t length = quads_ * kTerms;
     const auto pointers = aligned(static_cast<std::size_t>(geometry_.taps * kBlockRows) * sizeof(void*));
@@ -346,7 +346,7 @@ void IntegerProduct::gather(const std::uint8_t** rows, std::int64_t count, std::
     }
 }
 
-// One line of a window that begins at `wide`, and what makes it whole groups of four; where it ends.
+// Gathers one line of a window that begins at `wide`, padded to whole groups of four. Returns its end.
 std::uint8_t* IntegerProduct::gather_line(const Run& run, const std::uint8_t* line, std::int64_t wide,
                                           std::uint8_t* to) const {
     const IntegerGeometry& g = geometry_;
@@ -366,7 +366,7 @@ void IntegerProduct::line_rows(const Run& run, std::int64_t first, std::int64_t 
     auto** rows = reinterpret_cast<const std::uint8_t**>(own);
     auto* to =
         reinterpret_cast<std::uint8_t*>(own + aligned(static_cast<std::size_t>(g.taps * kBlockRows) * sizeof(void*)));
-    // Sums of a row's bytes must not have those of the next pixel.
+    // The sums of a row's bytes must not include bytes of the next pixel.
     const bool in_place = run.numbers.zeros == nullptr;
     WindowWalk walk(g, first);
     for (std::int64_t r = 0; r < count; ++r, walk.next()) {
@@ -404,10 +404,10 @@ void IntegerProduct::gather_windows(const Run& run, std::int64_t group, std::int
     auto* gathered = reinterpret_cast<std::uint8_t*>(own + pointers);
     auto** made = reinterpret_cast<const std::uint8_t**>(gathered_pointers(own));
     const auto terms = static_cast<std::size_t>(g.terms);
-    // Taps of a line lie side by side.
+    // The taps of a line are contiguous.
     const bool joins = g.dilation[2] == 1 && g.x_stride == g.terms;
     const std::size_t line_bytes = static_cast<std::size_t>(g.kernel[2]) * terms;
-    // What makes rows whole groups of four; lines come over it.
+    // Padding to whole groups of four; lines overwrite it.
     const auto fill = static_cast<std::uint32_t>(operands_.x_flip() * 0x01010101U);
     WindowWalk walk(g, first);
     for (std::int64_t r = 0; r < count; ++r, walk.next()) {

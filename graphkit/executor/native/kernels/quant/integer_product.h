@@ -1,4 +1,4 @@
-// Products and convolutions of bytes with exact sums, and what is made of them on the way out.
+// Products and convolutions of bytes with exact int32 sums, and the conversion of the sums to results.
 #pragma once
 
 #include <optional>
@@ -8,41 +8,41 @@
 
 namespace graphkit {
 
-// A product of x [.., rows, terms] with a matrix, or with one of several; or a convolution, whose windows are rows.
+// A product of x [.., rows, terms] with one or several matrices; or a convolution, whose windows are the rows.
 struct IntegerGeometry {
-    // Of w, by strides in elements: groups, or matrices, of taps x terms x columns.
+    // w: groups (or matrices) of taps x terms x columns, with strides in elements.
     std::int64_t groups = 1;
     std::int64_t taps = 1;
     std::int64_t terms = 0;
     std::int64_t columns = 0;
     std::int64_t w_group = 0, w_tap = 0, w_term = 0, w_column = 0;
-    // Of x: bytes of a row of a product, or of a pixel.
+    // x: bytes from row to row of a product, or from pixel to pixel.
     std::int64_t x_stride = 0;
     std::int64_t rows = 0;  // of each group
 
-    // Of a product: where each group's first row is in x, and the first result in y. Empty: group * terms, and
+    // For a product: offsets of each group's first row in x, and of its first result in y. Empty: group * terms and
     // group * columns, as in a convolution.
     Dims x_begin, y_begin;
-    Dims w_matrix;  // which matrix of w each one takes; of `groups` matrices
+    Dims w_matrix;  // for each group, the index of its matrix in w, which has `groups` matrices
     std::int64_t y_stride = 0;
 
     bool shared = false;  // parameters are the same for all groups
 
-    // Of a convolution: the spatial sizes, three of each.
+    // For a convolution: sizes along three spatial axes.
     bool windows = false;
     std::int64_t input[3] = {1, 1, 1}, output[3] = {1, 1, 1}, kernel[3] = {1, 1, 1};
     std::int64_t stride[3] = {1, 1, 1}, dilation[3] = {1, 1, 1}, pad[3] = {0, 0, 0};
-    // Bytes from a window's first tap to each one, and to the first of each line.
+    // Bytes from a window's first tap to each tap, and to the first tap of each line.
     Dims tap_offsets, line_offsets;
 };
 
-// Where the taps of windows first to first + count - 1 are: rows[window * row_step + tap * tap_step], which is
-// `padding` for those outside of x. x: the first byte of the channels in question.
+// Writes the addresses of the taps of windows [first, first + count) to rows[window * row_step + tap * tap_step];
+// `padding` for taps outside of x. x: the first byte of the channels.
 void window_rows(const IntegerGeometry& geometry, const std::uint8_t* x, const std::uint8_t* padding,
                  std::int64_t first, std::int64_t count, std::int64_t row_step, std::int64_t tap_step,
                  const std::uint8_t** rows);
 
-// Of a transposed operand, or of channels that come first: how x is brought in order, and y out of it.
+// Reordering of x before, and of y after the product: for a transposed operand, or for channels first.
 struct IntegerOrder {
     std::optional<StridedCopy> x, y;
 };
@@ -87,15 +87,15 @@ class IntegerProduct : public Kernel {
     const IntegerFunctions& functions_;
     bool dot_;
     bool pack_weights_;
-    bool dynamic_;    // x is float32, and quantised by its range
-    bool gathers_;    // rows are put together, as four terms of a tap do not lie side by side
-    bool lines_;      // instead of taps, lines of the kernel are read, whose taps lie side by side
-    std::int64_t walk_taps_ = 1;  // of what the tiles see
+    bool dynamic_;  // x is float32, and quantised by its range in each run
+    bool gathers_;  // rows are gathered, since four terms of a tap are not contiguous
+    bool lines_;  // whole lines of the kernel, with contiguous taps, are read instead of taps
+    std::int64_t walk_taps_ = 1;  // number of taps, or lines, that the tiles iterate over
     std::int64_t quads_ = 0;
-    std::int64_t block_columns_ = 0;  // of w that stay in a cache
+    std::int64_t block_columns_ = 0;  // columns of w that stay in a cache
     std::int64_t blocks_ = 0;
     std::int64_t strips_ = 0;  // of kBlockRows rows
-    std::int64_t parts_ = 0;  // groups, or products
+    std::int64_t parts_ = 0;  // number of groups, or products
     Scratch scratch_{};
 };
 

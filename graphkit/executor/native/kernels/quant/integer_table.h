@@ -1,4 +1,4 @@
-// Sums of products of bytes, for tiles of a result: what integer products and convolutions are made of.
+// Sums of products of bytes for tiles of a result; integer products and convolutions use them.
 #pragma once
 
 #include <cstdint>
@@ -9,35 +9,35 @@ namespace graphkit {
 
 enum class IntegerResult : std::uint8_t { sums, bytes, reals };
 
-// Terms that lie side by side in packed weights, as one instruction adds them up.
+// Adjacent terms in packed weights, which one instruction sums.
 constexpr std::int64_t kTerms = 4;
-// Rows of a block, at most: several tiles, which share the columns of w in the nearest cache.
+// Largest number of rows of a block. A block has several tiles, which read the columns of w from the first-level cache.
 constexpr std::int64_t kBlockRows = 24;
 
-// How numbers become bytes. Below 2^15, so that int16 has what lies between.
+// The conversion of numbers to bytes. Numbers are below 2^15, so that intermediate results fit into int16.
 struct ByteResult {
-    float high;         // the largest byte less the zero point
+    float high;         // the largest byte minus the zero point
     std::int32_t zero;
     bool is_signed;
 };
 
-// Rows of a result, in any number of columns: with s = sum over taps and terms of (x ^ flip) * w, in int32,
+// Some rows of a result, in any number of columns. With s = sum over taps and terms of (x ^ flip) * w, in int32,
 //     t = s + offsets[column] - zeros[column] * (sum over taps and terms of x ^ flip)
-// it is t (sums), t * factors[column] + bias[column] in float32 (reals), or t * factors[column] in float32 rounded to
-// even, plus `zero`, within the bounds of bytes, signed ones or not; the least one for NaN. Arrays of columns reach to
-// the end of a panel.
+// the result is t (sums), t * factors[column] + bias[column] in float32 (reals), or t * factors[column] in float32,
+// rounded to nearest even, plus `zero`, and clamped to the range of signed or unsigned bytes (NaN becomes the
+// smallest). Arrays of columns extend to the end of a panel.
 struct IntegerBlock {
     const std::uint8_t* const* rows;  // row r of tap t is rows[t * kBlockRows + r]
-    std::int64_t row_count;           // kBlockRows at most
+    std::int64_t row_count;           // at most kBlockRows
     std::int64_t taps;
-    std::int64_t quads;  // of kTerms terms in each tap
+    std::int64_t quads;  // groups of kTerms terms in each tap
     std::uint8_t flip;
     const std::int8_t* panels;  // [panels][taps * quads][lanes][kTerms]
     std::int64_t columns;
     const std::int32_t* offsets;
-    const std::int32_t* zeros;  // null: all are zero
+    const std::int32_t* zeros;  // null if all are zero
     const float* factors;
-    const float* bias;  // null: none
+    const float* bias;  // null if there is none
     IntegerResult result;
     ByteResult bytes;
     void* y;
@@ -47,7 +47,7 @@ struct IntegerBlock {
 struct IntegerFunctions {
     std::int64_t lanes;  // columns of a panel
     void (*product)(const IntegerBlock& block);
-    // The same by the processor's products of bytes; null where the set has none.
+    // Like product, with the processor's instruction for products of bytes; null if the instruction set has none.
     void (*dot_product)(const IntegerBlock& block);
 };
 

@@ -5,7 +5,7 @@
 namespace graphkit {
 namespace {
 
-// Vectors of columns side by side in a tile.
+// Vectors of columns in a tile.
 #if defined(__AVX512F__)
 constexpr int kDotVectors = 4;
 constexpr int kWidenedVectors = 2;
@@ -15,7 +15,7 @@ constexpr int kWidenedVectors = 2;
 constexpr int kWidenedRows = 4;
 #endif
 
-// The columns of some vectors of a row: `at` is the first of them.
+// Stores the results of some vectors of a row; `at` is their first column.
 template <IntegerResult Result, int Vectors>
 inline __attribute__((always_inline)) void finish(const IntegerBlock& block, const Sums (&totals)[Vectors],
                                                   std::int64_t row, std::int64_t at) {
@@ -52,10 +52,11 @@ inline __attribute__((always_inline)) void finish(const IntegerBlock& block, con
     }
 }
 
-// Rows and vectors of a tile, from its first row and column on. With Zeros the sums of a row's bytes are needed, too.
+// Computes a tile of Rows x Vectors from row `first` and column `at` on. With Zeros, the sums of each row's bytes are
+// computed as well.
 template <typename Products, int Rows, int Vectors, bool Zeros, IntegerResult Result>
 void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
-    // Bytes that are stored may be those of `block`, as far as the compiler knows.
+    // A copy, since the compiler must assume that stored bytes may change `block`.
     const IntegerBlock mine = block;
     const std::int64_t panel = block.taps * block.quads * kSums * kTerms;
     const std::int8_t* weights = block.panels + at / kSums * panel;

@@ -1,4 +1,4 @@
-// Quantisation, its inverse, and operators on quantised numbers, element by element.
+// Quantisation, dequantisation, and elementwise operators on quantised numbers.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -23,15 +23,15 @@ std::int32_t number(const void* from, ElementType type, std::int64_t at) {
     return value;
 }
 
-// Where each element's scale and zero point are.
+// The scale and zero point of each element.
 struct Lines {
-    std::int64_t lines = 1;    // of `length` elements each, one after the other
+    std::int64_t lines = 1;    // number of contiguous lines of `length` elements
     std::int64_t length = 0;
-    bool each = false;         // parameters are one for each element of a line
-    std::int64_t repeat = 1;   // lines with the same parameters
-    std::int64_t period = 1;   // after which they begin again; in groups of `repeat`
-    std::int64_t step = 0;     // parameters from one group to the next
-    // Blocks along a line: as many elements with one parameter; 0: no blocks.
+    bool each = false;         // each element of a line has its own parameters
+    std::int64_t repeat = 1;   // number of consecutive lines with the same parameters
+    std::int64_t period = 1;   // number of groups of `repeat` lines after which the parameters repeat
+    std::int64_t step = 0;     // parameters from group to group
+    // Blocks along a line: number of elements that share a parameter; 0 if there are no blocks.
     std::int64_t block = 0;
 };
 
@@ -48,7 +48,7 @@ Lines lines_of(const Dims& x, const Dims& parameter, std::int64_t axis, std::int
     if (around.inner == 1) {
         return {around.outer, around.size, false, 1, around.outer, blocks, block};
     }
-    // Lines of one block share their parameters; the last block of an axis may have fewer.
+    // The lines of a block share their parameters; the last block of an axis may be shorter.
     return {around.outer * around.size, around.inner, true, block, around.size, around.inner, -1};
 }
 
@@ -123,7 +123,7 @@ void Linear::run(const void* const* inputs, void* const* outputs, std::byte* scr
     }
     const auto from = static_cast<std::int64_t>(size_of(inputs_[0].type));
     const auto to = static_cast<std::int64_t>(size_of(outputs_[0].type));
-    constexpr double kCost = 0.15;  // nanoseconds of an element
+    constexpr double kCost = 0.15;  // estimated nanoseconds for an element
     if (lines_.lines == 1 && !lines_.each && lines_.block == 0) {
         parallel_for(
             threads(), lines_.length, kCost,
@@ -154,7 +154,7 @@ bool is_set(const NodeSpec& node, const std::string& name) {
     return found != node.attributes->end() && found->second.has_value();
 }
 
-// The result, its scale and its zero point. Any of them may be absent.
+// DynamicQuantizeLinear: y, its scale and its zero point. Any of these may be absent.
 class DynamicQuantize final : public Kernel {
   public:
     explicit DynamicQuantize(const NodeSpec& node) : Kernel("DynamicQuantizeLinear", node.threads) {
@@ -197,7 +197,7 @@ class QuantisedBinary final : public Kernel {
     BinaryRow row_of(const void* const* inputs) const;
 
     bool adds_;
-    // Axes that can be one are, the last of them is a row.
+    // Axes are merged where possible; the last one is a row.
     Dims sizes_, of_a_, of_b_;
     const LinearFunctions& functions_;
 };
@@ -231,7 +231,7 @@ void QuantisedBinary::lay_out() {
         if (y[axis] == 1) {
             continue;
         }
-        // What lies behind an axis in both operands, or is repeated in one, is one axis with it.
+        // An axis is merged with the next one if both operands are contiguous, or broadcast, along both.
         const bool joins = !sizes_.empty() && of_a_.back() == a[axis] * y[axis] && of_b_.back() == b[axis] * y[axis];
         if (joins) {
             sizes_.back() *= y[axis];
@@ -305,7 +305,7 @@ void QuantisedBinary::run(const void* const* inputs, void* const* outputs, std::
     });
 }
 
-// The mean over all positions: of [N, C, positions], or of [N, positions, C] with channels last.
+// The mean over all positions of [N, C, positions] or, with `last`, of [N, positions, C].
 class QuantisedMean final : public Kernel {
   public:
     QuantisedMean(const char* name, bool last, const NodeSpec& node)
@@ -373,7 +373,7 @@ void QuantisedMean::add_up(const std::uint8_t* x, std::uint8_t flip, std::int32_
     }
 }
 
-// table[x - the least of x's type].
+// y = table[x - the smallest number of x's type].
 class TableLookup final : public Kernel {
   public:
     explicit TableLookup(const NodeSpec& node) : Kernel("TableLookup", node.threads) {
@@ -390,7 +390,7 @@ class TableLookup final : public Kernel {
         const auto* x = static_cast<const std::uint8_t*>(inputs[0]);
         with_element(size_of(outputs_[0].type), [&](auto element) {
             using T = decltype(element);
-            // In a row of the stack: nothing that is written may be part of it.
+            // A local copy: the compiler then knows that stores to y do not change the table.
             T table[256];
             std::memcpy(table, inputs[1], sizeof table);
             auto* y = static_cast<std::byte*>(outputs[0]);
@@ -413,7 +413,7 @@ FoundRange quantise_by_range(int threads, const float* x, std::int64_t count, st
     const LinearFunctions& functions = linear_functions();
     constexpr std::int64_t kPart = 4096;
     constexpr std::int64_t kParts = 64;
-    // Parts whose number follows from the size; the least and the largest are the same in any order.
+    // The number of parts depends on the size only. The minimum and maximum do not depend on the order.
     const std::int64_t parts = std::min(kParts, (count + kPart - 1) / kPart);
     float lows[kParts] = {}, highs[kParts] = {};
     parallel_for(threads, parts,
@@ -428,7 +428,7 @@ FoundRange quantise_by_range(int threads, const float* x, std::int64_t count, st
     const float high = *std::max_element(highs, highs + kParts);
     const float scale = low == high ? 1.0F : (high - low) / 255.0F;
     const float exact = -low / scale;
-    // Of an infinite range it is not a number, and 255.
+    // For an infinite range, `exact` is NaN, and the zero point is 255.
     const float zero = std::isnan(exact) ? 255.0F : std::nearbyint(std::clamp(exact, 0.0F, 255.0F));
     const auto whole = static_cast<std::int32_t>(zero);
     parallel_for(

@@ -1,5 +1,5 @@
-// Loops between numbers and the integers that stand for them. Compiled without contraction: products are rounded before
-// they are added, as in the operators' definitions.
+// Conversions between numbers and quantised integers. Compiled without contraction: products are rounded before they
+// are added, as the operators are defined.
 #include <limits>
 #include <type_traits>
 
@@ -17,7 +17,7 @@ constexpr float kMost = static_cast<float>(std::numeric_limits<T>::max());
 template <typename T>
 using Narrow = typename VectorOf<T, static_cast<int>(kSums * sizeof(T))>::type;
 
-// Vectors of narrower integers, widened. The compiler's own conversion goes element by element.
+// Widens vectors of narrower integers. For this, the compiler's conversion works element by element.
 template <typename T>
 inline Sums widened(Narrow<T> v) {
 #if defined(__AVX512F__)
@@ -69,7 +69,7 @@ inline Sums some(const std::int32_t* from, std::int64_t count) {
     return widen(from, count);
 }
 
-// Calls body(first element, how many) for vectors.
+// Calls body(first element, number of elements) for vectors.
 template <typename Body>
 inline void over(std::int64_t count, Body&& body) {
     std::int64_t i = 0;
@@ -133,7 +133,7 @@ void range(const float* x, std::int64_t count, float& low, float& high) {
     }
 }
 
-// Bytes as they are in int32, whichever sign they have: v ^ 0x80 is v + 128 of a signed one.
+// Loads bytes as int32. flip: 0x80 if the bytes are signed: v ^ 0x80 is then v + 128.
 inline Sums bytes_at(const std::uint8_t* from, std::int64_t count, std::uint8_t flip) {
     const Sums v = widen(from, count);
     return flip != 0 ? ((v ^ 0x80) - 128) : v;
@@ -174,7 +174,7 @@ inline Reals fused(Reals a, Reals b, Reals c) {
 #elif defined(__aarch64__)
     return bit_cast<Reals>(vfmaq_f32(bit_cast<float32x4_t>(c), bit_cast<float32x4_t>(a), bit_cast<float32x4_t>(b)));
 #else
-    // In float64 the product is exact.
+    // The product is exact in float64.
     using Wide = typename VectorOf<double, 2 * kVectorBytes>::type;
     const Wide sum =
         __builtin_convertvector(a, Wide) * __builtin_convertvector(b, Wide) + __builtin_convertvector(c, Wide);

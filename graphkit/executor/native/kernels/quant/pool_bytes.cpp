@@ -1,4 +1,4 @@
-// The largest bytes of windows, with channels last.
+// Max pooling of bytes, channels last.
 #include <vector>
 
 #include "kernels/pool/pool.h"
@@ -15,7 +15,7 @@ Dims channels_behind(const Dims& dims) {
     return moved;
 }
 
-// y [N, positions, C] from x [N, spatial, C]; the shapes are given as [N, C, ...].
+// y [N, positions, C] from x [N, spatial, C]; shapes are given as [N, C, ...].
 class ByteMaxPool final : public Kernel {
   public:
     ByteMaxPool(const Dims& x, const Dims& y, const PoolWindow& window, ElementType type, int threads)

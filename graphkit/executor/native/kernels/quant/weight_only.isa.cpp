@@ -1,20 +1,21 @@
-// Products of numbers with a matrix of 4 or 8 bits, which is widened in registers: it is read as it is kept.
+// Products of float rows with a matrix of 4-bit or 8-bit weights. The weights are widened in registers, and read from
+// memory as they are stored.
 #include <cstdint>
 
 #include "runtime/isa.h"
 
 namespace graphkit {
 
-// Rows of a times the columns of one panel, as many as a vector has lanes.
+// Some rows of a, and the columns of one panel: as many as a vector has lanes.
 struct WeightOnlyBlock {
     const float* a;
     std::int64_t a_stride;
     std::int64_t rows;
     std::int64_t terms;
-    std::int64_t block;          // terms with one scale
+    std::int64_t block;          // number of terms that share a scale
     const std::uint32_t* words;  // [terms of a word][lanes], the first term in the low bits
     const float* scales;         // [blocks][lanes]
-    const float* zeros;          // the same; null: all are zero
+    const float* zeros;          // [blocks][lanes]; null if all are zero
     float* y;
     std::int64_t y_stride;
     std::int64_t columns;
@@ -36,12 +37,12 @@ GRAPHKIT_ISA_TABLE(WeightOnlyFunctions, weight_only_functions);
 namespace graphkit {
 namespace {
 
-// The terms of a word one after the other, as numbers.
+// Converts the terms of a word to floats, one at a time.
 template <int Bits, bool Signed>
 struct Widened {
     static constexpr int kTermsOfWord = 32 / Bits;
 #if defined(__AVX512F__)
-    // Of four bits by a table, which looks at the low bits of its indices alone.
+    // 4-bit terms by a table lookup, which uses only the low bits of the indices.
     static Reals get(Sums word, int term) {
         if constexpr (Bits == 4) {
             const auto shifted = bit_cast<__m512i>(bit_cast<Vector<std::uint32_t>>(word) >> (4 * term));
@@ -65,7 +66,7 @@ struct Widened {
     }
 };
 
-// The sums of one block of terms. Rows that are few have several chains of sums, which do not wait for each other.
+// Adds the sums of one block of terms. With few rows, there are several independent chains of sums.
 template <int Rows, int Chains, typename Of, bool Zeros>
 inline void add_block(const WeightOnlyBlock& block, const float* a, const std::uint32_t* words, std::int64_t terms,
                       Reals zero, Reals (&sums)[Rows]) {
@@ -139,7 +140,7 @@ void all_rows(const WeightOnlyBlock& block) {
 
 template <int Bits>
 void product(const WeightOnlyBlock& block) {
-    // Unsigned weights have no zero points: see WeightOnlyProduct::middle.
+    // Unsigned weights have no zero points here: see WeightOnlyProduct::middle.
     if (!block.is_signed) {
         return all_rows<Widened<Bits, false>, false>(block);
     }
@@ -162,8 +163,8 @@ GRAPHKIT_ISA_DEFINE(WeightOnlyFunctions, weight_only_functions) = {kSums, produc
 namespace graphkit {
 namespace {
 
-// y [.., columns] = a [.., terms] times w [columns, terms], dequantised by scale and zero [columns, blocks]. What is
-// constant of the last three comes packed, in panels of as many columns as a vector has lanes.
+// y [.., columns] = a [.., terms] times w [columns, terms], dequantised by scale and zero [columns, blocks]. Constant
+// operands among the last three come packed, in panels of as many columns as a vector has lanes.
 class WeightOnlyProduct final : public Kernel {
   public:
     WeightOnlyProduct(const Dims& a, const Dims& w, const std::string& type, std::int64_t block, int bits, bool zeros,
@@ -184,11 +185,11 @@ class WeightOnlyProduct final : public Kernel {
     void pack_parameters(int input, const void* plain, float* packed) const;
     static constexpr std::int64_t kAhead = kAlignment / sizeof(float);
     std::int64_t terms_of_word() const { return 32 / bits_; }
-    // What unsigned weights with zero points, and these, are less by: differences from them are small then.
+    // Subtracted from unsigned weights and from their zero points, so that differences of them are small.
     std::uint32_t middle() const {
         return inputs_.size() > 3 && inputs_[1].type == ElementType::u8 ? 1U << (bits_ - 1) : 0U;
     }
-    // Words of one column.
+    // Number of words of one column.
     std::int64_t words() const {
         const std::int64_t last = terms_ - (blocks_ - 1) * block_;
         return terms_ == 0
@@ -242,7 +243,7 @@ std::vector<int> WeightOnlyProduct::packed_inputs() const {
 }
 
 std::size_t WeightOnlyProduct::packed_bytes(int input) const {
-    // Ahead of zero points there is a number that says whether one of them is not zero.
+    // Packed zero points are preceded by a number that says whether any of them is not zero.
     const std::size_t ahead = input == 3 ? kAlignment : 0;
     return ahead + static_cast<std::size_t>(panels_ * functions_.lanes * (input == 1 ? words() : blocks_)) * 4;
 }
@@ -272,7 +273,7 @@ void WeightOnlyProduct::pack_words(const std::uint8_t* w, std::uint32_t* to, std
     for (std::int64_t lane = 0; lane < lanes && panel * lanes + lane < columns_; ++lane) {
         const std::uint8_t* row = w + (panel * lanes + lane) * terms_;
         for (std::int64_t t = 0; t < terms_; ++t) {
-            // All blocks but the last one are whole words.
+            // All blocks but the last one consist of whole words.
             const std::int64_t shift = t % terms_of_word() * bits_;
             to[t / terms_of_word() * lanes + lane] |= ((row[t] ^ middle()) & mask) << shift;
         }

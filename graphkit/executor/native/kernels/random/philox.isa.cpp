@@ -1,4 +1,4 @@
-// Philox4x32-10, and what is made of its words. Compiled without contraction of products and sums.
+// Philox4x32-10, and the random numbers made from its words. Compiled without contraction of products and sums.
 #include "kernels/random/random.h"
 #include "simd/vector.h"
 
@@ -19,8 +19,8 @@ inline Wide multiply_low(Wide a, std::uint32_t factor) {
 #endif
 }
 
-// kBlocks blocks, of which `block` is the first; four words each, one after the other. A lane holds one word in its
-// lower half, and anything in the upper one.
+// Computes kBlocks blocks, beginning with `block`, of four words each, one after the other. A lane has one word in its
+// lower half; the upper half is undefined.
 inline void draw_blocks(const PhiloxState& state, Wide block, std::uint32_t* to) {
     Wide c0 = block;
     Wide c1 = splat(std::uint64_t{state.stream});
@@ -88,8 +88,8 @@ void uniform_f64(const std::uint32_t* from, std::int64_t size, int bits, double 
     }
 }
 
-// The natural logarithm of numbers in (0, 1], to 1e-11 of its value: log(2^e m) = e log 2 + 2 atanh((m - 1) / (m + 1))
-// with m in [sqrt(1/2), sqrt(2)).
+// The natural logarithm of numbers in (0, 1], with a relative error of 1e-11: log(2^e m) = e log 2 + 2 atanh((m - 1) /
+// (m + 1)) with m in [sqrt(1/2), sqrt(2)).
 inline Vector<double> log_of(Vector<double> x) {
     using Bits = Vector<std::int64_t>;
     const auto bits = bit_cast<Bits>(x);
@@ -102,12 +102,12 @@ inline Vector<double> log_of(Vector<double> x) {
     for (const double odd : {13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0}) {
         series = series * s2 + splat(1.0 / odd);
     }
-    // Adding 1.5 * 2^52 leaves the exponent in the low bits of a double.
+    // After adding 1.5 * 2^52, the exponent is in the low bits of a double.
     const auto e = bit_cast<Vector<double>>(exponent + splat(std::int64_t{0x4338000000000000})) - splat(0x1.8p52);
     return e * splat(0x1.62e42fefa39efp-1) + splat(2.0) * s * series;
 }
 
-// cos and sin of 2 pi t, t in [0, 1), to 1e-13 of their values: by quarters of a turn, and Taylor's series.
+// cos and sin of 2 pi t for t in [0, 1), with a relative error of 1e-13: by quarters of a turn, and Taylor series.
 inline void turned(Vector<double> t, Vector<double>& cosine, Vector<double>& sine) {
     const Vector<double> quarters = t * splat(4.0) + splat(0x1.8p52);  // the nearest integer in the low bits
     const auto quarter = bit_cast<Vector<std::int64_t>>(quarters);

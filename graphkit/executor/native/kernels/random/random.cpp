@@ -13,12 +13,12 @@
 namespace graphkit {
 namespace {
 
-// Elements that are drawn at once; their words stay in the first cache.
+// Number of elements that are drawn at a time; their words stay in the first-level cache.
 constexpr std::int64_t kChunk = 512;
 constexpr std::int64_t kWordsPerBlock = 4;
-// Above it the block number would wrap.
+// With more words, the block number would wrap around.
 constexpr std::int64_t kMaxWords = std::int64_t{1} << 34;
-// Counter word 1 of derived states; the streams of nodes stay below it.
+// Counter word 1 of derived states; the streams of nodes are smaller numbers.
 constexpr std::uint32_t kFoldStream = 0xffffffffU;
 
 PhiloxState state_of(const PhiloxSource& source, const void* operand) {
@@ -36,7 +36,7 @@ void require_countable(const Kernel& kernel, std::int64_t words) {
     }
 }
 
-// Rounded to odd, so that rounding once more to a half float rounds correctly.
+// Rounds to odd, so that rounding again to float16 or bfloat16 is correct.
 float to_odd(double value) {
     const auto nearest = static_cast<float>(value);
     if (static_cast<double>(nearest) == value || value != value || std::isinf(nearest)) {
@@ -49,7 +49,7 @@ float to_odd(double value) {
     return bit_cast<float>(bits | 1U);
 }
 
-// Calls body(first element, elements, words) for all elements, in chunks; each takes `words` words.
+// Calls body(first element, elements, words) for all elements, in chunks; each element uses `words` words.
 template <typename Body>
 void draw(const Kernel& kernel, const PhiloxTable& table, const PhiloxState& state, std::int64_t elements, int words,
           double nanoseconds, Body&& body) {
@@ -224,12 +224,12 @@ void Dropout::run(const void* const* inputs, void* const* outputs, std::byte*) c
     if (!(ratio >= 0 && ratio <= 1)) {
         throw NativeError(describe() + ": ratio " + std::to_string(ratio) + " is outside [0, 1]");
     }
-    // A uniform number is an integer below 2^24 as a fraction: comparing the integers is exact.
+    // A uniform number is an integer below 2^24, divided by 2^24: comparing the integers is exact.
     const auto threshold = static_cast<std::uint32_t>(std::ceil(ratio * 0x1p24));
     const double scale = ratio == 1 ? 0.0 : 1.0 / (1.0 - ratio);
     draw(*this, *table_, state_of(source_, inputs[3]), elements, 1, 1.5,
          [&](std::int64_t at, std::int64_t size, const std::uint32_t* words) {
-             std::uint64_t keep[kChunk];  // all bits, or none
+             std::uint64_t keep[kChunk];  // all bits set, or none
              for (std::int64_t i = 0; i < size; ++i) {
                  keep[i] = std::uint64_t{0} - std::uint64_t{(words[i] >> 8) >= threshold};
              }
@@ -286,7 +286,7 @@ void RngFoldIn::run(const void* const* inputs, void* const* outputs, std::byte*)
 
 namespace {
 
-// The shape and element type of an operand; none when it is absent.
+// The shape and element type of an operand; no value if it is absent.
 using Operand = std::optional<std::pair<Dims, std::string>>;
 
 std::optional<TensorSpec> spec_of(const char* name, const Operand& operand) {
@@ -299,7 +299,8 @@ std::optional<TensorSpec> spec_of(const char* name, const Operand& operand) {
 }  // namespace
 
 GRAPHKIT_BINDINGS(random) {
-    nb::class_<PhiloxSource>(m, "PhiloxSource", "Where a node draws; has_operand: its last operand is (seed, step).")
+    nb::class_<PhiloxSource>(m, "PhiloxSource",
+                             "The random state of a node. has_operand: (seed, step) is its last operand.")
         .def(
             "__init__",
             [](PhiloxSource* self, std::uint64_t seed, std::uint64_t step, std::uint32_t stream, bool has_operand) {

@@ -1,5 +1,5 @@
-// Random numbers by Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011): every draw is a pure function of (seed, step),
-// the stream and the element's position, whatever the number of threads.
+// Random numbers by Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011). Each number is a pure function of (seed,
+// step), the stream, and the position of the element. It does not depend on the number of threads.
 #pragma once
 
 #include <optional>
@@ -9,26 +9,27 @@
 
 namespace graphkit {
 
-// Where a node draws: the key is the seed, the counter is (block, stream, step). Four words for each block.
+// The state of a node: the key is the seed, the counter is (block, stream, step). Each block has four words.
 struct PhiloxState {
     std::uint64_t seed;
     std::uint64_t step;
     std::uint32_t stream;
 };
 
-// One table for each instruction set. No sums here are contracted: uniform numbers are the same bits everywhere.
+// There is one table for each instruction set. Sums are not contracted, so that all sets give the same bits of uniform
+// numbers.
 struct PhiloxTable {
     void (*words)(const PhiloxState& state, std::uint32_t block, std::int64_t blocks, std::uint32_t* to);
-    // low + range * u, rounded once; u = the upper 24 bits of a word, or 53 bits of two, as a fraction.
+    // low + range * u, rounded once. u: the upper 24 bits of a word, or 53 bits of two words, as a fraction.
     void (*uniform_f32)(const std::uint32_t* words, std::int64_t size, double low, double range, float* to);
     void (*uniform_f64)(const std::uint32_t* words, std::int64_t size, int bits, double low, double range, double* to);
-    // mean + scale * z by Box and Muller; `size` is even. Two words for two numbers, of 10 digits.
+    // mean + scale * z, by Box and Muller; `size` is even. Two words give two numbers, accurate to 10 digits.
     void (*normal)(const std::uint32_t* words, std::int64_t size, double mean, double scale, double* to);
 };
 
 GRAPHKIT_ISA_TABLE(PhiloxTable, philox_table);
 
-// The operands of a random node: its (seed, step) is operand `position`, a uint64[2], or else what it was made with.
+// The state of a random node: if has_operand, an operand uint64[2] with (seed, step); else the values here.
 struct PhiloxSource {
     std::uint64_t seed = 0;
     std::uint64_t step = 0;
@@ -36,8 +37,8 @@ struct PhiloxSource {
     bool has_operand = false;
 };
 
-// y = first + second * u (uniform) or first + second * z (normal, where first is the mean); float types. Operands: x,
-// which is not read, when `like` is given, then the state.
+// y = first + second * u (uniform), or first + second * z (normal, where first is the mean); float types. Operands: x
+// (only if `like` is given; not read), then the state.
 class RandomFill final : public Kernel {
   public:
     enum class Law : std::uint8_t { uniform, normal };
@@ -55,7 +56,7 @@ class RandomFill final : public Kernel {
     const PhiloxTable* table_;
 };
 
-// 1 with probability x, else 0; x a float type, y any type. Operands: x, the state.
+// 1 with probability x, else 0. x has a float type, y any type. Operands: x, the state.
 class Bernoulli final : public Kernel {
   public:
     Bernoulli(Dims x, ElementType x_type, ElementType type, const PhiloxSource& source, int threads);
@@ -67,9 +68,10 @@ class Bernoulli final : public Kernel {
     const PhiloxTable* table_;
 };
 
-// In training mode x / (1 - ratio) where a uniform number is at least `ratio`, else 0; and the mask of what is kept.
-// Otherwise x, and all true. Operands: x, ratio (a float scalar, 0.5 when absent), training_mode (a bool, false when
-// absent), the state. y may be x's memory. Throws NativeError from run for a ratio outside [0, 1].
+// In training mode: x / (1 - ratio) where a uniform number is at least `ratio`, else 0, and the mask of the kept
+// elements. Otherwise: x, and a mask that is all true. Operands: x, ratio (a float scalar, 0.5 if absent),
+// training_mode (a bool, false if absent), the state. y may share the memory of x. Run throws NativeError for a ratio
+// outside of [0, 1].
 class Dropout final : public Kernel {
   public:
     Dropout(Dims x, ElementType type, std::optional<TensorSpec> ratio, std::optional<TensorSpec> training,

@@ -18,7 +18,7 @@ namespace graphkit {
 namespace {
 
 // Reduce<op>: Sum, Mean, Max, Min, Prod, L1, L2, SumSquare, LogSum, LogSumExp. `y` is the shape of the result, with or
-// without the reduced axes. Half floats are accumulated in float, integers in 64 bits.
+// without the reduced axes. float16 and bfloat16 accumulate in float, integers in 64 bits.
 class Reduce : public Kernel {
   public:
     Reduce(const std::string& op, const Dims& x, const Dims& axes, const Dims& y, const std::string& type, int threads);
@@ -31,7 +31,7 @@ class Reduce : public Kernel {
 
   private:
     std::unique_ptr<Implementation> implementation_;
-    bool all_true_ = false;  // the least of no bool
+    bool all_true_ = false;  // the minimum of no booleans is true
 };
 
 }  // namespace
@@ -119,7 +119,7 @@ class TypedReduce : public Reduce::Implementation {
                 shift = memory;
                 memory += n;
                 largest_.run(x, nullptr, shift, memory, threads);
-                // Infinite and NaN elements come out right without a shift.
+                // For infinite and NaN elements, the result is right without a shift.
                 std::replace_if(shift, shift + n, [](Acc value) { return !std::isfinite(value); }, Acc{0});
             }
         }
@@ -140,7 +140,7 @@ class TypedReduce : public Reduce::Implementation {
     }
 
   private:
-    // What is done to `size` totals.
+    // Applies the last function to `size` totals.
     void finish(Acc* totals, const Acc* shift, std::int64_t size) const {
         const auto apply = [&](auto&& function) {
             for (std::int64_t i = 0; i < size; ++i) {
@@ -149,9 +149,9 @@ class TypedReduce : public Reduce::Implementation {
         };
         const auto behind = static_cast<Acc>(geometry_.reduced_count);
         if constexpr (kIsInteger) {
-            if (op_ == Op::mean) {  // towards 0; 0 over no elements
+            if (op_ == Op::mean) {  // rounded towards 0; 0 if there are no elements
                 apply([&](Acc total) { return behind == 0 ? Acc{0} : total / behind; });
-            } else if (op_ == Op::l2) {  // a sum that ran over has no root
+            } else if (op_ == Op::l2) {  // a sum that overflowed has no root
                 apply([](Acc total) {
                     return total < 0 ? std::numeric_limits<Acc>::min()
                                      : static_cast<Acc>(std::sqrt(static_cast<double>(total)));
@@ -236,7 +236,7 @@ Reduce::Reduce(const std::string& op, const Dims& x, const Dims& axes, const Dim
     inputs_ = {{"x", x, element}};
     outputs_ = {{"y", y, element}};
     const Op kind = op_of(op);
-    // The extremes of bool are those of 0 and 1.
+    // The maximum and minimum of booleans are those of bytes 0 and 1.
     const bool is_bool = element == ElementType::boolean && (kind == Op::largest || kind == Op::smallest);
     all_true_ = is_bool && kind == Op::smallest && geometry.reduced_count == 0;
     implementation_ = make(is_bool ? ElementType::u8 : element, geometry, kind);
@@ -275,7 +275,7 @@ static Dims axes_from(const NodeSpec& node, std::int64_t first) {
     return axes;
 }
 
-// The axes that operand 1 names. If it is absent or empty: all, or none with noop_with_empty_axes.
+// Reduces along the axes in operand 1. If it is absent or empty: along all axes, or none with noop_with_empty_axes.
 static std::unique_ptr<Kernel> reduce_axes(const NodeSpec& node, const std::string& op) {
     const Dims given = node.has_input(1) ? node.elements(1) : Dims{};
     const bool all = given.empty() && node.integer("noop_with_empty_axes") == 0;

@@ -14,9 +14,9 @@
 namespace graphkit {
 namespace {
 
-// Rows this short are not summed one by one: the axis is treated as part of longer rows.
+// Rows that are this short are not summed as rows: the axis is treated as part of longer rows.
 constexpr std::int64_t kShortRow = 16;
-// Rows that are summed at once.
+// Largest number of rows that are summed at once.
 constexpr std::int64_t kMaxTaps = 64;
 constexpr std::int64_t kMostPadding = 4;
 
@@ -79,7 +79,8 @@ void check(const Kernel& kernel, const Dims& x, const AxisTaps& a) {
     }
 }
 
-// How many taps all elements get, so that padding the shorter ones never takes more than a few times their number.
+// Returns how many taps all elements get. Elements with fewer taps are padded, but all together by at most a factor of
+// kMostPadding.
 std::int64_t common_taps(const AxisTaps& a) {
     std::int64_t longest = 0;
     for (std::size_t i = 0; i + 1 < a.starts.size(); ++i) {
@@ -118,8 +119,8 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
     planes_ = count(Dims(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(first)));
     plane_in_ = count(plane);
     plane_out_ = count(plane_of(y));
-    // Shrinking first and growing last leaves the least to do; so does beginning with the last axis, whose elements are
-    // picked one by one.
+    // Shrinking axes come first and growing axes last, which leaves the least work. Of equal axes the last one comes
+    // first, because its elements are picked one by one.
     const auto growth = [&](const AxisTaps& a) {
         return static_cast<double>(a.resized()) /
                static_cast<double>(std::max<std::int64_t>(x[static_cast<std::size_t>(a.axis)], 1));
@@ -182,7 +183,7 @@ Resample::Weights Resample::converted(std::vector<double> weights) const {
     return result;
 }
 
-// The taps of every element but the first `skipped`.
+// Sets the taps of every element except the first `skipped` ones.
 void Resample::set_rows(Pass& pass, const AxisTaps& axis, std::int64_t skipped) const {
     std::vector<double> weights;
     pass.row_starts = {0};
@@ -212,7 +213,7 @@ void Resample::set_elements(Pass& pass, const AxisTaps& axis) const {
             pass.empty.push_back(i);
         }
         for (std::int64_t t = 0; t < pass.taps; ++t) {
-            // Elements with fewer taps repeat their first one, with a weight of 0.
+            // Elements with fewer taps repeat their first tap, with weight 0.
             const auto k = static_cast<std::size_t>(t < number ? begin + t : begin);
             const std::int64_t source = number == 0 ? 0 : axis.sources[k];
             for (std::int64_t j = 0; j < pass.inner; ++j) {
@@ -245,7 +246,7 @@ void Resample::find_windows(Pass& pass) const {
                 }
             }
         };
-        auto start = static_cast<std::int32_t>(given - 2 * lanes);  // so that the window does not leave the row
+        auto start = static_cast<std::int32_t>(given - 2 * lanes);  // so that the window stays inside of the row
         each([&](std::size_t at) { start = std::min(start, pass.sources[at]); });
         bool fits = true;
         each([&](std::size_t at) {
@@ -272,7 +273,7 @@ template <typename C>
 void Resample::run_in(const void* x, void* y, std::byte* scratch) const {
     with_type(inputs_[0].type, [&](auto element) {
         using T = decltype(element);
-        // Each type is computed in one of the two; the other combinations never run.
+        // Each type is computed either in float or in double; the other combination never runs.
         constexpr bool kDouble = std::is_same_v<T, double> || (sizeof(T) >= 4 && std::is_integral_v<T>);
         if constexpr (std::is_same_v<T, bool> || kDouble != std::is_same_v<C, double>) {
             throw NativeError("no such combination");
@@ -405,7 +406,7 @@ void Resample::run_elements(int threads, const Pass& pass, const C* x, C* y) con
                    });
 }
 
-// Elements `first` and beyond of one row.
+// Computes the elements of a row from `first` on.
 void Resample::sum_rest(const Pass& pass, const float* x, const float* weights, float* y, std::int64_t first) {
     const std::int64_t size = pass.resized * pass.inner;
     for (std::int64_t i = first; i < size; ++i) {

@@ -8,7 +8,7 @@
 
 namespace graphkit {
 
-// Sums of a few rows, and of a few elements of one row. One table for each instruction set.
+// Weighted sums of a few rows, and of a few elements of one row. There is one table for each instruction set.
 struct ResampleTable {
     // y[j] = sum over t of weights[t] * rows[t][j], j < size.
     template <typename T>
@@ -17,8 +17,9 @@ struct ResampleTable {
     template <typename T>
     using Row = void (*)(const T* x, const std::int32_t* sources, const T* weights, int taps, T* y, std::int64_t size);
 
-    // The same, where the sources of every `lanes` neighbours lie within 2 * lanes elements of x: a window, which
-    // begins at starts[i / lanes], in registers. `places` are the sources counted from there. lanes 0: not offered.
+    // Like Row, if the sources of every `lanes` adjacent elements are within 2 * lanes elements of x. This window
+    // begins at starts[i / lanes], and is kept in registers. `places` are the sources relative to its begin. If lanes
+    // is 0, the function is not available.
     using Windowed = void (*)(const float* x, const std::int32_t* starts, const std::int32_t* places,
                               const float* weights, int taps, float* y, std::int64_t size);
 
@@ -32,8 +33,8 @@ struct ResampleTable {
 
 GRAPHKIT_ISA_TABLE(ResampleTable, resample_table);
 
-// One axis: output element i is the sum of weights[k] * input element sources[k], starts[i] <= k < starts[i + 1].
-// Elements marked in `outside` (empty: none) take a given value instead.
+// One axis: output element i is the sum of weights[k] * input element sources[k] for starts[i] <= k < starts[i + 1].
+// Elements marked in `outside` (empty: none) become the fill value instead.
 struct AxisTaps {
     std::int64_t axis = 0;
     std::vector<std::int64_t> starts;   // [resized + 1]
@@ -44,8 +45,8 @@ struct AxisTaps {
     std::int64_t resized() const { return static_cast<std::int64_t>(starts.size()) - 1; }
 };
 
-// Sums along several axes, one after the other. float64 and integers of 32 and 64 bits are computed in double,
-// everything else in float; integers are rounded to even or cut off, and saturate.
+// Weighted sums along several axes, one after the other. float64 and integers of 32 and 64 bits are computed in double,
+// other types in float. Integer results are rounded to nearest even, or truncated if not `round`, and saturate.
 class Resample final : public Kernel {
   public:
     Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double fill, bool round, ElementType type,
@@ -55,7 +56,7 @@ class Resample final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
-    // Numbers of the type that is computed in: one of the two is used.
+    // Weights in the type of the computation: one of the two lists is used.
     struct Weights {
         std::vector<float> f32;
         std::vector<double> f64;
@@ -64,10 +65,10 @@ class Resample final : public Kernel {
         const C* data() const;
     };
 
-    // A pass over a plane, seen as [outer, size, inner]. Where rows of `inner` elements are long, all of `rows` are
-    // sums of such rows. Short ones are summed element by element: as many taps for each element, in `sources` and
-    // `weights` for rows of resized * inner elements, and in `rows` what the few elements with more taps have beyond
-    // those.
+    // A pass over a plane, seen as [outer, size, inner]. If rows of `inner` elements are long, all of `rows` are sums
+    // of such rows. If they are short, rows of resized * inner elements are summed element by element: `sources` and
+    // `weights` have the same number of taps for each element; `rows` has the further taps of the few elements that
+    // have more.
     struct Pass {
         std::int64_t outer = 1;
         std::int64_t size = 1;
@@ -76,10 +77,10 @@ class Resample final : public Kernel {
         bool within_rows = false;
         int taps = 0;
         std::vector<std::int32_t> sources;  // [taps][resized * inner]
-        Weights weights;                    // the same
-        std::vector<std::int32_t> starts;   // of the windows, where all sources lie in windows
+        Weights weights;                    // [taps][resized * inner]
+        std::vector<std::int32_t> starts;   // of the windows, if all sources are inside of windows
         std::vector<std::int32_t> places;
-        std::vector<std::int64_t> empty;    // elements without taps: 0, whatever is in x
+        std::vector<std::int64_t> empty;    // elements without taps: 0, even if x contains NaN
 
         std::vector<std::int64_t> rows;        // output rows, ascending
         std::vector<std::int64_t> row_starts;  // [rows + 1], into the next two
@@ -119,7 +120,7 @@ class Resample final : public Kernel {
     std::int64_t plane_in_ = 1;   // elements
     std::int64_t plane_out_ = 1;
     std::int64_t buffer_ = 0;     // elements of each of two buffers
-    int slots_ = 1;               // planes that are worked on at the same time
+    int slots_ = 1;               // number of planes that are computed at the same time
     std::size_t slot_bytes_ = 0;
     const ResampleTable* table_;
 };

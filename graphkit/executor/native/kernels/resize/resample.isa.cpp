@@ -5,7 +5,7 @@
 namespace graphkit {
 namespace {
 
-// With a constant number of taps, whose loop the compiler unrolls; Taps 0: any number.
+// Taps: the number of taps if it is constant, so that the compiler unrolls the loop; 0: any number.
 template <typename T, int Taps>
 inline void sum_some_rows(const T* const* rows, const T* weights, int given, T* __restrict y, std::int64_t size) {
     const int taps = Taps == 0 ? given : Taps;
@@ -70,7 +70,7 @@ void sum_row(const T* x, const std::int32_t* sources, const T* weights, int taps
 #if defined(__AVX2__)
 constexpr auto kWindowLanes = static_cast<int>(kLanes<float>);
 
-// Elements number `places` of the 2 * lanes from x on.
+// Returns the elements `places` of the 2 * lanes elements low, high.
 inline Vector<float> pick(Vector<float> low, Vector<float> high, const std::int32_t* places) {
 #if defined(__AVX512F__)
     return bit_cast<Vector<float>>(

@@ -5,7 +5,7 @@
 namespace graphkit {
 namespace {
 
-// Every element of y is an element of x, or the fill value given by its bytes. Any element type.
+// Every element of y is an element of x, or the fill value, given by its bytes. Any element type.
 class ResizeNearest final : public Kernel {
   public:
     ResizeNearest(Dims x, const Maps& maps, const std::string& fill, ElementType type, int threads);
@@ -36,7 +36,7 @@ void ResizeNearest::run(const void* const* inputs, void* const* outputs, std::by
 }
 
 GRAPHKIT_BINDINGS(resize_nearest) {
-    nb::class_<ResizeNearest, Kernel>(m, "ResizeNearest", "maps as Pad's; fill: the bytes of an element.")
+    nb::class_<ResizeNearest, Kernel>(m, "ResizeNearest", "maps: see Pad; fill: the bytes of one element.")
         .def(
             "__init__",
             [](ResizeNearest* self, Dims x, const Maps& maps, const nb::bytes& fill, Text dtype, int threads) {

@@ -1,4 +1,4 @@
-// The activation functions of recurrent cells, on vectors of floats: tanh and sigmoid within 2 ulp of their range.
+// The activation functions of recurrent cells, on vectors of floats. Errors of tanh and sigmoid: 2 ulp of their range.
 #pragma once
 
 #include "kernels/rnn/recurrent_table.h"
@@ -25,7 +25,8 @@ inline Floats sigmoid(Floats x) {
 inline Floats tanh(Floats x) {
     const Floats a = absolute(x);
     const Floats far = with_sign_of(1.0F - 2.0F / (exp<float>(a + a) + 1.0F), x);
-    // The minimax polynomial of (tanh(x) - x) / x^3 in x^2 for |x| < 0.625, where the other form cancels.
+    // The minimax polynomial of (tanh(x) - x) / x^3 in x^2 for |x| < 0.625, where the other formula suffers from
+    // cancellation.
     const Floats z = x * x;
     Floats p = splat(-0x1.75e1a6p-8F);
     p = p * z + 0x1.522692p-6F;
@@ -36,7 +37,7 @@ inline Floats tanh(Floats x) {
     return a < 0.625F ? near : far;
 }
 
-// log(1 + u) for u in [0, 1], as 2 atanh(u / (2 + u)): the first terms of its series.
+// log(1 + u) for u in [0, 1], as 2 atanh(u / (2 + u)), by the first terms of its series.
 inline Floats log1p_of_fraction(Floats u) {
     const Floats s = u / (2.0F + u);
     const Floats z = s * s;

@@ -11,9 +11,9 @@
 namespace graphkit {
 namespace {
 
-// Rows of the input's product to compute at a time: enough to use each panel often, few enough to stay in the cache.
+// Rows of the input's product that are computed at a time: enough to reuse each panel, few enough to stay in the cache.
 constexpr std::int64_t kChunkRows = 128;
-// Depth of a panel's part that stays in the cache while rows pass.
+// Depth of the part of a panel that stays in the cache while rows are processed.
 constexpr std::int64_t kDepth = 512;
 constexpr std::int64_t kLine = static_cast<std::int64_t>(kAlignment / sizeof(float));
 
@@ -32,7 +32,7 @@ struct Recurrent::Run {
     float* at(std::size_t offset) const { return reinterpret_cast<float*>(scratch + offset); }
 };
 
-// What a chunk of the work covers: (direction, block of units) pairs, and sequences.
+// The part of the work in a chunk: a range of (direction, block of units) pairs, and a range of sequences.
 struct Recurrent::Part {
     std::int64_t item_begin;
     std::int64_t item_end;
@@ -169,8 +169,8 @@ void Recurrent::pack(int input, const void* plain, void* packed) const {
     }
 }
 
-// The panel of one block: [depth][gates][lanes]. Of r when a GRU resets h before its product: [depth][2][lanes] of the
-// first gates, then [depth][lanes] of the last.
+// Packs the panel of one block: [depth][gates][lanes]. For the r of a GRU that resets h before its product:
+// [depth][2][lanes] for the first gates, then [depth][lanes] for the last one.
 void Recurrent::pack_item(int input, std::int64_t item, const float* plain, float* packed) const {
     const std::int64_t depth = input == kW ? features_ : hidden_;
     const std::int64_t lanes = table_.lanes;
@@ -205,7 +205,7 @@ std::string Recurrent::implementation() const {
 
 // --- a run -------------------------------------------------------------------------------------------
 
-// Blocks of units that fill whole cache lines.
+// Number of groups of blocks that fill whole cache lines.
 std::int64_t Recurrent::groups() const {
     const std::int64_t group = std::max<std::int64_t>(kLine / table_.lanes, 1);
     return (items() + group - 1) / group;
@@ -222,7 +222,7 @@ Recurrent::Part Recurrent::part_of(std::int64_t chunk) const {
     return {border(chunk), border(chunk + 1), 0, batch_};
 }
 
-// What steps read beside x, brought into their layout: a share of the (direction, block) pairs.
+// Arranges the operands that the steps read (except x), for a share of the (direction, block) pairs.
 void Recurrent::prepare(const Run& run, std::int64_t chunk) const {
     const std::int64_t lanes = table_.lanes;
     const std::int64_t columns = gates_ * hidden_;
@@ -238,7 +238,7 @@ void Recurrent::prepare(const Run& run, std::int64_t chunk) const {
         const std::int64_t direction = item / blocks_;
         const std::int64_t column = item % blocks_ * lanes;
         const std::int64_t units = std::min(lanes, hidden_ - column);
-        // The last gate of a GRU adds its recurrent bias to the product with h, not to the other.
+        // The last gate of a GRU adds its recurrent bias to the product with h, not to that with x.
         float* start = run.at(start_at_) + item * gates_ * lanes;
         float* recurrent = run.at(recurrent_bias_at_) + item * lanes;
         std::fill_n(start, gates_ * lanes, 0.0F);
@@ -276,7 +276,7 @@ void Recurrent::prepare(const Run& run, std::int64_t chunk) const {
     }
 }
 
-// The input's product for steps from number `first` of the recurrence on, as many as there is memory for.
+// Computes the input's product for as many steps as there is memory for, beginning with step `first` of the recurrence.
 void Recurrent::project(const Run& run, const Part& part, std::int64_t first) const {
     const std::int64_t steps = std::min(chunk_, steps_ - first);
     const std::int64_t lanes = table_.lanes;
@@ -310,14 +310,14 @@ void Recurrent::project(const Run& run, const Part& part, std::int64_t first) co
     }
 }
 
-// Step `number` of the recurrence, or for a GRU one half of it.
+// Computes step `number` of the recurrence or, for a GRU, one half of it.
 void Recurrent::step(const Run& run, const Part& part, std::int64_t number, CellKind kind) const {
     const std::int64_t lanes = table_.lanes;
     const bool second = kind == CellKind::gru_output;
     const std::int64_t vectors = kind == CellKind::gru_gates ? 2 : second ? 1 : gates_;
     const auto* panels = packed_[1] ? run.in(kR) : run.at(panels_at_[1]);
     for (std::int64_t i = part.item_begin; i < part.item_end; ++i) {
-        // To and fro: the panels that one step used last are the ones that the next finds in the cache.
+        // Alternate the direction, so that a step finds in the cache the panels that the previous step used last.
         const std::int64_t item = number % 2 == 0 ? i : part.item_begin + part.item_end - 1 - i;
         const std::int64_t direction = item / blocks_;
         const std::int64_t column = item % blocks_ * lanes;
@@ -330,7 +330,7 @@ void Recurrent::step(const Run& run, const Part& part, std::int64_t number, Cell
             (batch_first_ ? time * directions_ + direction : (time * directions_ + direction) * batch_) * hidden_;
         float* y = run.out(0);
         const std::int64_t saved = (direction * steps_ + time) * batch_;
-        // Position of a saved array among the outputs.
+        // Returns the place of this step in output `position`, a saved array; null if it is not used.
         const auto saving = [&](std::size_t position, std::int64_t columns) -> float* {
             float* to = saved_gates_ == 0 ? nullptr : run.out(position);
             return to == nullptr ? nullptr : to + saved * columns + column;
@@ -408,7 +408,7 @@ void Recurrent::run_sequences(const Run& run, const Part& part) const {
 }
 
 void Recurrent::run_recurrence(const Run& run) const {
-    // A phase starts when the one before is over. Threads begin with their own chunks, whose data are in their caches.
+    // A phase starts after the previous one. Threads begin with the same chunks, whose data are in their caches.
     const auto phase = [&](auto&& work) {
         for_each_chunk(sharing_.parts, sharing_.chunks, sharing_.nanoseconds, work);
     };
@@ -439,7 +439,7 @@ void Recurrent::run(const void* const* inputs, void* const* outputs, std::byte* 
 
 namespace {
 
-// Makes the kernels of a layer: the operands x and r tell the sizes.
+// Makes the kernels of a layer: the sizes follow from the operands x and r.
 class RecurrentFactory final : public KernelFactory {
   public:
     RecurrentFactory(std::string kind, RecurrentOptions options, int threads)

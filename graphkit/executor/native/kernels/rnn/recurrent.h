@@ -10,18 +10,18 @@
 
 namespace graphkit {
 
-// Inputs x, w, r, b, sequence_lens, initial_h, (initial_c, p); outputs y, y_h, (y_c): as ONNX has them. With `saves`
-// also those that RecurrentGrad reads, h_before and c_before [D, T, N, H] and gates [D, T, N, gates * H]: what
-// activations take, without peepholes and before clipping; with linear_before_reset there is a fourth, R h + Rb of the
-// last gate.
+// Inputs x, w, r, b, sequence_lens, initial_h, (initial_c, p) and outputs y, y_h, (y_c) are those of ONNX. With
+// `saves`, further outputs are what RecurrentGrad reads: h_before and c_before [D, T, N, H], and gates [D, T, N, gates
+// * H], the inputs of the activations without peepholes and before clipping. With linear_before_reset, there is a
+// fourth output: R h + Rb of the last gate.
 //
-// Either chunks of the work are sequences, each run from its first step to its last; or they are blocks of hidden
-// units, and a step starts when the one before is over. The input's product with w is computed for some steps at a
-// time, in the layout in which its readers find it. Sums do not depend on how the work is shared: any number of threads
-// gives the same bits.
+// The work is divided in one of two ways. Either a chunk has some sequences, and runs each from its first to its last
+// step; or it has some blocks of hidden units, and each step starts after the previous one is complete. The input's
+// product with w is computed for several steps at a time, in the layout in which the steps read it. Sums do not depend
+// on the division: any number of threads gives the same bits.
 class Recurrent final : public Kernel {
   public:
-    // kind: "RNN", "GRU", "LSTM"; x as given. Throws NativeError for shapes or options that are none.
+    // kind: "RNN", "GRU", "LSTM". Throws NativeError for invalid shapes or options.
     Recurrent(const std::string& kind, const Dims& x, std::int64_t hidden, const RecurrentOptions& options,
               int threads);
 
@@ -62,8 +62,8 @@ class Recurrent final : public Kernel {
     std::int64_t gates_;
     std::int64_t directions_;
     std::int64_t blocks_ = 0;  // of hidden units, one vector each
-    std::int64_t padded_ = 0;  // hidden units with those that fill whole cache lines
-    std::int64_t chunk_ = 0;  // steps whose input products are computed at a time
+    std::int64_t padded_ = 0;  // hidden units, padded to whole cache lines
+    std::int64_t chunk_ = 0;  // number of steps whose input products are computed at a time
     CellKind kind_;
     bool batch_first_;
     bool has_cell_;
@@ -74,7 +74,7 @@ class Recurrent final : public Kernel {
     std::int64_t saved_gates_ = 0;
 
     std::size_t scratch_bytes_ = 0;
-    std::size_t h_at_[2] = {0, 0};  // of this step and the next, in turn
+    std::size_t h_at_[2] = {0, 0};  // of this step and of the next one, alternating
     std::size_t c_at_ = 0;
     std::size_t reset_at_ = 0;
     std::size_t projected_at_ = 0;

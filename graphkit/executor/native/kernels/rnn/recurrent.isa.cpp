@@ -1,4 +1,4 @@
-// Recurrent cells for the instruction set of the translation unit that includes this.
+// Recurrent cells for the instruction set of this translation unit.
 #include "kernels/rnn/recurrent_tiles.h"
 
 namespace graphkit {
@@ -50,12 +50,12 @@ void project(const ProjectionBlock& b) {
 
 // --- one step --------------------------------------------------------------------------------------
 
-// Stores the units that exist.
+// Stores the vector of units; only those that exist.
 inline void keep(const CellBlock& b, float* to, Floats v) {
     b.units == kUnits ? store(to, v) : store_part(to, v, b.units);
 }
 
-// Vectors of the product with h in one pass.
+// Number of vectors of the product with h that one pass computes.
 constexpr int products(CellKind kind) {
     switch (kind) {
         case CellKind::lstm:
@@ -71,7 +71,8 @@ constexpr int products(CellKind kind) {
     return 1;
 }
 
-// What a product with h is added to: the input's part of the gates, except where the last gate of a GRU has its own.
+// Returns what the product with h is added to: the input's part of the gate or, if the last gate of a GRU has its own
+// product, its bias.
 template <CellKind Kind>
 inline Floats start(const CellBlock& b, const float* projected, int v) {
     if constexpr (Kind == CellKind::gru_linear) {
@@ -82,7 +83,7 @@ inline Floats start(const CellBlock& b, const float* projected, int v) {
     return load(projected + v * kUnits);
 }
 
-// The new h of sequence r from its gates; c is updated on the way.
+// Returns the new h of sequence r, computed from its gates, and updates c.
 template <CellKind Kind>
 inline Floats cell(const CellBlock& b, std::int64_t r, const float* projected, const Floats (&gates)[products(Kind)]) {
     const auto& [f, g, output] = b.functions;
@@ -125,7 +126,8 @@ inline Floats cell(const CellBlock& b, std::int64_t r, const float* projected, c
     }
 }
 
-// Stores the state and the result of a sequence; after its last step the state stays and the result is 0.
+// Stores the state and the result of a sequence. After the sequence's last step, the state does not change and the
+// result is 0.
 inline void finish(const CellBlock& b, std::int64_t r, Floats h) {
     const std::int64_t at = r * b.state_step;
     Floats y = h;
@@ -139,8 +141,8 @@ inline void finish(const CellBlock& b, std::int64_t r, Floats h) {
     }
 }
 
-// What the gradient reads: the sums that are there after the product with h, and the state before the step. The last
-// gate of a GRU is not among them (see `cell`), but what r gave for it is, after the gates.
+// Saves what the gradient reads: the sums after the product with h, and the state before the step. The last gate of a
+// GRU is saved elsewhere (see `cell`), but the product of r for it is saved here, after the gates.
 template <CellKind Kind>
 inline void save(const CellBlock& b, std::int64_t r, const Floats (&gates)[products(Kind)]) {
     if (Kind == CellKind::gru_output) {

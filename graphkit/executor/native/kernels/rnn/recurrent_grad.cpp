@@ -1,4 +1,4 @@
-// The recurrence back in time of the gradients of recurrent layers (RNN, GRU, LSTM), float32.
+// The recurrence, backwards in time, of the gradients of recurrent layers (RNN, GRU, LSTM), float32.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -14,19 +14,21 @@
 namespace graphkit {
 namespace {
 
-// Inputs dy, dy_h, (dy_c), gates, (before), r, sequence_lens, (p): the gradients by a layer's results, as the layer has
-// them (absent: 0), and what it saved: see Recurrent. `before` is h_before of a GRU, c_before of an LSTM.
+// Inputs dy, dy_h, (dy_c), gates, (before), r, sequence_lens, (p): the gradients with respect to the results of a
+// layer, in the layer's layout (absent: 0), and the outputs that it saved: see Recurrent. `before` is h_before of a
+// GRU, c_before of an LSTM.
 //
-// Outputs d_gates [D, T, N, gates * H], dinitial_h, (dinitial_c): the gradients by what activations take, and by the
-// initial states. An LSTM has d_peepholes [D, T, N, 3 * H], whose sum over steps and sequences is the gradient by p; a
-// GRU has `other` [D, T, N, H] of its last gate: what r was multiplied by, or with linear_before_reset the gradient by
-// the product. All that follows from these is matrix products over all steps at once, which are not done here.
+// Outputs d_gates [D, T, N, gates * H], dinitial_h, (dinitial_c): the gradients with respect to the inputs of the
+// activations, and to the initial states. For an LSTM also d_peepholes [D, T, N, 3 * H], whose sum over steps and
+// sequences is the gradient with respect to p. For a GRU also `other` [D, T, N, H] of its last gate: the factor of r
+// or, with linear_before_reset, the gradient with respect to the product. Further gradients are matrix products of
+// these over all steps, which this kernel does not compute.
 //
-// The work is shared as in Recurrent: any number of threads gives the same bits.
+// The work is divided as in Recurrent: any number of threads gives the same bits.
 class RecurrentGrad final : public Kernel {
   public:
-    // `reads_gates`, `reads_other`: whether somebody reads d_gates and `other`; else they are working memory where the
-    // recurrence needs them. Throws NativeError for shapes or options that are none.
+    // `reads_gates`, `reads_other`: whether the outputs d_gates and `other` are used. If not, they are working memory
+    // where the recurrence needs them. Throws NativeError for invalid shapes or options.
     RecurrentGrad(const std::string& kind, std::int64_t steps, std::int64_t batch, std::int64_t hidden,
                   const RecurrentOptions& options, bool reads_gates, bool reads_other, int threads);
 
@@ -65,7 +67,7 @@ class RecurrentGrad final : public Kernel {
     RecurrenceSharing sharing_;
     std::int64_t vectors_ = 4;  // of a block of hidden units
     std::int64_t blocks_ = 0;
-    std::int64_t padded_ = 0;   // hidden units with those that fill the blocks
+    std::int64_t padded_ = 0;   // hidden units, padded to whole blocks
 
     std::size_t scratch_bytes_ = 0;
     std::size_t dh_at_ = 0;
@@ -74,7 +76,7 @@ class RecurrentGrad final : public Kernel {
     std::size_t panels_at_ = 0;
     std::size_t d_gates_at_ = 0;
     std::size_t other_at_ = 0;
-    bool own_gates_;  // in the working memory
+    bool own_gates_;  // the gates are in working memory
     bool own_other_;
 };
 
@@ -104,7 +106,7 @@ struct RecurrentGrad::Run {
     float* at(std::size_t offset) const { return reinterpret_cast<float*>(scratch + offset); }
 };
 
-// What a chunk of the work covers: (direction, block of units) pairs, and sequences.
+// The part of the work in a chunk: a range of (direction, block of units) pairs, and a range of sequences.
 struct RecurrentGrad::Part {
     std::int64_t item_begin;
     std::int64_t item_end;
@@ -142,7 +144,7 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
                                  .once_elements = 0,
                                  .once_passes = 1},
                                 this->threads());
-    // Wide blocks, which make more of each number of the left side, where there are enough for all chunks.
+    // Use wide blocks, which reuse each number of the left side more often, if there are enough of them for all chunks.
     const auto too_wide = [&] {
         const std::int64_t blocks = (single_blocks + vectors_ - 1) / vectors_;
         return vectors_ / 2 >= single_blocks || (!sharing_.by_sequence && directions * blocks < sharing_.chunks);
@@ -217,17 +219,18 @@ RecurrentGrad::Part RecurrentGrad::part_of(std::int64_t chunk) const {
     return {border(chunk), border(chunk + 1), 0, batch_};
 }
 
-// Where the caller's array of states has those of a sequence.
+// The offset of a sequence's states in the caller's array.
 std::int64_t RecurrentGrad::state_row(std::int64_t direction, std::int64_t sequence) const {
     return (batch_first_ ? sequence * layer_.directions + direction : direction * batch_ + sequence) * hidden_;
 }
 
-// The time of step `number` of the recurrence back.
+// The time of step `number` of the backward recurrence.
 std::int64_t RecurrentGrad::time_of(std::int64_t direction, std::int64_t number) const {
     return layer_.reversed[direction] ? number : steps_ - 1 - number;
 }
 
-// Panels of r, [gates * H][vectors][lanes] for each block, and the gradients by the last states.
+// Packs the panels of r, [gates * H][vectors][lanes] for each block, and copies the gradients with respect to the last
+// states.
 void RecurrentGrad::prepare(const Run& run, std::int64_t chunk) const {
     const std::int64_t rows = layer_.gates * hidden_;
     for (std::int64_t item = items() * chunk / sharing_.chunks; item < items() * (chunk + 1) / sharing_.chunks;
@@ -256,7 +259,7 @@ void RecurrentGrad::prepare(const Run& run, std::int64_t chunk) const {
     }
 }
 
-// Adds to dh of a block what comes through the products with r in step `number`.
+// Adds to a block's dh the gradient that passes through the products with r in step `number`.
 void RecurrentGrad::multiply(const Run& run, const Part& part, std::int64_t item, std::int64_t number) const {
     const std::int64_t direction = item / blocks_;
     const std::int64_t row = (direction * steps_ + time_of(direction, number)) * batch_;
@@ -325,10 +328,11 @@ void RecurrentGrad::cell(const Run& run, const Part& part, std::int64_t item, st
     });
 }
 
-// Step `number` of the recurrence back; for a GRU that resets h before its product, the part before that product.
+// Computes step `number` of the backward recurrence; for a GRU that resets h before its product, the half before that
+// product.
 void RecurrentGrad::step(const Run& run, const Part& part, std::int64_t number) const {
     for (std::int64_t i = part.item_begin; i < part.item_end; ++i) {
-        // To and fro: the panels that one step used last are the ones that the next finds in the cache.
+        // Alternate the direction, so that a step finds in the cache the panels that the previous step used last.
         const std::int64_t item = number % 2 == 0 ? i : part.item_begin + part.item_end - 1 - i;
         if (number > 0) {
             multiply(run, part, item, number - 1);
@@ -339,7 +343,7 @@ void RecurrentGrad::step(const Run& run, const Part& part, std::int64_t number) 
     }
 }
 
-// The rest of a GRU's step.
+// Computes the second half of such a GRU's step.
 void RecurrentGrad::reset(const Run& run, const Part& part, std::int64_t number) const {
     const std::int64_t columns = layer_.gates * hidden_;
     for (std::int64_t item = part.item_begin; item < part.item_end; ++item) {
@@ -393,7 +397,7 @@ void RecurrentGrad::run_sequences(const Run& run, const Part& part) const {
 }
 
 void RecurrentGrad::run_recurrence(const Run& run) const {
-    // A phase starts when the one before is over. Threads begin with their own chunks, whose data are in their caches.
+    // A phase starts after the previous one. Threads begin with the same chunks, whose data are in their caches.
     const auto phase = [&](auto&& work) {
         for_each_chunk(sharing_.parts, sharing_.chunks, sharing_.nanoseconds, work);
     };
@@ -421,7 +425,7 @@ void RecurrentGrad::run(const void* const* inputs, void* const* outputs, std::by
     const auto next_output = [&](bool is_there) { return is_there ? static_cast<float*>(*output++) : nullptr; };
     const bool lstm = layer_.has_cell;
     const bool gru = is_gru(layer_.kind);
-    // Members of a braced list are read in order.
+    // The elements of a braced list are evaluated in order.
     Run memory{.dy = next(true),
                .d_ends = {next(true), next(lstm)},
                .gates = next(true),
@@ -445,7 +449,7 @@ void RecurrentGrad::run(const void* const* inputs, void* const* outputs, std::by
 
 namespace {
 
-// Makes the kernels of a layer's gradient: the operands `gates` and `r`, of these positions, tell the sizes.
+// Makes the kernels of a layer's gradient. The sizes follow from the operands `gates` and `r`, at these positions.
 class RecurrentGradFactory final : public KernelFactory {
   public:
     RecurrentGradFactory(std::string kind, std::size_t gates, std::size_t r, RecurrentOptions options, bool reads_gates,

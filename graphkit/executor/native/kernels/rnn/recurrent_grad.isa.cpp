@@ -1,4 +1,4 @@
-// Gradients of recurrent cells for the instruction set of the translation unit that includes this.
+// Gradients of recurrent cells for the instruction set of this translation unit.
 #include "kernels/rnn/recurrent_tiles.h"
 
 namespace graphkit {
@@ -38,7 +38,7 @@ __attribute__((noinline)) Floats other_slope(const GateActivation& f, Floats x, 
     return f.kind == GateFunction::tanh ? d * (1.0F - y * y) : d * (y * (1.0F - y));
 }
 
-// d times the derivative of y = f(x).
+// Returns d times the derivative of y = f(x).
 inline Floats slope(const GateActivation& f, Floats x, Floats y, Floats d) {
     if (f.kind == GateFunction::sigmoid) {
         return d * (y * (1.0F - y));
@@ -49,7 +49,7 @@ inline Floats slope(const GateActivation& f, Floats x, Floats y, Floats d) {
     return other_slope(f, x, y, d);
 }
 
-// What an activation took, and what it gave.
+// The input and the output of an activation.
 struct Gate {
     const GateActivation& function;
     float clip;
@@ -60,7 +60,7 @@ struct Gate {
     Gate(const GateActivation& f, float bound, Floats value)
         : function(f), clip(bound), linear(value), x(clipped(value, bound)), y(apply(f, x)) {}
 
-    // d times the derivative by `linear`.
+    // Returns d times the derivative with respect to `linear`, the input before clipping.
     Floats back(Floats d) const {
         const Floats inner = slope(function, x, y, d);
         return (linear < -clip) | (linear > clip) ? Floats{} : inner;
@@ -141,7 +141,7 @@ constexpr int kGates = Kind == CellKind::rnn    ? 1
                        : Kind == CellKind::lstm ? 4
                                                 : 3;
 
-// A sequence that has ended: nothing in this step has an influence.
+// For a sequence that has ended: all gradients of this step are 0.
 template <CellKind Kind>
 inline void skip(const Place& at) {
     for (int v = 0; v < kGates<Kind>; ++v) {

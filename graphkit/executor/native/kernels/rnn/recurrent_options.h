@@ -1,4 +1,4 @@
-// How a recurrent layer is described: what its kernel and that of its gradient read alike.
+// The description of a recurrent layer, for its kernel and for the kernel of its gradient.
 #pragma once
 
 #include <limits>
@@ -13,19 +13,19 @@ namespace graphkit {
 
 struct RecurrentOptions {
     std::string direction = "forward";  // "reverse", "bidirectional"
-    // (name in lower case, alpha, beta) of each function: one for an RNN, two for a GRU, three for an LSTM, and as many
-    // again for the other direction. Empty: the standard's.
+    // (name in lower case, alpha, beta) of each activation: one for an RNN, two for a GRU, three for an LSTM; for two
+    // directions, twice as many. Empty: ONNX's defaults.
     std::vector<std::tuple<std::string, float, float>> activations;
     float clip = std::numeric_limits<float>::infinity();
     bool linear_before_reset = false;
     bool input_forget = false;
     bool batch_first = false;
-    bool pack_w = false;  // the matrices are constant: they come in panels
+    bool pack_w = false;  // the matrices are constant: they come packed in panels
     bool pack_r = false;
-    bool saves = false;  // what the gradient needs are results, too
+    bool saves = false;  // the outputs that the gradient reads are computed as well
 };
 
-// What the names among the options stand for.
+// The options in numbers instead of names.
 struct RecurrentLayer {
     CellKind kind = CellKind::rnn;
     std::int64_t gates = 1;
@@ -35,12 +35,12 @@ struct RecurrentLayer {
     GateActivation functions[2][3];
 };
 
-// kind: "RNN", "GRU", "LSTM". Throws NativeError for names, or numbers of them, that are none.
+// kind: "RNN", "GRU", "LSTM". Throws NativeError for unknown names, or for a wrong number of them.
 RecurrentLayer read_layer(const std::string& kind, const RecurrentOptions& options);
 
 using GateFunctions = std::vector<std::tuple<std::string, float, float>>;
 
-// The options that forward and gradient have in common; no `clip` clips nothing.
+// The options that a layer and its gradient share. No `clip`: nothing is clipped.
 RecurrentOptions options_of(std::string direction, GateFunctions activations, std::optional<float> clip,
                             bool linear_before_reset, bool input_forget, bool batch_first);
 

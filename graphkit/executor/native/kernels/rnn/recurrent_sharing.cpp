@@ -6,17 +6,17 @@
 namespace graphkit {
 namespace {
 
-// Nanoseconds that a core needs for products, when the right side of `bytes` streams from its own cache or, when it
-// does not fit there, from the one that cores share.
+// Estimated nanoseconds of products on one core, whose right side of `bytes` bytes is read from the core's own cache
+// or, if it does not fit, from the shared cache.
 double product_nanoseconds(double multiplications, double bytes, std::int64_t lanes) {
     constexpr double kOwnCache = 768 << 10;
     const double rate = bytes > kOwnCache ? 60 : 90;
     return std::max(multiplications / static_cast<double>(lanes < 8 ? lanes * 2 : 48), bytes / rate);
 }
 
-constexpr double kTeamNanoseconds = 20000;  // until helpers are awake
-constexpr double kPhaseNanoseconds = 400;   // to wait for all threads
-constexpr double kStepChunkNanoseconds = 10000;  // least work that is handed from one thread to another
+constexpr double kTeamNanoseconds = 20000;  // time until helpers are awake
+constexpr double kPhaseNanoseconds = 400;   // time to wait for all threads
+constexpr double kStepChunkNanoseconds = 10000;  // least work for which a chunk is worth handing to another thread
 
 }  // namespace
 
@@ -24,7 +24,7 @@ RecurrenceSharing share_recurrence(const RecurrenceWork& work, int threads) {
     const auto number = [](std::int64_t value) { return static_cast<double>(value); };
     const double steps = number(work.steps);
     const double batch = number(work.batch);
-    // Of a part that has this share of the sequences, or of the units.
+    // For a part with this fraction of the sequences, and of the units.
     const auto step_nanoseconds = [&](double sequences, double units) {
         const double elements = work.step_elements * units;
         return product_nanoseconds(elements * batch * sequences, 4 * elements, work.lanes);
@@ -52,7 +52,7 @@ RecurrenceSharing share_recurrence(const RecurrenceWork& work, int threads) {
             sharing.by_sequence = false;
         }
     }
-    // Smaller chunks than one for each thread, while they are worth the handing out and leave whole tiles.
+    // Chunks are smaller than one per thread while they are worth handing out, and consist of whole tiles.
     sharing.chunks = sharing.parts;
     const std::int64_t most = sharing.by_sequence ? work.batch / 6 : work.groups;
     const double phase = sharing.by_sequence ? nanoseconds(1, 1) : step_nanoseconds(1, 1);

@@ -1,7 +1,8 @@
-// The vector part of recurrent layers: what recurrent.isa.cpp computes, and how it is called.
+// The vector functions of recurrent layers, and their arguments.
 //
-// Hidden units come in blocks of one vector. The matrices of a block are a panel [depth][vectors][lanes]: for each row
-// of the product's left side, `vectors` vectors of results (one for each gate) stay in registers over the whole depth.
+// Hidden units are divided into blocks of one vector. The matrices of a block are a panel [depth][vectors][lanes]: for
+// each row of the product's left side, `vectors` vectors of results (one for each gate) stay in registers over the
+// whole depth.
 #pragma once
 
 #include <cstdint>
@@ -33,62 +34,64 @@ struct GateActivation {
 enum class CellKind : std::uint8_t {
     rnn,
     lstm,
-    gru_linear,  // the reset gate multiplies what the matrix gave
-    gru_gates,   // update gate and reset h; gru_output finishes the step when they are there for all units
+    gru_linear,  // the reset gate multiplies the product with the matrix
+    gru_gates,   // update gate and reset h; gru_output finishes the step after these are complete for all units
     gru_output,
 };
 
-// How often a sum over the depth is split, to hide the latency of few chains. It decides the order of additions.
+// Largest number of interleaved sums into which a sum over the depth is split, to hide latency if there are few chains.
+// It affects the order of additions.
 constexpr int kMaxSplit = 2;
 
-// Part of the input's product with one block of w: target[row] (+)= x[row] @ panel. Rows are (step, sequence) pairs;
-// row number i is sequence `batch_begin + i % batch` at step `i / batch`.
+// A part of the input's product with one block of w: target[row] (+)= x[row] @ panel. Rows are (step, sequence) pairs:
+// row i is sequence `batch_begin + i % batch` at step `i / batch`.
 struct ProjectionBlock {
     const float* x;             // of step 0
-    std::int64_t x_step;        // negative for a recurrence from the end
+    std::int64_t x_step;        // negative if the recurrence runs from the end
     std::int64_t x_sequence;
     std::int64_t batch_begin;
     std::int64_t batch;
     std::int64_t rows;
     std::int64_t depth;
     const float* panel;
-    const float* start;         // [vectors][lanes] that sums start from; null: from what the target holds
+    const float* start;         // [vectors][lanes], the initial value of the sums; null: the target's contents
     float* target;              // of step 0, sequence 0
-    std::int64_t target_step;   // between steps; sequences lie [vectors][lanes] apart
+    std::int64_t target_step;   // from step to step; sequences are [vectors][lanes] apart
     int vectors;
     int split;
 };
 
-// One step of one block of units, for the sequences [begin, end). Pointers are to sequence 0, steps between sequences.
+// One step of one block of units, for the sequences [begin, end). Pointers are those of sequence 0; steps are those
+// between sequences.
 struct CellBlock {
     CellKind kind;
     bool input_forget;
     int split;
     GateActivation functions[3];
-    float clip;                   // infinity: none
+    float clip;                   // infinity: no clipping
     std::int64_t begin;
     std::int64_t end;
-    std::int64_t depth;           // hidden units
+    std::int64_t depth;           // number of hidden units
     const float* panel;
-    const float* left;            // all units' h (gru_output: reset h)
+    const float* left;            // h of all units (gru_output: reset h)
     const float* projected;       // this block's part of the input's product
     std::int64_t projected_step;
-    const float* bias;            // GRU: of the recurrent matrix's last gate [lanes]
+    const float* bias;            // GRU: the recurrent bias of the last gate [lanes]
     const float* peepholes;       // LSTM: [3][lanes] of i, o, f, or null
     std::int64_t state_step;
-    const float* h;               // this block's units, as the following
+    const float* h;               // of this block's units, like the following
     float* h_next;
-    float* c;                     // LSTM's state; GRU's update gate between its two halves
+    float* c;                     // LSTM: the state; GRU: the update gate, between the two halves
     float* reset;                 // GRU: reset h
-    float* y;                     // null when nobody reads it
+    float* y;                     // null if it is not used
     std::int64_t y_step;
-    float* saved_gates;           // null when nobody reads them, as the following
+    float* saved_gates;           // null if not used, like the following
     std::int64_t saved_gates_step;
     float* saved_h;               // before the step
     float* saved_c;
     std::int64_t saved_step;
-    std::int64_t units;           // that exist, at most `lanes`
-    const std::int32_t* lengths;  // null: all sequences go on
+    std::int64_t units;           // number of units that exist, at most `lanes`
+    const std::int32_t* lengths;  // null: no sequence ends before the last step
     std::int64_t time;
 };
 
@@ -107,9 +110,10 @@ struct GradientProduct {
     int split;
 };
 
-// One step back of one block of units, for the sequences [begin, end): from the gradients by its results to those by
-// what its activations took, and to the part of those by the state before it that no product with r gives. A GRU that
-// resets h before its product does it in two halves (gru_gates, gru_output), between which d_left is computed.
+// One backward step of one block of units, for the sequences [begin, end). From the gradients with respect to the
+// results, it computes those with respect to the inputs of the activations, and the part of the gradient with respect
+// to the previous state that does not pass through a product with r. A GRU that resets h before its product does this
+// in two halves (gru_gates, gru_output); d_left is computed between them.
 struct CellGradient {
     CellKind kind;
     bool input_forget;
@@ -118,21 +122,21 @@ struct CellGradient {
     std::int64_t begin;
     std::int64_t end;
     std::int64_t units;
-    std::int64_t hidden;          // from one gate to the next
+    std::int64_t hidden;          // elements from one gate to the next
     const float* dy;              // null: 0
     std::int64_t dy_step;
     const float* gates;
     std::int64_t gates_step;
-    const float* before;          // LSTM's c, GRU's h before the step
-    const float* peepholes;       // null: none
-    float* dh;                    // by the state after the step, then before it
+    const float* before;          // before the step: c of an LSTM, h of a GRU
+    const float* peepholes;       // null if there are none
+    float* dh;                    // with respect to the state after the step, then before it
     float* dc;
-    const float* d_left;          // by reset h
+    const float* d_left;          // with respect to the reset h
     std::int64_t state_step;
     float* d_gates;
     std::int64_t d_gates_step;
-    float* other;                 // GRU: see RecurrentGrad; null: nobody reads it
-    float* d_peepholes;           // null: nobody reads them
+    float* other;                 // GRU: see RecurrentGrad; null if it is not used
+    float* d_peepholes;           // null if they are not used
     const std::int32_t* lengths;
     std::int64_t time;
 };

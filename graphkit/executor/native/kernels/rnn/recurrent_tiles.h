@@ -1,4 +1,4 @@
-// Products of a few rows with a panel, in the registers: what recurrent cells and their gradients are made of.
+// Products of a few rows with a panel, in registers. Recurrent cells and their gradients use them.
 #pragma once
 
 #include "kernels/rnn/gates.h"
@@ -7,13 +7,13 @@ namespace graphkit {
 namespace {
 
 constexpr std::int64_t kUnits = kLanes<float>;
-// Rows of a tile: with four vectors each they fill the registers.
+// Rows of a tile: with four vectors each, they fill the registers.
 constexpr int kTileRows = kVectorBytes == 64 ? 6 : 3;
 
 template <int V>
 using Row = Floats[V];
 
-// sums[r] += left[r] @ panel, the depth in `Split` interleaved sums.
+// sums[r] += left[r] @ panel; the sum over the depth is split into `Split` interleaved sums.
 template <int V, int Rows, int Split>
 inline void multiply(const float* const (&left)[Rows], std::int64_t depth, const float* panel, Row<V> (&sums)[Rows]) {
     Row<V> parts[Split][Rows];

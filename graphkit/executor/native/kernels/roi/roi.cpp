@@ -1,4 +1,4 @@
-// RoiAlign: regions of images.
+// RoiAlign: pools regions of images.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,7 +15,7 @@ namespace {
 struct RoiOptions {
     std::int64_t height = 1;
     std::int64_t width = 1;
-    std::int64_t samples = 0;  // along each axis of a bin; 0: as many as it holds elements, rounded up
+    std::int64_t samples = 0;  // along each axis of a bin; 0: the bin's size in elements, rounded up
     float scale = 1;
     bool half_pixel = true;
     bool maximum = false;
@@ -23,8 +23,9 @@ struct RoiOptions {
 
 // x: [N, C, H, W], rois: [R, 4], images: int64 [R] -> y: [R, C, height, width], float32.
 //
-// A mean of bilinear samples is a weighted sum of elements whose weights are products of one for the row and one for
-// the column: those of all samples of a bin are added up first, so that the cost does not depend on their number.
+// A mean of bilinear samples is a weighted sum of elements, and each weight is the product of a weight for the row and
+// one for the column. The weights of all samples of a bin are added first, so that the cost does not depend on the
+// number of samples.
 class RoiAlign final : public Kernel {
   public:
     RoiAlign(const Dims& x, std::int64_t rois, const RoiOptions& options, int threads);
@@ -44,11 +45,12 @@ class RoiAlign final : public Kernel {
     std::int64_t images_, channels_, height_, width_, rois_;
 };
 
-// Samples along one axis of a bin, and of a bin where each is looked at; larger regions are refused.
+// Largest number of samples along one axis of a bin, and of a bin whose samples are evaluated one by one. Larger
+// regions are rejected.
 constexpr float kMostSamples = 1 << 20;
 constexpr std::int64_t kMostLookedAt = 1 << 26;
 
-// A sample along one axis: two neighbours and their weights, which are 0 for a sample that lies too far outside.
+// A sample along one axis: two adjacent elements and their weights, which are 0 if the sample is too far outside.
 struct Sample {
     std::int64_t low;
     std::int64_t high;
@@ -58,7 +60,7 @@ struct Sample {
 
 Sample sample_at(float at, std::int64_t size) {
     const auto last = static_cast<float>(size - 1);
-    // Up to one element beyond the border, the border is repeated. NaN lies nowhere.
+    // Up to one element beyond the border, the border is repeated. A NaN position is outside.
     const bool near = at >= -1.0F && at <= static_cast<float>(size);
     const float inside = at >= 0.0F ? std::min(at, last) : 0.0F;
     const float low = std::floor(inside);
@@ -67,7 +69,7 @@ Sample sample_at(float at, std::int64_t size) {
     return {place, std::min(place + 1, size - 1), near ? 1.0F - high : 0.0F, near ? high : 0.0F};
 }
 
-// How the bins of a region divide one axis.
+// The division of a region into bins along one axis.
 struct Division {
     float start;
     float size;  // of a bin
@@ -95,12 +97,12 @@ struct Division {
 
 }  // namespace
 
-// For each bin of an axis the weights of the elements from `first` on: those of all its samples.
+// For each bin of an axis, the weights of its elements, from `first` on, summed over all samples.
 struct RoiAlign::Bins {
     float* weights;       // [bins][size]
-    float* bounds;        // [bins][2]: the first and the last element with a weight, behind each other
+    float* bounds;        // [bins][2]: the first and the last element with a weight
     std::int64_t size;
-    std::int64_t samples;  // in a bin
+    std::int64_t samples;  // number of samples in a bin
 
     std::int64_t first(std::int64_t bin) const { return static_cast<std::int64_t>(bounds[2 * bin]); }
     std::int64_t last(std::int64_t bin) const { return static_cast<std::int64_t>(bounds[2 * bin + 1]); }
@@ -163,7 +165,7 @@ void RoiAlign::mean(const float* plane, const Bins& rows, const Bins& columns, f
     }
     const auto count = static_cast<float>(std::max<std::int64_t>(rows.samples * columns.samples, 1));
     for (std::int64_t bin = 0; bin < options_.height; ++bin) {
-        // The weighted sum of the bin's rows, and of its elements for each bin of columns.
+        // Sum the bin's rows, weighted, into `line`; then sum the elements of each bin of columns.
         for (std::int64_t c = begin; c <= end; ++c) {
             line[c] = 0;
         }

@@ -1,4 +1,4 @@
-// NonMaxSuppression: the boxes of each class, best first, of which none overlaps a better one too much.
+// NonMaxSuppression: selects the boxes of each class, best first, that do not overlap a better selected one too much.
 #include <algorithm>
 #include <limits>
 
@@ -12,9 +12,10 @@
 namespace graphkit {
 namespace {
 
-// boxes: [N, B, 4], scores: [N, C, B], float32; one element each: the most boxes of a class (int64; 0 when absent), the
-// overlap above which one hides another (0 when absent), the score above which a box counts -> int64 [selected, 3],
-// rows of image, class, box. Boxes of equal scores are taken in their order; NaN is better than any number.
+// boxes: [N, B, 4], scores: [N, C, B], float32. Operands with one element: the largest number of boxes per class
+// (int64; 0 if absent), the overlap above which a box hides another (0 if absent), and the score that a box must
+// exceed. Result: int64 [selected, 3], rows of (image, class, box). Boxes with equal scores keep their order; NaN is
+// better than any number.
 class NonMaxSuppression final : public DataDependentKernel {
   public:
     NonMaxSuppression(bool centred, int threads)
@@ -35,7 +36,7 @@ class NonMaxSuppression final : public DataDependentKernel {
 
 using Scored = KeyedPlace<std::uint32_t, std::uint32_t>;
 
-// Boxes are read in vectors of up to so many.
+// Boxes are read in vectors of at most this many.
 constexpr std::int64_t kWidest = 16;
 
 std::int64_t whole_vectors(std::int64_t boxes) {
@@ -44,7 +45,7 @@ std::int64_t whole_vectors(std::int64_t boxes) {
 
 }  // namespace
 
-// What is asked for, and what one class needs.
+// The operands of a run.
 struct NonMaxSuppression::Task {
     std::int64_t images, classes, boxes;
     std::int64_t most = 0;
@@ -72,8 +73,8 @@ struct NonMaxSuppression::Task {
         least = inputs[4].as<float>();
     }
 
-    // Positions of the boxes of one class, best first; `corners` holds y1, x1, y2, x2, area of each box. Returns how
-    // many there are.
+    // Selects boxes of one class, best first, and writes their positions. `corners` holds y1, x1, y2, x2, area of each
+    // box. Returns the number of selected boxes.
     std::int64_t select(const SuppressionTable& table, const float* corners, const float* scores, Scored* items,
                         float* rows, std::int32_t* selected) const {
         std::int64_t candidates = 0;
@@ -118,7 +119,7 @@ void NonMaxSuppression::run(const std::vector<Operand>& inputs, RunMemory& memor
     const Task task(*this, inputs);
     const std::int64_t lists = task.images * task.classes;
     const std::int64_t all = task.images * task.boxes;
-    // Of one thread: candidates, as sorted and as spare, and the chosen ones.
+    // Memory of one thread: candidates, with spare memory for sorting, and the selected boxes.
     const std::size_t items_bytes = aligned(static_cast<std::size_t>(2 * task.boxes + 1) * sizeof(Scored));
     const std::size_t rows_bytes = aligned(static_cast<std::size_t>(5 * whole_vectors(task.most)) * sizeof(float));
     const std::size_t own_bytes = items_bytes + rows_bytes;

@@ -1,4 +1,4 @@
-// Whether boxes overlap. Compiled without contraction: an overlap is the same number on every processor.
+// Tests whether boxes overlap. Compiled without contraction, so that all processors compute the same overlap.
 #include "kernels/roi/suppression_table.h"
 #include "simd/vector.h"
 

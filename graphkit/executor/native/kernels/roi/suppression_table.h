@@ -7,8 +7,8 @@
 
 namespace graphkit {
 
-// Boxes that are chosen already: rows y1, x1, y2, x2, area, each `room` long, of which `count` are there and so many
-// more readable, with areas that are NaN, as make up whole vectors.
+// The boxes that are already selected, in rows y1, x1, y2, x2, area. Each row has `room` elements, of which `count` are
+// used. Further elements up to a whole vector can be read; their areas are NaN.
 struct ChosenBoxes {
     float* rows;
     std::int64_t room;
@@ -16,7 +16,8 @@ struct ChosenBoxes {
 };
 
 struct SuppressionTable {
-    // Whether the box, a row of five, shares more than `overlap` of the union with a chosen one. NaN is no more.
+    // Whether the intersection of the box (five numbers) with a selected box is more than `overlap` times their union.
+    // NaN counts as not more.
     bool (*is_hidden)(const ChosenBoxes& chosen, const float* box, float overlap);
 };
 

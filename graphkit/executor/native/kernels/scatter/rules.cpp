@@ -13,7 +13,7 @@ namespace {
 template <typename T>
 constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
 
-// What elements are combined in.
+// The type in which elements of type T are combined.
 template <typename T>
 using Wide = std::conditional_t<kIsHalf<T>, float, T>;
 
@@ -26,7 +26,7 @@ inline Wide<T> widened(T value) {
     }
 }
 
-// Integers wrap around: their sums and products are those of unsigned numbers that do not promote to int.
+// Integers wrap around: their sums and products are computed in uint64, because smaller types would be promoted to int.
 template <typename T, typename Combine>
 inline T wrapping(T a, T b, Combine&& combine) {
     if constexpr (std::is_same_v<T, bool> || std::is_floating_point_v<T>) {
@@ -57,7 +57,7 @@ struct Product {
     }
 };
 
-// NaN wins, the first one of two.
+// If an operand is NaN, the result is NaN; of two, the first one.
 struct Minimum {
     template <typename T>
     static T combine(T a, T b) {
@@ -102,7 +102,7 @@ void combine_slices_of(void* to, const void* from, const void* at, const Scatter
     }
 }
 
-// The type that elements are combined in.
+// The type in which elements are combined: for Replace, T itself.
 template <typename Combine, typename T>
 using Combined = std::conditional_t<std::is_same_v<Combine, Replace>, T, Wide<T>>;
 
@@ -114,7 +114,7 @@ constexpr ScatterRule kScatterRule = {sizeof(Combined<Combine, T>),
                                       {&combine_slices_of<Combine, Combined<Combine, T>, T, std::int32_t>,
                                        &combine_slices_of<Combine, Combined<Combine, T>, T, std::int64_t>}};
 
-// Sums and products of signed integers have the bits of those of unsigned ones.
+// The unsigned type with the same size: sums and products of signed and unsigned integers have the same bits.
 ElementType without_sign(ElementType type) {
     switch (type) {
         case ElementType::i8:
@@ -130,7 +130,7 @@ ElementType without_sign(ElementType type) {
     }
 }
 
-// Sums and products: for types without a sign.
+// Returns the rule for a sum or product. Signed integers use the rule of the unsigned type.
 template <typename Combine>
 const ScatterRule* rule_without_sign(ElementType type) {
     const ScatterRule* found = nullptr;
@@ -150,7 +150,7 @@ const ScatterRule* rule_of(ElementType type) {
     return found;
 }
 
-// Replacing knows elements by their size alone.
+// Returns the rule that replaces elements, which depends on their size only.
 const ScatterRule* replacing_rule(ElementType type) {
     const ScatterRule* found = nullptr;
     with_element(size_of(type), [&](auto element) {

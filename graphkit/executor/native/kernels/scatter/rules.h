@@ -1,5 +1,5 @@
-// How updates are combined with elements: the loops that depend on the type of elements and on the reduction. All else
-// is compiled once, in scatter.cpp.
+// How updates are combined with elements: the loops that depend on the element type and on the reduction. The rest is
+// compiled once, in scatter.cpp.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct ScatterRule {
     };
     struct SliceWindow {
         std::int64_t updates;
-        std::int64_t slice;  // elements
+        std::int64_t slice;  // elements of a slice
         std::int64_t size;
         std::int64_t begin;
         std::int64_t end;
@@ -29,22 +29,24 @@ struct ScatterRule {
         std::int64_t last;
     };
 
-    std::int64_t element_bytes;  // of y, which has a wider type than updates of half floats
+    std::int64_t element_bytes;  // of y; wider than that of float16 and bfloat16 updates
     std::int64_t update_bytes;
-    // By the type of indices: y[index(a, j) * step + j] with updates[a * stride + j], for `rows` times `columns`
-    // elements. The index is indices[a * stride + j], one of `size` or counted from the back.
+    // One function for each index type. Combines y[index(a, j) * step + j] with updates[a * stride + j] for `rows`
+    // times `columns` elements. index(a, j) is indices[a * stride + j], an index of `size` elements, counted from the
+    // end if negative.
     void (*elements[2])(void* y, const void* updates, const void* indices, const Window& window);
-    // By the type of indices: columns [first, last) of slice u of the updates with those of the slice of y that is
-    // indices[u], one of `size` or counted from the back, if that is in [begin, end).
+    // One function for each index type. For each slice u of the updates, combines its columns [first, last) with slice
+    // indices[u] of y, if that index is in [begin, end). Indices are those of `size` slices, counted from the end if
+    // negative.
     void (*slices[2])(void* y, const void* updates, const void* indices, const SliceWindow& window);
 
     static int number_of(ElementType indices) { return indices == ElementType::i32 ? 0 : 1; }
 };
 
-// For elements of a type. Rules live as long as the process.
+// Returns the rule for an element type. Rules are never destroyed.
 const ScatterRule* scatter_rule(ElementType type, ScatterReduction reduction);
 
-// By ONNX's name. Throws NativeError for any other.
+// Converts ONNX's name of a reduction. Throws NativeError for any other name.
 ScatterReduction scatter_reduction(const std::string& name);
 
 }  // namespace graphkit

@@ -1,6 +1,6 @@
-// Updates written to, or combined with, elements that indices address. Each element meets its updates in their order,
-// for any number of threads; half floats are combined in float and rounded once. Indices outside their axis throw
-// NativeError from run, before anything is written.
+// Writes updates to elements that indices address, or combines updates with them. The updates of an element are applied
+// in their order, for any number of threads. float16 and bfloat16 are combined in float and rounded once. If an index
+// is outside of its axis, run throws NativeError before anything is written.
 #include <algorithm>
 
 #include "kernels/scatter/rules.h"
@@ -13,13 +13,14 @@
 namespace graphkit {
 namespace {
 
-// Elements that updates are combined with, and how.
+// The elements that updates are combined with, and the rule.
 struct Elements {
     std::byte* y;
     const ScatterRule* rule;
 };
 
-// y = x with updates[i, j, ...] at position indices[i, j, ...] of `axis`. Any element type; y may be x's memory.
+// y = x, with updates[i, j, ...] at position indices[i, j, ...] of `axis`. Any element type. y may share the memory of
+// x.
 class ScatterElements final : public Kernel {
   public:
     ScatterElements(Dims x, Dims indices, std::int64_t axis, ScatterReduction reduction, ElementType type,
@@ -37,7 +38,8 @@ class ScatterElements final : public Kernel {
     Dims strides_;  // of x
 };
 
-// x: [*a, *b] with slices at index tuples; indices: int64 [*c, len(a)]; updates: [*c, *b]. y may be x's memory.
+// y = x: [*a, *b], with slices at index tuples replaced or combined; indices: int64 [*c, len(a)]; updates: [*c, *b]. y
+// may share the memory of x.
 class ScatterND final : public Kernel {
   public:
     ScatterND(Dims x, Dims indices, ScatterReduction reduction, ElementType type, int threads);
@@ -51,7 +53,7 @@ class ScatterND final : public Kernel {
     ScatterReduction reduction_;
 };
 
-// dx: zeros of x's shape with each slice of dy added at its index; float types. Operands: dy, x (not read), indices.
+// dx = zeros of x's shape, with each slice of dy added at its index; float types. Operands: dy, x (not read), indices.
 class GatherGrad final : public Kernel {
   public:
     GatherGrad(Dims x, ElementType x_type, Dims indices, std::int64_t axis, ElementType type, ElementType index_type,
@@ -69,7 +71,7 @@ inline bool is_half(ElementType type) {
     return type == ElementType::f16 || type == ElementType::bf16;
 }
 
-// Elements that are combined in a wider type live in scratch memory meanwhile.
+// Whether elements are combined in a wider type, and are kept in scratch memory meanwhile.
 bool needs_wide(ElementType type, ScatterReduction reduction) {
     return is_half(type) && reduction != ScatterReduction::none;
 }
@@ -79,7 +81,7 @@ std::size_t wide_bytes(ElementType type, ScatterReduction reduction, std::int64_
     return aligned(bytes);
 }
 
-// Half floats, to float and back.
+// Converts float16 or bfloat16 elements to float, and back.
 void widened_all(int threads, ElementType type, const void* from, float* to, std::int64_t count) {
     parallel_for(threads, count, 1, [&](std::int64_t begin, std::int64_t end) {
         if (type == ElementType::f16) {
@@ -100,7 +102,7 @@ void narrowed_all(int threads, ElementType type, const float* from, void* to, st
     });
 }
 
-// Calls body(elements) on the elements of y, which start as x, in the type that they are combined in.
+// Calls body(elements) with the elements of y, which begin as those of x, in the type in which they are combined.
 template <typename Body>
 void on_elements(const Kernel& kernel, ScatterReduction reduction, const void* x, void* y, std::int64_t elements,
                  std::byte* wide, Body&& body) {
@@ -120,7 +122,7 @@ void on_elements(const Kernel& kernel, ScatterReduction reduction, const void* x
     body(Elements{to, rule});
 }
 
-// Which slice of y each slice of updates belongs to: an index of one of `slices`, perhaps counted from the back.
+// For each slice of the updates, the index of its slice of y, counted from the end if negative.
 struct Targets {
     ElementType type;
     const void* indices;
@@ -128,15 +130,15 @@ struct Targets {
     std::int64_t slices;
 };
 
-// All updates to a part of y's slices, in their order.
+// Applies all updates to a part of y's slices, in their order.
 void combine_part(const Elements& elements, const std::byte* updates, const Targets& targets, std::int64_t slice,
                   std::int64_t begin, std::int64_t end, std::int64_t first, std::int64_t last) {
     const auto combine = elements.rule->slices[ScatterRule::number_of(targets.type)];
     combine(elements.y, updates, targets.indices, {targets.updates, slice, targets.slices, begin, end, first, last});
 }
 
-// Combines the slices of updates with the slices of y that they belong to. A thread owns columns of all slices or,
-// where slices are short, some slices whole.
+// Combines the slices of the updates with their slices of y. Each thread computes some columns of all slices or, if
+// slices are short, some whole slices.
 void combine_slices(int threads, const Elements& elements, const std::byte* updates, const Targets& targets,
                     std::int64_t slice) {
     const std::int64_t kColumns = 64 / elements.rule->element_bytes;
@@ -188,7 +190,7 @@ void ScatterElements::run(const void* const* inputs, void* const* outputs, std::
     });
 }
 
-// Threads share the lines along the axis, which have no elements in common.
+// Threads share the lines along the axis: different lines have no elements in common.
 void ScatterElements::combine_lines(Elements y, const std::byte* updates, const void* indices) const {
     const ScatterRule& rule = *y.rule;
     const Dims& shape = inputs_[1].shape;

@@ -1,4 +1,4 @@
-// Compress: the slices of an array along an axis that a vector of booleans chooses.
+// Compress: selects slices of an array along an axis by a vector of booleans.
 #include <algorithm>
 #include <optional>
 
@@ -9,8 +9,8 @@
 namespace graphkit {
 namespace {
 
-// x of any shape, condition [n] -> the slices of x, or the elements of flattened x without an axis. Any element type. A
-// condition may be shorter than the axis, and longer where it does not hold.
+// x of any shape, condition [n] -> the selected slices of x; without an axis, the selected elements of the flattened x.
+// Any element type. The condition may be shorter than the axis. It may be longer if it is false there.
 class Compress final : public DataDependentKernel {
   public:
     Compress(ElementType x, std::optional<std::int64_t> axis, int threads)

@@ -1,4 +1,4 @@
-// NonZero: where the elements lie that are not 0.
+// NonZero: the positions of elements that are not 0.
 #include <algorithm>
 #include <array>
 
@@ -9,7 +9,7 @@
 namespace graphkit {
 namespace {
 
-// x of any shape -> int64 [rank, count], in row-major order. NaN is not 0; -0 is.
+// x of any shape -> int64 [rank, count], in row-major order. NaN counts as nonzero, -0 as zero.
 class NonZero final : public DataDependentKernel {
   public:
     NonZero(ElementType x, int threads) : DataDependentKernel("NonZero", {x}, {ElementType::i64}, threads) {}
@@ -20,12 +20,12 @@ class NonZero final : public DataDependentKernel {
     void run_as(const Operand& x, RunMemory& memory) const;
 };
 
-// Elements that one thread looks at before it hands on.
+// Number of elements that one thread examines at a time.
 constexpr std::int64_t kChunk = std::int64_t{1} << 15;
-// Positions that are collected before they are written.
+// Number of positions that are collected before they are written.
 constexpr std::int64_t kBlock = 1024;
 
-// The bits that tell that an element is not 0, as an integer of its size.
+// Whether an element is not 0.
 template <typename T>
 bool is_set(T x) {
     return x != 0;
@@ -37,12 +37,12 @@ bool is_set(BFloat16 x) {
     return (x.bits & 0x7fff) != 0;
 }
 
-// Writes the coordinates of ascending positions. Consecutive ones mostly share all coordinates but the last.
+// Writes the coordinates of ascending positions. Consecutive positions mostly differ in the last coordinate only.
 class Coordinates {
   public:
     Coordinates(const Dims& shape, std::int64_t* to, std::int64_t found) : shape_(shape), to_(to), found_(found) {}
 
-    // `places` are added to `base`, and are the elements from number `at` on.
+    // Writes the positions base + places[i] as results number `at` and following.
     void write(std::int64_t base, const std::int32_t* places, std::int64_t length, std::int64_t at) {
         const std::size_t last = shape_.size() - 1;
         std::int64_t* const final = to_ + static_cast<std::int64_t>(last) * found_ + at;
@@ -50,7 +50,7 @@ class Coordinates {
             if (base + places[i] >= row_end_) {
                 enter(base + places[i]);
             }
-            // Those of one row of the last axis.
+            // The positions in one row of the last axis.
             const std::int64_t start = row_end_ - shape_[last];
             std::int64_t end = i;
             for (; end < length && base + places[end] < row_end_; ++end) {
@@ -78,7 +78,7 @@ class Coordinates {
     const Dims& shape_;
     std::int64_t* to_;
     std::int64_t found_;
-    std::int64_t row_end_ = -1;  // behind the row that `outer_` are the coordinates of
+    std::int64_t row_end_ = -1;  // end of the row to which the coordinates `outer_` belong
     Dims outer_;
 };
 
@@ -97,7 +97,7 @@ void NonZero::run_as(const Operand& x, RunMemory& memory) const {
         const T* const from = data + chunk * kChunk;
         const std::int64_t length = std::min(kChunk, size - chunk * kChunk);
         std::int64_t total = 0;
-        for (std::int64_t block = 0; block < length; block += 128) {  // sums in bytes are vectorised best
+        for (std::int64_t block = 0; block < length; block += 128) {  // byte sums vectorise best
             std::uint8_t set = 0;
             for (std::int64_t i = block; i < std::min(length, block + 128); ++i) {
                 set = static_cast<std::uint8_t>(set + (is_set(from[i]) ? 1 : 0));

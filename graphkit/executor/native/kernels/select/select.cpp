@@ -10,8 +10,9 @@
 namespace graphkit {
 namespace {
 
-// The upper (or lower) triangle of the last two axes, zeros elsewhere; operand 1, one int64 of shape `k`, is the
-// diagonal that bounds it; without it that is the main one. Any element type; y may be x's memory.
+// Keeps the upper (or lower) triangle of the last two axes; other elements become 0. The triangle is bounded by a
+// diagonal: operand 1, one int64 of shape `k`; if absent, the main diagonal. Any element type. y may share the memory
+// of x.
 class Trilu final : public Kernel {
   public:
     Trilu(Dims x, bool upper, std::optional<Dims> k, ElementType type, int threads);
@@ -45,7 +46,7 @@ void Trilu::run(const void* const* inputs, void* const* outputs, std::byte*) con
     if (count(shape) == 0) {
         return;
     }
-    const std::int64_t reach = rows + columns;  // beyond it a diagonal bounds nothing
+    const std::int64_t reach = rows + columns;  // diagonals beyond this cut off nothing
     const std::int64_t k =
         inputs_.size() > 1 ? std::clamp(*static_cast<const std::int64_t*>(inputs[1]), -reach, reach) : 0;
     const auto* x = static_cast<const std::byte*>(inputs[0]);

@@ -18,7 +18,7 @@ constexpr double kPi = 3.14159265358979323846;
 // exp(-2 pi i k / n).
 template <typename T>
 void root_of_unity(std::int64_t k, std::int64_t n, T* re, T* im) {
-    // The angle is taken from the nearest eighth of a turn, where sine and cosine are exact.
+    // The angle is relative to the nearest eighth of a turn, whose sine and cosine are exact.
     const std::int64_t eighth = (8 * k + n / 2) / n;
     const double angle = 2 * kPi * static_cast<double>(8 * k - eighth * n) / (8 * static_cast<double>(n));
     constexpr double r = 0.70710678118654752440;
@@ -29,7 +29,7 @@ void root_of_unity(std::int64_t k, std::int64_t n, T* re, T* im) {
     *im = static_cast<T>(-(sines[eighth] * c + cosines[eighth] * s));
 }
 
-// Two arrays of one length.
+// Two arrays of the same length.
 template <typename T>
 struct Pairs {
     std::vector<T> re, im;
@@ -39,11 +39,11 @@ struct Pairs {
     Complex<T> view() { return {re.data(), im.data()}; }
 };
 
-// The stages of transforms whose length has small prime factors only, of several columns at a time.
+// The stages of a transform whose length has only small prime factors. They transform several columns at a time.
 template <typename T>
 class Stages {
   public:
-    // Whether there are some for this length.
+    // Whether this length has only small prime factors.
     static bool cover(std::int64_t length) { return !factors(length).empty(); }
 
     explicit Stages(std::int64_t length) {
@@ -68,7 +68,7 @@ class Stages {
         }
     }
 
-    // Transforms `lanes` columns, [length, lanes]; returns where they lie then, in x or in y.
+    // Transforms `lanes` columns, [length, lanes]. Returns the result, which is in x or in y.
     Complex<T> run(Complex<T> x, Complex<T> y, std::int64_t lanes) const {
         std::int64_t stride = lanes;
         for (const Stage& stage : stages_) {
@@ -94,7 +94,7 @@ class Stages {
         Pairs<T> roots;
     };
 
-    // Empty where a prime is too large. A length of 1 has the radix 1.
+    // Returns the radices; empty if a prime factor is too large. The length 1 has the radix 1.
     static std::vector<int> factors(std::int64_t length) {
         std::vector<int> found;
         for (const int radix : {4, 2, 3, 5}) {
@@ -121,7 +121,7 @@ class Stages {
 
 template <typename T>
 void multiply(Complex<T> x, const Pairs<T>& by, std::int64_t length, std::int64_t lanes) {
-    const Complex<T> factors{const_cast<T*>(by.re.data()), const_cast<T*>(by.im.data())};  // which is only read
+    const Complex<T> factors{const_cast<T*>(by.re.data()), const_cast<T*>(by.im.data())};  // only read
     if constexpr (std::is_same_v<T, float>) {
         fourier_table().multiply_f32(x, factors, length, lanes);
     } else {
@@ -129,7 +129,8 @@ void multiply(Complex<T> x, const Pairs<T>& by, std::int64_t length, std::int64_
     }
 }
 
-// Transforms of any length: by stages, or as a convolution of a length that has stages (Bluestein 1970).
+// Transforms of any length: by stages or, if the length has large prime factors, as a convolution of a length that has
+// stages (Bluestein 1970).
 template <typename T>
 class Transform {
   public:
@@ -141,7 +142,7 @@ class Transform {
         if (direct_) {
             return;
         }
-        // exp(-pi i k^2 / n), and the transform of its conjugate over the whole length, divided by that length.
+        // exp(-pi i k^2 / n); and the transform of its conjugate over the padded length, divided by that length.
         chirp_ = Pairs<T>(length);
         Pairs<double> filter(whole_), spare(whole_);
         std::int64_t square = 0;  // k^2 mod 2 n
@@ -163,10 +164,10 @@ class Transform {
         std::copy(done.im, done.im + whole_, filter_.im.begin());
     }
 
-    // Rows that x and y have to have room for.
+    // Number of rows that x and y must have.
     std::int64_t rows() const { return whole_; }
 
-    // Transforms `lanes` columns in the first rows of x; returns where they lie then, in x or in y.
+    // Transforms `lanes` columns in the first rows of x. Returns the result, which is in x or in y.
     Complex<T> run(Complex<T> x, Complex<T> y, std::int64_t lanes) const {
         if (direct_) {
             return stages_.run(x, y, lanes);
@@ -177,20 +178,20 @@ class Transform {
         const Complex<T> spectrum = stages_.run(x, y, lanes);
         multiply(spectrum, filter_, whole_, lanes);
         const Complex<T> other = spectrum.re == x.re ? y : x;
-        // With both parts exchanged, a transform is its inverse.
+        // If real and imaginary parts are exchanged, a transform becomes its inverse.
         const Complex<T> back = stages_.run({spectrum.im, spectrum.re}, {other.im, other.re}, lanes);
         const Complex<T> done{back.im, back.re};
         multiply(done, chirp_, length_, lanes);
         return done;
     }
 
-    // Elements that are computed with for one of a column, for what it costs.
+    // Estimated number of operations for one column.
     double work() const {
         return (direct_ ? 1 : 2) * static_cast<double>(whole_) * std::log2(static_cast<double>(whole_) + 1);
     }
 
   private:
-    // A power of two that holds the convolution of two signals.
+    // Returns a power of two that is large enough for the convolution of two signals.
     static std::int64_t convolved(std::int64_t length) {
         std::int64_t whole = 1;
         while (whole < 2 * length - 1) {
@@ -206,8 +207,8 @@ class Transform {
     Pairs<T> chirp_, filter_;
 };
 
-// x: [outer, n, inner, 1 or 2] -> y: [outer, points, inner, 2 or 1], float32 or float64, in sums of type Work. The
-// operands dft_length and axis are not read.
+// x: [outer, n, inner, 1 or 2] -> y: [outer, points, inner, 2 or 1], float32 or float64, computed in Work. The operands
+// dft_length and axis are not read.
 template <typename T, typename Work>
 class Fourier final : public Kernel {
   public:
@@ -222,14 +223,14 @@ class Fourier final : public Kernel {
 
     bool inverse_, onesided_;
     std::int64_t length_;
-    std::int64_t outer_, taken_, points_, inner_;  // `taken_` of x's elements along the axis
+    std::int64_t outer_, taken_, points_, inner_;  // `taken_`: elements of x along the axis that are used
     std::int64_t stored_;  // elements of x along the axis
-    std::int64_t parts_;  // real, or both
-    std::int64_t lanes_;  // columns at a time
+    std::int64_t parts_;  // 1: real, 2: complex
+    std::int64_t lanes_;  // number of columns at a time
     Transform<Work> transform_;
 };
 
-// Bytes of columns that are transformed together, and their number.
+// Largest size, in bytes, and largest number of columns that are transformed together.
 constexpr std::int64_t kTogether = std::int64_t{1} << 18;
 constexpr std::int64_t kMostLanes = 16;
 
@@ -281,7 +282,7 @@ void Fourier<T, Work>::load(const T* x, std::int64_t first, std::int64_t lanes, 
     if (!half) {
         return;
     }
-    // A real signal has the conjugate elements at the other end; where they meet themselves they are real.
+    // The spectrum of a real signal is conjugate-symmetric; an element that is its own mirror image is real.
     for (std::int64_t i = 1; 2 * i <= length_; ++i) {
         const std::int64_t other = length_ - i;
         for (std::int64_t lane = 0; lane < lanes; ++lane) {
@@ -323,7 +324,7 @@ void Fourier<T, Work>::run(const void* const* inputs, void* const* outputs, std:
             const std::int64_t first = group * lanes_;
             const std::int64_t lanes = std::min(lanes_, columns - first);
             load(x, first, lanes, signal);
-            if (inverse_) {  // with both parts exchanged, a transform is its inverse
+            if (inverse_) {  // if both parts are exchanged, a transform becomes its inverse
                 const Complex<Work> done = transform_.run({signal.im, signal.re}, {spare.im, spare.re}, lanes);
                 save({done.im, done.re}, first, lanes, y);
             } else {
@@ -345,8 +346,8 @@ GRAPHKIT_KERNEL("", DFT) {
     }
     switch (x.type) {
         case ElementType::f32:
-            // A spectrum's small elements lie beside large ones, whose rounding they would have. What a signal is made
-            // of again has no such elements.
+            // Small elements of a spectrum would get the rounding errors of large ones, so it is computed in double. An
+            // inverse transform to a signal has no such elements.
             if (node.integer("inverse") != 0) {
                 return std::make_unique<Fourier<float, float>>(node, place, length);
             }

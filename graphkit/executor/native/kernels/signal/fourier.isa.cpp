@@ -1,4 +1,4 @@
-// Butterflies. The loops are plain, for the compiler to vectorise.
+// The butterflies of a Fourier transform. The loops are simple, so that the compiler can vectorise them.
 #include "kernels/signal/fourier_table.h"
 
 namespace graphkit {
@@ -25,13 +25,13 @@ template <typename T>
 inline Number<T> scaled(Number<T> a, T by) {
     return {a.re * by, a.im * by};
 }
-// Times -i.
+// Returns a times -i.
 template <typename T>
 inline Number<T> turned(Number<T> a) {
     return {a.im, -a.re};
 }
 
-// a[0], ..., a[radix - 1] and what becomes of them, before the turns.
+// Computes b[0], ..., b[radix - 1] from a[0], ..., a[radix - 1]; the turns are not applied.
 template <int Radix, typename T>
 inline void butterfly(const Number<T>* a, Number<T>* b) {
     if constexpr (Radix == 2) {
@@ -104,7 +104,7 @@ void run_radix(const FourierStage<T>& stage, Complex<T> x, Complex<T> y) {
     }
 }
 
-// Any radix, in as many steps as it has roots.
+// Butterflies of any radix, computed by the definition.
 template <typename T>
 void run_any(const FourierStage<T>& stage, Complex<T> x, Complex<T> y) {
     const std::int64_t groups = stage.groups, stride = stage.stride;

@@ -7,7 +7,7 @@
 
 namespace graphkit {
 
-// The widest butterfly.
+// The largest supported radix.
 constexpr int kWidestRadix = 31;
 
 // Complex numbers as two arrays.
@@ -17,9 +17,9 @@ struct Complex {
     T* im;
 };
 
-// Stage of Stockham's algorithm (1966), with decimation in frequency: from x, [radix, groups, stride], to
-// y, [groups, radix, stride], one butterfly and one turn by `turns`, [radix - 1, groups], for each column.
-// `roots` are exp(-2 pi i k / radix) for k below `radix`.
+// A stage of Stockham's algorithm (1966), with decimation in frequency, from x, [radix, groups, stride], to y, [groups,
+// radix, stride]. Each column gets one butterfly and one turn by `turns`, [radix - 1, groups]. `roots` are exp(-2 pi i
+// k / radix) for k < radix.
 template <typename T>
 struct FourierStage {
     int radix;
@@ -34,7 +34,7 @@ struct FourierStage {
 struct FourierTable {
     void (*run_f32)(const FourierStage<float>& stage, Complex<float> x, Complex<float> y);
     void (*run_f64)(const FourierStage<double>& stage, Complex<double> x, Complex<double> y);
-    // x times `by`, element by element of [length], which stand for `lanes` columns each.
+    // x *= by, where each of the `length` elements of `by` applies to `lanes` columns.
     void (*multiply_f32)(Complex<float> x, Complex<float> by, std::int64_t length, std::int64_t lanes);
     void (*multiply_f64)(Complex<double> x, Complex<double> by, std::int64_t length, std::int64_t lanes);
 };

@@ -1,4 +1,4 @@
-// The transpose of a slice; slices themselves are views: see kernels/layout.
+// The transpose of Slice. Slices themselves are views: see kernels/layout.
 #include "primitives/elements.h"
 #include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
@@ -6,8 +6,7 @@
 namespace graphkit {
 namespace {
 
-// y[offset + i . strides] = x[i], and 0 elsewhere: the transpose of a slice. Throws NativeError when the
-// slice leaves y.
+// y[offset + i . strides] = x[i], and 0 elsewhere: the transpose of a slice. Throws NativeError if the slice exceeds y.
 class StridedPlacement final : public Kernel {
   public:
     StridedPlacement(std::string name, Dims x, Dims y, const Dims& strides, std::int64_t offset, ElementType type,
@@ -18,7 +17,7 @@ class StridedPlacement final : public Kernel {
   private:
     StridedCopy copy_;
     std::int64_t offset_;
-    bool whole_;  // nothing of y stays 0
+    bool whole_;  // x fills all of y
 };
 
 }  // namespace
@@ -43,7 +42,7 @@ void StridedPlacement::run(const void* const* inputs, void* const* outputs, std:
 }
 
 GRAPHKIT_BINDINGS(slicing) {
-    nb::class_<StridedPlacement, Kernel>(m, "StridedPlacement", "y[offset + i . strides] = x, 0 elsewhere.")
+    nb::class_<StridedPlacement, Kernel>(m, "StridedPlacement", "y[offset + i . strides] = x[i], 0 elsewhere.")
         .def(
             "__init__",
             [](StridedPlacement* self, Text name, Dims x, Dims y, const Dims& strides, std::int64_t offset, Text dtype,

@@ -10,7 +10,7 @@ namespace graphkit {
 namespace {
 
 constexpr double kElementNanoseconds = 0.5;
-// Elements of a tile of columns, so that it stays in a near cache, and the fewest columns that use whole cache lines.
+// Elements of a tile of columns, which fit into a near cache, and the least number of columns that fills cache lines.
 constexpr std::int64_t kTileElements = 16384;
 constexpr std::int64_t kFewestColumns = 32;
 

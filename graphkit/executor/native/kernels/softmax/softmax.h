@@ -7,7 +7,8 @@
 
 namespace graphkit {
 
-// y = exp(x) / sum(exp(x)) along an axis, or its logarithm; y may be x. Threads own whole rows.
+// y = exp(x) / sum(exp(x)) along an axis, or its logarithm. y may share the memory of x. One thread computes a whole
+// row.
 class Softmax : public Kernel {
   public:
     Softmax(const Dims& shape, std::int64_t axis, const std::string& type, bool log, int threads);
@@ -28,7 +29,7 @@ class Softmax : public Kernel {
     std::int64_t outer_ = 1;
     std::int64_t size_ = 1;
     std::int64_t inner_ = 1;
-    std::int64_t tile_ = 1;  // columns that are worked on together, where inner > 1
+    std::int64_t tile_ = 1;  // columns that are computed together if inner > 1
 };
 
 }  // namespace graphkit

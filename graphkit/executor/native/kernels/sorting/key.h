@@ -1,4 +1,5 @@
-// Integers in the order of elements. Functions have internal linkage: several instruction sets compile them.
+// Integer keys that have the order of the elements. Functions have internal linkage, because several instruction sets
+// compile them.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +17,11 @@ using Key = std::conditional_t<sizeof(T) == 1, std::uint8_t,
 
 namespace {
 
-// The magnitude above which a half float is NaN.
+// The bits of infinity in float16 or bfloat16: larger magnitudes are NaN.
 template <typename T>
 constexpr int kInfinity = std::is_same_v<T, Float16> ? 0x7c00 : 0x7f80;
 
-// Zeros are equal; every NaN is the largest key, which no number has among floats.
+// Both zeros have the same key. Every NaN has the largest key, which no floating-point number has.
 template <typename T>
 inline Key<T> key_of(T x) {
     constexpr Key<T> sign = static_cast<Key<T>>(Key<T>{1} << (8 * sizeof(T) - 1));

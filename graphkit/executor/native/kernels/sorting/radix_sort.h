@@ -1,4 +1,4 @@
-// A stable sort of places by unsigned keys, in time linear in their number.
+// A stable sort of items (key, place) by unsigned keys, in time linear in their number.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@ struct KeyedPlace {
     Place place;
 };
 
-// Sorts `items`, whose places ascend where keys are equal; returns where they lie then, there or in `spare`, which has
-// as much room.
+// Sorts `items` by key; items with equal keys must have ascending places. Returns the result, which is in `items` or in
+// `spare`, a buffer of the same size.
 template <typename K, typename Place>
 KeyedPlace<K, Place>* sorted_by_key(KeyedPlace<K, Place>* items, KeyedPlace<K, Place>* spare, std::int64_t size) {
     using Item = KeyedPlace<K, Place>;
-    constexpr std::int64_t kShort = 256;  // the tables of a radix sort cost more than comparisons
+    constexpr std::int64_t kShort = 256;  // for shorter arrays, comparisons are faster than the tables of a radix sort
     if (size <= kShort) {
         std::sort(items, items + size,
                   [](const Item& a, const Item& b) { return a.key != b.key ? a.key < b.key : a.place < b.place; });
@@ -39,7 +39,7 @@ KeyedPlace<K, Place>* sorted_by_key(KeyedPlace<K, Place>* items, KeyedPlace<K, P
     }
     for (int number = 0; number < kDigits; ++number) {
         if (counts[number][digit(items[0].key, number)] == size) {
-            continue;  // all the same
+            continue;  // all keys have the same digit
         }
         std::int64_t begin = 0;
         for (std::int64_t& at : counts[number]) {

@@ -1,4 +1,4 @@
-// Positions of extreme elements along an axis, Hardmax, and the k largest or smallest elements.
+// ArgMax and ArgMin, Hardmax, and the k largest or smallest elements along an axis.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -20,12 +20,12 @@ struct AxisGeometry {
     std::int64_t inner = 1;
 
     AxisGeometry() = default;
-    // Throws NativeError, naming the kernel, for an axis that x does not have.
+    // Throws NativeError, which names the kernel, if x has no such axis.
     AxisGeometry(const Kernel& kernel, const Dims& x, std::int64_t axis);
 };
 
-// ArgMax or ArgMin: the int64 position of the extreme element, the first of equal ones or the last; NaN wins. `y` is
-// the shape of the result, with or without the axis.
+// ArgMax or ArgMin: the int64 position of the extreme element; of equal ones, the first or (`last`) the last. If an
+// element is NaN, its position. `y`: the shape of the result, with or without the axis.
 class ArgExtreme : public Kernel {
   public:
     ArgExtreme(const Dims& x, std::int64_t axis, const Dims& y, const std::string& type, bool largest, bool last,
@@ -43,7 +43,7 @@ class ArgExtreme : public Kernel {
     bool largest_, last_;
 };
 
-// 1 at the first maximum along an axis, 0 elsewhere, in the type of x; NaN is a maximum.
+// 1 at the first maximum along an axis, else 0, in the type of x. NaN counts as the maximum.
 class Hardmax : public Kernel {
   public:
     Hardmax(const Dims& x, std::int64_t axis, const std::string& type, int threads);
@@ -94,8 +94,8 @@ inline std::uint32_t key_of(const Candidate<std::uint32_t>& candidate) {
     return static_cast<std::uint32_t>(candidate.both >> 32);
 }
 
-// The k first elements along an axis in descending (`largest`) or ascending order, and their positions; equal elements
-// in the order of positions; NaN is above all numbers.
+// The k first elements along an axis in descending (`largest`) or ascending order, and their positions. Equal elements
+// keep their order. NaN is larger than all numbers.
 class TopK : public Kernel {
   public:
     TopK(const Dims& x, std::int64_t axis, std::int64_t k, const std::string& type, bool largest, int threads);
@@ -119,10 +119,10 @@ class TopK : public Kernel {
 };
 
 constexpr double kElementNanoseconds = 0.2;
-// So many elements or fewer are kept in order while a row is read.
+// If k is at most this, the k best elements are kept in order while a row is read.
 constexpr std::int64_t kInserted = 32;
 
-// body.operator()<T>() with the type of an element; half floats as such.
+// Calls body.operator()<T>(), where T is the C++ type of an element.
 template <typename Body>
 void with_type(ElementType type, Body&& body) {
     switch (type) {
@@ -183,12 +183,12 @@ ArgExtreme::ArgExtreme(const Dims& x, std::int64_t axis, const Dims& y, const st
 
 namespace {
 
-// Memory for the ranks of half floats.
+// Bytes for the ranks of float16 or bfloat16 elements; else 0.
 std::size_t rank_bytes(const TensorSpec& x) {
     return is_half(x.type) ? static_cast<std::size_t>(count(x.shape)) * sizeof(std::int16_t) : 0;
 }
 
-// Half floats as integers of the same order.
+// Converts float16 or bfloat16 elements to integers with the same order.
 template <typename T>
 const std::int16_t* ranks_of(const T* x, std::int64_t size, bool largest, int threads, std::byte* scratch) {
     auto* ranks = reinterpret_cast<std::int16_t*>(scratch);
@@ -201,7 +201,8 @@ const std::int16_t* ranks_of(const T* x, std::int64_t size, bool largest, int th
     return ranks;
 }
 
-// Calls rows(first, last) if the axis is the last one, or else columns(outer, column, width) for tiles of neighbours.
+// If the axis is the last one, calls rows(first, last); else calls columns(outer, column, width) for tiles of adjacent
+// columns.
 template <typename Rows, typename Columns>
 void for_each_tile(const AxisGeometry& g, int threads, Rows&& rows, Columns&& columns) {
     if (g.inner == 1) {
@@ -328,7 +329,7 @@ TopK::TopK(const Dims& x, std::int64_t axis, std::int64_t k, const std::string& 
     }
 }
 
-// Candidates that are collected before the k best of them are kept.
+// Number of candidates that are collected before the k best of them are selected.
 std::int64_t TopK::capacity() const {
     return std::min(geometry_.size, 2 * k_ + 16);
 }
@@ -338,8 +339,8 @@ std::size_t TopK::scratch_bytes() const {
            aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>));
 }
 
-// Keeps the k best elements in order while it reads a row. Returns where it stopped: at the end, or where there were so
-// many insertions that `collect` is faster.
+// Reads a row and keeps the k best elements in order. Returns where it stopped: at the end of the row, or earlier if
+// there were so many insertions that `collect` is faster.
 template <typename T>
 std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
     using K = Key<T>;
@@ -363,7 +364,7 @@ std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
         const std::int64_t part = std::min(kKeyBlock, size - at);
         K limit = key_of(candidates[k_ - 1]);
         for (std::int64_t i = 0; i < part; ++i) {
-            if (keys[i] < limit) {  // of equal keys, later ones come too late
+            if (keys[i] < limit) {  // an equal key at a later position is not better
                 put({keys[i], at + i}, k_ - 1);
                 limit = key_of(candidates[k_ - 1]);
                 ++inserted;
@@ -373,8 +374,8 @@ std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
     return at;
 }
 
-// Leaves the k best elements of a row in order, `found` candidates below position `at` being given: more are collected,
-// and now and then the best of them selected.
+// Finds the k best elements of a row and sorts them. `found` candidates from positions below `at` are given. Collects
+// further candidates, and selects the best of them each time when the buffer is full.
 template <typename T>
 void TopK::collect(const T* from, Candidate<Key<T>>* candidates, std::int64_t found, std::int64_t at) const {
     using K = Key<T>;
@@ -386,7 +387,7 @@ void TopK::collect(const T* from, Candidate<Key<T>>* candidates, std::int64_t fo
         candidates[found] = {functions.key(from[at * inner], largest_), at};
     }
     if (at < size) {
-        // From the k-th best of what was seen on, equal keys come too late.
+        // Later keys must be smaller than that of the k-th best candidate.
         const auto keep_best = [&] {
             std::nth_element(candidates, candidates + k_ - 1, candidates + found);
             found = k_;

@@ -1,14 +1,14 @@
-// Positions of extreme elements, and keys in whose order elements are selected. The loops are plain, for the compiler
-// to vectorise.
+// Positions of extreme elements, and the keys that order elements. The loops are simple, so that the compiler can
+// vectorise them.
 #include "kernels/sorting/sorting_table.h"
 #include "simd/vector.h"
 
 namespace graphkit {
 namespace {
 
-// Elements of a row that are searched together.
+// Number of elements of a row that are searched together.
 constexpr std::int64_t kSearchBlock = 512;
-// Rows that are too short for vectors to pay.
+// For shorter rows, vectors are not worthwhile.
 constexpr std::int64_t kShortRow = 24;
 
 template <typename T>
@@ -16,7 +16,7 @@ inline bool is_nan(T x) {
     return x != x;
 }
 
-// NaN if there is one.
+// Returns the extreme element of x; NaN if x contains one.
 template <bool Largest, typename T>
 T extreme_of(const T* x, std::int64_t size) {
     T best = x[0];
@@ -46,7 +46,7 @@ T extreme_of(const T* x, std::int64_t size) {
     }
 }
 
-// Whether x takes the place of an earlier `best`.
+// Whether x is a better extreme than the earlier `best`.
 template <bool Largest, bool Last, typename T>
 inline bool replaces(T x, T best) {
     const bool better = Largest ? x > best : x < best;
@@ -85,7 +85,7 @@ std::int64_t arg_of_row(const T* x, std::int64_t size) {
     }
 }
 
-// The first extreme of a row without NaN, or -1: its steps are shorter than those of arg_of_row.
+// Returns the first extreme of a row without NaN; -1 if there is a NaN. A step is shorter than one of arg_of_row.
 template <bool Largest, typename T>
 std::int64_t arg_of_short_row(const T* x, std::int64_t size) {
     T best = x[0];
@@ -118,7 +118,7 @@ std::int64_t arg_row(const T* x, std::int64_t size, bool largest, bool last) {
     return last ? arg_of_row<false, true>(x, size) : arg_of_row<false, false>(x, size);
 }
 
-// Floats, one vector of columns after the other.
+// For floats: one vector of columns after the other.
 template <bool Largest, bool Last, typename T>
 void arg_of_float_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, std::int64_t* out) {
     using Bits = typename BitsOf<T>::type;
@@ -212,7 +212,7 @@ struct Or {
     }
 };
 
-// Whether any of kKeyBlock elements may come before `worst`, or is NaN.
+// Whether one of kKeyBlock elements may precede `worst`, or is NaN.
 template <bool Largest, typename T>
 bool may_precede(const T* x, T worst) {
     using Bits = typename BitsOf<T>::type;
@@ -230,7 +230,7 @@ std::int64_t next_block(const T* x, std::int64_t stride, std::int64_t at, std::i
     const Key<T> limit = key(worst, largest);
     for (; at < size; at += kKeyBlock) {
         const std::int64_t part = size - at < kKeyBlock ? size - at : kKeyBlock;
-        if constexpr (std::is_floating_point_v<T>) {  // most blocks are done with after this
+        if constexpr (std::is_floating_point_v<T>) {  // most blocks end here
             if (stride == 1 && part == kKeyBlock &&
                 !(largest ? may_precede<true>(x + at, worst) : may_precede<false>(x + at, worst))) {
                 continue;

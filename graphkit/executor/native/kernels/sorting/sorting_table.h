@@ -9,27 +9,29 @@
 
 namespace graphkit {
 
-// The widest tile that ArgFunctions::columns takes.
+// The largest width that ArgFunctions::columns accepts.
 constexpr std::int64_t kArgTile = 512;
 
-// Elements that are compared together with the worst one so far.
+// Number of elements that are compared with the worst candidate at a time.
 constexpr std::int64_t kKeyBlock = 64;
 
-// Positions of extreme elements: the first of equal ones, or the `last`; NaN wins, half floats are given as ranks.
+// Positions of extreme elements: the first of equal ones, or the `last`. If an element is NaN, its position. float16
+// and bfloat16 elements are given as ranks.
 template <typename T>
 struct ArgFunctions {
     std::int64_t (*row)(const T* x, std::int64_t size, bool largest, bool last);
-    // Along each of `width` <= kArgTile columns of `rows` > 0 elements, `stride` apart.
+    // For each of `width` <= kArgTile columns of `rows` > 0 elements, `stride` apart.
     void (*columns)(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, bool largest, bool last,
                     std::int64_t* out);
 };
 
 template <typename T>
 struct KeyFunctions {
-    // The key of x; smaller ones come first in the order of TopK. NaN is above all numbers.
+    // Returns the key of x; smaller keys come first in TopK. NaN is larger than all numbers.
     Key<T> (*key)(T x, bool largest);
-    // The first of the blocks [at, at + kKeyBlock), [at + kKeyBlock, ...), ... of positions below `size` that has a key
-    // of x[position * stride] below that of `worst`; its keys are written. Not below `size` if there is none.
+    // Finds the first of the blocks [at, at + kKeyBlock), [at + kKeyBlock, ...), ... below position `size` that
+    // contains a key of x[position * stride] below that of `worst`, and writes the block's keys. Returns its first
+    // position, or at least `size` if there is none.
     std::int64_t (*next_block)(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest,
                                T worst, Key<T>* keys);
 };
@@ -51,7 +53,8 @@ struct SortingTable {
     SortingFunctions<std::uint16_t> u16;
     SortingFunctions<std::uint32_t> u32;
     SortingFunctions<std::uint64_t> u64;
-    // Half floats as integers of the same order; NaN is above all numbers if `largest`, else below.
+    // Converts float16 and bfloat16 elements to integers with the same order. NaN is above all numbers if `largest`,
+    // else below them.
     void (*rank_f16)(const Float16* x, std::int64_t size, bool largest, std::int16_t* to);
     void (*rank_bf16)(const BFloat16* x, std::int64_t size, bool largest, std::int16_t* to);
     KeyFunctions<Float16> key_f16;

@@ -1,4 +1,4 @@
-// Unique: the different elements of an array, or its different slices along an axis.
+// Unique: the distinct elements of an array, or its distinct slices along an axis.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -13,8 +13,9 @@
 namespace graphkit {
 namespace {
 
-// x -> y, and int64 vectors: where each first occurs, which of them stands at each place, how often it does. In order,
-// or as they first occur. Zeros are equal. One NaN stands for all of them, but slices with NaN differ from all slices.
+// x -> y, and three int64 vectors: the first position of each element of y, for each element of x its position in y,
+// and the number of occurrences. y is sorted, or in the order of first occurrence. Both zeros are equal. All NaN
+// elements are equal, but a slice that contains NaN differs from all other slices.
 class Unique final : public DataDependentKernel {
   public:
     Unique(ElementType x, std::optional<std::int64_t> axis, bool sorted, int threads)
@@ -31,7 +32,7 @@ class Unique final : public DataDependentKernel {
     bool sorted_;
 };
 
-// Parts of one piece of working memory, counted first and handed out then.
+// Divides working memory into parts. It is used twice: to compute the size, and to assign the parts.
 class Parts {
   public:
     explicit Parts(std::byte* memory) : at_(memory) {}
@@ -50,12 +51,12 @@ class Parts {
     std::byte* at_;
 };
 
-// Which of the different ones stands at each place, and where each begins; their number.
+// Groups of equal elements or slices.
 template <typename Place>
 struct Groups {
-    Place* of;      // [size]
-    Place* first;   // [number]
-    Place* counts;  // [number]
+    Place* of;      // [size]: group at each place
+    Place* first;   // [number]: first place of each group
+    Place* counts;  // [number]: places of each group
     Place number = 0;
 
     void begin(Place place) {
@@ -69,7 +70,7 @@ struct Groups {
     }
 };
 
-// What of the elements' type matters: their keys, whether a slice with the largest key differs from all slices.
+// Access to elements by their keys, independent of their type.
 struct Keys {
     ElementType type;
     const void* x;
@@ -121,7 +122,7 @@ void group_elements(const Keys& x, std::int64_t size, KeyedPlace<K, Place>* item
     }
 }
 
-// The slices along an axis as rows of keys.
+// Groups the slices along an axis, as rows of keys.
 template <typename K, typename Place>
 void group_slices(const Keys& x, const AroundAxis& around, K* rows, Place* order, Groups<Place>& groups) {
     const std::int64_t width = around.outer * around.inner;
@@ -154,7 +155,7 @@ void group_slices(const Keys& x, const AroundAxis& around, K* rows, Place* order
     }
 }
 
-// The numbers of the groups in the order of their first places.
+// Numbers the groups in the order of their first places.
 template <typename Place>
 void number_by_first(const Groups<Place>& groups, std::int64_t size, Place* ranks) {
     Place next = 0;
@@ -172,7 +173,7 @@ template <typename K, typename Place>
 void Unique::run_as(const Operand& x, RunMemory& memory) const {
     using Item = KeyedPlace<K, Place>;
     const Keys elements{this->inputs()[0], x.data};
-    // Vectors have no slices but elements.
+    // The slices of a vector are its elements.
     const bool whole = !axis_ || x.shape.size() == 1;
     Dims shape = axis_ ? x.shape : Dims{x.elements()};
     const std::size_t axis = checked_axis(axis_.value_or(0), shape.size());

@@ -1,4 +1,4 @@
-// Words that are runs of certain ASCII characters, such as those that [a-zA-Z0-9_]+ matches.
+// Words that are runs of certain ASCII characters, such as the matches of [a-zA-Z0-9_]+.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace graphkit {
 namespace {
 
-// Numbers of ASCII words, -1 for all others.
+// A map from ASCII words to numbers; other words have the number -1.
 class WordTable {
   public:
     using Numbers = nb::typed<nb::dict, nb::str, std::int64_t>;
@@ -39,7 +39,7 @@ class WordTable {
 
 class CharacterRuns {
   public:
-    // Finds the runs of `characters` in each string of `x` that have at least `least` characters.
+    // Finds the runs of at least `least` of the given `characters` in each string of `x`.
     CharacterRuns(nb::object x, std::string_view characters, std::int64_t least) : x_(std::move(x)), least_(least) {
         for (const char c : characters) {
             if (static_cast<unsigned char>(c) >= allowed_.size()) {
@@ -58,11 +58,11 @@ class CharacterRuns {
         }
     }
 
-    // The largest number of runs in a string.
+    // Returns the largest number of runs in a string.
     std::size_t longest() const { return longest_; }
 
-    // Writes the runs of string i to row i of `rows`, an array of Python objects; then `pad`. If `marks` are given, the
-    // runs stand between the two.
+    // Writes the runs of string i, followed by `pad` up to the end of the row, to row i of `rows`, an array of Python
+    // objects. If `marks` are given, they are written before and after the runs.
     void write(nb::handle rows, nb::handle pad, std::optional<std::pair<nb::object, nb::object>> marks) const {
         const Objects strings = open_objects(x_, "x", false);
         const Objects out = open_objects(rows, "rows", true);
@@ -93,7 +93,7 @@ class CharacterRuns {
         }
     }
 
-    // The same of numbers: writes those of the runs, of the pad and of the marks to `rows`, an array of int64.
+    // Like write, with numbers instead of words: `rows` is an array of int64.
     void number(const WordTable& table, nb::handle rows, std::int64_t pad,
                 std::optional<std::pair<std::int64_t, std::int64_t>> marks) const {
         const Objects strings = open_objects(x_, "x", false);
@@ -125,7 +125,8 @@ class CharacterRuns {
         Py_ssize_t first, end;
     };
 
-    // The characters of a run, which are ASCII; in `narrow` if the string has wider ones elsewhere.
+    // Returns the characters of a run, which are ASCII. If the string has wider characters elsewhere, they are copied
+    // to `narrow`.
     static std::string_view characters(PyObject* string, const Run& run, std::string& narrow) {
         const auto length = static_cast<std::size_t>(run.end - run.first);
         if (PyUnicode_KIND(string) == PyUnicode_1BYTE_KIND) {
@@ -179,7 +180,7 @@ class CharacterRuns {
     Py_ssize_t least_;
     std::array<bool, 128> allowed_{};
     std::vector<Run> runs_;
-    std::vector<std::size_t> ends_;  // of each string: how many runs it and those before it have
+    std::vector<std::size_t> ends_;  // for each string, the number of runs in it and in all strings before it
     std::size_t longest_ = 0;
 };
 
@@ -188,7 +189,7 @@ class CharacterRuns {
 
 GRAPHKIT_BINDINGS(character_runs) {
     using namespace graphkit;
-    nb::class_<WordTable>(m, "WordTable", "A number for each of some ASCII words, -1 for all others.")
+    nb::class_<WordTable>(m, "WordTable", "A map from ASCII words to numbers; other words have the number -1.")
         .def(nb::init<const WordTable::Numbers&>(), "numbers"_a);
     nb::class_<CharacterRuns>(m, "CharacterRuns", "The runs of certain characters in each of an array's strings.")
         .def(
@@ -199,7 +200,7 @@ GRAPHKIT_BINDINGS(character_runs) {
             "x"_a, "characters"_a, "least"_a)
         .def_prop_ro("longest", &CharacterRuns::longest, "The largest number of runs in a string.")
         .def("write", &CharacterRuns::write, "rows"_a, "pad"_a, "marks"_a.none(),
-             "Write the runs of each string to a row of an array of objects, between the marks, and then the pad.")
+             "Write the runs of each string, between the marks, and then pads, to a row of an array of objects.")
         .def("number", &CharacterRuns::number, "table"_a, "rows"_a, "pad"_a, "marks"_a.none(),
-             "Write the numbers of the runs of each string to a row of an int64 array, as `write` does the runs.");
+             "Like `write`, with numbers instead of words, to an int64 array.");
 }

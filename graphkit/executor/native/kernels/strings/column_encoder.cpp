@@ -1,4 +1,4 @@
-// Columns of strings, each encoded by a table of its own, side by side in one matrix of numbers.
+// Encodes columns of strings, each by its own table, and concatenates the results to one matrix of numbers.
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -12,11 +12,11 @@ namespace {
 
 class ColumnEncoder {
   public:
-    // A column: its table, the operand, the column in that operand, the bytes of its result, and a result for each
-    // number of the table (an array; None: one-hot, float32, zeros for a number that is no place).
+    // A column: its table, the operand, the column in that operand, the bytes of its result, and an array with a result
+    // for each number of the table. None instead of the array: one-hot, float32, zeros for numbers out of range.
     using Column = std::tuple<nb::typed<nb::object, StringTable>, std::size_t, std::size_t, std::size_t, nb::object>;
 
-    // `widths`: for each operand, a matrix of strings, how many columns it has.
+    // `widths`: for each operand, a matrix of strings, its number of columns.
     ColumnEncoder(const std::vector<Column>& columns, std::vector<std::size_t> widths) : widths_(std::move(widths)) {
         for (const auto& [table, operand, column, bytes, results] : columns) {
             if (operand >= widths_.size() || column >= widths_[operand]) {
@@ -35,8 +35,8 @@ class ColumnEncoder {
         }
     }
 
-    // Writes the encoded columns of `xs`, arrays of strings, to `y`. The interpreter is held. Raises TypeError for an
-    // element that is not a string.
+    // Writes the encoded columns of `xs`, arrays of strings, to `y`. The GIL must be held. Raises TypeError if an
+    // element is not a string.
     void write(const std::vector<nb::object>& xs, nb::handle y) const {
         const Array result = open_array(y, "y", true);
         const std::size_t rows = row_bytes_ == 0 ? 0 : result.bytes / row_bytes_;
@@ -62,7 +62,7 @@ class ColumnEncoder {
         const StringTable* table;
         std::size_t operand, column, offset, bytes;
         const std::byte* results;
-        std::size_t count;  // of results
+        std::size_t count;  // number of results
     };
 
     void encode(const Part& part, PyObject** strings, std::size_t rows, std::byte* out) const {
@@ -86,7 +86,7 @@ class ColumnEncoder {
 
     std::vector<std::size_t> widths_;
     std::vector<Part> parts_;
-    std::vector<nb::object> owned_;  // what the parts point to
+    std::vector<nb::object> owned_;  // objects to which the parts point
     std::size_t row_bytes_ = 0;
 };
 
@@ -95,7 +95,8 @@ class ColumnEncoder {
 
 GRAPHKIT_BINDINGS(column_encoder, "string_table") {
     using namespace graphkit;
-    nb::class_<ColumnEncoder>(m, "ColumnEncoder", "Columns of strings, each encoded by a table, side by side.")
+    nb::class_<ColumnEncoder>(m, "ColumnEncoder",
+                              "Encodes columns of strings, each by its own table, and concatenates the results.")
         .def(nb::init<const std::vector<ColumnEncoder::Column>&, std::vector<std::size_t>>(), "columns"_a, "widths"_a)
         .def("write", &ColumnEncoder::write, "xs"_a, "y"_a, "Write a row of results for each row of the operands.");
 }

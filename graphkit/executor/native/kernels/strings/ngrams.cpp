@@ -1,4 +1,4 @@
-// Counts of n-grams: ops/text/tfidf.py says what they are.
+// Counts n-grams; ops/text/tfidf.py defines them.
 #include <algorithm>
 #include <cstdint>
 #include <unordered_map>
@@ -17,9 +17,10 @@ std::vector<std::int64_t> integers(nb::handle array, const char* name) {
 
 class NgramTable {
   public:
-    // Words are numbers below `words`, -1 for one of no n-gram. `first`: the prefix that each word is, -1 for none;
-    // last that of the word -1. `levels`: for each length, the keys (prefix that is one shorter * words + last word) of
-    // the prefixes of that length, and the n-gram that each is, -1 for none. `places`, `weights`: of each n-gram.
+    // Words are numbers below `words`, or -1 for a word that is in no n-gram. `first`: for each word, its number as a
+    // prefix, -1 for none; the last entry is for the word -1. `levels`: for each length, the keys (number of the
+    // shorter prefix * words + last word) of the prefixes of that length, and for each of them the number of its
+    // n-gram, -1 for none. `places`, `weights`: for each n-gram.
     NgramTable(std::int64_t words, nb::handle first, const std::vector<std::pair<nb::object, nb::object>>& levels,
                nb::handle places, nb::handle weights)
         : words_(words), first_(integers(first, "first")), places_(integers(places, "places")) {
@@ -48,9 +49,9 @@ class NgramTable {
         }
     }
 
-    // Counts in `result`, float32 [rows, places], the n-grams of the words `x`, int64 [rows, length], that have at
-    // least `shortest` words, each `distance` behind the one before. If `assigns`, an n-gram's weight is written to its
-    // place instead of added: in the order of first words, the shorter n-gram first.
+    // Counts, in `result`, float32 [rows, places], the n-grams with at least `shortest` words in `x`, int64 [rows,
+    // length]. The words of an n-gram are `distance` positions apart. If `assigns`, the weight of an n-gram is written
+    // to its place instead of added: in the order of first words, shorter n-grams first.
     void add(nb::handle x, std::int64_t distance, std::size_t shortest, bool assigns, nb::handle result) const {
         const Operand words = open_operand(x, "x", ElementType::i64);
         const Operand counted = open_operand(result, "result", ElementType::f32);
@@ -89,7 +90,7 @@ class NgramTable {
 
     std::int64_t grams_() const { return static_cast<std::int64_t>(places_.size()); }
 
-    // The n-grams of a row, by their lengths.
+    // Finds the n-grams of a row, in the order of their lengths.
     void find(const std::int64_t* row, std::int64_t length, std::int64_t distance, std::size_t shortest,
               std::vector<Prefix>& prefixes, std::vector<Prefix>& hits) const {
         prefixes.clear();
@@ -118,7 +119,8 @@ class NgramTable {
         }
     }
 
-    // Keeps the prefixes that the word `behind` their first one makes longer, as the longer ones.
+    // Extends each prefix by the word `behind` positions after its first word. Drops prefixes for which no longer
+    // prefix exists.
     void lengthen(const Level& level, const std::int64_t* row, std::int64_t length, std::int64_t behind,
                   std::vector<Prefix>& prefixes) const {
         std::size_t kept = 0;
@@ -147,9 +149,9 @@ class NgramTable {
 GRAPHKIT_BINDINGS(ngrams) {
     using namespace graphkit;
     using Levels = std::vector<std::pair<nb::object, nb::object>>;
-    nb::class_<NgramTable>(m, "NgramTable", "The n-grams of a pool of words, and what each counts.")
+    nb::class_<NgramTable>(m, "NgramTable", "The n-grams of a pool of words, and the place and weight of each.")
         .def(nb::init<std::int64_t, nb::handle, const Levels&, nb::handle, nb::handle>(), "words"_a, "first"_a,
              "levels"_a, "places"_a, "weights"_a)
         .def("add", &NgramTable::add, "x"_a, "distance"_a, "shortest"_a, "assigns"_a, "result"_a,
-             "Count the n-grams of rows of words, each word `distance` behind the one before, in a float32 array.");
+             "Count the n-grams of rows of words in a float32 array. Words of an n-gram are `distance` apart.");
 }

@@ -9,7 +9,8 @@
 namespace graphkit {
 namespace {
 
-// A string has one representation only: that of the fewest bytes a character.
+// Python strings have a canonical representation, with the fewest bytes per character, so equal strings have equal
+// bytes.
 bool equal(PyObject* a, PyObject* b) {
     const Py_ssize_t length = PyUnicode_GET_LENGTH(a);
     const auto kind = PyUnicode_KIND(a);
@@ -18,7 +19,7 @@ bool equal(PyObject* a, PyObject* b) {
                        static_cast<std::size_t>(length) * static_cast<std::size_t>(kind)) == 0;
 }
 
-// Kept in the string, so that it is computed once.
+// Python caches the hash in the string, so it is computed once.
 Py_hash_t hash_of(PyObject* string) {
     require_string(string);
     const Py_hash_t hash = PyObject_Hash(string);
@@ -35,7 +36,7 @@ bool has_surrogate(PyObject* string) {
                        [](Character c) { return c >= 0xd800 && c < 0xe000; });
 }
 
-// Halves of surrogate pairs are the only characters that UTF-8 does not have.
+// Surrogates are the only characters that UTF-8 cannot encode.
 bool is_encodable(PyObject* string) {
     switch (PyUnicode_KIND(string)) {
         case PyUnicode_1BYTE_KIND:
@@ -91,7 +92,8 @@ std::size_t StringTable::slot(PyObject* string, Py_hash_t hash) const {
 
 GRAPHKIT_BINDINGS(string_table) {
     using namespace graphkit;
-    nb::class_<StringTable>(m, "StringTable", "A number for each of some strings, another one for all others.")
+    nb::class_<StringTable>(m, "StringTable",
+                            "A map from strings to numbers; all other strings have the number `other`.")
         .def(nb::init<StringNumbers, std::int64_t>(), "numbers"_a, "other"_a)
         .def("find", &StringTable::find, "x"_a, "numbers"_a, "Write the number of each string to an int64 array.");
     m.def(

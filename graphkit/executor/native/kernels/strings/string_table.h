@@ -13,15 +13,15 @@ using StringNumbers = nb::typed<nb::dict, nb::str, std::int64_t>;
 
 class StringTable {
   public:
-    // `numbers`: for each key, a string, its number. Strings that are no key have the number `other`. Raises TypeError
-    // for a key that is not a string.
+    // `numbers`: a dict from strings to their numbers. Other strings have the number `other`. Raises TypeError if a key
+    // is not a string.
     StringTable(const StringNumbers& numbers, std::int64_t other);
 
-    // Writes the number of each element of `x`, an array of Python objects, to `numbers`, one of int64 with as many
-    // elements. The interpreter is held. Raises TypeError for an element that is not a string.
+    // Writes the number of each element of `x`, an array of Python objects, to `numbers`, an array of int64 with the
+    // same number of elements. The GIL must be held. Raises TypeError if an element is not a string.
     void find(nb::handle x, nb::handle numbers) const;
 
-    // The number of an object. The interpreter is held. Raises TypeError unless it is a string.
+    // Returns the number of a string. The GIL must be held. Raises TypeError if the object is not a string.
     std::int64_t number(PyObject* string) const;
 
   private:
@@ -31,11 +31,11 @@ class StringTable {
         std::int64_t number = 0;
     };
 
-    // The entry of a string, or the free one where it belongs.
+    // Returns the index of a string's entry, or of the free entry where it belongs.
     std::size_t slot(PyObject* string, Py_hash_t hash) const;
 
-    std::vector<nb::object> keys_;  // own what the entries point to
-    std::vector<Entry> entries_;    // a free one has the number of other strings
+    std::vector<nb::object> keys_;  // references to the keys of the entries
+    std::vector<Entry> entries_;    // a free entry has the number `other`
 };
 
 }  // namespace graphkit

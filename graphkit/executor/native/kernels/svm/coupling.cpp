@@ -1,4 +1,4 @@
-// Probabilities of classes from the decisions of all pairs of classes: ops/ml/svm.py says what they are.
+// Class probabilities from the decisions of all pairs of classes; ops/ml/svm.py defines them.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,21 +15,22 @@ namespace {
 constexpr int kSweeps = 100;
 constexpr float kLeast = 1e-7F;
 
-// 1 - 1 / (1 + exp(-x)), within [kLeast, 1 - kLeast]; NaN for NaN.
+// 1 - 1 / (1 + exp(-x)), clamped to [kLeast, 1 - kLeast]; NaN for NaN.
 float probability(float x) {
     const float y = 1 / (1 + std::exp(-std::fabs(x)));
     const float p = x < 0 ? y : 1 - y;
     return p < kLeast ? kLeast : p > 1 - kLeast ? 1 - kLeast : p;
 }
 
-// One row: q is the matrix of Wu, Lin and Weng, [classes, classes]; p has the probabilities, qp the product of both.
+// The computation of one row. q: the matrix of Wu, Lin and Weng, [classes, classes]; p: the probabilities; qp: the
+// product q p.
 struct Coupling {
     std::int64_t classes;
     float* q;
     float* p;
     float* qp;
 
-    // From the probability of the first class of each pair.
+    // Initializes q from the probability of the first class of each pair.
     void start(const float* pair) const {
         std::fill(q, q + classes * classes, 0.0F);
         for (std::int64_t i = 0; i < classes; ++i) {
@@ -71,7 +72,7 @@ struct Coupling {
         }
     }
 
-    // Give class i its best probability for those of the others.
+    // Sets p[i] to its best value, given the probabilities of the other classes.
     void take_best(std::int64_t i, float& pqp) const {
         const float* row = q + i * classes;
         const float change = (pqp - qp[i]) / row[i];
@@ -85,7 +86,7 @@ struct Coupling {
     }
 };
 
-// The inputs are float32: decisions [rows, pairs], and Platt's parameters a and b [pairs].
+// Inputs, float32: decisions [rows, pairs], and Platt's parameters a and b [pairs].
 class CoupledProbabilities final : public Kernel {
   public:
     CoupledProbabilities(std::int64_t rows, std::int64_t classes, int threads)
@@ -99,7 +100,7 @@ class CoupledProbabilities final : public Kernel {
         const auto* a = static_cast<const float*>(inputs[1]);
         const auto* b = static_cast<const float*>(inputs[2]);
         auto* p = static_cast<float*>(outputs[0]);
-        // A row takes some sweeps of classes * classes steps.
+        // A row needs a few sweeps of classes * classes steps.
         const double cost = 20.0 * static_cast<double>(classes_ * classes_) + 10.0 * static_cast<double>(pairs_);
         parallel_for(threads(), rows_, cost, [&](std::int64_t begin, std::int64_t end) {
             const auto pairs = static_cast<std::size_t>(pairs_);

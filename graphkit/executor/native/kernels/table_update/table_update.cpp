@@ -1,4 +1,5 @@
-// Pointwise updates of a table whose gradient is given by rows: what no row touches is updated with a gradient of zero.
+// Pointwise updates of a table whose gradient is given for some rows; the other rows are updated with a gradient of
+// zero.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -12,11 +13,11 @@
 namespace graphkit {
 namespace {
 
-// Operands: rows [*indices, width...], indices (int32 or int64, counted from the back when negative), then those of the
-// update after its first one, which is the gradient: float32 [size, width...] with each row added at its index, in
-// their order. The table goes through `tile`, a kernel of one thread for some of its rows at a time, and what is left
-// over at the end through `rest`, which is null where nothing is. Both have to outlive this kernel. Operands of the
-// update are arrays of the table's shape and scalars. Indices outside the table throw NativeError from run, before
+// Operands: rows [*indices, width...]; indices (int32 or int64; negative ones count from the end); then the operands of
+// the update, except its first one, the gradient. The gradient is float32 [size, width...], with each of the rows added
+// at its index, in their order. `tile`, a kernel with one thread, updates a fixed number of rows of the table at a
+// time; `rest` updates the remaining rows, and is null if there are none. Both must outlive this kernel. Operands of
+// the update are scalars, or have the table's shape. If an index is outside of the table, run throws NativeError before
 // anything is written.
 class TableUpdate final : public Kernel {
   public:
@@ -28,7 +29,8 @@ class TableUpdate final : public Kernel {
     std::vector<std::pair<int, int>> inplace() const override;
 
   private:
-    // For each row of the table the first index that names it, for each index the next one that names its row; or -1.
+    // Linked lists of indices. heads: for each row of the table, the position of its first index; next: for each index,
+    // the position of the next index of the same row. -1: none.
     struct Chains {
         std::int32_t* heads;
         std::int32_t* next;
@@ -36,7 +38,7 @@ class TableUpdate final : public Kernel {
 
     template <typename Index>
     void link(const Index* indices, const Chains& chains) const;
-    // Adds the gradients of some rows of the table, and tells whether there are any.
+    // Adds the gradients of some rows of the table. Returns whether there are any.
     bool add(const float* rows, const Chains& chains, std::int64_t first, std::int64_t count, float* gradient) const;
     void update(const void* const* inputs, void* const* outputs, const Chains& chains, std::byte* scratch,
                 std::int64_t first, std::int64_t last) const;
@@ -46,8 +48,8 @@ class TableUpdate final : public Kernel {
     std::int64_t size_;  // rows of the table
     std::int64_t width_;  // elements of a row
     std::int64_t tile_rows_;
-    std::int64_t taken_;  // indices
-    std::size_t part_bytes_;  // of working memory for a thread
+    std::int64_t taken_;  // number of indices
+    std::size_t part_bytes_;  // bytes of a thread's working memory
 };
 
 constexpr std::size_t kMaxArrays = 16;
@@ -123,7 +125,7 @@ void TableUpdate::link(const Index* indices, const Chains& chains) const {
     const double work = 1 + 2 * static_cast<double>(taken_) / static_cast<double>(std::max<std::int64_t>(size_, 1));
     parallel_for(threads(), size_, work, [&](std::int64_t begin, std::int64_t end) {
         std::fill(chains.heads + begin, chains.heads + end, -1);
-        // From the last one, so that chains begin with the first one.
+        // In reverse, so that a chain begins with its first index.
         for (std::int64_t at = taken_; at-- > 0;) {
             const std::int64_t row = from_front(indices[at], size_);
             if (row >= begin && row < end) {
@@ -189,7 +191,7 @@ void TableUpdate::run(const void* const* inputs, void* const* outputs, std::byte
     });
     const std::int64_t tiles = tiles_of(size_, tile_rows_);
     const auto share = [&](std::int64_t part) { return tiles * part / threads(); };
-    // A part for each thread, with memory of its own.
+    // Each thread updates one part, with its own memory.
     parallel_for(threads(), threads(), static_cast<double>(size_ * width_) / threads(),
                  [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t part = begin; part < end; ++part) {
@@ -200,9 +202,10 @@ void TableUpdate::run(const void* const* inputs, void* const* outputs, std::byte
 }
 
 GRAPHKIT_BINDINGS(table_update, "pointwise") {
-    nb::class_<TableUpdate, Kernel>(m, "TableUpdate",
-                                    "A pointwise update of a table of `size` rows, whose gradient is given by rows. "
-                                    "`tile` updates some rows at a time, `rest` those that are left over.")
+    nb::class_<TableUpdate, Kernel>(
+        m, "TableUpdate",
+        "A pointwise update of a table of `size` rows, whose gradient is given for some rows. "
+        "`tile` updates several rows at a time, `rest` the remaining rows.")
         .def(
             "__init__",
             [](TableUpdate* self, const Pointwise& tile, const Pointwise* rest, std::int64_t size, Dims indices,

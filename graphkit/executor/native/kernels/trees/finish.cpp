@@ -16,7 +16,7 @@ float logistic(float x) {
     return x < 0 ? 1 - y : y;
 }
 
-// The quantile of the normal distribution, by the approximation of erf that scores.py names.
+// The quantile of the normal distribution, with the approximation of erf given in scores.py.
 float probit(float x) {
     constexpr float a = 0.147F;
     const float y = 2 * x - 1;
@@ -141,7 +141,7 @@ std::int64_t Finish::classify(T* scores, std::uint8_t* has, std::int64_t classes
     if (base.size() == 2 || knows) {
         transform_all(transform, z, 2);
     } else {
-        // One score for two classes. What is NaN, ONNX Runtime leaves open.
+        // A single score for two classes. Elements that are NaN here are undefined in ONNX Runtime.
         const float score = z[0];
         if (transform == ScoreTransform::probit) {
             z[0] = probit(score);

@@ -1,5 +1,5 @@
-// How trees are laid out, and how several rows, or one row in several trees, walk down at the same time: without a
-// branch that depends on data, so that a step of one does not wait for those of others.
+// The layout of trees, and the traversal of several rows, or of several trees for one row, at the same time. There are
+// no data-dependent branches, so that the steps of different lanes do not wait for each other.
 #include "kernels/trees/forest.h"
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 namespace graphkit {
 namespace {
 
-// Levels that lanes walk before it is asked whether all of them have arrived.
+// Number of levels after which the traversal checks whether all lanes have reached a leaf.
 constexpr std::int32_t kUnasked = 3;
 constexpr std::int32_t kFeatureMask = 0x7fffffff;
-// A position that no node has.
+// Marks an unused position.
 constexpr std::int32_t kGap = -1;
 
 }  // namespace
@@ -29,7 +29,7 @@ WalkedForest<T>::WalkedForest(const ForestArrays<T>& given, bool has_missing, st
     if (order.size() > static_cast<std::size_t>(kFeatureMask)) {
         throw NativeError("a forest of " + std::to_string(count) + " nodes is too large");
     }
-    // New positions of old ones.
+    // For each old position, the new one.
     std::vector<std::int32_t> place(count, -1);
     for (std::size_t i = 0; i < order.size(); ++i) {
         if (order[i] != kGap) {
@@ -91,8 +91,8 @@ void WalkedForest<T>::check(const ForestArrays<T>& given, std::int64_t targets) 
     }
 }
 
-// Old positions in the new order. A line of the cache has a node and its children, where it has room for three, so that
-// two levels of a walk read one line.
+// Returns the old positions in the new order. Where a cache line has room for three nodes, it contains a node and its
+// children, so that two levels of a traversal read one line.
 template <typename T>
 std::vector<std::int32_t> WalkedForest<T>::order(const ForestArrays<T>& given) const {
     constexpr std::size_t slots = 64 / sizeof(TreeNode<T>);
@@ -104,7 +104,7 @@ std::vector<std::int32_t> WalkedForest<T>::order(const ForestArrays<T>& given) c
             found.push_back(node);
         }
     };
-    // Nodes that lie before their children.
+    // Nodes that are placed before their children.
     std::vector<std::int32_t> heads;
     const auto children = [&](std::int32_t node) {
         const auto i = static_cast<std::size_t>(node);
@@ -139,7 +139,7 @@ std::vector<std::int32_t> WalkedForest<T>::order(const ForestArrays<T>& given) c
     return found;
 }
 
-// Levels below each node, by a depth-first walk that enters each node once.
+// Returns the levels below each node, by a depth-first traversal that visits each node once.
 template <typename T>
 std::vector<Levels> WalkedForest<T>::heights(const ForestArrays<T>& given) const {
     std::vector<Levels> found(given.limit.size(), {-1, -1});

@@ -1,4 +1,5 @@
-// The trees of an ensemble as they are walked: all nodes in one array, tree after tree, a node beside its children.
+// The trees of an ensemble in the layout for traversal: all nodes are in one array, tree after tree, and nodes are
+// close to their children.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +9,8 @@
 
 namespace graphkit {
 
-// Rows of features go to `yes` whose feature is at most `limit`, or where it is NaN and the sign bit of `feature` is
-// set. A leaf is its own child; its `limit` is the weight that it has for the only target.
+// A row goes to `yes` if its feature is at most `limit`, or if the feature is NaN and the sign bit of `feature` is set.
+// A leaf is its own child; its `limit` is its weight if there is only one target.
 template <typename T>
 struct TreeNode {
     T limit;
@@ -17,14 +18,14 @@ struct TreeNode {
     std::int32_t child[2];  // yes, no
 };
 
-// What a leaf adds to the score of a target.
+// The weight that a leaf adds to the score of a target.
 template <typename T>
 struct LeafWeight {
     std::int32_t target;
     T weight;
 };
 
-// Nodes as they are given, by position, and the weights of node i: count[i] of them from first[i] on.
+// Nodes as the caller gives them, by position. Node i has count[i] weights, from weight first[i] on.
 template <typename T>
 struct ForestArrays {
     std::vector<T> limit;
@@ -32,7 +33,7 @@ struct ForestArrays {
     std::vector<T> weight;
 };
 
-// Memory that begins with a line of the cache.
+// An allocator of memory that begins at a cache line.
 template <typename T>
 struct LineAllocator {
     using value_type = T;
@@ -46,7 +47,7 @@ struct LineAllocator {
     bool operator==(const LineAllocator&) const { return true; }
 };
 
-// Levels below a root: those that every path has, and those of the longest.
+// Levels below a root: of the shortest and of the longest path.
 struct Levels {
     std::int32_t least, most;
 };
@@ -54,20 +55,20 @@ struct Levels {
 template <typename T>
 class WalkedForest {
   public:
-    // Rows, or trees, that are walked at the same time: as many loads as a processor has under way.
+    // Rows, or trees, that are traversed at the same time: as many as the loads that a processor keeps in flight.
     static constexpr std::int64_t kLanes = 8;
 
-    // Throws NativeError for positions outside of the arrays. Children must not lead back to their parents.
+    // Throws NativeError for positions outside of the arrays, and for cycles.
     WalkedForest(const ForestArrays<T>& given, bool has_missing, std::int64_t targets);
 
     std::int64_t trees() const { return static_cast<std::int64_t>(roots_.size()); }
     // The mean number of levels of a tree.
     double depth() const { return depth_; }
-    // The last feature that is asked for.
+    // The largest feature number that a node tests.
     std::int64_t last_feature() const { return last_feature_; }
 
-    // The leaf of each lane, which begins at node `at` with the features `x`. All lanes have at least `levels.least`
-    // levels before them, and at most `levels.most`.
+    // Traverses the trees: lane i begins at node at[i] with the features x[i]; afterwards, at[i] is its leaf. Each lane
+    // has at least `levels.least` levels before it, and at most `levels.most`.
     void walk(const T* const* x, std::int32_t* at, Levels levels) const;
 
     std::int32_t root(std::int64_t tree) const { return roots_[static_cast<std::size_t>(tree)]; }

@@ -16,11 +16,11 @@
 namespace graphkit {
 namespace {
 
-// Rows whose scores are added up tree by tree: a tree stays in the cache while they pass. Fewer where a row has more
-// scores than a block of so many rows may have together.
+// Most rows of a block. A block is traversed tree by tree, so that the tree stays in the cache. A block has fewer rows
+// if its scores would exceed kBlockScores.
 constexpr std::int64_t kBlock = 128;
 constexpr std::int64_t kBlockScores = 1 << 16;
-// What a step to a child costs, in nanoseconds, among so many others.
+// Estimated nanoseconds of a step to a child, with many steps in flight.
 constexpr double kStep = 0.8;
 
 template <typename T>
@@ -35,9 +35,9 @@ class TreeEnsemble final : public Kernel {
     static constexpr std::int64_t kLanes = WalkedForest<T>::kLanes;
 
     struct Memory {
-        T* x;               // rows in the type of the trees
+        T* x;               // rows, converted to the type of the trees
         T* scores;          // of a block of rows
-        std::uint8_t* has;  // which of the scores there are
+        std::uint8_t* has;  // which of the scores received a weight
     };
     Memory memory(std::byte* scratch) const;
     std::size_t thread_bytes() const;
@@ -123,7 +123,7 @@ typename TreeEnsemble<T>::Memory TreeEnsemble<T>::memory(std::byte* scratch) con
     return {reinterpret_cast<T*>(scratch), reinterpret_cast<T*>(scores), reinterpret_cast<std::uint8_t*>(has)};
 }
 
-// Rows from `begin` on in the type of the trees.
+// Returns rows [begin, begin + count) in the type of the trees.
 template <typename T>
 const T* TreeEnsemble<T>::converted(const std::byte* x, std::int64_t begin, std::int64_t count, T* to) const {
     const std::int64_t size = count * features_;
@@ -207,7 +207,7 @@ void TreeEnsemble<T>::write(void* const* outputs, std::int64_t begin, std::int64
     }
 }
 
-// Many rows: a block of them passes tree after tree.
+// Many rows: each block of rows is traversed tree by tree.
 template <typename T>
 void TreeEnsemble<T>::rows(const std::byte* x, void* const* outputs, std::int64_t begin, std::int64_t end,
                            const Memory& own) const {
@@ -223,7 +223,7 @@ void TreeEnsemble<T>::rows(const std::byte* x, void* const* outputs, std::int64_
                 const T* lanes[kLanes];
                 std::int32_t at[kLanes];
                 for (std::int64_t i = 0; i < kLanes; ++i) {
-                    // Lanes without a row walk with the last one.
+                    // Lanes beyond the last row repeat it.
                     lanes[i] = from + std::min(row + i, count - 1) * features_;
                     at[i] = root;
                 }
@@ -245,7 +245,7 @@ void TreeEnsemble<T>::rows(const std::byte* x, void* const* outputs, std::int64_
     }
 }
 
-// Few rows: each of them walks down several trees at a time. Weights are added up afterwards, in the order of trees.
+// Few rows: each is traversed in several trees at a time. Weights are summed afterwards, in the order of the trees.
 template <typename T>
 void TreeEnsemble<T>::few(const std::byte* x, void* const* outputs, std::byte* scratch) const {
     const Memory own = memory(scratch + leaves_bytes());
