@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import constants, operand
+from graphkit.executor.devices.operands import constants, operand, shape
 from graphkit.ir.graph import Node, Value
 from graphkit.ops._base import operator
 from graphkit.ops.image.resize import Axis, Resizing
@@ -17,8 +17,8 @@ from graphkit.ops.tensor.pad import pad_sources, pad_widths
 from graphkit.ops.xp import numpy_xp
 
 
-def reduced_axes(node: Node, rank: int) -> tuple[int, ...] | None:
-    """Return the axes of a Reduction of an operand with `rank` axes; None if they are not known before a run."""
+def reduced_axes(node: Node) -> tuple[int, ...] | None:
+    """Return the axes of a Reduction of known shape; None if they are not known before a run."""
     op = operator(node, Reduction)
     axes = operand(node, 1)
     given = () if axes is None else axes.tensor.constants
@@ -26,11 +26,12 @@ def reduced_axes(node: Node, rank: int) -> tuple[int, ...] | None:
         return None
     if given or op.noop_with_empty_axes:
         return tuple(given)
-    return tuple(range(rank))
+    return tuple(range(len(shape(node.inputs[0]))))
 
 
-def repeated_axes(x: Sequence[int], y: Sequence[int]) -> tuple[int, ...]:
-    """Return the axes along which an array of shape y is broadcast to x; ReduceToShapeOf sums over them."""
+def repeated_axes(node: Node) -> tuple[int, ...]:
+    """Return the axes that ReduceToShapeOf sums over: those along which an array of its result's shape is broadcast."""
+    x, y = shape(node.inputs[0]), shape(node.output)
     lead = len(x) - len(y)
     return (*range(lead), *(i for i in range(lead, len(x)) if y[i - lead] == 1 and x[i] != 1))
 

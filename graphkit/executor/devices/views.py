@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
-from graphkit.executor.devices.operands import constants, operand, repeating, row_major
+from graphkit.executor.devices.operands import constants, operand, repeating, row_major, shape
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.layout import DepthToSpace, SpaceToDepth, Transpose
 from graphkit.ops.tensor.slicing import slice_index
-
-Shape: TypeAlias = tuple[int, ...]
 
 
 class View(NamedTuple):
@@ -40,20 +38,22 @@ def window(node: Node, first: int, sizes: Sequence[int]) -> View | None:
     return View(tuple(map(len, spans)), tuple(s.step * p for s, p in zip(spans, places, strict=True)), offset)
 
 
-def _slice(node: Node, x: Shape, y: Shape) -> View | None:
-    return window(node, 1, x)
+def _slice(node: Node) -> View | None:
+    return window(node, 1, shape(node.inputs[0]))
 
 
-def _transpose(node: Node, x: Shape, y: Shape) -> View:
-    op = operator(node, Transpose)
+def _transpose(node: Node) -> View:
+    x, op = shape(node.inputs[0]), operator(node, Transpose)
     return _ordered(x, tuple(reversed(range(len(x)))) if op.perm is None else op.perm)
 
 
-def _expand(node: Node, x: Shape, y: Shape) -> View:
+def _expand(node: Node) -> View:
+    x, y = shape(node.inputs[0]), shape(node.output)
     return View(y, tuple(repeating(x, y)))
 
 
-def _tile(node: Node, x: Shape, y: Shape) -> View | None:
+def _tile(node: Node) -> View | None:
+    x = shape(node.inputs[0])
     repeats = constants(operand(node, 1))
     if repeats is None:
         return None
@@ -68,24 +68,23 @@ def _ordered(split: Sequence[int], order: Sequence[int]) -> View:
     return View(tuple(split[axis] for axis in order), tuple(strides[axis] for axis in order))
 
 
-def _depth_to_space(node: Node, x: Shape, y: Shape) -> View:
+def _depth_to_space(node: Node) -> View:
     op = operator(node, DepthToSpace)
-    (n, c, h, w), b = x, op.blocksize
+    (n, c, h, w), b = shape(node.inputs[0]), op.blocksize
     if op.mode == "DCR":
         return _ordered((n, b, b, c // (b * b), h, w), (0, 3, 4, 1, 5, 2))
     return _ordered((n, c // (b * b), b, b, h, w), (0, 1, 4, 2, 5, 3))
 
 
-def _space_to_depth(node: Node, x: Shape, y: Shape) -> View:
+def _space_to_depth(node: Node) -> View:
     op = operator(node, SpaceToDepth)
-    (n, c, h, w), b = x, op.blocksize
+    (n, c, h, w), b = shape(node.inputs[0]), op.blocksize
     order = (0, 3, 5, 1, 2, 4) if op.mode == "DCR" else (0, 1, 3, 5, 2, 4)
     return _ordered((n, c, h // b, b, w // b, b), order)
 
 
-# For each operator of ai.onnx, by name: a function that takes a node, the shape of its first operand and the shape of
-# its result. It returns the view, or None if that is known only in a run.
-VIEWS: dict[str, Callable[[Node, Shape, Shape], View | None]] = {
+# By the name of an operator of ai.onnx: returns the view of a node of static types; None if it is known only in a run.
+VIEWS: dict[str, Callable[[Node], View | None]] = {
     "Slice": _slice,
     "Transpose": _transpose,
     "Expand": _expand,

@@ -5,9 +5,8 @@ Importing this module raises the errors of `import_extension`.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from graphkit.executor.devices.registry import (
     SizedFactory,
     register,
 )
-from graphkit.ir.graph import Node, Value
+from graphkit.ir.graph import Node
 from graphkit.ir.types import DType, TensorType
 
 T = TypeVar("T")
@@ -77,12 +76,8 @@ def prepared_kernel(
     onednn: bool = False,
     covers: Callable[[Node], bool] | None = None,
     fusable: bool = False,
-    module: str = "",
 ) -> Callable[[Preparation], Preparation]:
-    """Decorator: register the preparation of kernels that share work between sizes. See `Preparation` and `kernel`.
-
-    module: the module that registers it (default: that of the preparation).
-    """
+    """Decorator: register the preparation of kernels that share work between sizes. See `Preparation` and `kernel`."""
 
     def install(prepare: Preparation) -> Preparation:
         def prepared(node: Node, context: KernelContext) -> SizedFactory | None:
@@ -91,49 +86,10 @@ def prepared_kernel(
 
         if native.has_onednn() or not onednn:
             rule = KernelRule(prepare=prepared, covers=covers, fusable=fusable)
-            register("cpu", domain, name, rule, module or prepare.__module__)
+            register("cpu", domain, name, rule, prepare.__module__)
         return prepare
 
     return install
-
-
-# Makes a kernel for given shapes of the operands and results. Only element types, attributes and known elements may be
-# read from the node.
-FactoryOfShapes: TypeAlias = Callable[[Node, KernelContext, Shapes, Shapes], Kernel | None]
-
-
-def sized_kernel(
-    name: str,
-    domain: str = "",
-    *,
-    reads: Sequence[int] = (),
-    covers: Callable[[Node], bool] | None = None,
-) -> Callable[[FactoryOfShapes], FactoryOfShapes]:
-    """Decorator: register a factory that gets the shapes separately. Kernels for new sizes then need no new node.
-
-    Args:
-        name: Name of the operator.
-        domain: Its domain.
-        reads: Positions of the operands whose elements the factory reads from the node. If such elements depend on the
-            sizes, each kernel needs a node of static types.
-        covers: See `KernelRule`.
-    """
-
-    def install(factory: FactoryOfShapes) -> FactoryOfShapes:
-        @prepared_kernel(name, domain, covers=covers, module=factory.__module__)
-        def prepare(node: Node, context: KernelContext) -> SizedFactory | None:
-            if any(depends_on_sizes(operand(node, position)) for position in reads):
-                return None
-            return functools.partial(factory, node, context)
-
-        return factory
-
-    return install
-
-
-def depends_on_sizes(value: Value | None) -> bool:
-    """Return whether the elements of an integer operand are expressions of symbolic sizes."""
-    return value is not None and value.tensor.value is not None and value.tensor.constants is None
 
 
 class _Prepared:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from graphkit.executor.devices.cpu._base import depends_on_sizes, native, prepared_kernel
+from graphkit.executor.devices.cpu._base import native, prepared_kernel
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import SizedFactory
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType
 from graphkit.ops._base import Op, operator
@@ -19,7 +19,7 @@ Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float]
 
 def _prepare(node: Node, context: KernelContext) -> SizedFactory | None:
     described = _described(operator(node, Op))
-    if any(depends_on_sizes(v) and described.reads(i) for i, v in enumerate(node.inputs)):
+    if any(_depends_on_sizes(v) and described.reads(i) for i, v in enumerate(node.inputs)):
         return None
     types = [None if v is None else v.tensor for v in node.inputs]
     inputs = [None if t is None else (f"input {i}", t.dtype.value, t.constants) for i, t in enumerate(types)]
@@ -33,6 +33,11 @@ def _prepare(node: Node, context: KernelContext) -> SizedFactory | None:
         sizes_vary=context.sizes_vary,
         deterministic=context.deterministic,
     )
+
+
+def _depends_on_sizes(value: Value | None) -> bool:
+    """Return whether the elements of an integer operand are expressions of symbolic sizes."""
+    return value is not None and value.tensor.value is not None and value.tensor.constants is None
 
 
 @kept

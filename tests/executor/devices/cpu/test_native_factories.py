@@ -222,7 +222,7 @@ def test_attention_over_a_cache(kind: str) -> None:
         expected = [(p @ np.repeat(values, 3, axis=1)).astype(np.float32), keys, values]
         operands = [a, b, c, *olds, given]
         close(run(whole, operands, expected), expected)
-        # A kernel whose results nobody reads may leave them out.
+        # A kernel may omit results that no node reads.
         kernel = alone([None if o is None else o.shape for o in operands], [e.shape for e in expected])
         found = np.zeros_like(expected[0])
         assert kernel is not None

@@ -175,7 +175,7 @@ def _kernel(node: Node, launches: Sequence[Launch | None]) -> CardKernel | None:
 
 
 def _view(node: Node, context: KernelContext) -> CardKernel | None:
-    view = VIEWS[node.op.name](node, shape(node.inputs[0]), shape(node.output))
+    view = VIEWS[node.op.name](node)
     if view is None:
         return None
     source, target = End(view.strides, view.offset), End(tuple(row_major(view.sizes)))

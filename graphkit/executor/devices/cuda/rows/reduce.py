@@ -11,7 +11,6 @@ from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.geometry import reduced_axes, repeated_axes
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import shape
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType
 from graphkit.ops._base import DOMAIN
@@ -71,7 +70,7 @@ def _over(name: str, node: Node, axes: Sequence[int] | None) -> CardKernel | Non
 def _register(name: str) -> None:
     @launched(f"Reduce{name}")
     def make(node: Node, context: KernelContext) -> CardKernel | None:
-        return _over(name, node, reduced_axes(node, len(shape(node.inputs[0]))))
+        return _over(name, node, reduced_axes(node))
 
 
 for _name in FUNCTIONS:
@@ -80,7 +79,7 @@ for _name in FUNCTIONS:
 
 @launched("ReduceToShapeOf", DOMAIN)
 def _reduce_to_shape_of(node: Node, context: KernelContext) -> CardKernel | None:
-    return _over("Sum", node, repeated_axes(shape(node.inputs[0]), shape(node.output)))
+    return _over("Sum", node, repeated_axes(node))
 
 
 def _pooled(name: str, node: Node, context: KernelContext) -> CardKernel | None:

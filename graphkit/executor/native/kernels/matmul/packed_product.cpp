@@ -148,9 +148,7 @@ GRAPHKIT_BINDINGS(packed_product, "epilogue", "sized_kernels") {
                 new (self) PackedProduct(a, b, transposed, last, threads);
             },
             "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false, "bias"_a = false, "epilogue"_a = Epilogue{},
-            "threads"_a = 0, NoGil())
-        .def_static("suits", &PackedProduct::suits, "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false, "threads"_a,
-                    "Whether this is faster than the library, for a constant b and several threads.");
+            "threads"_a = 0, NoGil());
     nb::class_<PackedProductFactory, KernelFactory>(m, "PackedProductFactory",
                                                     "Makes PackedProducts where they are better than the library's.")
         .def(nb::init<bool, bool, Epilogue, bool, std::int64_t, int>(), nb::kw_only(), "transposed"_a, "bias"_a,

@@ -286,45 +286,23 @@ static std::unique_ptr<Kernel> global_pool(const NodeSpec& node, const std::stri
     return reduce(node, op, axes_from(node, 2));
 }
 
-GRAPHKIT_KERNEL_READING("", ReduceSum, 1) {
-    return reduce_axes(node, "Sum");
-}
+#define GRAPHKIT_REDUCE(op)                      \
+    GRAPHKIT_KERNEL_READING("", Reduce##op, 1) { \
+        return reduce_axes(node, #op);           \
+    }
 
-GRAPHKIT_KERNEL_READING("", ReduceMean, 1) {
-    return reduce_axes(node, "Mean");
-}
+GRAPHKIT_REDUCE(Sum)
+GRAPHKIT_REDUCE(Mean)
+GRAPHKIT_REDUCE(Max)
+GRAPHKIT_REDUCE(Min)
+GRAPHKIT_REDUCE(Prod)
+GRAPHKIT_REDUCE(L1)
+GRAPHKIT_REDUCE(L2)
+GRAPHKIT_REDUCE(SumSquare)
+GRAPHKIT_REDUCE(LogSum)
+GRAPHKIT_REDUCE(LogSumExp)
 
-GRAPHKIT_KERNEL_READING("", ReduceMax, 1) {
-    return reduce_axes(node, "Max");
-}
-
-GRAPHKIT_KERNEL_READING("", ReduceMin, 1) {
-    return reduce_axes(node, "Min");
-}
-
-GRAPHKIT_KERNEL_READING("", ReduceProd, 1) {
-    return reduce_axes(node, "Prod");
-}
-
-GRAPHKIT_KERNEL_READING("", ReduceL1, 1) {
-    return reduce_axes(node, "L1");
-}
-
-GRAPHKIT_KERNEL_READING("", ReduceL2, 1) {
-    return reduce_axes(node, "L2");
-}
-
-GRAPHKIT_KERNEL_READING("", ReduceSumSquare, 1) {
-    return reduce_axes(node, "SumSquare");
-}
-
-GRAPHKIT_KERNEL_READING("", ReduceLogSum, 1) {
-    return reduce_axes(node, "LogSum");
-}
-
-GRAPHKIT_KERNEL_READING("", ReduceLogSumExp, 1) {
-    return reduce_axes(node, "LogSumExp");
-}
+#undef GRAPHKIT_REDUCE
 
 GRAPHKIT_KERNEL_READING("ai.graphkit", ReduceToShapeOf) {
     const Dims &x = node.input(0).tensor.shape, &y = node.outputs[0].shape;
