@@ -6,7 +6,6 @@ and the kernels do; `Template.at` computes them. If the sizes in a node's types 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,9 +75,9 @@ class _Typed:
 
 
 class _Step:
-    """Nodes with equal operators and types, which share their kernels. `kernels`: by the sizes in these types."""
+    """Nodes with equal operators and types, which share their kernels."""
 
-    __slots__ = ("node", "symbolic_inference", "mentioned", "context", "make", "native", "inputs", "outputs", "kernels")
+    __slots__ = ("node", "symbolic_inference", "mentioned", "context", "make", "native", "inputs", "outputs")
 
     def __init__(
         self,
@@ -103,7 +102,6 @@ class _Step:
         # Positions of the sizes of operands and results.
         self.inputs = [None if v is None else shape_of(v) for v in node.inputs]
         self.outputs = [shape_of(v) for v in node.outputs]
-        self.kernels: OrderedDict[tuple[int, ...], _native.SizedKernel | None] = OrderedDict()
 
 
 class _HiddenElements:
@@ -165,12 +163,10 @@ class Template:
         self._nodes = [
             self._step(node, node in computed, alike) for node in graph.nodes if not isinstance(node.op, Constant)
         ]
-        distinct = list(dict.fromkeys(alike.values()))
-        self._native_steps = [step for step in distinct if step.native is not None]
-        self._python_steps = [step for step in distinct if step.native is None]
-        self._native_kernels = native_module().SizedKernels(_KEPT)
-        for step in self._native_steps:
-            self._native_kernels.add(step.native, step.mentioned, step.inputs, step.outputs)
+        self._distinct_steps = list(dict.fromkeys(alike.values()))
+        self._sized_kernels = native_module().SizedKernels(_KEPT)
+        for step in self._distinct_steps:
+            self._sized_kernels.add(step.native, step.mentioned, step.inputs, step.outputs)
         for view, root in self.placement.root.items():
             if self._bytes[view] != self._bytes[root]:
                 self._equal.append((self._bytes[view], self._bytes[root]))
@@ -265,43 +261,31 @@ class Template:
     # --- one node ---------------------------------------------------------------------------------------
 
     def _kernels(self, sizes: Sequence[int]) -> dict[_Step, _native.SizedKernel | None]:
-        """Return the kernel of each distinct step; see `_kernel`."""
-        found: dict[_Step, _native.SizedKernel | None] = {}
-        try:
-            kernels = self._native_kernels.at(sizes)
-        except native_module().Error as error:
-            raise NotNative(str(error)) from error  # a program compiled for these sizes names the node
-        for step, kernel in zip(self._native_steps, kernels, strict=True):
-            # If native code has no kernel for these sizes, the kernel factory in Python may have one.
-            found[step] = self._kernel(step, sizes) if kernel is None else kernel
-        found.update((step, self._kernel(step, sizes)) for step in self._python_steps)
-        return found
-
-    def _kernel(self, step: _Step, sizes: Sequence[int]) -> _native.SizedKernel | None:
-        """Return the kernel of a step for these sizes; None for a view.
+        """Return the kernel of each distinct step for these sizes; None for a view.
 
         Raises NotNative if there is no kernel, or if inference or the kernel rejects the sizes. A program compiled for
         these sizes then raises the error that users get.
         """
-        key = tuple([sizes[position] for position in step.mentioned])
-        if key in step.kernels:
-            step.kernels.move_to_end(key)
-            return step.kernels[key]
-        made = None
+        try:
+            kernels = self._sized_kernels.at(sizes, lambda number: self._kernel(self._distinct_steps[number], sizes))
+        except native_module().Error as error:
+            raise NotNative(str(error)) from error
+        return dict(zip(self._distinct_steps, kernels, strict=True))
+
+    def _kernel(self, step: _Step, sizes: Sequence[int]) -> _native.SizedKernel | None:
+        """Return the kernel of a step that has no native factory, or whose native factory makes none."""
         if step.make is not None:
             try:
                 kernel = step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
             except RuntimeFailure as error:
                 raise NotNative(str(error)) from error
-            made = native_module().SizedKernel(_native_kernel(kernel, step.node))
-        elif step.context is not None or not step.symbolic_inference:
-            bound = self._bound(step, sizes)
-            if step.context is not None:
-                made = native_module().SizedKernel(_native_kernel(make_kernel("cpu", bound, step.context), bound))
-        step.kernels[key] = made
-        if len(step.kernels) > _KEPT:
-            step.kernels.popitem(last=False)
-        return made
+            return native_module().SizedKernel(_native_kernel(kernel, step.node))
+        if step.context is None and step.symbolic_inference:
+            return None
+        bound = self._bound(step, sizes)
+        if step.context is None:
+            return None
+        return native_module().SizedKernel(_native_kernel(make_kernel("cpu", bound, step.context), bound))
 
     def _bound(self, step: _Step, sizes: Sequence[int]) -> Node:
         """Return the node for these sizes. Raises NotNative if inference finds other types than the template's."""

@@ -20,7 +20,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[_Step]:
 
     def recorded(self: Template, *arguments: Any) -> None:
         make(self, *arguments)
-        found.extend([*self._native_steps, *self._python_steps])
+        found.extend(self._distinct_steps)
 
     monkeypatch.setattr(Template, "__init__", recorded)
     return found

@@ -101,21 +101,31 @@ struct SizedKernel {
 // Makes the kernels of one node, and caches the most recently used ones.
 class SizedStep {
   public:
+    // `factory`: a KernelFactory, or None.
     SizedStep(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs)
         : factory_(std::move(factory)),
-          made_by_(nb::cast<const KernelFactory*>(factory_)),
+          made_by_(factory_.is_none() ? nullptr : nb::cast<const KernelFactory*>(factory_)),
           mentioned_(std::move(mentioned)),
           inputs_(std::move(inputs)),
           outputs_(std::move(outputs)) {}
 
-    // Returns a SizedKernel; None if there is no kernel for these sizes.
-    nb::object at(const Sizes& sizes, std::size_t kept) {
+    // Returns the cached kernel, that of the factory or, if the factory makes none, the result of `make`.
+    template <typename Make>
+    nb::object at(const Sizes& sizes, std::size_t kept, Make make) {
         Sizes key = shape_at(mentioned_, sizes);
         if (const auto found = by_sizes_.find(key); found != by_sizes_.end()) {
             recent_.splice(recent_.begin(), recent_, found->second);
             return recent_.front().second;
         }
-        recent_.emplace_front(key, made(sizes));
+        nb::object kernel = made(sizes);
+        if (kernel.is_none()) {
+            kernel = make();
+            // Meanwhile, another thread may have done the same.
+            if (by_sizes_.find(key) != by_sizes_.end()) {
+                return kernel;
+            }
+        }
+        recent_.emplace_front(key, std::move(kernel));
         by_sizes_.emplace(std::move(key), recent_.begin());
         if (recent_.size() > kept) {
             by_sizes_.erase(recent_.back().first);
@@ -134,7 +144,11 @@ class SizedStep {
     }
 
   private:
+    // Returns the factory's kernel, a SizedKernel; None if there is none.
     nb::object made(const Sizes& sizes) const {
+        if (made_by_ == nullptr) {
+            return nb::none();
+        }
         try {
             std::unique_ptr<Kernel> kernel = made_by_->make(shapes_at(inputs_, sizes), shapes_at(outputs_, sizes));
             if (kernel == nullptr) {
@@ -168,10 +182,10 @@ class SizedKernels {
         steps_.emplace_back(std::move(factory), std::move(mentioned), std::move(inputs), std::move(outputs));
     }
 
-    nb::list at(const Sizes& sizes) {
+    nb::list at(const Sizes& sizes, const nb::callable& make) {
         nb::list kernels;
-        for (SizedStep& step : steps_) {
-            kernels.append(step.at(sizes, kept_));
+        for (std::size_t number = 0; number < steps_.size(); ++number) {
+            kernels.append(steps_[number].at(sizes, kept_, [&] { return make(number); }));
         }
         return kernels;
     }
@@ -221,16 +235,20 @@ GRAPHKIT_BINDINGS(sized_kernels) {
         .def_ro("scratch_bytes", &SizedKernel::scratch_bytes)
         .def_ro("layouts", &SizedKernel::layouts, nb::sig("def layouts(self) -> tuple[str, ...]"),
                 "The layout of each packed input.");
-    nb::class_<SizedKernels>(m, "SizedKernels", "The kernels of the nodes of a graph, for given sizes.")
+    nb::class_<SizedKernels>(
+        m, "SizedKernels",
+        "The kernels of the nodes of a graph for given sizes. The most recently used ones are cached.")
         .def(nb::init<std::size_t>(), "kept"_a, "kept: number of kernels that are kept for each node.")
-        .def("add", &SizedKernels::add, "factory"_a, "mentioned"_a, "inputs"_a, "outputs"_a,
-             nb::sig("def add(self, factory: KernelFactory, mentioned: collections.abc.Sequence[int], inputs: "
+        .def("add", &SizedKernels::add, "factory"_a.none(), "mentioned"_a, "inputs"_a, "outputs"_a,
+             nb::sig("def add(self, factory: KernelFactory | None, mentioned: collections.abc.Sequence[int], inputs: "
                      "collections.abc.Sequence[tuple[int, ...] | None], outputs: "
                      "collections.abc.Sequence[tuple[int, ...] | None]) -> None"),
              "Add a node. Its shapes are positions in a list of sizes; equal sizes at `mentioned` mean equal kernels.")
-        .def("at", &SizedKernels::at, "sizes"_a,
-             nb::sig("def at(self, sizes: collections.abc.Sequence[int]) -> list[SizedKernel | None]"),
-             "Return the kernel of each node; None if there is none for these sizes.")
+        .def("at", &SizedKernels::at, "sizes"_a, "make"_a,
+             nb::sig("def at(self, sizes: collections.abc.Sequence[int], make: collections.abc.Callable[[int], "
+                     "SizedKernel | None]) -> list[SizedKernel | None]"),
+             "Return the kernel of each node. For a node whose factory makes none, it is the result of make(number), "
+             "where the nodes are numbered in the order of `add`.")
         .def("kept", &SizedKernels::kept,
              "Return, for each node, the sizes at `mentioned` of the cached kernels, least recently used first.");
 }
