@@ -276,16 +276,18 @@ class Template:
         """Return the kernel of a step that has no native factory, or whose native factory makes none."""
         if step.make is not None:
             try:
-                kernel = step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
+                kernel = _native_kernel(step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes)), step.node)
             except RuntimeFailure as error:
                 raise NotNative(str(error)) from error
-            return native_module().SizedKernel(_native_kernel(kernel, step.node))
-        if step.context is None and step.symbolic_inference:
+        elif step.context is None and step.symbolic_inference:
             return None
-        bound = self._bound(step, sizes)
-        if step.context is None:
-            return None
-        return native_module().SizedKernel(_native_kernel(make_kernel("cpu", bound, step.context), bound))
+        else:
+            bound = self._bound(step, sizes)
+            if step.context is None:
+                return None
+            kernel = _native_kernel(make_kernel("cpu", bound, step.context), bound)
+        made: _native.SizedKernel = native_module().SizedKernel(kernel)
+        return made
 
     def _bound(self, step: _Step, sizes: Sequence[int]) -> Node:
         """Return the node for these sizes. Raises NotNative if inference finds other types than the template's."""
