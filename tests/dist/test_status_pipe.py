@@ -7,8 +7,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
+from clocks import wait_until
 from jobs import STEPS, finish
 
 from graphkit import config
@@ -30,26 +32,36 @@ def started(tmp_path):
         environment = {**os.environ, config.MPIEXEC.name: str(mpiexec), "TMPDIR": str(tmp_path)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [sys.executable, "-P", "-c", LAUNCH]
-        return subprocess.Popen(command, **pipes, text=True, start_new_session=True, env=environment)
+        jobs.append(subprocess.Popen(command, **pipes, text=True, start_new_session=True, env=environment))
+        return jobs[-1]
 
-    return start
-
-
-def pids(job):
-    """The process of each rank, which prints it."""
-    found = {}
-    while len(found) < 2:
-        line = job.stdout.readline()
-        assert line, job.stderr.read()
-        found |= {int(rank): int(pid) for rank, pid in re.findall(r"pid (\d) (\d+)", line)}
-    return [found[rank] for rank in range(2)]
+    jobs = []
+    yield start
+    for job in jobs:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
 
 
+# A rank goes on only when all have written their processes, so that none ends before its process is known.
 TELL = """
     import os
+    from pathlib import Path
+    here = Path(__file__).parent
     steps(1)
-    os.write(1, f"pid {kv.rank} {os.getpid()}\\n".encode())
+    (here / f"new-{kv.rank}").write_text(str(os.getpid()))
+    (here / f"new-{kv.rank}").rename(here / f"pid-{kv.rank}")
+    while len(list(here.glob("pid-*"))) < 2:
+        time.sleep(0.01)
 """
+
+
+def pids(job, folder):
+    """The process of each rank of a job whose program, in `folder`, begins with TELL."""
+    files = [folder / f"pid-{rank}" for rank in range(2)]
+    wait_until(lambda: all(map(Path.exists, files)) or job.poll() is not None, "both ranks run")
+    assert all(map(Path.exists, files)), job.stderr.read()
+    return [int(file.read_text()) for file in files]
 
 
 @pytest.mark.parametrize(
@@ -62,12 +74,14 @@ TELL = """
     ],
 )
 @pytest.mark.parametrize("who", [1, pytest.param(0, marks=pytest.mark.full)])
-def test_a_rank_that_leaves_without_a_word_is_named(started, leaves, status, who):
+def test_a_rank_that_leaves_without_a_word_is_named(started, tmp_path, leaves, status, who):
     # On a busy machine, the launcher's SIGKILL may end the other rank first, and the signal is unknown until the
     # launcher has waited for the process.
     for _ in range(3):
+        for file in tmp_path.glob("pid-*"):
+            file.unlink()
         job = started(f"{TELL}\n    if kv.rank == {who}:\n        {leaves}\n    steps(10**9)")
-        process = pids(job)[who]
+        process = pids(job, tmp_path)[who]
         found, _, errors = finish(job)
         assert found == status
         if f"graphkit: rank {who} on " in errors:
@@ -163,7 +177,7 @@ def gone(process):
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.full)])
 def test_ranks_end_when_the_command_that_has_started_them_is_killed(started, tmp_path, number):
     job = started(f"{TELL}\n    steps(10**9)")
-    ranks = pids(job)
+    ranks = pids(job, tmp_path)
     os.kill(job.pid, number)
     _, _, errors = finish(job)
     end = time.monotonic() + 30
