@@ -24,7 +24,7 @@ NATIVE = "graphkit/executor/native"
 KINDS: dict[str, tuple[str, ...]] = {
     "checkpoint": (
         "graphkit/train/checkpoint.py", "graphkit/train/manifest.py", "graphkit/train/saving.py",
-        "graphkit/train/run_folder.py", "graphkit/train/position.py", "graphkit/train/adversarial.py",
+        "graphkit/train/run_folder.py", "graphkit/train/position.py", "graphkit/train/custom_trainer.py",
         "graphkit/train/recurrent_state.py", "graphkit/ir/serialize.py", "graphkit/ir/weights.py",
         "graphkit/ir/stored.py", "graphkit/ir/atomic.py", "graphkit/ir/codec.py",
     ),

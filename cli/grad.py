@@ -74,9 +74,9 @@ def command(
     graphkit grad net.json --loss softmax_cross_entropy -o grad.onnx
     graphkit grad net.onnx --wrt x --check
     """
-    from graphkit.model import grad
     from graphkit.train.imported import constants_to_parameters
     from graphkit.train.losses import with_loss
+    from graphkit.transforms import grad
 
     if output is None and not check:
         raise UsageError("nothing to do: give -o FILE to write the gradient graph, --check to check it, or both")

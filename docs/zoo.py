@@ -55,7 +55,7 @@ STEPS: dict[str, dict[str, int]] = {
 BATCHES = {"bert": 8, "dlrm": 128, "lstm_lm": 20, "ncf": 256, "ssd": 4, "unet": 4, "vgg": 16, "vit": 8}
 # Networks whose training step takes too long to measure: minutes.
 UNTIMED = {"bert", "ssd", "unet", "vgg", "vit"}
-# Losses; softmax cross entropy for networks that are not listed. None: AdversarialTrainer has its own.
+# Losses; softmax cross entropy for networks that are not listed. None: the step of examples/gan has its own.
 LOSSES: dict[str, str | None] = {
     "dlrm": "sigmoid_binary_cross_entropy",
     "dqn": "huber",

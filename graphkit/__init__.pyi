@@ -37,8 +37,6 @@ from graphkit.ir.types import OptionalType as OptionalType
 from graphkit.ir.types import SequenceType as SequenceType
 from graphkit.ir.types import TensorType as TensorType
 from graphkit.model import Model as Model
-from graphkit.model import block_loops as block_loops
-from graphkit.model import grad as grad
 from graphkit.model import load as load
 from graphkit.ops import Onnx as Onnx
 from graphkit.ops import Op as Op
@@ -388,8 +386,13 @@ from graphkit.train import metrics as metrics
 from graphkit.train import optim as optim
 from graphkit.train import settings as settings
 from graphkit.train.callbacks import Callback as Callback
+from graphkit.train.custom_trainer import CustomTrainer as CustomTrainer
 from graphkit.train.find_lr import find_lr as find_lr
+from graphkit.train.step_builder import StepBuilder as StepBuilder
+from graphkit.train.step_builder import TrainingStep as TrainingStep
 from graphkit.train.trainer import Trainer as Trainer
+from graphkit.transforms import block_loops as block_loops
+from graphkit.transforms import grad as grad
 
 nn = _nn
 init = _init

@@ -27,6 +27,8 @@ _CLASSES = {
     "Graph": "a Graph",
     "KVStore": "a KVStore",
     "Trainer": "a Trainer",
+    "StepNetwork": "a network of gk.StepBuilder",
+    "TrainingStep": "a gk.TrainingStep",
     "GroupDevices": "",  # internal: messages do not offer it
     "Workers": "gk.data.Workers",
     "Dataset": "a Dataset",

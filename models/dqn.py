@@ -23,9 +23,9 @@ def dqn(
     Outputs: q is [N, actions].
 
     Options: `hidden` gives the width of each hidden layer. With `dueling`, q is v + a - mean(a). v is the value of the
-    state, and a is the advantage of each action. The defaults fit `graphkit.models.grid_world.GridWorld`.
+    state, and a is the advantage of each action. The defaults fit the 5x5 maze of examples/reinforcement.
 
-    Training: Use `graphkit.train.q_learning.QLearner`.
+    Training: Q-learning, as in examples/reinforcement.
 
     Parameters: fc1_weight, fc1_bias, ... With `dueling`, value_* and advantage_* replace the last layer. 6,084 with the
     default options; 17,410 for (4, 2, (128, 128)), the network of PyTorch's tutorial for CartPole.

@@ -33,7 +33,7 @@ def gan(part: str = "generator", image: tuple[int, ...] = (3, 64, 64), latent: i
     that halve it. Kernels are 4x4. Batch normalisation follows, except next to the image and the logits. The generator
     has ReLU. The discriminator has leaky ReLU with slope 0.2.
 
-    Training: Use `graphkit.train.adversarial.AdversarialTrainer`.
+    Training: A step with two losses, as in examples/gan (`gk.StepBuilder`).
 
     Parameters: generator/up<n>_weight, generator/norm<n>_*, discriminator/down<n>_weight, discriminator/norm<n>_*,
     discriminator/judge_weight, as in PyTorch's example. 3,576,704 with the default options, and 2,765,568 for the

@@ -31,7 +31,6 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.stored import StoredArray, StoredFile
 from graphkit.ops import F
 from graphkit.train import losses, metrics, optim
-from graphkit.train.adversarial import AdversarialTrainer
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.stepper import LazyScalar
 
@@ -102,9 +101,11 @@ def _table(folder: Path) -> Any:
     return data.read(path)
 
 
-def _adversaries() -> AdversarialTrainer:
-    options = {"image": (1, 8, 8), "latent": 4, "width": 4}
-    return AdversarialTrainer(*[gk.models.build("gan", part=p, **options) for p in ("generator", "discriminator")])
+def _step_builder() -> gk.StepBuilder:
+    step = gk.StepBuilder()
+    network = step.network(_net())
+    step.minimize(gk.reduce_mean(network(gk.input("x", ["N", 3])), keepdims=False), network, optim.SGD(0.1))
+    return step
 
 
 def _stored_file(folder: Path) -> StoredFile:
@@ -154,7 +155,10 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "ProgressBar": lambda _: ProgressBar(False),
     "JsonLog": lambda folder: JsonLog(folder),
     "OptimizerUpdater": lambda _: optim.SGD(0.1).updater(),
-    "AdversarialTrainer": lambda _: _adversaries(),
+    "StepBuilder": lambda _: _step_builder(),
+    "StepNetwork": lambda _: gk.StepBuilder().network(_net()),
+    "TrainingStep": lambda _: _step_builder().build({}),
+    "CustomTrainer": lambda _: gk.CustomTrainer(_step_builder().build({})),
     "KVStore": lambda _: kvstore.create("local"),
     "LocalCommunicator": lambda _: LocalCommunicator(),
     "Server": lambda _: Server(2),
@@ -283,7 +287,7 @@ def test_many_inputs_and_nodes_are_cut_off(count: int) -> None:
 @pytest.mark.parametrize(
     "kind",
     [gk.Model, Graph, Node, Value, Executor, gk.Trainer, kvstore.KVStore, ParamStore, Engine, data.Dataset,
-     data.Batches, data.Workers, AdversarialTrainer, RecordWriter, StoredFile, gk.TensorBoard, ProgressBar, Server],
+     data.Batches, data.Workers, gk.CustomTrainer, RecordWriter, StoredFile, gk.TensorBoard, ProgressBar, Server],
     ids=lambda kind: kind.__name__,
 )  # fmt: skip
 def test_half_built_objects_have_a_repr(kind: Any) -> None:

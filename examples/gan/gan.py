@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 import numpy as np
+from adversarial import adversarial_step, fit
 from PIL import Image
 
 import graphkit as gk
-from graphkit.train.adversarial import AdversarialTrainer
 
 SIDE, LATENT, WIDTH = 16, 32, 16
 ROWS = 10  # of the sheet, and its columns
@@ -66,22 +66,24 @@ def main(epochs: int, every: int, seed: int, resume: bool, output: Path) -> None
     options = {"image": (1, SIDE, SIDE), "latent": LATENT, "width": WIDTH}
     generator = gk.models.build("gan", part="generator", **options)
     discriminator = gk.models.build("gan", part="discriminator", **options)
-    trainer = AdversarialTrainer(generator, discriminator, gk.optim.Adam(1e-3, beta1=0.5), smoothing=0.1, seed=seed)
-
+    optimizer = gk.optim.Adam(1e-3, beta1=0.5)
+    step = adversarial_step(generator, discriminator, (optimizer, optimizer), smoothing=0.1)
+    trainer = gk.CustomTrainer(step, seed=seed)
     if resume:
         trainer.resume(output)
     noise = np.random.default_rng(seed).standard_normal((1000, LATENT)).astype(np.float32)
     score = inception_score(net, generator.run({"noise": noise})["image"])
     click.echo(f"inception score of real digits {inception_score(net, images):.2f}, before the training {score:.2f}")
-    for done in range(trainer.epochs, epochs, every):
-        more = min(every, epochs - done)
-        losses = trainer.fit(gk.data.Dataset(images), more, batch_size=64, folder=output, overwrite=True)[-1]
-        made = generator.run({"noise": noise})["image"]
-        sheet(made, output / f"made-{trainer.epochs:03}.png")
-        click.echo(
-            f"epoch {trainer.epochs}: generator {losses.generator:.3f}, discriminator {losses.discriminator:.3f}, "
-            f"inception score {inception_score(net, made):.2f}"
-        )
+    with trainer.folder(output, overwrite=True):
+        for done in range(trainer.notes.get("epochs", 0), epochs, every):
+            more = min(every, epochs - done)
+            losses = fit(trainer, images, more, folder=output)[-1]
+            made = generator.run({"noise": noise})["image"]
+            sheet(made, output / f"made-{done + more:03}.png")
+            click.echo(
+                f"epoch {done + more}: generator {losses['generator']:.3f}, discriminator "
+                f"{losses['discriminator']:.3f}, inception score {inception_score(net, made):.2f}"
+            )
 
     generator.save(output / "generator.onnx")
     report = gk.verify(generator, {"noise": noise[:16]}, against=output / "generator.onnx")

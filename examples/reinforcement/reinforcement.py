@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 import numpy as np
+from grid_world import GridWorld
+from q_learning import QLearner, Settings, rollout
 
 import graphkit as gk
-from graphkit.models.grid_world import GridWorld
-from graphkit.train.q_learning import QLearner, Settings, rollout
 
 MAZE = Path(__file__).with_name("maze.txt")
 LIMIT = 200  # moves of an episode

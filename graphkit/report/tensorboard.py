@@ -11,7 +11,7 @@ import numpy as np
 
 from graphkit.data import Dataset, TokenStream
 from graphkit.errors import GraphkitError, UsageError
-from graphkit.model import Model, grad
+from graphkit.model import Model
 from graphkit.report.events import EventFile, check_installed
 from graphkit.report.png import is_picture, pixels
 from graphkit.report.predictions import Predictions, predict
@@ -25,6 +25,7 @@ from graphkit.train.callbacks import Callback, Numbers
 from graphkit.train.metrics import LOSS
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.saving import whole_model
+from graphkit.transforms import grad
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer

@@ -2,7 +2,8 @@
 
 This state is the learning rate, the counts of updates, the resumed run, and the parameters that the user has assigned
 since the Trainer was created. A fingerprint of this state is sent with the all-reduce of the loss, so no
-additional message is needed. If fingerprints differ, no rank writes anything, and all raise the same error.
+additional message is needed. If fingerprints differ, all ranks raise the same error, and no rank changes parameters or
+states.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint into a folder. The previous one stays valid until the new one is complete.
 
     Raises RuntimeFailure if a file cannot be written, or if an old weights file cannot be removed. In both cases, the
-    folder contains the previous or the new checkpoint, complete.
+    folder contains the complete previous checkpoint (if there was one) or the complete new one.
     """
     folder = Path(folder)
     arrays = dict(checkpoint.arrays)

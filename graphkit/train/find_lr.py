@@ -47,8 +47,8 @@ class RateCurve:
         smoothed: Exponential moving average of the losses with decay 0.9, with bias correction as in Adam.
         suggestion: The rate at which the smoothed loss falls fastest; None if it never falls, or if fewer than three
             smoothed losses are finite.
-        diverged: Whether training ended before the last rate, because the smoothed loss was not finite or exceeded four
-            times its best value.
+        diverged: Whether the smoothed loss was not finite or exceeded four times its best value. Training then ended at
+            that rate.
     """
 
     rates: tuple[float, ...]
@@ -149,7 +149,7 @@ def _ramp(trainer: Trainer, batches: Iterator[Batch], rates: list[float]) -> Rat
 
 
 def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
-    """Train one update. Return the mean loss of its batches; NaN if it is not finite."""
+    """Train one update. Return the mean loss of its batches; NaN if a step is skipped or raises NotFinite."""
     losses = []
     for batch in itertools.islice(batches, trainer.accumulate):
         given = trainer._prepared(batch)

@@ -139,6 +139,7 @@ def replace_head(
     Args:
         model: Any model.
         classes: Number of classes.
+        seed: Seed of the new weights (default: GRAPHKIT_SEED).
         output: If the model has several outputs, the one whose layer is replaced. The other outputs stay unchanged.
         at: Name of an internal value. A new layer called `head` reads this value, and its logits become the only
             output.

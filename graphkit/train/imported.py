@@ -40,7 +40,7 @@ _LEARNED = {
 _STATISTICS = (3, 4)
 # Operators whose constant operands may also be numbers of a formula, not weights.
 _ELEMENTWISE = frozenset({"Add", "Mul"})
-# Operators that only rearrange the elements of their first operand (Concat: of all operands).
+# Operators that only rearrange, select or cast the elements of their first operand (Concat: of all operands).
 _ARRANGING = frozenset(
     {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
@@ -114,9 +114,9 @@ def _lost_batch(label: str, output: Value, batch: Dim) -> str:
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
     """Return a Reshape whose constant target sizes no longer fix the batch size at 1.
 
-    Before the batch axis, the sizes of the target must have the same product as those of the input. The first such axis
-    of size 1 is the batch axis of the target. Returns None if there is no such axis, if the target is not constant, or
-    if its sizes cannot express a symbolic batch size.
+    Let p be the product of the input's sizes before its batch axis. The batch axis of the target is the first axis i
+    with target[i] == 1 for which the product of target[:i] is p. Returns None if there is no such axis, if the target
+    is not constant, or if its sizes cannot express a symbolic batch size.
     """
     data, target = operands[:2]
     sizes = None if target is None else target.tensor.constants

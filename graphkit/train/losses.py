@@ -88,7 +88,10 @@ class Loss:
         return Term(mean, target_count(graph, target) if weights is None else weight_of_classes(target, weights))
 
     def largest_target(self, output: TensorType) -> int | None:
-        """Return the largest valid target: classes - 1, or 1 for probabilities. None if targets can be any number."""
+        """Return the largest valid target: classes - 1, or 1 for probabilities.
+
+        None if targets can be any number, or if the number of classes is unknown.
+        """
         if self.classes:
             count = output.known_shape[-1]
             return count - 1 if isinstance(count, int) else None

@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
+
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Value
+from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.signatures import typed_constructor
+from graphkit.train import states
 from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, convert_fields, real
 from graphkit.train.average import EMA
 from graphkit.train.schedules import (
@@ -86,6 +90,24 @@ class Optimizer:
         """
         raise NotImplementedError
 
+    def initial_states(self, parameter: str, weight: TensorType) -> dict[str, np.ndarray]:
+        """Return the states of a parameter before the first update, named `<parameter>/<state>`.
+
+        They are the slots. For float16 and bfloat16 parameters, the slots are float32, and a float32 copy of the
+        parameter, `<parameter>/master`, comes first. weight: the type of the parameter, of fixed shape.
+        """
+        return states.initial_arrays(self, parameter, weight)
+
+    def apply(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float = 1.0
+    ) -> tuple[Value, list[Value]]:
+        """Build one update of a parameter of any float type. Return the new parameter and its new states.
+
+        slots: The states of the parameter, in the order of `initial_states`. Other arguments are those of `update`.
+        """
+        updated = states.update(self, weight, grad, slots, lr, step, decay)
+        return updated.weight, updated.states
+
     def ignores_zeros(self, decay: float) -> bool:
         """Return whether an update with gradient 0 changes neither the weight nor the slots.
 
@@ -138,6 +160,24 @@ class SGD(Optimizer):
     @property
     def slots(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
+
+    def initial_states(self, parameter: str, weight: TensorType) -> dict[str, np.ndarray]:
+        """Return the states of a parameter before the first update, named `<parameter>/<state>`.
+
+        They are the slots. For float16 and bfloat16 parameters, the slots are float32, and a float32 copy of the
+        parameter, `<parameter>/master`, comes first. weight: the type of the parameter, of fixed shape.
+        """
+        return states.initial_arrays(self, parameter, weight)
+
+    def apply(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float = 1.0
+    ) -> tuple[Value, list[Value]]:
+        """Build one update of a parameter of any float type. Return the new parameter and its new states.
+
+        slots: The states of the parameter, in the order of `initial_states`. Other arguments are those of `update`.
+        """
+        updated = states.update(self, weight, grad, slots, lr, step, decay)
+        return updated.weight, updated.states
 
     def ignores_zeros(self, decay: float) -> bool:
         return type(self).update is SGD.update and not self.momentum and not self.weight_decay * decay
@@ -276,6 +316,24 @@ class Adagrad(Optimizer):
 
     def start(self, slot: str) -> float:
         return self.initial
+
+    def initial_states(self, parameter: str, weight: TensorType) -> dict[str, np.ndarray]:
+        """Return the states of a parameter before the first update, named `<parameter>/<state>`.
+
+        They are the slots. For float16 and bfloat16 parameters, the slots are float32, and a float32 copy of the
+        parameter, `<parameter>/master`, comes first. weight: the type of the parameter, of fixed shape.
+        """
+        return states.initial_arrays(self, parameter, weight)
+
+    def apply(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float = 1.0
+    ) -> tuple[Value, list[Value]]:
+        """Build one update of a parameter of any float type. Return the new parameter and its new states.
+
+        slots: The states of the parameter, in the order of `initial_states`. Other arguments are those of `update`.
+        """
+        updated = states.update(self, weight, grad, slots, lr, step, decay)
+        return updated.weight, updated.states
 
     def ignores_zeros(self, decay: float) -> bool:
         return type(self).update is Adagrad.update and self.epsilon > 0 and not self.weight_decay * decay

@@ -161,10 +161,11 @@ class RunFolder:
         """
         if not overwrite:
             self.check(run)
-        if self._files_of_another_run(run) or self._is_incomplete_first_save():
-            # FIRST_SAVE is removed after the model that it marks. If this process is killed in between, the next run
-            # still finds FIRST_SAVE, and removes the rest.
-            for path in self._files_of_runs():
+        incomplete = self._is_incomplete_first_save()
+        if incomplete or self._files_of_another_run(run):
+            # FIRST_SAVE marks the model of an incomplete first save. The model is removed after all other files, and
+            # FIRST_SAVE after the model: if this process is killed in between, a later run removes the rest.
+            for path in sorted(self._files_of_runs(), key=lambda path: incomplete and path.name == MODEL):
                 path.unlink(missing_ok=True)
         (self.path / FIRST_SAVE).unlink(missing_ok=True)
 

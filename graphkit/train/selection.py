@@ -59,8 +59,12 @@ class ParameterSelection:
         return (_matching(self.train, names) if self.train else set(names)) - _matching(self.freeze, names)
 
 
-def select_parameters(graph: Graph, selection: ParameterSelection) -> list[TrainedParameter]:
-    """Return the float parameters that `selection` selects and that the loss (the graph's first output) depends on.
+def select_parameters(
+    graph: Graph, selection: ParameterSelection, losses: Sequence[Value] | None = None
+) -> list[TrainedParameter]:
+    """Return the float parameters that `selection` selects and that a loss depends on.
+
+    losses: values of the graph (default: its first output).
 
     Parameters marked trainable=False are included only if `train` contains their exact name.
 
@@ -76,7 +80,7 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
                         f"; it is a constant, which constants_to_parameters(net, [{pattern!r}]) turns into a parameter"
                     )
                 raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}{hint}")
-    found, selected = reached([graph.outputs[0]]), selection.selected(names)
+    found, selected = reached(losses or [graph.outputs[0]]), selection.selected(names)
     lazy = _matching(selection.lazy, names)
     rates, decays = (_by_name(given, names) for given in (selection.lr_mult, selection.wd_mult))
     chosen = [

@@ -32,6 +32,9 @@ def own_operators():
         registry.remove(cls)
 
 
+# The folders of examples whose modules a guide imports.
+MODULES = {"reinforcement.md": "reinforcement"}
+
 # Guides whose examples build, train or measure large networks.
 LONG = ("models.md", "benchmarks.md")
 
@@ -41,6 +44,8 @@ LONG = ("models.md", "benchmarks.md")
 )
 def test_python_blocks(path, tmp_path, monkeypatch, own_operators):
     monkeypatch.chdir(tmp_path)
+    if path.name in MODULES:
+        monkeypatch.syspath_prepend(ROOT / "examples" / MODULES[path.name])
     namespace = {"__name__": f"example_{path.stem}"}
     blocks = BLOCK.findall(path.read_text())
     assert blocks

@@ -1,5 +1,6 @@
 """Runs that are interrupted anywhere, also several times, have the results of runs without interruption."""
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import graphkit as gk
 from graphkit.errors import UsageError
 from graphkit.train import checkpoint, saving
 from graphkit.train.average import Averages
+from graphkit.train.run_folder import RunFolder
 
 WORKER = Path(__file__).with_name("interrupted_worker.py")
 
@@ -211,6 +213,36 @@ def test_killed_in_the_first_save(tmp_path, monkeypatch, part, after, times):
     assert all(saved.params[n].tobytes() == whole.net.params[n].tobytes() for n in saved.params)
     assert [json.loads(line)["epoch"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [1, 2]
     assert {p.name.split(".")[0] for p in tmp_path.iterdir()} == {"checkpoint", "log", "model", "state"}
+
+
+def test_killed_while_an_incomplete_first_save_is_removed(tmp_path, monkeypatch):
+    """Whichever file was removed last, the next process removes the rest."""
+    remains = []
+    for number in range(10):
+        folder = tmp_path / str(number)
+        monkeypatch.setattr(checkpoint, "save", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            trainer().fit(data(), batch_size=32, folder=folder)
+        (folder / "log.jsonl").write_text("{}\n")
+        unlink, left = Path.unlink, [number]
+
+        def deadly(path, *, missing_ok=False, left=left, unlink=unlink):
+            if path.exists() and path.name != ".lock":
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Killed
+            unlink(path, missing_ok=missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", deadly)
+        with contextlib.suppress(Killed), RunFolder(folder) as held:
+            held.claim("another")
+            left[0] = 100
+        monkeypatch.undo()
+        remains.append(len(list(folder.iterdir())) if folder.exists() else 0)
+        with RunFolder(folder) as held:
+            held.claim("another")
+            assert [path.name for path in folder.iterdir()] == [".lock"]
+    assert remains[0] > remains[1] > remains[2] > remains[-1] == 0
 
 
 def test_model_from_elsewhere_is_kept_after_killed_save(tmp_path, monkeypatch):

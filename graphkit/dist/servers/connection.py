@@ -37,7 +37,10 @@ class ServerConnection(Protocol):
         ...
 
     def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:
-        """Return the next answer of each server. Raises RuntimeFailure if a rank is lost meanwhile."""
+        """Return the next answer of each server.
+
+        Raises RuntimeFailure if a rank is lost meanwhile. If servers are replicated, the loss of one raises no error.
+        """
         ...
 
     def leave(self) -> None:

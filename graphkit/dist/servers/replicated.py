@@ -172,7 +172,10 @@ class ReplicatedConnection:
 
 
 def serve(communicator: MpiCommunicator) -> None:
-    """Store parts until the workers have ended. Raises RuntimeFailure if a rank is lost."""
+    """Store parts until the workers have ended. If a connection to another server ends, continue without that server.
+
+    Raises RuntimeFailure if a worker is lost, if no replica of a part is left, or if a process sends no heartbeats.
+    """
     mesh = _connected(communicator)
     workers = communicator.processes - communicator.servers
     me = communicator.job_rank - workers

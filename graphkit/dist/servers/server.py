@@ -76,7 +76,7 @@ class Server:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling.
 
-        Only the states of an updater are pickled, because it may contain compiled programs.
+        If an updater has states, only these are pickled, because the updater may contain compiled programs.
         """
         state = dict(vars(self), _compression=None)
         if _has_states(self._updater):

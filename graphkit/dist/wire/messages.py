@@ -110,7 +110,7 @@ class Arrival:
 class Messages:
     """Sends arrays to other ranks and receives theirs. Messages of one lane between two ranks keep their order.
 
-    Only one thread at a time may call it. It must call `settle` before it takes part in a collective.
+    Only one thread at a time may use this object. Call `settle` before this rank takes part in a collective.
     """
 
     def __init__(self, links: Links):

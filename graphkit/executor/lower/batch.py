@@ -78,7 +78,10 @@ def _bytes(itemsize: int, dims: Iterable[int]) -> int:
 
 
 def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
-    """Return the Batch of a graph, or None if its examples are not independent. Takes linear time.
+    """Return the Batch of a graph. Takes linear time.
+
+    None if its examples are not independent, if its inputs have no common symbolic first dimension, or if it has
+    updates.
 
     All inputs are batched, except those at the positions `fixed`. Reshape and Resize may also read values that are
     computed only from the shapes of batched tensors. If another operator reads such a value together with a batched

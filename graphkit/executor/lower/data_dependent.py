@@ -60,7 +60,10 @@ def _shape_check(node: Node, declared: Declarations) -> Callable[[Sequence[Seque
 
 
 def data_dependent(site: Site) -> DataDependent | None:
-    """Return the lowering to a kernel whose results have data-dependent shapes; None if the device has none."""
+    """Return the lowering to a kernel whose results have data-dependent shapes.
+
+    None if the device has none, or if an operand or result is not a tensor of numbers.
+    """
     node = site.node
     values = (*node.operands, *node.outputs)
     if not isinstance(node.op, Op) or not all(has_fixed_size(v) or has_run_time_size(v) for v in values):

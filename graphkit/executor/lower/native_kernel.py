@@ -31,7 +31,7 @@ class PreparedKernel(Lowering):
 
 
 def native_kernel(site: Site) -> Lowering | None:
-    """Return the lowering of a node of known sizes to a kernel of the device; None if the device has none."""
+    """Return the lowering of a node to a kernel of the device; None if a size is unknown, or if there is no kernel."""
     kernel = make_kernel(site.settings.device, site.node, site.context) if site.static else None
     if kernel is None:
         return None

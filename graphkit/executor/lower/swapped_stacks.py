@@ -22,8 +22,9 @@ ROW_PARTS = 16
 def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
     """Return the outputs of loops whose slices are stacked in host memory. Takes linear time.
 
-    A loop that is marked (`is_swapped`) stacks them, and only other loops read them, slice by slice. The number of
-    iterations of all these loops is known.
+    An output is among them if a marked loop (`is_swapped`) stacks it, and only other loops read it, slice by slice. The
+    number of iterations of each of these loops must be known, and the output must be large enough (see LEAST_ROWS and
+    ROW_PARTS).
 
     lowered: the graph as it would run without swapping.
     """

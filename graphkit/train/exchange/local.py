@@ -110,10 +110,10 @@ class LocalExchange:
     # --- many steps ------------------------------------------------------------------------------
 
     def synchronise(self) -> None:
-        """Do nothing: there are no other ranks."""
+        """Do nothing: there are no other ranks, or all-reduces keep their parameters equal."""
 
     def publish(self) -> None:
-        """Do nothing: there are no other copies of the parameters."""
+        """Do nothing: there are no parameter servers."""
 
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
         return {m.name: value_of(m) for m in measured}

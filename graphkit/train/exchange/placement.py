@@ -1,7 +1,7 @@
 """Model parallelism without a pipeline: each rank runs one program, and ranks exchange values while it runs.
 
-Ranks may depend on each other in both directions, and share branches and loops. The results are those of one process
-that runs forward pass, backward pass and update (see `graphkit.passes.distribution`).
+Ranks may depend on each other in both directions, and the nodes of one branch or loop may be on several ranks. The
+results are those of one process that runs forward pass, backward pass and update (see `graphkit.passes.distribution`).
 """
 
 from __future__ import annotations

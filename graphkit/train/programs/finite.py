@@ -52,9 +52,14 @@ def guarded(value: Value, guard: Value | None) -> Value:
 
 
 def origin(
-    program: Graph, store: ParamStore, feeds: Mapping[str, Any], rng: tuple[int, int], others: bool = False
+    program: Graph,
+    store: ParamStore,
+    feeds: Mapping[str, Any],
+    rng: tuple[int, int],
+    others: bool = False,
+    outputs: int | None = 1,
 ) -> str:
-    """Return a clause for an error: which node made the first output of a program (the loss) NaN or infinite.
+    """Return a clause for an error: which node made an output of a program, such as the loss, NaN or infinite.
 
     Args:
         program: The program that failed.
@@ -62,6 +67,7 @@ def origin(
         feeds: The inputs that it got.
         rng: (seed, step) of that run.
         others: Whether the loss is the mean over several processes.
+        outputs: How many outputs of the program are examined (None: all).
     """
     if others and not len(next(iter(feeds.values()), ())):
         return _ELSEWHERE
@@ -72,7 +78,7 @@ def origin(
             arrays.append(np.array([rng[0] % (1 << 64), rng[1]], np.uint64))
         else:
             arrays.append(convert(name, value.type, feeds[name]) if name in feeds else store[name])
-    needed = Graph(program.inputs, program.outputs[:1])
+    needed = Graph(program.inputs, program.outputs[:outputs])
     try:
         found = first_nonfinite(needed, arrays)
     except (GraphkitError, MemoryError) as error:

@@ -192,7 +192,8 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
         known = [stage_of[v.node] for v in node.operands if v.node in stage_of]
         if known:
             stage_of[node] = max(known)
-    # The remaining nodes depend only on inputs. In reverse order, the readers of a node come before it.
+    # The remaining nodes depend only on graph inputs and on nodes without operands. In reverse order, the readers of a
+    # node come before it.
     first: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         if node.operands and node not in stage_of:

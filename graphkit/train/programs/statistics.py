@@ -1,4 +1,4 @@
-"""Statistics of BatchNormalization over the samples of all ranks, including ranks without samples in a step."""
+"""Statistics of BatchNormalization over the samples of all ranks. Ranks without samples join the collectives, too."""
 
 from __future__ import annotations
 

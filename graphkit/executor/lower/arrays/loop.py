@@ -1,8 +1,9 @@
 """The iterations of Loop and Scan on the arrays of a device.
 
-If the number of iterations is known, all of them are steps of the program, and are recorded with the other steps.
-Otherwise the host reads the condition after each iteration, and stacked outputs grow. If nothing is stacked, a
-recording can contain the body once and repeat it, provided that the device supports this.
+If the number of iterations is known, the steps of all iterations are recorded with the other steps of the program,
+unless there are more than MOST_RECORDED, or the body cannot be recorded. If the number is unknown, the host reads the
+condition after each iteration, and stacked outputs grow. If nothing is stacked, a recording can contain the body once
+and repeat it, provided that the device supports this.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ from collections import deque
 
 import numpy as np
 import pytest
+from grid_world import MOVES, GridWorld
+from q_learning import QLearner, Settings, learning_episode, rollout
 
 import graphkit as gk
 from graphkit.errors import UsageError
-from graphkit.models.grid_world import MOVES, GridWorld
 from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.train.q_learning import QLearner, Settings, initial_states, learning_episode, rollout
 
 EPISODES = 80
 
@@ -141,8 +141,7 @@ def episodes_with_fed_numbers(settings, seed=5, **options):
     world = GridWorld(("S..", ".#.", "..G"))
     net = gk.models.build("dqn", observations=9, hidden=(8,), **options)
     optimizer = gk.optim.Adam(1e-2)
-    graph = learning_episode(net, world, optimizer, settings, feed_uniform=True)
-    model = gk.Model.from_graph(graph, {**net.params, **initial_states(net, world, optimizer, settings)})
+    model = gk.CustomTrainer(learning_episode(net, world, optimizer, settings, feed_uniform=True)).model()
     uniform = np.random.default_rng(seed).random((settings.limit, 2 + settings.batch), np.float32)
     feeds = {"epsilon": np.array(0.5, np.float32), "learning_rate": np.array(1e-2, np.float32), "uniform": uniform}
     return world, model, feeds
@@ -158,7 +157,7 @@ def test_a_learning_episode_runs_in_onnx_runtime(opset):
     ours = model.compile(threads=1).run(feeds)
     ours |= {f"{n}_updated": a for n, a in model.params.items()}
     assert set(ours) == set(theirs)
-    assert ours["optimizer_step_updated"] == ours["steps"] - 3 > 5
+    assert ours["updates_updated"] == ours["steps"] - 3 > 5
     for name, array in ours.items():
         np.testing.assert_allclose(array, theirs[name], rtol=1e-4, atol=1e-5, err_msg=name)
     assert not np.array_equal(model.params["fc1_weight"], before["fc1_weight"])
@@ -168,7 +167,7 @@ def test_the_memory_is_a_ring_of_transitions():
     settings = Settings(capacity=8, batch=2, warmup=1000, limit=21)
     world, model, feeds = episodes_with_fed_numbers(settings)
     feeds["epsilon"] = np.float32(1)
-    weights = {n: a.copy() for n, a in model.params.items() if "replay" not in n}
+    weights = {n: a.copy() for n, a in model.params.items() if "replay" not in n and n != "step_count"}
     steps = int(model.compile(threads=1).run(feeds)["steps"])
     cell, over, rows = tuple(map(int, world.start)), False, []
     for t in range(steps):
@@ -243,7 +242,7 @@ def test_the_target_network_follows_at_intervals():
     first = model.params["fc1_weight"].copy()
     exe = model.compile(threads=1)
     exe.run(feeds)
-    assert model.params["optimizer_step"] == 5
+    assert model.params["updates"] == 5
     np.testing.assert_array_equal(model.params["target/fc1_weight"], model.params["fc1_weight"])
     assert not np.array_equal(model.params["fc1_weight"], first)
 
@@ -285,12 +284,12 @@ def test_any_optimizer(optimizer):
     before = {n: a.copy() for n, a in net.params.items()}
     learner = QLearner(net, Corridor(), optimizer, Settings(limit=20, warmup=8), seed=0)
     (episode,) = learner.fit(1)
-    assert learner.states["optimizer_step"] == episode.steps - 7
+    assert learner.trainer.states["updates"] == episode.steps - 7
     for name, array in net.params.items():
         assert np.isfinite(array).all()
         assert not np.array_equal(array, before[name]), name
         for slot in optimizer.slots:
-            assert np.ptp(learner.states[f"{name}/{slot}"]) > 0
+            assert np.ptp(learner.trainer.states[f"{name}/{slot}"]) > 0
 
 
 @pytest.mark.parametrize(
@@ -307,3 +306,21 @@ def test_any_optimizer(optimizer):
 def test_what_does_not_fit(make, message):
     with pytest.raises(UsageError, match=message):
         make()
+
+
+def test_a_run_goes_on_from_a_checkpoint(tmp_path):
+    def learner(seed=0):
+        net = gk.models.build("dqn", observations=10, actions=2, hidden=(8,))
+        return QLearner(net, Corridor(), settings=Settings(limit=20, warmup=8), seed=seed)
+
+    whole = learner()
+    history = [whole.episode(0.5) for _ in range(4)]
+    first = learner()
+    again = [first.episode(0.5) for _ in range(2)]
+    first.trainer.save(tmp_path)
+    second = learner(seed=5)
+    second.trainer.resume(tmp_path)
+    assert second.trainer.steps == 2
+    assert again + [second.episode(0.5) for _ in range(2)] == history
+    for name, array in whole.net.params.items():
+        np.testing.assert_array_equal(second.net.params[name], array, err_msg=name)

@@ -1,4 +1,4 @@
-"""A grid with walls, a start and a goal: an environment whose step is a graph, for `graphkit.train.q_learning`."""
+"""A grid with walls, a start and a goal: an environment whose step is a graph, for q_learning.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphkit.errors import UsageError
-from graphkit.ir.graph import Value
-from graphkit.ops import F, as_value
+import graphkit as gk
 
 # Up, down, left, right, as (row, column).
 MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int64)
@@ -30,34 +28,34 @@ class GridWorld:
 
     def __init__(self, rows: Sequence[str] = SMALL, *, goal: float = 1.0, cost: float = -0.02):
         if not rows or len({len(row) for row in rows}) != 1:
-            raise UsageError("the rows of a grid world must be strings of equal length")
+            raise gk.errors.UsageError("the rows of a grid world must be strings of equal length")
         self.cells = np.array([list(row) for row in rows])
         for mark, meaning in (("S", "start"), ("G", "goal")):
             if (count := int((self.cells == mark).sum())) != 1:
-                raise UsageError(f"a grid world must have one {meaning} ({mark}), not {count}")
+                raise gk.errors.UsageError(f"a grid world must have one {meaning} ({mark}), not {count}")
         self.start, self.goal = (np.argwhere(self.cells == mark)[0].astype(np.int64) for mark in "SG")
         self.rewards = np.float32(goal), np.float32(cost)
         self.observations = self.cells.size
 
-    def reset(self, agents: int) -> Value:
+    def reset(self, agents: int) -> gk.Value:
         """Return the states of `agents` agents at the start."""
-        return as_value(np.tile(self.start, (agents, 1)))
+        return gk.constant(value=np.tile(self.start, (agents, 1)))
 
-    def observe(self, state: Value) -> Value:
+    def observe(self, state: gk.Value) -> gk.Value:
         """Return the observations for states: the agents' cells, one-hot."""
         hot = np.eye(self.cells.size, dtype=np.float32).reshape(*self.cells.shape, -1)
-        return F.gather_nd(as_value(hot), state, name="observation")
+        return gk.gather_nd(gk.constant(value=hot), state, name="observation")
 
-    def step(self, state: Value, action: Value) -> tuple[Value, Value, Value]:
+    def step(self, state: gk.Value, action: gk.Value) -> tuple[gk.Value, gk.Value, gk.Value]:
         """Move the agents. Returns (next state, reward float32 [N], bool [N]: whether the episode is over)."""
-        moved = F.add(state, F.gather(as_value(MOVES), action, axis=0))
-        inside = F.min(F.max(moved, np.zeros(2, np.int64)), np.array(self.cells.shape, np.int64) - 1)
-        wall = F.gather_nd(as_value(self.cells == "#"), inside)
-        state = F.where(F.unsqueeze(wall, np.array([1])), state, inside, name="state")
-        away = F.reduce_sum(F.abs(F.sub(state, self.goal)), np.array([1]), keepdims=False)
-        arrived = F.equal(away, np.int64(0), name="arrived")
+        moved = gk.add(state, gk.gather(gk.constant(value=MOVES), action, axis=0))
+        inside = gk.min(gk.max(moved, np.zeros(2, np.int64)), np.array(self.cells.shape, np.int64) - 1)
+        wall = gk.gather_nd(gk.constant(value=self.cells == "#"), inside)
+        state = gk.where(gk.unsqueeze(wall, np.array([1])), state, inside, name="state")
+        away = gk.reduce_sum(gk.abs(gk.sub(state, self.goal)), np.array([1]), keepdims=False)
+        arrived = gk.equal(away, np.int64(0), name="arrived")
         goal, cost = self.rewards
-        return state, F.where(arrived, goal, cost, name="reward"), arrived
+        return state, gk.where(arrived, goal, cost, name="reward"), arrived
 
     def draw(self, path: Sequence[Sequence[int]]) -> str:
         """Return the map as text, with the cells of a path (rows of a state) marked by `*`."""
