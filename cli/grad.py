@@ -76,7 +76,7 @@ def command(
     """
     from graphkit.train.imported import constants_to_parameters
     from graphkit.train.losses import with_loss
-    from graphkit.transforms import grad
+    from graphkit.transforms.gradients import grad
 
     if output is None and not check:
         raise UsageError("nothing to do: give -o FILE to write the gradient graph, --check to check it, or both")

@@ -13,8 +13,8 @@ from typing import Any
 _PUBLIC = {
     "Model": "graphkit.model",
     "load": "graphkit.model",
-    "grad": "graphkit.transforms",
-    "block_loops": "graphkit.transforms",
+    "grad": "graphkit.transforms.gradients",
+    "block_loops": "graphkit.transforms.blocked_loops",
     "input": "graphkit.frontend.layers",
     "parameter": "graphkit.frontend.layers",
     "constant": "graphkit.ops",

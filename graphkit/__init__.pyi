@@ -391,8 +391,8 @@ from graphkit.train.find_lr import find_lr as find_lr
 from graphkit.train.step_builder import StepBuilder as StepBuilder
 from graphkit.train.step_builder import TrainingStep as TrainingStep
 from graphkit.train.trainer import Trainer as Trainer
-from graphkit.transforms import block_loops as block_loops
-from graphkit.transforms import grad as grad
+from graphkit.transforms.blocked_loops import block_loops as block_loops
+from graphkit.transforms.gradients import grad as grad
 
 nn = _nn
 init = _init

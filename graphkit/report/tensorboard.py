@@ -25,7 +25,7 @@ from graphkit.train.callbacks import Callback, Numbers
 from graphkit.train.metrics import LOSS
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.saving import whole_model
-from graphkit.transforms import grad
+from graphkit.transforms.gradients import grad
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer

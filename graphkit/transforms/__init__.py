@@ -1,0 +1,1 @@
+"""Transformations of models into models: gradients, loops in blocks."""
