@@ -392,7 +392,12 @@ from graphkit.train.step_builder import StepBuilder as StepBuilder
 from graphkit.train.step_builder import TrainingStep as TrainingStep
 from graphkit.train.trainer import Trainer as Trainer
 from graphkit.transforms.blocked_loops import block_loops as block_loops
+from graphkit.transforms.derivatives import hessian as hessian
+from graphkit.transforms.derivatives import jacobian as jacobian
+from graphkit.transforms.derivatives import jvp as jvp
+from graphkit.transforms.derivatives import vjp as vjp
 from graphkit.transforms.gradients import grad as grad
+from graphkit.transforms.vmap import vmap as vmap
 
 nn = _nn
 init = _init
