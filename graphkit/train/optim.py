@@ -35,8 +35,8 @@ from graphkit.train.updater import KeyedOptimizer, OptimizerUpdater
 
 __all__ = [
     "EMA", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl",
-    "KeyedOptimizer", "Lamb", "Linear", "OneCycle", "Optimizer", "Polynomial", "RMSProp", "Schedule", "Step", "Warmup",
-    "get", "names", "schedule",
+    "KeyedOptimizer", "Lamb", "Linear", "Lion", "OneCycle", "Optimizer", "Polynomial", "RMSProp", "Schedule", "Step",
+    "Warmup", "get", "names", "schedule",
 ]  # fmt: skip
 
 
@@ -160,24 +160,6 @@ class SGD(Optimizer):
     @property
     def slots(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
-
-    def initial_states(self, parameter: str, weight: TensorType) -> dict[str, np.ndarray]:
-        """Return the states of a parameter before the first update, named `<parameter>/<state>`.
-
-        They are the slots. For float16 and bfloat16 parameters, the slots are float32, and a float32 copy of the
-        parameter, `<parameter>/master`, comes first. weight: the type of the parameter, of fixed shape.
-        """
-        return states.initial_arrays(self, parameter, weight)
-
-    def apply(
-        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float = 1.0
-    ) -> tuple[Value, list[Value]]:
-        """Build one update of a parameter of any float type. Return the new parameter and its new states.
-
-        slots: The states of the parameter, in the order of `initial_states`. Other arguments are those of `update`.
-        """
-        updated = states.update(self, weight, grad, slots, lr, step, decay)
-        return updated.weight, updated.states
 
     def ignores_zeros(self, decay: float) -> bool:
         return type(self).update is SGD.update and not self.momentum and not self.weight_decay * decay
@@ -316,24 +298,6 @@ class Adagrad(Optimizer):
 
     def start(self, slot: str) -> float:
         return self.initial
-
-    def initial_states(self, parameter: str, weight: TensorType) -> dict[str, np.ndarray]:
-        """Return the states of a parameter before the first update, named `<parameter>/<state>`.
-
-        They are the slots. For float16 and bfloat16 parameters, the slots are float32, and a float32 copy of the
-        parameter, `<parameter>/master`, comes first. weight: the type of the parameter, of fixed shape.
-        """
-        return states.initial_arrays(self, parameter, weight)
-
-    def apply(
-        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float = 1.0
-    ) -> tuple[Value, list[Value]]:
-        """Build one update of a parameter of any float type. Return the new parameter and its new states.
-
-        slots: The states of the parameter, in the order of `initial_states`. Other arguments are those of `update`.
-        """
-        updated = states.update(self, weight, grad, slots, lr, step, decay)
-        return updated.weight, updated.states
 
     def ignores_zeros(self, decay: float) -> bool:
         return type(self).update is Adagrad.update and self.epsilon > 0 and not self.weight_decay * decay
@@ -491,7 +455,48 @@ class Lamb(Optimizer):
         return F.lamb_update(weight, grad, mean, variance, lr, step, weight_decay=weight_decay, **options)
 
 
-_KINDS = {cls.kind: cls for cls in (SGD, Adam, AdamW, RMSProp, Adagrad, Adadelta, Ftrl, LARS, Lamb)}
+@typed_constructor("gk.optim")
+@dataclass(frozen=True)
+class Lion(Optimizer):
+    """Lion (Chen et al., 2023): w -= lr * (sign(beta1 * m + (1 - beta1) * grad) + weight_decay * w).
+
+    Then m = beta2 * m + (1 - beta2) * grad. It has one slot, so its states take half the memory of Adam's.
+
+    Args:
+        lr: Learning rate, or a Schedule. It is usually three to ten times smaller than for Adam.
+        beta1: Weight of m in the update.
+        beta2: Decay of m.
+        weight_decay: Decoupled weight decay, as in the formula.
+    """
+
+    lr: float | Schedule = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+    kind = "lion"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("momentum",)
+
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
+        (momentum,) = slots
+        direction = F.sign(_between(momentum, grad, self.beta1))
+        if self.weight_decay * decay:
+            direction = F.add(direction, F.mul(scalar_like(self.weight_decay * decay, weight), weight))
+        rate = lr if lr.dtype is weight.dtype else F.cast(lr, to=weight.dtype)
+        return F.sub(weight, F.mul(rate, direction)), _between(momentum, grad, self.beta2)
+
+
+def _between(old: Value, new: Value, share: float) -> Value:
+    """Return share * old + (1 - share) * new."""
+    result: Value = F.add(F.mul(scalar_like(share, old), old), F.mul(scalar_like(1.0 - share, new), new))
+    return result
+
+
+_KINDS = {cls.kind: cls for cls in (SGD, Adam, AdamW, RMSProp, Adagrad, Adadelta, Ftrl, LARS, Lamb, Lion)}
 
 
 def names() -> list[str]:

@@ -23,6 +23,7 @@ OPTIMIZERS = {
     "ftrl": gk.optim.Ftrl(0.1),
     "lars": gk.optim.LARS(1.0, trust=0.01),
     "lamb": gk.optim.Lamb(1e-3),
+    "lion": gk.optim.Lion(1e-3, weight_decay=0.01),
 }
 
 

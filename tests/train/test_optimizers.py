@@ -114,6 +114,17 @@ def lamb(lr: float, b1: float, b2: float, eps: float, decay: float, vectors: boo
     return step
 
 
+def lion(lr: float, b1: float, b2: float, decay: float) -> Formula:
+    """Chen et al. 2023, algorithm 2."""
+
+    def step(w: np.ndarray, g: np.ndarray, s: dict[str, Any], t: int) -> np.ndarray:
+        m = s.get("m", 0.0)
+        s["m"] = b2 * m + (1 - b2) * g
+        return w - lr * (np.sign(b1 * m + (1 - b1) * g) + decay * w)
+
+    return step
+
+
 CASES = [
     (gk.optim.RMSProp(0.01), rmsprop(0.01, 0.99, 1e-8, 0.0, False, 0.0)),
     (gk.optim.RMSProp(0.01, momentum=0.9, weight_decay=0.1), rmsprop(0.01, 0.99, 1e-8, 0.9, False, 0.1)),
@@ -132,6 +143,8 @@ CASES = [
     (gk.optim.LARS(0.5, trust=0.1, vectors=True), lars(0.5, 0.9, 0.1, 0.0, True)),
     (gk.optim.Lamb(0.1), lamb(0.1, 0.9, 0.999, 1e-6, 0.01, False)),
     (gk.optim.Lamb(0.1, beta1=0.5, beta2=0.75, vectors=True), lamb(0.1, 0.5, 0.75, 1e-6, 0.01, True)),
+    (gk.optim.Lion(0.01), lion(0.01, 0.9, 0.99, 0.0)),
+    (gk.optim.Lion(0.01, beta1=0.5, beta2=0.75, weight_decay=0.1), lion(0.01, 0.5, 0.75, 0.1)),
 ]
 
 
