@@ -62,8 +62,10 @@ def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, L
     by_output = {o["output_name"] or net.outputs[0]: names} if isinstance(names, str) else names
     made = {output: losses.get(name) for output, name in by_output.items()}
     options: dict[str, dict[str, Any]] = {output: {} for output in made}
-    for option in ("label_smoothing", "class_weights"):
-        if o[option] is None:
+    given = {option: o[option] for option in ("label_smoothing", "ignore_index", "class_weights")}
+    given |= _numbers(o["loss_options"], "--loss-option")
+    for option, value in given.items():
+        if value is None:
             continue
         taking = [output for output, each in made.items() if option in each.takes]
         if option == "class_weights" and len(taking) > 1:
@@ -72,9 +74,10 @@ def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, L
                 "weights. In Python, give each loss its own: gk.losses.get(name, class_weights=...)"
             )
         for output in taking or list(made):  # if no loss has the option, the loss raises an error
-            value = o[option]
             if option == "class_weights":
                 target = train.targets[output] if isinstance(train.targets, dict) else train.targets
+                if (ignored := options[output].get("ignore_index")) is not None:
+                    target = np.asarray(target)[np.asarray(target) != ignored]
                 value = class_weights(value, made[output], net.output_types.get(output), target)
             options[output][option] = value
     found = {output: each.with_options(**options[output]) for output, each in made.items()}
@@ -135,7 +138,7 @@ def optimizer(o: Mapping[str, Any]) -> Optimizer:
 
     further = key_values(o["optimizer_options"], "--optimizer-option")
     found = make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further)
-    options = _numbers(o["schedule_options"])
+    options = _numbers(o["schedule_options"], "--schedule-option")
     kind, rate = o["lr_schedule"], found.lr
     if "rate" in options:
         raise UsageError("--schedule-option rate: give the learning rate with --lr")
@@ -154,13 +157,13 @@ def optimizer(o: Mapping[str, Any]) -> Optimizer:
     return dataclasses.replace(found, lr=schedule)
 
 
-def _numbers(texts: tuple[str, ...]) -> dict[str, float]:
+def _numbers(texts: tuple[str, ...], option: str) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, text in key_values(texts, "--schedule-option").items():
+    for name, text in key_values(texts, option).items():
         try:
             found[name] = int(text) if text.isdecimal() else float(text)
         except ValueError:
-            raise UsageError(f"--schedule-option {name}={text}: expected a number") from None
+            raise UsageError(f"{option} {name}={text}: expected a number") from None
     return found
 
 
@@ -199,7 +202,7 @@ def callbacks(o: Mapping[str, Any]) -> list[Callback]:
     if o["keep_best"]:
         found.append(KeepBest(o["monitor"]))
     if plateau:
-        options: dict[str, Any] = _numbers(o["schedule_options"])
+        options: dict[str, Any] = _numbers(o["schedule_options"], "--schedule-option")
         for name in options:
             if name not in _OF_PLATEAU:
                 raise UsageError(

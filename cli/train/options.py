@@ -127,6 +127,14 @@ _LOSS = (
         help="Label smoothing factor, 0 to 1.",
     ),
     option(
+        "--ignore-index", group=LOSS, type=int, metavar="N",
+        help="Targets of this class number do not count, in the loss and in metrics, such as padding.",
+    ),
+    option(
+        "--loss-option", "loss_options", group=LOSS, multiple=True, metavar="NAME=X",
+        help="Another option of the loss, such as gamma=2 (focal, sigmoid_focal) or alpha=0.25. Repeatable.",
+    ),
+    option(
         "--class-weights", group=LOSS, metavar="balanced | FILE | A,B,C",
         help="Weights of the classes in the loss: balanced (inversely proportional to the number of samples), a .json "
         "or .npy file with one number per class, or the numbers themselves.",

@@ -73,6 +73,8 @@ class BackgroundWork:
 
     def measure(self, metrics: Sequence[Metric], output: np.ndarray, target: np.ndarray) -> None:
         """Update metrics with a batch. If they are slow, a worker does it during the next step."""
+        if not len(target):
+            return
 
         def update() -> None:
             for metric in metrics:

@@ -85,7 +85,9 @@ class Evaluation:
                     weight += share
                 if trainer._output in results:
                     target = trainer._targets.metric_target(batch.targets, trainer._output)
-                    background.measure(measured, results[trainer._output], target)
+                    background.measure(
+                        measured, *trainer._targets.counted(trainer._output, results[trainer._output], target)
+                    )
                 bar.advance()
         values = trainer._exchange.values(measured)
         return {LOSS: total / weight if weight else float("nan"), **values} if with_loss else values

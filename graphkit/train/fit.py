@@ -278,7 +278,7 @@ class Fit:
                     trainer._targets.metric_target(batch.targets, trainer._output),
                 )
                 for pair in trainer._exchange.metric_pairs(results, target):
-                    self._background.measure(measured, *pair)
+                    self._background.measure(measured, *trainer._targets.counted(trainer._output, *pair))
         assert self._throughput is not None, _IN_EPOCH
         self._throughput.add(batch.global_size)
         self.bar.advance(f"loss {loss:.4f}" if self._ranks == 1 else f"loss {loss:.4f}, {self._throughput}")

@@ -20,10 +20,29 @@ from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.signatures import typed
 from graphkit.text import short_repr
-from graphkit.train.arguments import BELOW_ONE, NOT_NEGATIVE, real
+from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, integer, real
+from graphkit.train.loss_functions import (
+    categorical_cross_entropy,
+    dice,
+    focal,
+    huber,
+    kl_divergence,
+    l1,
+    mse,
+    sigmoid_binary_cross_entropy,
+    sigmoid_focal,
+    softmax_cross_entropy,
+    target_weight,
+)  # fmt: skip
 from graphkit.train.probabilities import logits_of
 from graphkit.train.programs.weights import BATCH_WEIGHT, Term, quotient, target_count
 from graphkit.train.programs.weights import mixed as mixed_terms
+
+__all__ = [
+    "BoundLoss", "Loss", "attach", "balanced", "bind_loss", "categorical_cross_entropy", "dice", "focal", "get",
+    "huber", "kl_divergence", "l1", "mse", "names", "sigmoid_binary_cross_entropy", "sigmoid_focal",
+    "softmax_cross_entropy", "with_loss",
+]  # fmt: skip
 
 # Returns the mean over the batch, or a sum and the weight that it is to be divided by.
 LossFunction: TypeAlias = Callable[..., Value | tuple[Value, Value]]
@@ -45,6 +64,7 @@ class Loss:
             the operator's input.
         classes: Whether targets are class numbers.
         probabilities: Whether targets are probabilities.
+        per_sample: Whether the loss is a mean over samples, not over all targets.
         takes: Names of the possible options.
         options: The options that are set.
     """
@@ -55,6 +75,7 @@ class Loss:
     of_logits: str = ""
     classes: bool = False
     probabilities: bool = False
+    per_sample: bool = False
     takes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,14 +85,18 @@ class Loss:
         for name in given:
             if name not in self.takes:
                 others = " and ".join(loss.name for loss in _LOSSES.values() if name in loss.takes)
-                both = f"{name}= and --{name.replace('_', '-')}"
-                only = f": {both} only work with {others}" if others else ""
+                only = f": {_spelled(name)} only work with {others}" if others else ""
                 raise UsageError(f"loss {self.name!r} has no option {name!r}{only}")
         if "label_smoothing" in given:
             given["label_smoothing"] = real(self.name, "label_smoothing", given["label_smoothing"], BELOW_ONE)
         if "class_weights" in given:
             weights = [real(self.name, "each of class_weights", w, NOT_NEGATIVE) for w in given["class_weights"]]
             given["class_weights"] = tuple(weights)
+        for name, limit in (("gamma", NOT_NEGATIVE), ("alpha", FRACTION)):
+            if name in given:
+                given[name] = real(self.name, name, given[name], limit)
+        if "ignore_index" in given:
+            given["ignore_index"] = integer(self.name, "ignore_index", given["ignore_index"], -(1 << 63))
         return replace(self, build=partial(self.build, **given), options={**self.options, **given}) if given else self
 
     def __repr__(self) -> str:
@@ -84,8 +109,20 @@ class Loss:
     def term(self, graph: Graph, output: Value, target: Value) -> Term:
         """Return the loss of an output of `graph`, and the weight of the batch."""
         mean = _scalar(self.build(output, target))
-        weights = self.options.get("class_weights") if self.classes else None
-        return Term(mean, target_count(graph, target) if weights is None else weight_of_classes(target, weights))
+        if self.per_sample:
+            return Term(mean, None)
+        weights = self.class_weights, self.ignore_index
+        return Term(mean, target_count(graph, target) if weights == (None, None) else target_weight(target, *weights))
+
+    @property
+    def class_weights(self) -> tuple[float, ...] | None:
+        """The weights of the classes, by which a loss of class numbers is divided; None if there are none."""
+        return self.options.get("class_weights") if self.classes else None
+
+    @property
+    def ignore_index(self) -> int | None:
+        """The class number of targets that do not count; None if all count."""
+        return self.options.get("ignore_index")
 
     def largest_target(self, output: TensorType) -> int | None:
         """Return the largest valid target: classes - 1, or 1 for probabilities.
@@ -103,6 +140,8 @@ class Loss:
         if self.classes:
             largest = self.largest_target(output)
             numbers = "class numbers" if largest is None else f"class numbers from 0 to {largest}"
+            if self.ignore_index is not None:
+                numbers += f", or {self.ignore_index} (ignored)"
             return f"{numbers}, {kind}, for the output {output}"
         return f"targets {'from 0 to 1, ' if self.probabilities else ''}of the shape of the output, {kind}"
 
@@ -117,151 +156,6 @@ def _classes(logits: TensorType) -> TensorType:
 
 def _same(output: TensorType) -> TensorType:
     return TensorType(output.dtype, output.shape)
-
-
-def softmax_cross_entropy(
-    logits: Value, target: Value, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
-) -> Value:
-    """Mean over all targets of -log p[target], where p = softmax(logits) along the last axis.
-
-    With label smoothing s and class weights w it is, as in PyTorch:
-
-        sum((1 - s) * w[target] * -log p[target] + s * mean(w * -log p)) / sum(w[target])
-
-    The sums are over all targets, the mean is over the classes. By default s is 0, and all weights are 1.
-
-    Args:
-        logits: Float tensor [..., classes].
-        target: int64 [...], class numbers.
-        label_smoothing: s, the share of each target that is distributed equally over all classes (Szegedy et al.,
-            2016); from 0 to below 1.
-        class_weights: w, one number for each class, not negative. If sum(w[target]) is 0, the sum is not divided.
-            Without label smoothing, the loss is then 0.
-
-    Returns:
-        The loss, a scalar of the type of logits.
-
-    Raises:
-        UsageError: The number of classes is unknown or 1, or differs from the number of weights.
-    """
-    classes = logits.tensor.known_shape[-1]
-    if not isinstance(classes, int):
-        raise UsageError(f"softmax_cross_entropy needs a fixed number of classes, not {logits}")
-    if classes == 1:
-        raise UsageError(
-            f"the output {logits} has only one class, so softmax_cross_entropy is always 0. For a regression, use "
-            "loss='mse' (--loss mse). For two classes, use loss='sigmoid_binary_cross_entropy' (--loss "
-            "sigmoid_binary_cross_entropy), or an output with 2 columns"
-        )
-    if logits.rank != 2:
-        logits = F.reshape(logits, np.array([-1, classes], np.int64))
-        target = F.reshape(target, np.array([-1], np.int64))
-    if class_weights is not None:
-        return _weighted_cross_entropy(logits, target, label_smoothing, class_weights)
-    loss, log_prob = F.softmax_cross_entropy_loss(logits, target, None, reduction="mean")
-    if not label_smoothing:
-        return _value(loss)
-    return _smoothed(loss, _mean(F.neg(log_prob)), label_smoothing)
-
-
-def _weighted_cross_entropy(
-    logits: Value, target: Value, label_smoothing: float, class_weights: Sequence[float]
-) -> Value:
-    """Return the cross entropy with class weights. logits: [N, classes]; target: [N].
-
-    Sums are float32, because the sum of many weights may overflow in float16.
-    """
-    classes = logits.tensor.known_shape[-1]
-    assert isinstance(classes, int), "checked"
-    if len(class_weights) != classes:
-        raise UsageError(
-            f"softmax_cross_entropy: {len(class_weights)} class weights (--class-weights) for {classes} classes"
-        )
-    factors = F.constant(value=np.array(class_weights, np.float32))
-    each, log_prob = F.softmax_cross_entropy_loss(logits, target, F.cast(factors, to=logits.dtype), reduction="none")
-    weight = weight_of_classes(target, class_weights)
-    loss = quotient(F.reduce_sum(F.cast(each, to="float32"), keepdims=False), weight).mean
-    if label_smoothing:
-        all_classes = F.reduce_sum(F.neg(F.mul(F.cast(log_prob, to="float32"), factors)), keepdims=False)
-        loss = _smoothed(
-            loss, quotient(F.div(all_classes, scalar_like(float(classes), all_classes)), weight).mean, label_smoothing
-        )
-    return _value(F.cast(loss, to=logits.dtype))
-
-
-def _smoothed(loss: Value, uniform_loss: Value, label_smoothing: float) -> Value:
-    """Return (1 - s) * loss + s * uniform_loss, where uniform_loss is the loss for equal shares of all classes."""
-    kept, smoothed = (scalar_like(share, loss) for share in (1.0 - label_smoothing, label_smoothing))
-    return _value(F.add(F.mul(kept, loss), F.mul(smoothed, uniform_loss)))
-
-
-def weight_of_classes(target: Value, class_weights: Sequence[float]) -> Value:
-    """Return the sum of the class weights of targets (integers of any shape), as a float32 scalar."""
-    factors = F.constant(value=np.array(class_weights, np.float32))
-    return _value(F.stop_gradient(F.reduce_sum(F.gather(factors, target), keepdims=False)))
-
-
-@typed("gk.losses.mse")
-def mse(output: Value, target: Any) -> Value:
-    """Mean of (output - target)^2 over all elements."""
-    difference = F.sub(output, target)
-    return _mean(F.mul(difference, difference))
-
-
-@typed("gk.losses.l1")
-def l1(output: Value, target: Any) -> Value:
-    """Mean of |output - target| over all elements."""
-    return _mean(F.abs(F.sub(output, target)))
-
-
-@typed("gk.losses.huber")
-def huber(output: Value, target: Any) -> Value:
-    """Mean of d^2/2 where |d| <= 1, |d| - 1/2 elsewhere, d = output - target (Huber, 1964)."""
-    distance = F.abs(F.sub(output, target))
-    inside = F.clip(distance, None, scalar_like(1.0, output))
-    half = scalar_like(0.5, output)
-    return _mean(F.add(F.mul(half, F.mul(inside, inside)), F.sub(distance, inside)))
-
-
-def sigmoid_binary_cross_entropy(
-    logits: Value, target: Value, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
-) -> Value:
-    """Mean of -t log s(x) - (1-t) log(1-s(x)), where s is the logistic function, over all elements.
-
-    Without class weights, it is computed as max(x,0) - x t + log(1+exp(-|x|)).
-
-    Args:
-        logits: Float tensor x of any shape.
-        target: t, of the same shape and type, from 0 to 1.
-        label_smoothing: Replaces targets by t (1 - label_smoothing) + label_smoothing / 2.
-        class_weights: Two factors, (negative, positive). The negative one multiplies the term with 1 - t, the positive
-            one the term with t.
-
-    Returns:
-        The loss, a scalar of the type of logits.
-    """
-    if label_smoothing:
-        kept, half = (scalar_like(number, logits) for number in (1.0 - label_smoothing, label_smoothing / 2))
-        target = F.add(F.mul(target, kept), half)
-    if class_weights is not None:
-        if len(class_weights) != 2:
-            raise UsageError(
-                f"sigmoid_binary_cross_entropy needs two class weights, (negative, positive), not {class_weights}"
-            )
-        no, yes = (scalar_like(weight, logits) for weight in class_weights)
-        against = F.mul(F.mul(no, F.sub(scalar_like(1.0, logits), target)), F.softplus(logits))
-        return _mean(F.add(against, F.mul(F.mul(yes, target), F.softplus(F.neg(logits)))))
-    positive = F.relu(logits)
-    return _mean(F.add(F.sub(positive, F.mul(logits, target)), F.softplus(F.neg(F.abs(logits)))))
-
-
-def _mean(value: Value) -> Value:
-    return _value(F.reduce_mean(value, keepdims=False))
-
-
-def _value(value: Any) -> Value:
-    assert isinstance(value, Value), "operators return a Value if their operands are Values"
-    return value
 
 
 @typed("gk.losses.balanced")
@@ -297,14 +191,35 @@ _OTHER_NAMES = {
     "binary_crossentropy": "sigmoid_binary_cross_entropy",
     "binary_cross_entropy": "sigmoid_binary_cross_entropy",
     "bce_with_logits": "sigmoid_binary_cross_entropy",
+    "categorical_crossentropy": "categorical_cross_entropy",
+    "kl_div": "kl_divergence",
+    "kldiv": "kl_divergence",
+    "focal_loss": "focal",
+    "sigmoid_focal_loss": "sigmoid_focal",
+    "binary_focal_crossentropy": "sigmoid_focal",
+    "dice_loss": "dice",
 }
 
 _CLASS_OPTIONS = ("label_smoothing", "class_weights")
 
+
+def _spelled(option: str) -> str:
+    """Return an option as it is written in Python and on the command line."""
+    own = option in (*_CLASS_OPTIONS, "ignore_index")
+    return f"{option}= and --{option.replace('_', '-')}" if own else f"{option}= and --loss-option {option}=X"
+
+
 _LOSSES = {
     loss.name: loss
     for loss in (
-        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes, "Softmax", classes=True, takes=_CLASS_OPTIONS),
+        Loss(
+            "softmax_cross_entropy",
+            softmax_cross_entropy,
+            _classes,
+            "Softmax",
+            classes=True,
+            takes=(*_CLASS_OPTIONS, "ignore_index"),
+        ),
         Loss("mse", mse, _same),
         Loss("l1", l1, _same),
         Loss("huber", huber, _same),
@@ -316,6 +231,11 @@ _LOSSES = {
             probabilities=True,
             takes=_CLASS_OPTIONS,
         ),
+        Loss("categorical_cross_entropy", categorical_cross_entropy, _same, "Softmax", probabilities=True),
+        Loss("kl_divergence", kl_divergence, _same, "Softmax", probabilities=True),
+        Loss("focal", focal, _classes, "Softmax", classes=True, takes=("gamma",)),
+        Loss("sigmoid_focal", sigmoid_focal, _same, "Sigmoid", probabilities=True, takes=("gamma", "alpha")),
+        Loss("dice", dice, _same, "Sigmoid", probabilities=True, per_sample=True),
     )
 }
 
@@ -327,16 +247,28 @@ def names() -> list[str]:
 
 @typed("gk.losses.get")
 def get(
-    name: str | Loss, *, label_smoothing: float | None = None, class_weights: Sequence[float] | None = None
+    name: str | Loss,
+    *,
+    label_smoothing: float | None = None,
+    class_weights: Sequence[float] | None = None,
+    ignore_index: int | None = None,
+    gamma: float | None = None,
+    alpha: float | None = None,
 ) -> Loss:
-    """Return a loss by its name, with options (see `softmax_cross_entropy` and `sigmoid_binary_cross_entropy`)."""
+    """Return a loss by its name, with options. The function of the same name in `gk.losses` explains them."""
     if isinstance(name, Loss):
         found = name
     elif name in _LOSSES:
         found = _LOSSES[name]
     else:
         raise UsageError(f"unknown loss {name!r}{did_you_mean(_OTHER_NAMES.get(name, name), _LOSSES)}")
-    return found.with_options(label_smoothing=label_smoothing, class_weights=class_weights)
+    return found.with_options(
+        label_smoothing=label_smoothing,
+        class_weights=class_weights,
+        ignore_index=ignore_index,
+        gamma=gamma,
+        alpha=alpha,
+    )
 
 
 def attach(
@@ -421,14 +353,17 @@ class BoundLoss:
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
         """The different divisors of the losses. Each key stands for a divisor.
 
-        The key is the tuple of class weights, or else the tuple of the symbolic dimensions of the target. The value is
-        the name of the first output whose loss has this divisor.
+        The key has the class weights and the ignored class number, or else the symbolic dimensions of the target that
+        are counted. The value is the name of the first output whose loss has this divisor.
         """
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             shape = self.targets[target].shape or ()
-            weights = loss.options.get("class_weights") if loss.classes else None
-            over.setdefault(weights or tuple(dim for dim in shape if not isinstance(dim, int)), output)
+            dims = shape[:1] if loss.per_sample else shape
+            if loss.class_weights or loss.ignore_index is not None:
+                over.setdefault((loss.class_weights, loss.ignore_index), output)
+            else:
+                over.setdefault(tuple(dim for dim in dims if not isinstance(dim, int)), output)
         return over
 
     def warn_of_weights(self) -> None:
@@ -516,7 +451,7 @@ def _of_outputs(
         for term in terms[1:]:
             total = F.add(total, F.cast(term, to=total.dtype) if term.dtype is not total.dtype else term)
         assert first is not None, "`given` is not empty"
-        return Term(_value(total), first.weight if len(made.averaged_over) == 1 else None)
+        return Term(total, first.weight if len(made.averaged_over) == 1 else None)
 
     made = BoundLoss(build, types, named)
     return made

@@ -80,6 +80,17 @@ class Targets:
             raise InputError(f"metrics compare the output {output!r} with the target {wanted!r}, which is not given")
         return array_of(f"target {wanted!r}", named[wanted])
 
+    def counted(self, name: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the parts of an output and a target that count: without targets that the loss ignores.
+
+        name: the output that is compared with the target.
+        """
+        known = self._targets.get(self.name_for(name)) if self.names else None
+        if known is None or known.ignored is None or output.shape[:-1] != target.shape:
+            return output, target
+        kept = target != known.ignored
+        return (output, target) if kept.all() else (output[kept], target[kept])
+
     def check_classes(self, data: Dataset, net: str) -> None:
         """Raise InputError if the number of classes in the data is not that of the output.
 
@@ -90,6 +101,8 @@ class Targets:
         classes, outputs = data.num_classes, largest + 1
         if classes is None or classes == outputs or (classes < outputs and data.classes is None):
             return
+        if data.classes is None and self._targets[self.names[0]].ignored is not None:
+            return  # the largest number may be the ignored one; each batch is checked
         if data.classes is None:
             found = f"the largest class number is {classes - 1}"
         else:
@@ -139,6 +152,7 @@ class _Target:
         self._output = output if isinstance(output, TensorType) else TensorType(DType.FLOAT32, None)
         self._shape = self._output.shape or ()
         self.largest = None if loss is None else loss.largest_target(self._output)
+        self.ignored = None if loss is None else loss.ignore_index
 
     def fitted(self, given: Any) -> Any:
         """Return the array in the type and shape of the target. Raises InputError if that would lose information."""
@@ -177,6 +191,10 @@ class _Target:
         limit = self.largest
         if limit is None or not array.size:
             return
+        if self.ignored is not None:
+            array = array[array != self.ignored]
+            if not array.size:
+                return
         if array.dtype.kind == "i":
             # As unsigned numbers, negative ones are very large. So one pass over the array finds both kinds of errors.
             fits = int(array.view(f"u{array.itemsize}").max()) <= limit

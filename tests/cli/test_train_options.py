@@ -116,6 +116,10 @@ def test_the_best_model_is_beside_the_last(call, task, tmp_path):
             ["--loss", "l1", "--label-smoothing", 0.1],
             "label_smoothing= and --label-smoothing only work with softmax_cross_entropy and sigmoid",
         ),
+        (["--loss-option", "gamma=1"], "gamma= and --loss-option gamma=X only work with focal and sigmoid_focal"),
+        (["--loss", "focal", "--loss-option", "gamma=x"], "--loss-option gamma=x: expected a number"),
+        (["--loss", "focal", "--loss-option", "gama=1"], "loss 'focal' has no option 'gama'"),
+        (["--loss", "focal", "--ignore-index", 0], "only work with softmax_cross_entropy"),
         (["--loss", "logits=l1", "--loss", "mse"], "with several losses, each needs its output: --loss OUTPUT=mse"),
         (["--loss-weight", "logits=2"], "--loss-weight needs --loss OUTPUT=NAME for each output"),
         (["--find-lr", "--resume", "-o", "run"], "--find-lr looks for the learning rate of a new run"),
@@ -220,6 +224,33 @@ def test_options_of_the_command_are_those_of_the_trainer(call, task, tmp_path):
     found = gk.load(tmp_path)
     for name, array in net.params.items():
         np.testing.assert_array_equal(found.params[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("given", "loss"),
+    [
+        (("--ignore-index", 2), gk.losses.get("softmax_cross_entropy", ignore_index=2)),
+        (("--loss", "focal", "--loss-option", "gamma=0.5"), gk.losses.get("focal", gamma=0.5)),
+    ],
+    ids=["ignored", "focal"],
+)
+def test_losses_with_options_are_those_of_the_trainer(call, task, tmp_path, given, loss):
+    code, _, err = call(*options(task, "-o", tmp_path, *given))
+    assert code == 0, err
+    net = gk.load(task / "net.json")
+    gk.Trainer(net, loss, gk.optim.get("sgd", lr=0.1)).fit(*gk.data.load(task / "data.npz"), batch_size=16)
+    found = gk.load(tmp_path)
+    for name, array in net.params.items():
+        np.testing.assert_array_equal(found.params[name], array, err_msg=name)
+
+
+def test_balanced_weights_do_not_count_ignored_targets(call, task, tmp_path):
+    odd = tmp_path / "odd.npz"
+    np.savez(odd, x=np.zeros((8, 6), np.float32), y=np.array([0, 0, 1, 2, 9, 9, 1, 2]))
+    ignoring = ("train", task / "net.json", "--data", odd, "--valid", odd, "--ignore-index", 9, "--lr", 0.1)
+    assert call(*ignoring, "--class-weights", "balanced", "-o", tmp_path / "a")[0] == 0
+    assert call(*ignoring, "--class-weights", "1,1,1", "-o", tmp_path / "b")[0] == 0
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
 def test_what_is_not_said_is_the_same_in_python(call, task, tmp_path):

@@ -1,0 +1,282 @@
+"""Loss functions: from outputs and targets, as graph values, to a scalar that is averaged over the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.ir.graph import Value
+from graphkit.ops import F
+from graphkit.ops.pointwise import scalar_like
+from graphkit.signatures import typed
+from graphkit.train.programs.weights import quotient
+
+
+def softmax_cross_entropy(
+    logits: Value,
+    target: Value,
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] | None = None,
+    ignore_index: int | None = None,
+) -> Value:
+    """Mean over all targets of -log p[target], where p = softmax(logits) along the last axis.
+
+    With label smoothing s and class weights w it is, as in PyTorch:
+
+        sum((1 - s) * w[target] * -log p[target] + s * mean(w * -log p)) / sum(w[target])
+
+    The sums are over all targets, the mean is over the classes. By default s is 0, and all weights are 1.
+
+    Args:
+        logits: Float tensor [..., classes].
+        target: int64 [...], class numbers.
+        label_smoothing: s, the share of each target that is distributed equally over all classes (Szegedy et al.,
+            2016); from 0 to below 1.
+        class_weights: w, one number for each class, not negative. If sum(w[target]) is 0, the sum is not divided.
+            Without label smoothing, the loss is then 0.
+        ignore_index: Targets of this value do not count, such as the padding of a text or the border of a segment. It
+            may be outside of the class numbers.
+
+    Returns:
+        The loss, a scalar of the type of logits.
+
+    Raises:
+        UsageError: The number of classes is unknown or 1, or differs from the number of weights.
+    """
+    logits, target = _rows(logits, target, "softmax_cross_entropy")
+    if class_weights is not None or ignore_index is not None:
+        return _weighted_cross_entropy(logits, target, label_smoothing, class_weights, ignore_index)
+    loss, log_prob = F.softmax_cross_entropy_loss(logits, target, None, reduction="mean")
+    if not label_smoothing:
+        return _value(loss)
+    return _smoothed(loss, _mean(F.neg(log_prob)), label_smoothing)
+
+
+def _rows(logits: Value, target: Value, loss: str) -> tuple[Value, Value]:
+    """Return logits as [N, classes] and targets as [N]. Raises UsageError if the number of classes is unknown or 1."""
+    classes = logits.tensor.known_shape[-1]
+    if not isinstance(classes, int):
+        raise UsageError(f"{loss} needs a fixed number of classes, not {logits}")
+    if classes == 1:
+        raise UsageError(
+            f"the output {logits} has only one class, so {loss} is always 0. For a regression, use "
+            "loss='mse' (--loss mse). For two classes, use loss='sigmoid_binary_cross_entropy' (--loss "
+            "sigmoid_binary_cross_entropy), or an output with 2 columns"
+        )
+    if logits.rank == 2:
+        return logits, target
+    return F.reshape(logits, np.array([-1, classes], np.int64)), F.reshape(target, np.array([-1], np.int64))
+
+
+def _weighted_cross_entropy(
+    logits: Value,
+    target: Value,
+    label_smoothing: float,
+    class_weights: Sequence[float] | None,
+    ignore_index: int | None,
+) -> Value:
+    """Return the cross entropy with class weights or ignored targets. logits: [N, classes]; target: [N].
+
+    Sums are float32, because the sum of many weights may overflow in float16.
+    """
+    classes = logits.tensor.known_shape[-1]
+    assert isinstance(classes, int), "checked"
+    if class_weights is not None and len(class_weights) != classes:
+        raise UsageError(
+            f"softmax_cross_entropy: {len(class_weights)} class weights (--class-weights) for {classes} classes"
+        )
+    factors = np.array(class_weights or np.ones(classes), np.float32)
+    each, log_prob = F.softmax_cross_entropy_loss(
+        logits, target, F.cast(F.constant(value=factors), to=logits.dtype), reduction="none", ignore_index=ignore_index
+    )
+    weight = target_weight(target, class_weights, ignore_index)
+    loss = quotient(F.reduce_sum(F.cast(each, to="float32"), keepdims=False), weight).mean
+    if label_smoothing:
+        shares = F.mul(F.cast(log_prob, to="float32"), F.constant(value=-factors / np.float32(classes)))
+        if ignore_index is not None:
+            shares = F.where(F.unsqueeze(_kept(target, ignore_index), np.array([1])), shares, np.float32(0))
+        loss = _smoothed(loss, quotient(F.reduce_sum(shares, keepdims=False), weight).mean, label_smoothing)
+    return _value(F.cast(loss, to=logits.dtype))
+
+
+def _kept(target: Value, ignore_index: int) -> Value:
+    """Return which targets count: bool, of the shape of the targets."""
+    return _value(F.not_(F.equal(target, np.array(ignore_index, target.dtype.numpy))))
+
+
+def _smoothed(loss: Value, uniform_loss: Value, label_smoothing: float) -> Value:
+    """Return (1 - s) * loss + s * uniform_loss, where uniform_loss is the loss for equal shares of all classes."""
+    kept, smoothed = (scalar_like(share, loss) for share in (1.0 - label_smoothing, label_smoothing))
+    return _value(F.add(F.mul(kept, loss), F.mul(smoothed, uniform_loss)))
+
+
+def target_weight(
+    target: Value, class_weights: Sequence[float] | None = None, ignore_index: int | None = None
+) -> Value:
+    """Return the sum of the weights of targets (integers of any shape), as a float32 scalar.
+
+    The weight of a target is that of its class (default: 1), and 0 for `ignore_index`.
+    """
+    kept = None if ignore_index is None else _kept(target, ignore_index)
+    if class_weights is None:
+        assert kept is not None, "targets have class weights, or some are ignored"
+        weights = F.cast(kept, to="float32")
+    else:
+        factors = F.constant(value=np.array(class_weights, np.float32))
+        if kept is None:
+            weights = F.gather(factors, target)
+        else:
+            safe = F.where(kept, target, np.array(0, target.dtype.numpy))  # ignored targets may be out of range
+            weights = F.where(kept, F.gather(factors, safe), np.float32(0))
+    return _value(F.stop_gradient(F.reduce_sum(weights, keepdims=False)))
+
+
+def categorical_cross_entropy(logits: Value, target: Value) -> Value:
+    """Mean over all rows of -sum(t log p), where p = softmax(logits) along the last axis.
+
+    Args:
+        logits: Float tensor [..., classes].
+        target: t, of the same shape and type: a probability for each class, such as those of a teacher network.
+    """
+    return _mean(F.neg(F.reduce_sum(F.mul(target, F.log_softmax(logits, axis=-1)), np.array([-1]), keepdims=False)))
+
+
+def kl_divergence(logits: Value, target: Value) -> Value:
+    """Mean over all rows of sum(t (log t - log p)), where p = softmax(logits) along the last axis.
+
+    It is the Kullback-Leibler divergence of p from t. Terms with t = 0 are 0.
+
+    Args:
+        logits: Float tensor [..., classes].
+        target: t, of the same shape and type: a probability for each class.
+    """
+    zero = scalar_like(0.0, target)
+    positive = F.greater(target, zero)
+    entropy = F.where(positive, F.mul(target, F.log(F.where(positive, target, scalar_like(1.0, target)))), zero)
+    rows = F.sub(entropy, F.mul(target, F.log_softmax(logits, axis=-1)))
+    return _mean(F.reduce_sum(rows, np.array([-1]), keepdims=False))
+
+
+def focal(logits: Value, target: Value, gamma: float = 2.0) -> Value:
+    """Mean over all targets of -(1 - p)^gamma log p, where p is the probability of the target (Lin et al., 2017).
+
+    Args:
+        logits: Float tensor [..., classes].
+        target: int64 [...], class numbers.
+        gamma: Exponent, at least 0. With 0, it is the softmax cross entropy.
+    """
+    logits, target = _rows(logits, target, "focal")
+    each, _ = F.softmax_cross_entropy_loss(logits, target, None, reduction="none")
+    return _mean(F.mul(each, _focus(F.exp(F.neg(each)), gamma)) if gamma else each)
+
+
+def sigmoid_focal(logits: Value, target: Value, gamma: float = 2.0, alpha: float | None = 0.25) -> Value:
+    """Mean over all elements of -a (1 - p)^gamma log p, where p is the probability of the target (Lin et al., 2017).
+
+    Args:
+        logits: Float tensor of any shape.
+        target: t, of the same shape and type, from 0 to 1.
+        gamma: Exponent, at least 0.
+        alpha: a is alpha t + (1 - alpha) (1 - t). None: a is 1.
+    """
+    one = scalar_like(1.0, logits)
+    rest = F.sub(one, target)
+    p = F.sigmoid(logits)
+    each = F.sub(F.softplus(logits), F.mul(logits, target))
+    if gamma:
+        each = F.mul(each, _focus(F.add(F.mul(p, target), F.mul(F.sub(one, p), rest)), gamma))
+    if alpha is not None:
+        yes, no = scalar_like(alpha, logits), scalar_like(1.0 - alpha, logits)
+        each = F.mul(each, F.add(F.mul(yes, target), F.mul(no, rest)))
+    return _mean(each)
+
+
+def _focus(p: Value, gamma: float) -> Value:
+    """Return (1 - p)^gamma. At p = 1, where the derivative may be infinite, 1 - p is replaced by a small number."""
+    far = F.max(F.sub(scalar_like(1.0, p), p), scalar_like(1e-6, p))
+    return _value(F.pow(far, scalar_like(gamma, p)))
+
+
+def dice(logits: Value, target: Value) -> Value:
+    """Mean over the samples of 1 - (2 sum(p t) + 1) / (sum(p) + sum(t) + 1), where p = sigmoid(logits).
+
+    It measures the overlap of a predicted mask with a mask (Milletari, Navab and Ahmadi, 2016). The 1 in numerator and
+    denominator makes the loss of two empty masks 0.
+
+    Args:
+        logits: Float tensor [N, ...].
+        target: t, of the same shape and type: masks, from 0 to 1.
+    """
+    if logits.rank is None or logits.rank < 2:
+        raise UsageError(f"dice needs an output with one mask for each sample, [N, ...], not {logits}")
+    axes = np.arange(1, logits.rank)
+    p, one = F.sigmoid(logits), scalar_like(1.0, logits)
+    overlap, own, wanted = (F.reduce_sum(part, axes, keepdims=False) for part in (F.mul(p, target), p, target))
+    quotients = F.div(F.add(F.add(overlap, overlap), one), F.add(F.add(own, wanted), one))
+    return _mean(F.sub(one, quotients))
+
+
+@typed("gk.losses.mse")
+def mse(output: Value, target: Any) -> Value:
+    """Mean of (output - target)^2 over all elements."""
+    difference = F.sub(output, target)
+    return _mean(F.mul(difference, difference))
+
+
+@typed("gk.losses.l1")
+def l1(output: Value, target: Any) -> Value:
+    """Mean of |output - target| over all elements."""
+    return _mean(F.abs(F.sub(output, target)))
+
+
+@typed("gk.losses.huber")
+def huber(output: Value, target: Any) -> Value:
+    """Mean of d^2/2 where |d| <= 1, |d| - 1/2 elsewhere, d = output - target (Huber, 1964)."""
+    distance = F.abs(F.sub(output, target))
+    inside = F.clip(distance, None, scalar_like(1.0, output))
+    half = scalar_like(0.5, output)
+    return _mean(F.add(F.mul(half, F.mul(inside, inside)), F.sub(distance, inside)))
+
+
+def sigmoid_binary_cross_entropy(
+    logits: Value, target: Value, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
+) -> Value:
+    """Mean of -t log s(x) - (1-t) log(1-s(x)), where s is the logistic function, over all elements.
+
+    Without class weights, it is computed as max(x,0) - x t + log(1+exp(-|x|)).
+
+    Args:
+        logits: Float tensor x of any shape.
+        target: t, of the same shape and type, from 0 to 1.
+        label_smoothing: Replaces targets by t (1 - label_smoothing) + label_smoothing / 2.
+        class_weights: Two factors, (negative, positive). The negative one multiplies the term with 1 - t, the positive
+            one the term with t.
+
+    Returns:
+        The loss, a scalar of the type of logits.
+    """
+    if label_smoothing:
+        kept, half = (scalar_like(number, logits) for number in (1.0 - label_smoothing, label_smoothing / 2))
+        target = F.add(F.mul(target, kept), half)
+    if class_weights is not None:
+        if len(class_weights) != 2:
+            raise UsageError(
+                f"sigmoid_binary_cross_entropy needs two class weights, (negative, positive), not {class_weights}"
+            )
+        no, yes = (scalar_like(weight, logits) for weight in class_weights)
+        against = F.mul(F.mul(no, F.sub(scalar_like(1.0, logits), target)), F.softplus(logits))
+        return _mean(F.add(against, F.mul(F.mul(yes, target), F.softplus(F.neg(logits)))))
+    positive = F.relu(logits)
+    return _mean(F.add(F.sub(positive, F.mul(logits, target)), F.softplus(F.neg(F.abs(logits)))))
+
+
+def _mean(value: Value) -> Value:
+    return _value(F.reduce_mean(value, keepdims=False))
+
+
+def _value(value: Any) -> Value:
+    assert isinstance(value, Value), "operators return a Value if their operands are Values"
+    return value
