@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -378,6 +379,34 @@ def _same_shape(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray
     return found
 
 
+@typed_constructor("gk.metrics")
+class FunctionMetric(_Average):
+    """The mean of a function of outputs and targets.
+
+    Args:
+        function: Function (output, target) of numpy arrays. It returns one number for each sample, or for each element;
+            the metric is the mean of all. Or it returns one number for the batch, which counts once for each sample.
+        name: Name of the metric (default: that of the function).
+    """
+
+    def __init__(self, function: Callable[[np.ndarray, np.ndarray], Any], name: str | None = None) -> None:
+        self._function = function
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError:
+            raise UsageError(f"metric {self.name!r}: the function must take two arguments, output and target") from None
+        except ValueError:  # a function of an extension module, whose signature is unknown
+            pass
+        super().__init__()
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        scores = np.asarray(self._function(output, target))
+        if scores.dtype.kind not in "biuf":
+            raise UsageError(f"metric {self.name!r}: the function must return numbers, not {scores.dtype}")
+        self.add(np.full(len(target), scores) if scores.ndim == 0 else scores)
+
+
 def _scores(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Return one score per target as a vector. output: [...] or [..., 1] for targets [...]."""
     if output.size != target.size:
@@ -413,14 +442,16 @@ def get(spec: Any, probabilities: bool = False) -> Metric:
     """Return a new metric by its name (`top<k>` for any k). If `spec` is a metric, reset it and return it.
 
     Args:
-        spec: A name or a metric.
+        spec: A name, a function (see FunctionMetric), or a metric.
         probabilities: Whether outputs are probabilities (from Softmax or Sigmoid) instead of logits.
     """
     if not isinstance(spec, str):
+        if callable(spec) and not isinstance(spec, type) and not any(hasattr(spec, part) for part in _PARTS):
+            return FunctionMetric(spec)
         if isinstance(spec, type) or not all(hasattr(spec, part) for part in _PARTS):
             raise UsageError(
-                f"a metric must be a name ({', '.join(_METRICS)}, top<k>), or an object with name, reset(), "
-                f"update(output, target) and value (see gk.metrics.Metric), not {shown(spec)}"
+                f"a metric must be a name ({', '.join(_METRICS)}, top<k>), a function (output, target), or an object "
+                f"with name, reset(), update(output, target) and value (see gk.metrics.Metric), not {shown(spec)}"
             )
         spec.reset()
         metric: Metric = spec

@@ -242,7 +242,7 @@ class Trainer(BaseTrainer):
             epochs: In a new run: number of epochs to train (default: 1). If this call continues a run: the length of
                 the whole run, counted from its first epoch (default: the length that the run already has).
             batch_size: Samples per batch in one process.
-            metrics: Metrics by name, or objects (see `gk.metrics.Metric`).
+            metrics: Metrics by name, functions (output, target), or objects (see `gk.metrics.Metric`).
             folder: Folder for the files of this run. If it contains a model or checkpoint of another run, or if another
                 process uses it, `fit` raises UsageError.
             overwrite: If the folder contains another run, remove that run instead of raising UsageError.

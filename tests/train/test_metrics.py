@@ -128,3 +128,42 @@ def test_the_value_of_a_metric_is_any_number(tmp_path: Path, on_ranks: Any, proc
     for rank, record in enumerate(on_ranks(work, processes)):
         assert record["counted" if processes == 1 else f"counted of rank {rank}"] == 2.5
     assert "2.5" in (tmp_path / "log.jsonl").read_text()
+
+
+def distances(output: np.ndarray, target: np.ndarray) -> np.ndarray:
+    return np.abs(output.argmax(-1) - target)
+
+
+def share_right(output: np.ndarray, target: np.ndarray) -> float:
+    return float(np.mean(output.argmax(-1) == target))
+
+
+@pytest.mark.parametrize("batch_size", [8, 3])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_functions_are_metrics(on_ranks: Any, processes: int, batch_size: int) -> None:
+    """Numbers of samples, and a number of a batch, are averaged over all samples, however uneven the batches."""
+
+    def work(store: Any) -> dict[str, float]:
+        net = gk.models.build("mlp", inputs=6, hidden=(3,), classes=5)
+        trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.0), kvstore=store)
+        named = gk.metrics.FunctionMetric(share_right, "right")
+        (record,) = trainer.fit((LOGITS, CLASSES), batch_size=batch_size, metrics=[distances, named, "accuracy"])
+        found = trainer.evaluate((LOGITS, CLASSES), distances, batch_size=batch_size)
+        assert found["distances"] == pytest.approx(record["distances"])
+        return record
+
+    predicted = gk.models.build("mlp", inputs=6, hidden=(3,), classes=5)(LOGITS).argmax(-1)
+    for record in on_ranks(work, processes):
+        assert record["distances"] == pytest.approx(np.abs(predicted - CLASSES).mean())
+        assert record["right"] == pytest.approx(record["accuracy"])
+
+
+def test_functions_that_are_no_metrics() -> None:
+    metric = gk.metrics.get(lambda output, target: np.array(["a"]))
+    assert metric.name == "<lambda>"
+    with pytest.raises(UsageError, match=r"metric '<lambda>': the function must return numbers, not <U1"):
+        metric.update(LOGITS, CLASSES)
+    with pytest.raises(UsageError, match=r"metric 'len': the function must take two arguments, output and target"):
+        gk.metrics.get(len)
+    with pytest.raises(ZeroDivisionError):
+        gk.metrics.get(lambda output, target: 1 / 0).update(LOGITS, CLASSES)
