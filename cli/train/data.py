@@ -11,7 +11,7 @@ from graphkit.cli._options import key_values
 from graphkit.cli._output import log
 from graphkit.cores import loading_workers
 from graphkit.errors import InputError, UsageError
-from graphkit.model import VOCABULARY, Model
+from graphkit.model import Model
 from graphkit.text import listed
 
 if TYPE_CHECKING:
@@ -33,13 +33,14 @@ def read_data(
         split: How to split data that have no test part, see `graphkit.data.load`.
     """
     from graphkit import data
+    from graphkit.data.description import options_of_model
     from graphkit.data.tables.dataset import TableData
 
     if "axes" in options:
         raise UsageError(
             "--data-option axes does not exist: to choose the axis that counts samples, use --batch-axis INPUT=AXIS"
         )
-    options = ({} if net is None else _of_model(net, spec)) | options
+    options = ({} if net is None else options_of_model(net, spec)) | options
     if valid_spec is None:
         return data.load(spec, axes=axes, **{"split": split} | options)
     train = data.read(spec, axes=axes, held_out=False, **options)
@@ -47,21 +48,6 @@ def read_data(
         return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))
     of_table = options if isinstance(train, TableData) else {}
     return data.Splits(train, data.read(valid_spec, axes=axes, like=train, **of_table))
-
-
-def _of_model(net: Model, spec: str) -> dict[str, Any]:
-    """Return options of the data that the model determines: vocabulary, preprocessing or size of images."""
-    from graphkit.data.description import preprocessing_of
-    from graphkit.data.images.feeding import options_for
-    from graphkit.data.preprocessing.vocabulary import Vocabulary
-    from graphkit.data.sources import takes
-
-    if VOCABULARY in net.meta and takes(spec, "vocabulary"):
-        return {"vocabulary": Vocabulary.from_json(net.meta[VOCABULARY])}
-    if not takes(spec, "preprocess"):
-        return {}
-    known = preprocessing_of(net.meta)
-    return options_for(net.input_types) if known is None else {"preprocess": known}
 
 
 def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from graphkit.data.dataset import Dataset
 from graphkit.data.preprocessing.encoding import Encoding
@@ -46,6 +47,20 @@ def encoding_of(meta: Mapping[str, str]) -> Encoding | None:
     Raises InputError if the metadata is damaged.
     """
     return Encoding.from_json(meta[COLUMNS]) if COLUMNS in meta else None
+
+
+def options_of_model(model: Model, spec: str) -> dict[str, Any]:
+    """Return options for reading the data `spec` that a model determines: vocabulary, preprocessing or image size."""
+    from graphkit.data.images.feeding import options_for
+    from graphkit.data.preprocessing.vocabulary import Vocabulary
+    from graphkit.data.sources import takes
+
+    if VOCABULARY in model.meta and takes(spec, "vocabulary"):
+        return {"vocabulary": Vocabulary.from_json(model.meta[VOCABULARY])}
+    if not takes(spec, "preprocess"):
+        return {}
+    known = preprocessing_of(model.meta)
+    return options_for(model.input_types) if known is None else {"preprocess": known}
 
 
 def _gives(model: Model, count: int) -> bool:

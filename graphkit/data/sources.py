@@ -69,6 +69,7 @@ def load(
     seed: int = 0,
     axes: Axes | None = None,
     split: str | None = None,
+    like: Dataset | None = None,
     **options: Any,
 ) -> Splits:
     """Load a data set and return its training part and its test part.
@@ -122,6 +123,7 @@ def load(
             sample stays in its part if others are added or removed. "position": at random, by the number of each
             sample and `seed`; the test part then has exactly round(test_fraction * N) samples. The default is "name" if
             samples are files, else "position".
+        like: Data of the same kind, whose encoding is used (see `read`).
         options: Options of the source, listed above.
 
     Returns:
@@ -134,7 +136,7 @@ def load(
     options, choices = _divided(options)
     loader = _loader(os.fspath(spec), axes, options)
     given: dict[str, Any] = {} if test_fraction is None else {"test_fraction": test_fraction}
-    parts = loader(seed=seed, **given)
+    parts = loader(seed=seed, like=like, **given)
     if not isinstance(parts, Splits):
         by = None if split == "name" and parts.sample_names() is None else split
         parts = parts.split(seed=seed, by=by, **given)
@@ -159,11 +161,24 @@ def read(
         like: Data of the same kind, whose encoding (vocabulary, classes, preprocessing) is used. Pass the data that a
             model was trained on to read data for its validation.
     """
+    parts = read_parts(spec, axes=axes, like=like, **options)
+    if isinstance(parts, Dataset):
+        return parts
+    return parts.train.joined(parts.test, str(spec)) if held_out else parts.train
+
+
+def read_parts(
+    spec: str | os.PathLike[str], *, axes: Axes | None = None, like: Dataset | None = None, **options: Any
+) -> Dataset | Splits:
+    """Return all samples of a data set: Splits if it has a training part and a test part of its own, else a Dataset.
+
+    The arguments are those of `read`.
+    """
     options, choices = _divided(options)
     parts = _loader(os.fspath(spec), axes, options)(test_fraction=None, like=like)
     if isinstance(parts, Dataset):
         return _configured(parts, choices)
-    return _configured(parts.train.joined(parts.test, str(spec)) if held_out else parts.train, choices)
+    return Splits(*(_configured(part, choices) for part in parts))
 
 
 def takes(spec: str | os.PathLike[str], option: str) -> bool:

@@ -215,7 +215,7 @@ class _Target:
         if self._loss is None:
             return ""
         if self._loss.name == "softmax_cross_entropy":
-            if _is_one_hot(array) and array.shape[-1:] == self._shape[-1:]:
+            if is_one_hot(array) and array.shape[-1:] == self._shape[-1:]:
                 return ". They are one-hot rows: give the numbers of the classes, targets.argmax(-1)"
             if array.dtype.kind == "f" and aligned(array, self._shape) is not None:
                 return '. They look like regression targets: use loss="mse" (--loss mse)'
@@ -274,7 +274,8 @@ def _fits(sizes: Any, shape: tuple[Any, ...]) -> bool:
     return all(not isinstance(dim, int) or dim == size for dim, size in zip(shape, sizes, strict=True))
 
 
-def _is_one_hot(array: np.ndarray) -> bool:
+def is_one_hot(array: np.ndarray) -> bool:
+    """Whether every row along the last axis contains one 1, and otherwise 0."""
     return array.ndim > 1 and bool(np.all((array == 0) | (array == 1)) and np.all(array.sum(-1) == 1))
 
 
