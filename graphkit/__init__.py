@@ -59,6 +59,7 @@ _PUBLIC = {
     "Callback": "graphkit.train.callbacks",
     "TensorBoard": "graphkit.report.tensorboard",
     "find_lr": "graphkit.train.find_lr",
+    "evaluate": "graphkit.inference.evaluate",
     "GraphkitError": "graphkit.errors",
     "GraphkitWarning": "graphkit.errors",
 }

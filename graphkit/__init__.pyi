@@ -29,6 +29,7 @@ from graphkit.frontend.layers import parameter as parameter
 from graphkit.frontend.scopes import attr_scope as attr_scope
 from graphkit.frontend.scopes import name_scope as name_scope
 from graphkit.frontend.tensor_array import TensorArray as TensorArray
+from graphkit.inference.evaluate import evaluate as evaluate
 from graphkit.ir.graph import Graph as Graph
 from graphkit.ir.graph import Node as Node
 from graphkit.ir.graph import Value as Value

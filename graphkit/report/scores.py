@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 
 from graphkit.data import TokenStream
-from graphkit.report.classes import class_scores, most_confused
+from graphkit.inference.class_scores import class_scores, most_confused
 from graphkit.report.predictions import Predictions
 
 # Maximum number of classes for a confusion matrix, and for one with numbers in its cells.

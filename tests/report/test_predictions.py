@@ -11,7 +11,7 @@ from scipy.special import expit, log_softmax
 
 import graphkit as gk
 from graphkit.errors import InputError, UsageError
-from graphkit.report.classes import class_scores, most_confused
+from graphkit.inference.class_scores import class_scores, most_confused
 from graphkit.report.png import encode, is_picture, pixels
 from graphkit.report.predictions import predict
 

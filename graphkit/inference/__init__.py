@@ -1,0 +1,1 @@
+"""Runs of a model over whole data sets: evaluation."""
