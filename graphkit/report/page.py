@@ -53,21 +53,26 @@ def page(reported: Sequence[Reported], title: str, *, refresh: int | None = None
     # A "<" in a name could end the script element.
     embedded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     notes = [note for r in reported for note in (*r.run.notes, *r.notes)]
-    return _Template(_file("page.html")).substitute(
+    return filled(
+        "page.html",
         title=escape(title),
         refresh=f'<noscript><meta http-equiv="refresh" content="{refresh}"></noscript>' if refresh else "",
-        css=_file("page.css"),
         js=_file("page.js"),
         about=_about(runs, refresh),
         notes="".join(f'<p class="note">{escape(note)}</p>' for note in notes),
         run_head="<th>run</th><th>state</th>"
         + _heads(["epochs", "updates", "time", *map(_spoken, names), "samples/s", "memory"]),
         run_rows="".join(_row(i, run, row) for i, (run, row) in enumerate(zip(runs, values, strict=True))),
-        predictions=_section("Predictions", "predictions", _all_predicted(reported)),
+        predictions=section("Predictions", "predictions", _all_predicted(reported)),
         settings=_settings(runs),
-        networks=_section("Network", "network", _networks(reported)),
+        networks=section("Network", "network", _networks(reported)),
         data=embedded,
     )
+
+
+def filled(template: str, **parts: str) -> str:
+    """Return a template of this package with its style sheet and `parts`, which are HTML."""
+    return _Template(_file(template)).substitute(css=_file("page.css"), **parts)
 
 
 def _file(name: str) -> str:
@@ -80,7 +85,8 @@ def _about(runs: Sequence[Run], refresh: int | None) -> str:
     return f"{len(runs)} run{'s' if len(runs) != 1 else ''}, as of {when}{again}"
 
 
-def _section(title: str, name: str, parts: Iterator[str]) -> str:
+def section(title: str, name: str, parts: Iterator[str]) -> str:
+    """Return a section of a page; empty if its parts are."""
     inside = "".join(parts)
     return f'<section id="{name}"><h2>{title}</h2>{inside}</section>' if inside else ""
 
@@ -103,7 +109,7 @@ def _row(index: int, run: Run, values: Sequence[float | None]) -> str:
         f"{last['epoch']:.0f}" if last else "0",
         f"{latest['updates']:,.0f}" if latest else "0",
         _duration(latest["seconds"]) if latest else "",
-        *("" if v is None else _number(v) for v in values),
+        *("" if v is None else number(v) for v in values),
         f"{last['samples_per_second']:,.0f}" if math.isfinite(last.get("samples_per_second", math.nan)) else "",
         human(int(last["peak_memory"])) if math.isfinite(last.get("peak_memory", math.nan)) else "",
     ]
@@ -112,7 +118,8 @@ def _row(index: int, run: Run, values: Sequence[float | None]) -> str:
     return f"<tr><td>{swatch}{escape(run.name)}</td><td>{escape(run.status)}</td>{numbers}</tr>"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a number with four digits, or "nan" or "inf"."""
     return f"{value:.4g}" if math.isfinite(value) else str(value)
 
 
@@ -144,9 +151,9 @@ def _predicted(reported: Reported) -> str:
     noun = "tokens" if isinstance(found.data, TokenStream) else "samples"
     said = f"{first}{found.total:,} {noun} of {found.data.name}, output {found.output}"
     if found.of_classes:
-        said += f": accuracy {found.correct:.2%}, mean cross-entropy {_number(float(found.loss.mean()))}"
+        said += f": accuracy {found.correct:.2%}, mean cross-entropy {number(float(found.loss.mean()))}"
     else:
-        said += f": mean squared error {_number(float(found.loss.mean()))}"
+        said += f": mean squared error {number(float(found.loss.mean()))}"
     count = _PICTURES if len(shape := _sample_shape(found)) == 3 and shape[0] in (1, 3) else _ROWS
     return (
         f'<p class="soft">{escape(said)}</p>{scores(found)}'

@@ -36,6 +36,7 @@ class Predictions:
     correct: share of correct predictions.
     target, predicted: int64 [N] or float64 [N], if every sample has one target.
     probability: float64 [N], probability of the predicted class, if every sample has one target and it is a class.
+    names: names of the samples, such as files; None if they have none.
 
     In running text, a sample is a token.
     """
@@ -51,6 +52,7 @@ class Predictions:
     target: np.ndarray | None = None
     predicted: np.ndarray | None = None
     probability: np.ndarray | None = None
+    names: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -211,7 +213,7 @@ class _Found:
 
     def result(self, data: Dataset, name: str, order: np.ndarray, names: tuple[str, ...]) -> Predictions:
         columns = [np.concatenate(parts) for parts in zip(*self.single, strict=True)]
-        known = dict(zip(("target", "predicted", "probability"), columns, strict=False))
+        known: dict[str, Any] = dict(zip(("target", "predicted", "probability"), columns, strict=False))
         wrong = np.concatenate(self.losses)
         return Predictions(
             data, name, len(order), order[: len(wrong)], wrong, classes=names, confusion=self.confusion,

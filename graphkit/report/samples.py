@@ -22,7 +22,7 @@ def shown(found: Predictions, places: np.ndarray) -> str:
     if isinstance(found.data, TokenStream):
         return _running_text(found, found.data, places)
     arrays = arrays_of(found, places)
-    picture = next((a for a in arrays.values() if is_picture(a.shape[1:])), None)
+    picture = _pictures(found, arrays)
     if picture is not None:
         figures = (_figure(found, place, sample) for place, sample in zip(places, picture, strict=True))
         return f'<div class="pictures">{"".join(figures)}</div>'
@@ -30,9 +30,25 @@ def shown(found: Predictions, places: np.ndarray) -> str:
     if vocabulary is not None and text is not None:
         return _table("text", (text_of(vocabulary, row) for row in text), found, places)
     if not arrays:
-        return _table("", ("" for _ in places), found, places)
+        return table_of(found, places)
     first, array = next(iter(arrays.items()))
     return _table(first, (_numbers(row) for row in array), found, places)
+
+
+def table_of(found: Predictions, places: np.ndarray) -> str:
+    """Return HTML of the samples at some indices of `found`: a table without their inputs."""
+    return _table("", ("" for _ in places), found, places)
+
+
+def _pictures(found: Predictions, arrays: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Return the input that consists of images, [samples, C, H, W]; None if there is none."""
+    preprocess = found.data.preprocess
+    for array in arrays.values():
+        last = array.ndim == 4 and preprocess is not None and preprocess.layout == "NHWC"
+        moved = np.moveaxis(array, -1, 1) if last else array
+        if is_picture(moved.shape[1:]):
+            return moved
+    return None
 
 
 def arrays_of(found: Predictions, places: np.ndarray) -> dict[str, np.ndarray]:
@@ -56,13 +72,18 @@ def tokens_of(found: Predictions, arrays: dict[str, np.ndarray]) -> np.ndarray |
 
 def _figure(found: Predictions, place: int, sample: np.ndarray) -> str:
     data = base64.b64encode(encode(pixels(sample))).decode()
-    title = f"sample {found.index[place]}: {'; '.join(f'{n} {v}' for n, v in said(found, place))}"
+    title = f"{_name(found, place)}: {'; '.join(f'{n} {v}' for n, v in said(found, place))}"
     small = max(sample.shape[1:]) < 64
     return (
         f'<figure class="{_mark(found, place)}" title="{escape(title)}"><img alt="{escape(title)}"'
         f'{" class=small" if small else ""} src="data:image/png;base64,{data}">'
         f"<figcaption>{_caption(found, place)}</figcaption></figure>"
     )
+
+
+def _name(found: Predictions, place: int) -> str:
+    """Return the name of a sample, else its number."""
+    return f"sample {found.index[place]}" if found.names is None else found.names[place]
 
 
 def _mark(found: Predictions, place: int) -> str:
@@ -102,10 +123,18 @@ def _table(head: str, cells: Iterator[str], found: Predictions, places: np.ndarr
     for place, cell in zip(places, cells, strict=True):
         values = "".join(f"<td>{escape(v)}</td>" for _, v in said(found, int(place)))
         mark = _mark(found, int(place))
-        rows.append(f'<tr class="{mark}"><td>{found.index[place]}</td><td class="sample">{cell}</td>{values}</tr>')
+        rows.append(
+            f'<tr class="{mark}"><td>{_place(found, int(place))}</td><td class="sample">{cell}</td>{values}</tr>'
+        )
     columns = "".join(f"<th>{escape(n)}</th>" for n in ("sample", head, *names))
     table = f'<table class="samples"><thead><tr>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     return f'<div class="wide">{table}</div>'
+
+
+def _place(found: Predictions, place: int) -> str:
+    """Return the number of a sample, and its name if it has one, as HTML."""
+    number = str(found.index[place])
+    return number if found.names is None else f"{number} <small>{escape(found.names[place])}</small>"
 
 
 def text_of(vocabulary: Vocabulary, row: np.ndarray) -> str:
