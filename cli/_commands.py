@@ -23,6 +23,7 @@ COMMANDS = {
     "report": "Write an HTML report of training runs: curves, predictions, settings.",
     "export": "Write a model as standard ONNX, and verify it in ONNX Runtime.",
     "run": "Run a model, and show or save its outputs.",
+    "evaluate": "Compute loss, metrics and a confusion matrix on labelled data.",
     "verify": "Compare the outputs of graphkit and ONNX Runtime for a model.",
     "grad": "Write the gradient graph of a model, or check gradients numerically.",
     "inspect": "Show nodes, inputs, outputs and parameters of a model.",
