@@ -88,15 +88,22 @@ def __getattr__(name: str) -> Any:
 
         return version()
     if name in _MODULES:
-        found: Any = importlib.import_module(_MODULES[name])
+        found: Any = _import(_MODULES[name])
     elif name in _RENAMED:
         found = __getattr__(_RENAMED[name])
     elif name in _PUBLIC:
-        found = getattr(importlib.import_module(_PUBLIC[name]), name)
+        found = getattr(_import(_PUBLIC[name]), name)
     else:
         return _operator(name)
     globals()[name] = found
     return found
+
+
+def _import(module: str) -> Any:
+    """Import a module. The cyclic garbage collector pauses, because an import frees almost nothing."""
+    from graphkit.ir.collector import without_gc
+
+    return without_gc(importlib.import_module)(module)
 
 
 def _operator(name: str) -> Any:

@@ -14,6 +14,7 @@ from graphkit import config
 from graphkit.errors import InputError, InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir import limits
+from graphkit.ir.collector import without_gc
 from graphkit.ir.counts import elements, parameters, trainable
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
@@ -328,6 +329,7 @@ class Model:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @typed("Model.compile")
+    @without_gc
     def compile(
         self, device: AnyDevice = "cpu", *, shapes: Mapping[str, Sequence[int]] | None = None, **options: Any
     ) -> Executor:
@@ -506,6 +508,7 @@ def check_input_names(model: str, inputs: Iterable[Value]) -> None:
 
 
 @typed("gk.load")
+@without_gc
 def load(
     source: Any,
     *,

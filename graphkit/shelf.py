@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
 
 import graphkit
 from graphkit import debug
 from graphkit.errors import RuntimeFailure
 from graphkit.ir.atomic import write_whole
+from graphkit.named_tuples import NamedTuple
 
 
 class CacheFailure(RuntimeFailure):

@@ -12,9 +12,10 @@ import numbers
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import quantity
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -76,15 +77,13 @@ def typed(owner: str, hint: Callable[[str, Mapping[str, Any]], str] | None = Non
     """
 
     def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        names = list(signature.parameters)
-        by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-        positional = [n for n, p in signature.parameters.items() if p.kind not in by_keyword]
-        table = {n: _parsed(p.annotation) for n, p in signature.parameters.items()}
-        rest = next((n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD), None)
+        @functools.cache  # at the first call, because it takes longer than the definition of the function
+        def parameters() -> _Parameters:
+            return _parameters(function)
 
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
+            signature, names, positional, table, rest = parameters()
             named = options.get("name")
             where = f"{owner} {named!r}" if isinstance(named, str) else owner
             for name, value in zip(positional, args, strict=False):
@@ -107,6 +106,33 @@ def typed(owner: str, hint: Callable[[str, Mapping[str, Any]], str] | None = Non
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+class _Parameters(NamedTuple):
+    """The parameters of a function.
+
+    Attributes:
+        signature: Its signature.
+        names: The names of all parameters.
+        positional: The names of those that may be given by position.
+        kinds: What the annotation of each parameter allows.
+        rest: The name of the parameter that takes all other arguments by name; None if there is none.
+    """
+
+    signature: inspect.Signature
+    names: Sequence[str]
+    positional: Sequence[str]
+    kinds: Mapping[str, _Kinds]
+    rest: str | None
+
+
+def _parameters(function: Callable[..., Any]) -> _Parameters:
+    signature = inspect.signature(function)
+    given = signature.parameters
+    by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    positional = [n for n, p in given.items() if p.kind not in by_keyword]
+    rest = next((n for n, p in given.items() if p.kind is p.VAR_KEYWORD), None)
+    return _Parameters(signature, list(given), positional, {n: _parsed(p.annotation) for n, p in given.items()}, rest)
 
 
 def typed_constructor(package: str) -> Callable[[type[Class]], type[Class]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from graphkit.autodiff.saving import (
 from graphkit.autodiff.subgraphs import Contribution, Differentiate, differentiable
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 from graphkit.ops.axes import zeros_like
 from graphkit.ops.control.loop_state import without_value

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from graphkit.ir.counts import counts, elements
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import listed
 
 _STORED = ("parameter", "state")

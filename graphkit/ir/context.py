@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import NamedTuple
 
 from graphkit.errors import UnsupportedError
+from graphkit.named_tuples import NamedTuple
 
 # Largest number of nodes of one expansion. Attributes of an operator may control how many nodes it expands to.
 MOST_EXPANDED = 100_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Value
+from graphkit.named_tuples import NamedTuple
 
 
 class Counts(NamedTuple):

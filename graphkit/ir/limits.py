@@ -14,10 +14,11 @@ import resource
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from graphkit import config
 from graphkit.errors import LimitReached, OutOfMemory, UsageError
+from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import check_argument
 from graphkit.text import human
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.ir.codec import Decoder, Encoder, WeightsOut
 from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph
+from graphkit.named_tuples import NamedTuple
 
 
 class Packed(NamedTuple):

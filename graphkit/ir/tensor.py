@@ -12,6 +12,8 @@ from graphkit.ir.types import DType, TensorType, dtype_of, type_of_array
 
 # Larger tensors (bytes) are equal only if they are the same object, because hashing weights takes time.
 DIGEST_LIMIT = 1 << 20
+# The digest of a smaller tensor (bytes) is its content.
+EXACT_LIMIT = 1 << 10
 
 
 class Tensor:
@@ -56,16 +58,18 @@ class Tensor:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of dtype, shape and bytes, computed once."""
+        """Bytes that differ if the elements of two tensors of one dtype and shape differ. Computed once."""
         if self._digest is None:
-            import hashlib
-
-            state = hashlib.sha256(f"{self.dtype}{self.shape}".encode())
             if self.dtype is DType.STRING:
-                state.update(repr(self.array.tolist()).encode())
+                content = memoryview(repr(self.array.tolist()).encode())
             else:
-                state.update(self.array.reshape(-1).view(np.uint8).data)
-            self._digest = state.digest()
+                content = self.array.reshape(-1).view(np.uint8).data
+            if content.nbytes <= EXACT_LIMIT:
+                self._digest = content.tobytes()
+            else:
+                import hashlib  # loads OpenSSL, which takes as long as the passes over a small graph
+
+                self._digest = hashlib.sha256(content).digest()
         return self._digest
 
     def __eq__(self, other: object) -> bool:

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -20,6 +20,7 @@ from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.atomic import PendingFile, write_whole
 from graphkit.ir.stored import LARGE, StoredArray, StoredFile
 from graphkit.ir.types import DType, dtype_of
+from graphkit.named_tuples import NamedTuple
 
 # Types whose bytes in memory are the bytes that safetensors defines.
 CODES = {

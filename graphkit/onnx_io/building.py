@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.graph import Value
 from graphkit.ir.types import SequenceType, TensorType, Type
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io import validate
 from graphkit.onnx_io.scopes import Region
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import InvalidModel
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.codes import NEWEST_OPSET
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
 from graphkit.onnx_io.validate import check_opset, opsets_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from graphkit.ir.names import unique_names
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import OptionalType, TensorType, Type
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io import attributes, functions, initializers, upgrade, validate
 from graphkit.onnx_io.building import Differentiate, Names, Setting, StandIns
 from graphkit.onnx_io.external_data import ExternalData
@@ -42,7 +43,6 @@ from graphkit.onnx_io.uses import uses
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
 from graphkit.ops import F, Op, registry
-from graphkit.ops.sequence.elements import with_own_sizes
 from graphkit.text import quantity
 
 if TYPE_CHECKING:
@@ -160,7 +160,11 @@ class Builder:
             declared = None if proto is None else type_from_proto(proto, where)
             if declared is None:
                 raise InvalidModel(f"{where} has no type")
-            inputs.append(Value(with_own_sizes(declared), name))
+            if not isinstance(declared, TensorType):
+                from graphkit.ops.sequence.elements import with_own_sizes
+
+                declared = with_own_sizes(declared)
+            inputs.append(Value(declared, name))
             names.values[name] = inputs[-1]
         outputs = self.region(self.top, names, self.setting)
         unique = unique_names(name for name, _ in self.top.outputs)

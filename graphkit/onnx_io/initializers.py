@@ -19,9 +19,10 @@ of its parameters (lr_mult, wd_mult, trainable, lazy, ...).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from graphkit.ir.types import FLOATS
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import DTYPES
 from graphkit.ops.operand_roles import SETTINGS

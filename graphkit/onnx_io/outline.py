@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from graphkit.errors import UnsupportedError
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io import functions, validate
 from graphkit.onnx_io.scopes import Reader
 from graphkit.onnx_io.tensors import checked_shape, dtype_of_code, packed_nbytes, type_from_proto

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io import functions, upgrade
 from graphkit.onnx_io.scopes import GRADIENT, RawNode, Region
 from graphkit.onnx_io.validate import version_of

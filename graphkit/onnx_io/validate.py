@@ -12,10 +12,11 @@ import stat
 import warnings
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from graphkit.errors import FileWarning, InvalidModel, UnsupportedError, UsageError
 from graphkit.ir.stored import LARGE, StoredFile, plain_path
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io import messages
 from graphkit.onnx_io.codes import NEWEST_OPSET
 from graphkit.onnx_io.wire import Malformed, Place, count_messages, cut_out, fields

@@ -9,11 +9,12 @@ protobuf.dev/programming-guides/encoding; the field numbers are those of onnx.pr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from graphkit.ir.stored import LARGE, StoredFile
+from graphkit.named_tuples import NamedTuple
 
 MODEL_GRAPH: Final = 7
 GRAPH_INITIALIZER: Final = 5

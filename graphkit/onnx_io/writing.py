@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import EncodeError, Message
@@ -21,6 +21,7 @@ from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import dtype_of
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.tensors import packed_nbytes, to_buffer
 from graphkit.onnx_io.wire import GRAPH_INITIALIZER, MODEL_GRAPH, TENSOR_RAW_DATA, encoded_varint, field_tag
 from graphkit.text import human

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.ir.graph import Graph
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import Type, dtype_of
+from graphkit.named_tuples import NamedTuple
 
 REQUIRED: Any = inspect.Parameter.empty
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.former_names import share_former_names
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import DType, TensorType, Type
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._fields import COERCE, REQUIRED, WORDS, Field
 from graphkit.text import quantity
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 
 
 class Rand(NamedTuple):

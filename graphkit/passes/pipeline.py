@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import FLOATS, HALVES, DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Pass, Property, deferred, held_after, ordered, pipeline
 from graphkit.passes.core.match import FixedValues

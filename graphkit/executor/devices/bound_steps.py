@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from graphkit.errors import RuntimeFailure
+from graphkit.named_tuples import NamedTuple
 
 
 class ArrayKernel(Protocol):

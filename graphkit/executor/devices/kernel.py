@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
 from graphkit.errors import RuntimeFailure
 from graphkit.ir.graph import Node
+from graphkit.named_tuples import NamedTuple
 
 
 class VersionedArray(Protocol):

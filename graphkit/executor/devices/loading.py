@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from graphkit.distribution import how_to_install, is_installed
 from graphkit.errors import MissingDependency, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor.devices import registry
 from graphkit.executor.devices.extension import import_extension
+from graphkit.named_tuples import NamedTuple
 
 if TYPE_CHECKING:  # for annotations only: importing it here would load the extension
     from graphkit import _native as _native

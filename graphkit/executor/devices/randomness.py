@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from graphkit.executor.devices.operands import operand
 from graphkit.ir.graph import Node
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import operator
 from graphkit.ops.math.random import Normal, RandomOp, Uniform
 from graphkit.ops.xp import numpy_xp

@@ -10,11 +10,12 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext, LaunchedKernel
 from graphkit.ir.graph import Node, Value
+from graphkit.named_tuples import NamedTuple
 
 # Makes a kernel of the host for a node of static types.
 Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from graphkit.executor.devices.operands import constants, operand, repeating, row_major, shape
 from graphkit.ir.graph import Node
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.layout import DepthToSpace, SpaceToDepth, Transpose
 from graphkit.ops.tensor.slicing import slice_index

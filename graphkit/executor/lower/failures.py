@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
 
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.memory.placement import Placement, has_run_time_size
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._op import value_check
 
 # A loop that runs at most this many steps, in all iterations, is short. It may run after the first step that overwrites

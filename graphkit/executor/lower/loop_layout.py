@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Site
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
 from graphkit.executor.memory.planner import aligned
 from graphkit.ir.graph import Node, Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.control.views import LoopView
 
 T = TypeVar("T")

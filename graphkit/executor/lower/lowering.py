@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from graphkit.executor.memory.plan_graph import MemoryPlan
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
-from graphkit.passes.control.specialise import Unspecialised
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import human
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
+    from graphkit.passes.control.specialise import Unspecialised
 
 # How a node is computed, for reports. Views and constants are not steps. "copy": between devices. "swap": a
 # copy to host memory or back, while other steps run. On a device, NCCL executes a collective ("nccl"), or its arrays

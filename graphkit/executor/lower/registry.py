@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
@@ -18,8 +18,10 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.evaluate import failure_of
 from graphkit.ops.tensor.constants import Constant
-from graphkit.passes.control.specialise import Unspecialised
 from graphkit.passes.core.match import is_op
+
+if TYPE_CHECKING:
+    from graphkit.passes.control.specialise import Unspecialised
 
 # Some rules are for operators that few graphs contain. Each of these imports its module inside the function.
 

@@ -9,7 +9,7 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from graphkit.ir.declared import Declarations
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import Op
 from graphkit.ops.evaluate import failure_of, run_node
 

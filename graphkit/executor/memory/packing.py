@@ -6,12 +6,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.memory.planner import ALIGNMENT
+from graphkit.named_tuples import NamedTuple
 
 
 class PackedOperand(NamedTuple):

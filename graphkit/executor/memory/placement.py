@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from graphkit.ir import dims
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops.internal.swap import SwapIn, SwapOut
+from graphkit.named_tuples import NamedTuple
+from graphkit.ops._base import DOMAIN
 from graphkit.ops.tensor.constants import Constant
 from graphkit.ops.tensor.layout import Transpose
+from graphkit.passes.core.match import is_op
 from graphkit.passes.core.sweep import read_positions
 
 # Kinds of memory:
@@ -60,9 +62,9 @@ class Placement(NamedTuple):
 
     def host_storage(self, node: Node) -> Value | None:
         """Return the storage in host memory that a SwapOut writes or a SwapIn reads. None if `node` swaps nothing."""
-        if not isinstance(node.op, (SwapOut, SwapIn)):
+        if not is_op(node, "SwapOut", "SwapIn", domain=DOMAIN):
             return None
-        stored = self.root[node.output if isinstance(node.op, SwapOut) else node.operands[0]]
+        stored = self.root[node.output if node.op.name == "SwapOut" else node.operands[0]]
         return stored if self.place[stored] == "host" else None
 
 
@@ -136,11 +138,12 @@ def _swapped_values(graph: Graph, finals: Sequence[Value]) -> frozenset[Value]:
 
     finals: The new values of states and the outputs.
     """
-    found = {n.output for n in graph.nodes if isinstance(n.op, SwapOut) and has_fixed_size(n.output)}
+    found = {n.output for n in graph.nodes if is_op(n, "SwapOut", domain=DOMAIN) and has_fixed_size(n.output)}
     if found:
         found.difference_update(finals)
-        found.difference_update(v for n in graph.nodes if not isinstance(n.op, SwapIn) for v in n.operands)
-        found.difference_update(n.operands[1] for n in graph.nodes if isinstance(n.op, SwapIn))
+        swapped_in = [n for n in graph.nodes if is_op(n, "SwapIn", domain=DOMAIN)]
+        found.difference_update(v for n in set(graph.nodes).difference(swapped_in) for v in n.operands)
+        found.difference_update(n.operands[1] for n in swapped_in)
     return frozenset(found)
 
 

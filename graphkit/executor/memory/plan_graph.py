@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from graphkit.executor.memory.donation import donated_states, failure_dependencies, reader_dependencies
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.memory.planner import Layout, Request, aligned
 from graphkit.executor.memory.schedule import Task, is_topological_order, updates_last, with_peaks
-from graphkit.executor.memory.swapping import copy_deadlines
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops.internal.swap import SwapOut
+from graphkit.named_tuples import NamedTuple
+from graphkit.ops._base import DOMAIN
+from graphkit.passes.core.match import is_op
 from graphkit.passes.core.sweep import elements_read
 
 
@@ -101,7 +101,7 @@ def plan_graph(
         schedule = cached_schedule(planning.tasks, sizes)
         if group_updates:
             schedule = updates_last(planning.tasks, sizes, schedule)
-    copies = copy_deadlines(placement, schedule.order)
+    copies = _copy_deadlines(placement, schedule.order)
     ranges = _LiveRanges(planning.tasks, schedule.order, len(planning.sizes))
     planning.extend_until_copied(ranges, schedule.order, copies)
     requests, request_of, offset_in_block, scratch_of = planning.requests(schedule.order, ranges)
@@ -117,6 +117,15 @@ def plan_graph(
         copies,
         schedule.plain_peak_bytes,
     )
+
+
+def _copy_deadlines(placement: Placement, order: Sequence[int]) -> dict[int, list[Value]]:
+    """Call `copy_deadlines`, which is imported only if a step copies to host memory or back."""
+    if all(placement.host_storage(node) is None for node in placement.steps):
+        return {}
+    from graphkit.executor.memory.swapping import copy_deadlines
+
+    return copy_deadlines(placement, order)
 
 
 class _ContiguousBlock:
@@ -186,7 +195,7 @@ class _Planning:
         steps = self._placement.steps
         done = {value: position for position, values in copies.items() for value in values}
         for index in order:
-            if isinstance(steps[index].op, SwapOut):
+            if is_op(steps[index], "SwapOut", domain=DOMAIN):
                 until = done.get(steps[index].output, len(order) - 1)
                 for source in self.tasks[index].reads:
                     ranges.last[source] = max(ranges.last[source], until)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+from graphkit.named_tuples import NamedTuple
 
 ALIGNMENT = 64
 

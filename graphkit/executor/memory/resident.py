@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphkit.executor.devices.capabilities import pinned_memory_of
 from graphkit.executor.memory.planner import aligned
 from graphkit.ir.graph import Value
+from graphkit.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.device import Device

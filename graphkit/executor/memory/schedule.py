@@ -6,7 +6,8 @@ import bisect
 import heapq
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from graphkit.named_tuples import NamedTuple
 
 # `updates_last` may raise the peak by at most 1 / SLACK of it.
 SLACK = 16

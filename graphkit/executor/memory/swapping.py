@@ -11,12 +11,12 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence, Set
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from graphkit.executor.memory.placement import Placement, has_fixed_size
 from graphkit.ir import context
 from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.internal.swap import SwapIn, SwapOut
 from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training.swap import is_swapped

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from graphkit.ir.types import TensorType, Type
+from graphkit.named_tuples import NamedTuple
 
 # Imported when a plan is made, because most runs need none.
 if TYPE_CHECKING:

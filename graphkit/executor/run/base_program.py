@@ -6,14 +6,12 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from graphkit.errors import GraphkitError, LimitReached, NotFinite, OutOfMemory, RuntimeFailure
-from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.loading import native_module
-from graphkit.executor.lower.failures import KnownLoop
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import larger_than_allowed, raise_if_out_of_memory
 from graphkit.executor.memory.placement import Placement, Result
@@ -23,10 +21,13 @@ from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.limits import Limits
 from graphkit.ir.origin import signature
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
+    from graphkit.executor.devices.device import Device
     from graphkit.executor.devices.loading import _native
+    from graphkit.executor.lower.failures import KnownLoop
     from graphkit.executor.report.plan import Plan
 
 

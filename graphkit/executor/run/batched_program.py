@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from graphkit.executor.run import base_program
 from graphkit.executor.run.base_program import BaseProgram, Instance, InstancedProgram, Key
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan

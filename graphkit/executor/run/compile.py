@@ -6,7 +6,7 @@ steps, plan the memory (`lower_graph`), and write the program (`Program`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphkit import config
@@ -22,9 +22,8 @@ from graphkit.executor.run.program import Program
 from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Value
 from graphkit.passes.cleanup import CLEANUP
-from graphkit.passes.control.prune import prune_control
-from graphkit.passes.control.specialise import Unspecialised, specialise_subgraphs
 from graphkit.passes.core.bind import bind
+from graphkit.passes.core.declare import CONTROL, deferred
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import ARRAYS_BOUND, BOUND
 
@@ -33,6 +32,11 @@ if TYPE_CHECKING:
     from graphkit.executor.lower.batch import Batch
     from graphkit.executor.lower.template import Template
     from graphkit.executor.run.sized_program import SizedProgram
+    from graphkit.passes.control.specialise import Unspecialised
+    from graphkit.passes.core.declare import Pass
+
+# Only graphs with If, Loop or Scan need its module.
+_PRUNE_CONTROL = deferred("prune_control")
 
 
 @without_gc
@@ -63,14 +67,23 @@ def compile_graph(
     if settings.optimize:
         changed = bound is not graph
         more = BOUND if settings.native else ARRAYS_BOUND if settings.device != "cpu" else ()
-        bound = run_passes(bound, (*CLEANUP, *more)) if changed else prune_control(bound)
+        bound = run_passes(bound, (*CLEANUP, *more)) if changed else _PRUNE_CONTROL(bound)
     with out_of_memory(bound, "planning the run"):
-        specialised, unspecialised = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
+        specialised, unspecialised = _specialised(bound, CLEANUP if settings.optimize else ())
         arrays = {specialised.inputs[position]: array for position, array in fixed.items()}
         lowered = lower_graph(specialised, arrays, settings, unspecialised)
         if settings.device != "cpu":
             lowered = _with_swaps(lowered, arrays, unspecialised)
         return _program(lowered, pools, [specialised.inputs[position] for position in device_inputs])
+
+
+def _specialised(graph: Graph, passes: Sequence[Pass[...]]) -> tuple[Graph, Unspecialised]:
+    """Call `specialise_subgraphs`, which is imported only if the graph has subgraphs."""
+    if graph.operators.isdisjoint(CONTROL):
+        return graph, {}
+    from graphkit.passes.control.specialise import specialise_subgraphs
+
+    return specialise_subgraphs(graph, passes)
 
 
 def _with_swaps(

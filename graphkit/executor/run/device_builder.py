@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from graphkit import debug
 from graphkit.errors import TypeMismatch
-from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.loading import find_device
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.run import program_log
 from graphkit.executor.run.base_program import Group, Key
 from graphkit.executor.run.compile import compile_graph, find_batch, make_template, sized_program
 from graphkit.executor.run.executable import DeviceProgram
@@ -18,9 +17,11 @@ from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import Selection
 
 if TYPE_CHECKING:
+    from graphkit.executor.devices.device import Device
     from graphkit.executor.lower.batch import Batch
     from graphkit.executor.lower.template import Template
     from graphkit.executor.run.batched_program import BatchParts
+    from graphkit.executor.run.program_log import ProgramLog
 
 
 class DeviceBuilder:
@@ -97,7 +98,7 @@ class DeviceBuilder:
 
 def device_cache(settings: Settings, pools: Pools, inputs: Collection[str]) -> ProgramCache[DeviceProgram]:
     """Return the cache of the programs of one device. See `DeviceBuilder`."""
-    return ProgramCache(DeviceBuilder(settings, pools, inputs), str(settings.device_name), program_log.of(settings))
+    return ProgramCache(DeviceBuilder(settings, pools, inputs), str(settings.device_name), _log(settings))
 
 
 def _batch_part(
@@ -116,3 +117,13 @@ def _batch_part(
     from graphkit.executor.run.batched_program import BatchParts
 
     return BatchParts(1, size, program, part_key)
+
+
+def _log(settings: Settings) -> ProgramLog | None:
+    """Return the log of the programs of a device, or None if GRAPHKIT_DEBUG is off."""
+    level = debug.level()
+    if not level:
+        return None
+    from graphkit.executor.run.program_log import ProgramLog
+
+    return ProgramLog(settings, level)

@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from graphkit import config
 from graphkit.distribution import how_to_install
 from graphkit.errors import Cancelled, MissingDependency, RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_native
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import short_repr
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from graphkit.errors import InputError
 from graphkit.executor.devices.loading import native_module
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import Op, operator
-from graphkit.ops.evaluate import failure_of
-from graphkit.ops.sequence.elements import holds_maps
-from graphkit.ops.xp import numpy_xp
 
 
 class MapBuilder(NamedTuple):
@@ -57,12 +55,18 @@ def remove_maps(graph: Graph) -> WithoutMaps:
 def _builds_maps(node: Node) -> bool:
     """Whether a node has one output, which consists of maps, and one input, which is a tensor."""
     is_unary = len(node.inputs) == len(node.outputs) == 1
-    return is_unary and holds_maps(node.output.type) and isinstance(node.operands[0].type, TensorType)
+    if not is_unary or isinstance(node.output.type, TensorType):
+        return False
+    from graphkit.ops.sequence.elements import holds_maps
+
+    return holds_maps(node.output.type) and isinstance(node.operands[0].type, TensorType)
 
 
 def _builder(node: Node) -> Callable[[Any], Any]:
     """Return a function that computes the output of a node from its input."""
-    from graphkit.ops.ml.maps import ZipMap  # here, because few graphs build maps
+    # Here, because few graphs build maps.
+    from graphkit.ops.ml.maps import ZipMap
+    from graphkit.ops.xp import numpy_xp
 
     op = operator(node, Op)
     if isinstance(op, ZipMap) and node.operands[0].tensor.rank == 2 and (native := native_module()) is not None:
@@ -80,6 +84,8 @@ def build_maps(builders: Mapping[str, MapBuilder], results: dict[str, Any]) -> N
             try:
                 results[name] = build(results[name])
             except Exception as error:
+                from graphkit.ops.evaluate import failure_of
+
                 raise failure_of(node, error) from error
 
 

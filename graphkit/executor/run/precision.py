@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from graphkit.errors import UnsupportedError, UsageError
-from graphkit.executor.devices.capabilities import ReducedPrecision
 from graphkit.executor.devices.loading import DeviceName, find_device, native_module
 
 PRECISIONS = ("f32", "bf16", "f16", "tf32", "fp8")
@@ -27,6 +26,8 @@ def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
         return
     if not optimize and precision != "tf32":
         raise UsageError(f"precision {precision!r} rewrites the graph and cannot be used with optimize=False")
+    from graphkit.executor.devices.capabilities import ReducedPrecision
+
     found = find_device(device)
     if isinstance(found, ReducedPrecision):
         found.check_precision(precision)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from graphkit.distribution import how_to_install
 from graphkit.errors import UnsupportedError, UsageError
@@ -28,6 +28,7 @@ from graphkit.executor.run import base_program as programs
 from graphkit.executor.run import engine
 from graphkit.executor.run.base_program import BaseProgram
 from graphkit.ir.atomic import write_whole
+from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 from graphkit.text import format_table, human, quantity, short_repr
 

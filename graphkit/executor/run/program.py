@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.limits import Limits
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.evaluate import failure_of
 
 if TYPE_CHECKING:

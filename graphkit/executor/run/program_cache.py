@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from graphkit import config
-from graphkit.executor.devices.device import Device
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.executable import CachedProgram
-from graphkit.executor.run.program_log import ProgramLog
 from graphkit.executor.run.selection import Selection
 from graphkit.text import human, short_repr
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.device import Device
+    from graphkit.executor.run.program_log import ProgramLog
 
 # This many of the most recently used programs stay in the cache, however large they are. Training alternates with
 # evaluation, and the last batch of each may be smaller.

@@ -17,12 +17,6 @@ from graphkit.text import quantity
 P = TypeVar("P", bound=CachedProgram)
 
 
-def of(settings: Settings) -> ProgramLog | None:
-    """Return the log of the programs of a device, or None if GRAPHKIT_DEBUG is off."""
-    level = debug.level()
-    return ProgramLog(settings, level) if level else None
-
-
 class ProgramLog:
     """Prints which programs of a device are built, found and dropped."""
 

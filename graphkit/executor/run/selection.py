@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.executable import Executable
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.named_tuples import NamedTuple
 
 # Bits of numpy's flags.num: C-contiguous and aligned. A program can read such an array without a copy.
 _READABLE = 0x0001 | 0x0100

@@ -15,7 +15,6 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import InputError, UsageError, did_you_mean
-from graphkit.executor.devices.capabilities import Prefetcher
 from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import DeviceName, load_device, native_module
@@ -25,7 +24,6 @@ from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.compile import refuse_fallbacks
-from graphkit.executor.run.declared import DeclarationChecker
 from graphkit.executor.run.device_builder import device_cache
 from graphkit.executor.run.device_passes import device_passes
 from graphkit.executor.run.executable import DeviceProgram, Executable
@@ -44,13 +42,14 @@ from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Step
-from graphkit.passes.core.sweep import groups_of, run_passes
-from graphkit.passes.training.randomness import bind_rng
+from graphkit.passes.core.draws import is_unbound
+from graphkit.passes.core.sweep import all_nodes, groups_of, run_passes
 from graphkit.signatures import check_argument, typed
 from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
+    from graphkit.executor.run.declared import DeclarationChecker
     from graphkit.executor.run.divided.program import DividedProgram
     from graphkit.executor.run.program_cache import ProgramCache
 
@@ -127,7 +126,7 @@ class Executor:
         threads = config.num_threads(threads)
         self._settings_text = f"device {device}, {quantity(threads, 'thread')}, precision {precision}"
         device = grouped(device, groups_of(graph))
-        self._declarations = DeclarationChecker(graph, declared) if declared else None
+        self._declarations = _declaration_checker(graph, declared) if declared else None
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
         for each in names:
             load_device(str(each))
@@ -143,7 +142,7 @@ class Executor:
         ]
         self._check_finite = check_finite
         self._rng, self._rng_stride = (config.SEED.get() if seed is None else seed, 0), rng_stride
-        passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
+        passes: list[Step] = [("bind_rng", _bind_rng), *(CLEANUP if optimize else ())]
         if len(settings) == 1:
             passes += device_passes(settings[0], precision)
         self._graph, self._map_builders = remove_maps(without_gc(run_passes)(graph, passes))
@@ -246,6 +245,8 @@ class Executor:
         Do not change these arrays until that run, which recognises them by their memory addresses. On the CPU, this
         method does nothing.
         """
+        from graphkit.executor.devices.capabilities import Prefetcher
+
         for name, array in feeds.items():
             if isinstance(array, np.ndarray):
                 for device in self._programs.builder.readers(name):
@@ -601,6 +602,21 @@ def _check_stored(names: Sequence[str], inputs: Sequence[Value], params: ParamSt
     for name, value in zip(names, inputs, strict=True):
         if _is_stored(value) and name not in params:
             raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
+
+
+def _bind_rng(graph: Graph) -> Graph:
+    """Apply the pass `bind_rng`. It is imported only if the graph has nodes for it."""
+    if not any(map(is_unbound, all_nodes(graph))):
+        return graph
+    from graphkit.passes.training.randomness import bind_rng
+
+    return bind_rng(graph)
+
+
+def _declaration_checker(graph: Graph, declared: Declarations) -> DeclarationChecker:
+    from graphkit.executor.run.declared import DeclarationChecker
+
+    return DeclarationChecker(graph, declared)
 
 
 def _is_stored(value: Value) -> bool:

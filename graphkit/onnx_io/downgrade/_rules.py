@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.tensor import Tensor
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.repeated_imports import replaces
 from graphkit.ops import Op
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from graphkit.errors import InvalidModel
 from graphkit.ir import context
 from graphkit.ir.graph import Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.repeated_imports import replaces
 from graphkit.onnx_io.upgrade._index import MODULES
 from graphkit.ops import constant

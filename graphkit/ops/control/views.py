@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, cast
 
 from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 
 # Most graphs have no control flow, and import none of its operators.
 if TYPE_CHECKING:

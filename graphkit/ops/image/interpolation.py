@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from graphkit.ir import limits
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import F, as_value
 from graphkit.ops.pointwise import scalar_like
 

@@ -7,7 +7,7 @@ pytorch_half_pixel), graphkit follows the text, as ONNX Runtime does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, FLOATS, INDICES, NUMERIC, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import i64, shape_text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, i64

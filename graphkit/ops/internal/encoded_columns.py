@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import F, Sample, constant, op, operator
 from graphkit.ops.internal.region import Region
 from graphkit.ops.ml.features import OneHotEncoder

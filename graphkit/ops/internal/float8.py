@@ -7,7 +7,7 @@ element ("current scaling"), so that equal operands have equal bits, whatever wa
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +16,7 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.types import HALVES, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 

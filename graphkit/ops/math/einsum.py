@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.types import FLOATS, NUMERIC, SIGNED, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops.axes import fresh_shape, i64
 from graphkit.ops.pointwise import scalar_like

@@ -7,7 +7,7 @@ of them is Conv, ConvGradInput or ConvGradWeight of the other two: the three ope
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, F, Onnx, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import ranked

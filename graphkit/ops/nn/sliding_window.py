@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims, limits
 from graphkit.ir.dims import Dim, DimExpr
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import F, Op
 from graphkit.text import quantity
 

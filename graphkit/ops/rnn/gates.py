@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import F
 from graphkit.ops.nn.activation import drop_where, keep_where, stable_sigmoid, stable_softplus
 from graphkit.ops.pointwise import scalar_like

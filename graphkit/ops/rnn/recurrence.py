@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import F, Op, constant
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import shape_text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import limits
 from graphkit.ir.types import INDICES, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import Onnx, Sample, op
 from graphkit.ops.kept import kept
 from graphkit.ops.text.strings import STRINGS, TextOp, no_text, text

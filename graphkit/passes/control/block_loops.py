@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, operator
 from graphkit.ops.axes import i64, normal_axis
 from graphkit.ops.control.loop_state import without_value

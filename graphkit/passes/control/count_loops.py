@@ -7,13 +7,13 @@ count, the sizes of scan outputs are known, and sequences that the loop fills be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, operator
 from graphkit.ops.control.operators import Loop
 from graphkit.ops.control.views import LoopView

@@ -12,7 +12,7 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value, same_type
 from graphkit.ir.types import SequenceType, TensorType, Type
 from graphkit.ops import Op
-from graphkit.ops.control.views import IfView, is_if
+from graphkit.passes.core.match import is_op
 
 
 @without_gc
@@ -127,8 +127,10 @@ def _bound_operator(node: Node, operands: Sequence[Value | None]) -> Op | None:
     The bodies of loops are not changed. Inference handles them itself. Their declared types hold for every iteration,
     and must not be replaced by the types of the first iteration.
     """
-    if not is_if(node) or not isinstance(node.op, Op):
+    if not is_op(node, "If") or not isinstance(node.op, Op):
         return None
+    from graphkit.ops.control.views import IfView
+
     given = [v.type for v in IfView.of(node, operands).captures]
     branches = {
         key: _bound_branch(inner, dict(zip(inner.inputs, given, strict=True)))

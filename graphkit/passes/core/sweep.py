@@ -15,7 +15,6 @@ from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
-from graphkit.ops.control.views import LoopView, is_if
 from graphkit.passes.core.declare import CONTROL, Pass, Rewrite, Step
 
 Rule: TypeAlias = Callable[[Node, Sequence[Value | None]], Sequence[Value] | None]
@@ -109,8 +108,10 @@ def map_bodies(node: Node, operands: Sequence[Value | None], transform: Rewrite)
 
 def declared_types_hold(node: Node, operands: Sequence[Value | None]) -> bool:
     """Return whether the declared types of the subgraphs of an If, Loop or Scan hold in every run on `operands`."""
-    if is_if(node):
+    if node.op.name == "If":
         return True
+    from graphkit.ops.control.views import LoopView
+
     view = LoopView.of(node, operands)
     kept = all(state.before.type == state.after.type for state in view.states)
     names: dict[Any, Any] = {}

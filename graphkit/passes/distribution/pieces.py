@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from graphkit.ir import context
 from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN
 from graphkit.passes.core.match import is_op
 from graphkit.passes.distribution.homes import sources_of

@@ -13,10 +13,10 @@ A parameter or state is on the device of the first node that reads it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from graphkit.ir.context import GROUP
 from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN
 from graphkit.passes.core.match import is_op
 from graphkit.passes.core.sweep import groups_of, is_control

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.internal.attention_gradient import FusedAttentionWithStatistics
 from graphkit.ops.internal.fused import AttentionOp, FusedAttention, FusedMatMul

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from graphkit.ir.graph import Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.pointwise import scalar_like

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, LeakyRelu, Relu, Sigmoid, Swish, Tanh

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from graphkit.ir import context
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, Op, operator
 from graphkit.ops.internal.float8 import PADDED_TO, Float8MatMul
 from graphkit.ops.internal.fused import FusedMatMul

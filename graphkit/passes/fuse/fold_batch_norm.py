@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, Op, operator
 from graphkit.ops.internal.folded_batch_norm import FoldedBatchNorm
 from graphkit.ops.linalg.matmul import Gemm

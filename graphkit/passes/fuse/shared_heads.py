@@ -9,10 +9,10 @@ before attention is fused. Afterwards, `share_heads` removes all repetitions, in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, operator
 from graphkit.ops.internal.fused import FusedAttention
 from graphkit.ops.nn.heads import repeated_heads, shared_product

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import operator
 from graphkit.ops.internal.softmax_grad import SoftmaxGrad
 from graphkit.ops.nn.softmax import LogSoftmax, Softmax

@@ -6,13 +6,12 @@ the diagonal from these nodes, and computes no element of a matrix twice.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.internal.fused import Fused
 from graphkit.ops.tensor.fill import ConstantOfShape

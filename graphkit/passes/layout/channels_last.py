@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from graphkit.ir import context
 from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, F, Op, operator, registry
 from graphkit.ops.internal.channels_last import (
     ChannelsLastAveragePool,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from graphkit.ir.graph import Node, Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, Op, operator, registry
 from graphkit.ops.internal.channels_last import to_last
 from graphkit.ops.nn.conv import Convolution

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, constant, operator
 from graphkit.ops.internal.quantised import DynamicQuantizeMatMul, MatMulIntegerToFloat
 from graphkit.passes.core.declare import Property, graph_pass

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import constant, operator
 from graphkit.ops.quant.linear import DequantizeLinear, QuantizeLinear
 from graphkit.ops.quant.rounding import BYTES

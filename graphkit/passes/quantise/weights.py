@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, operator
 from graphkit.ops.internal.weight_only import WeightOnlyMatMul
 from graphkit.ops.quant.linear import DequantizeLinear

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import SequenceType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.axes import i64, zeros_like
 from graphkit.ops.sequence.split import SplitToSequence, parts

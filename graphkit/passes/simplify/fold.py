@@ -15,7 +15,6 @@ from graphkit.ir.limits import limited
 from graphkit.ir.subgraph import inline
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
-from graphkit.ops.control.views import IfView, is_if
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.declare import Property, Rewrite, graph_pass
@@ -36,7 +35,9 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        if is_if(node):
+        if is_op(node, "If"):
+            from graphkit.ops.control.views import IfView
+
             node = map_branches(node, operands, lambda inner: fold(inner, size_limit))
             if (branch := IfView.of(node).chosen) is not None:
                 return inline(branch, IfView.of(node).captures)
@@ -71,7 +72,7 @@ def map_branches(node: Node, operands: Sequence[Value | None], transform: Rewrit
     The bodies of loops are not transformed. The shape of a state may change from one iteration to the next, so a
     rewrite that relies on declared types would be wrong there.
     """
-    if is_if(node):
+    if is_op(node, "If"):
         return map_subgraphs(node, operands, transform)
     return node.rebuilt(operands)
 

@@ -7,9 +7,9 @@ with dilation 36 reads a 33 x 33 image.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, operator
 from graphkit.ops.nn.conv import Conv
 from graphkit.passes.core.declare import Property, graph_pass

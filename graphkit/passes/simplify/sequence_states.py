@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import SequenceType, TensorType, Type
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, Op, operator
 from graphkit.ops.axes import i64
 from graphkit.ops.control.loop_state import without_value

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.control.views import capture_count
 from graphkit.ops.operand_roles import SETTINGS
 from graphkit.passes.core.captures import add_captures, captured

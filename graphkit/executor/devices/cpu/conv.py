@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from graphkit.executor.devices.cpu._base import (
     epilogue,
@@ -20,6 +20,7 @@ from graphkit.executor.devices.registry import Preparation, Shapes, SizedFactory
 from graphkit.ir.dims import Dim, is_static
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConvolution
 from graphkit.ops.internal.fused import Epilogue

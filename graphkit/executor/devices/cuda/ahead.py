@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from graphkit.executor.devices.capabilities import SMALL_BYTES, PinnedMemory, Streams
 from graphkit.executor.devices.device import Device, address_of
+from graphkit.named_tuples import NamedTuple
 
 # The largest number of arrays that were sent and not yet read. If there are more, the oldest one is dropped.
 MOST_SENT = 16

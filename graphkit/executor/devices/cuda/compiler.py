@@ -10,12 +10,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit import config
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Source
+from graphkit.named_tuples import NamedTuple
 from graphkit.shelf import CacheFailure, Shelf
 
 _TEXT = Path(__file__).parent / "text"

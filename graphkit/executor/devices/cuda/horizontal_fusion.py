@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from graphkit.executor.devices.cuda.launches import (
     Table,
 )
 from graphkit.executor.devices.device import address_of
+from graphkit.named_tuples import NamedTuple
 
 # A step joins an earlier launch only if that launch is among this many latest groups of steps.
 REACH = 64

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.registry import KernelRule, LaunchedFactory, register
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.nn.conv import Geometry
 
 # The number of threads of each block.

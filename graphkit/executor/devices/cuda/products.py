@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import CardKernel, Input, Launch, Matrix, Output, Product, launched
 from graphkit.executor.devices.cuda.movement.copies import End, copied
@@ -18,6 +17,7 @@ from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, repeating, row_major, shape
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm

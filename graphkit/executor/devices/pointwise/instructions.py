@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, INTEGERS, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 
 # Operators that fail for integers if the divisor is zero. For Pow, if the base is zero and the exponent is negative.
 DIVISIONS = frozenset({"Div", "Mod", "Pow"})

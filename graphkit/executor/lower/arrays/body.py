@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._op import value_check
 
 

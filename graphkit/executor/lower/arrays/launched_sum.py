@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from graphkit.executor.devices.device import Device, address_of
 from graphkit.executor.lower.lowering import DeviceSums
 from graphkit.executor.lower.python_step import PythonStep
 from graphkit.ir.graph import Node
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.internal.collective import AllReduceStart
 from graphkit.ops.internal.sharded import AllGatherStart, ReduceScatterStart
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
@@ -21,6 +20,7 @@ from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import RunInput, Selection
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType, Type
+from graphkit.named_tuples import NamedTuple
 from graphkit.passes.core.declare import Step
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.distribution.pieces import Piece, cut

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.upgrade import NodeView, Results
 from graphkit.onnx_io.upgrade.contrib import contrib
 from graphkit.onnx_io.upgrade.contrib.attention import attended, biased

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.upgrade import NodeView
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64

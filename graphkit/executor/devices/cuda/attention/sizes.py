@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import THREADS
 from graphkit.executor.devices.operands import operand, repeating, shape
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import operator
 from graphkit.ops.internal.fused import AttentionOp
 

@@ -7,7 +7,6 @@ other sizes.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
@@ -31,6 +30,7 @@ from graphkit.executor.devices.pointwise.programs import NAMES, program
 from graphkit.executor.devices.pointwise.rules import RULES
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 
 # Bytes of one memory access.
 _ACCESS = 16

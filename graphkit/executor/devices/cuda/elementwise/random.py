@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from graphkit.executor.devices.operands import operand
 from graphkit.executor.devices.randomness import Draw, draw, dropout_draw, linear, never_trains
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.math.philox import FOLD_STREAM
 

@@ -9,7 +9,7 @@ import importlib
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Matrix, Product
 from graphkit.executor.devices.cuda.libraries.workspace import NotInLibrary, aligned_address, usable_bytes
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 
 # cudaDataType_t of elements.
 _TYPES = {

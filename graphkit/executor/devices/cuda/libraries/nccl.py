@@ -10,11 +10,12 @@ import importlib
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 
 # The names of NCCL's element types in CuPy.
 _TYPES = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
@@ -27,6 +26,7 @@ from graphkit.executor.devices.operands import around, row_major, shape
 from graphkit.executor.devices.views import VIEWS
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.concat import Concat, Split
 

@@ -9,12 +9,11 @@ threads, so the result is the same every time. If one block can sort all keys, a
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from graphkit.executor.devices.cuda.launches import THREADS, Launch, Scratch, Source, source_of
 from graphkit.executor.devices.cuda.text.joining import WARP, scanned
+from graphkit.named_tuples import NamedTuple
 
 # Bits of a digit. There is one thread for each value of a digit.
 _BITS = 8

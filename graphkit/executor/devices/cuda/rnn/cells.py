@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit.executor.devices.cuda.text.expressions import statements
 from graphkit.executor.devices.pointwise.instructions import Instructions, PointwiseProgram
 from graphkit.executor.devices.pointwise.programs import terms_of
 from graphkit.ir.graph import Value, topological
 from graphkit.ir.types import DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.rnn.gates import GraphMath
 from graphkit.ops.rnn.recurrence import Recurrence, Weights

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import (
     Argument,
@@ -29,6 +28,7 @@ from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.rnn.backward import OfLayer
 from graphkit.ops.rnn.recurrence import Recurrence

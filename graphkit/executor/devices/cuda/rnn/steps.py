@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
@@ -24,6 +23,7 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.operands import operand
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import Op, operator
 from graphkit.ops.rnn.recurrence import Recurrence
 

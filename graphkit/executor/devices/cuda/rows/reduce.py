@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import CardKernel, Input, Output, launched
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
@@ -13,6 +12,7 @@ from graphkit.executor.devices.geometry import reduced_axes, repeated_axes
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN
 
 

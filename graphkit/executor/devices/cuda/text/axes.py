@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graphkit.executor.devices.operands import row_major
+from graphkit.named_tuples import NamedTuple
 
 
 class Axes(NamedTuple):

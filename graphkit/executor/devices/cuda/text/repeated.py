@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import Argument
 from graphkit.executor.devices.cuda.text.axes import merged
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.operands import repeating, row_major
+from graphkit.named_tuples import NamedTuple
 
 
 class Repeated(NamedTuple):

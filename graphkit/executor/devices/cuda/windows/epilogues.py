@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import Argument, Input, Launch, Output
 from graphkit.executor.devices.cuda.text.expressions import STORED
@@ -12,6 +11,7 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.operands import operand
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.internal.fused import Epilogue
 
 # Activations by name: expressions of a value `v` of type A, and of `alpha` and `beta`.

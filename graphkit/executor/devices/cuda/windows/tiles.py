@@ -9,7 +9,6 @@ sizes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
@@ -25,6 +24,7 @@ from graphkit.executor.devices.cuda.text.indexing import Coordinates, Divisor, f
 from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 
 # Terms of the sum in shared memory, threads along each side of a tile, and results of a thread in a row.
 DEPTH, SIDE, WIDE = 16, 16, 4
