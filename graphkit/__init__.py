@@ -78,6 +78,8 @@ _MODULES = {
     "errors": "graphkit.errors",
     "config": "graphkit.config",
 }
+# Modules that this package itself imports by `from graphkit import ...`, which asks for the attribute first.
+_INTERNAL = frozenset({"cores", "debug"})
 # Earlier names that still work, and the present names of the same objects.
 _RENAMED = {"Items": "SequenceSample", "Perhaps": "OptionalSample"}
 
@@ -87,6 +89,8 @@ def __getattr__(name: str) -> Any:
         from graphkit.distribution import version
 
         return version()
+    if name in _INTERNAL:
+        raise AttributeError(f"module 'graphkit' has no attribute {name!r}")
     if name in _MODULES:
         found: Any = _import(_MODULES[name])
     elif name in _RENAMED:
@@ -101,7 +105,7 @@ def __getattr__(name: str) -> Any:
 
 def _import(module: str) -> Any:
     """Import a module. The cyclic garbage collector pauses, because an import frees almost nothing."""
-    from graphkit.ir.collector import without_gc
+    from graphkit.collector import without_gc
 
     return without_gc(importlib.import_module)(module)
 

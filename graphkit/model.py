@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit import config
+from graphkit.collector import without_gc
 from graphkit.errors import InputError, InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir import limits
-from graphkit.ir.collector import without_gc
 from graphkit.ir.counts import elements, parameters, trainable
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological

@@ -13,9 +13,9 @@ import numpy as np
 
 from graphkit.autodiff.control_flow import CONTROL_FLOW
 from graphkit.autodiff.subgraphs import differentiable
+from graphkit.collector import without_gc
 from graphkit.errors import GraphkitError, MissingGradient, UsageError
 from graphkit.ir import context, dims
-from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Node, Value, topological
 from graphkit.ir.origin import brief, label
 from graphkit.ir.types import OptionalType, TensorType

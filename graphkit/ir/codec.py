@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.collector import without_gc
 from graphkit.errors import InvalidModel, TypeMismatch, UnsupportedOperator, UsageError
 from graphkit.ir import context, dims
-from graphkit.ir.collector import without_gc
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names

@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from graphkit.collector import without_gc
 from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import context
-from graphkit.ir.collector import without_gc
 from graphkit.ir.names import Names, snake_case
 from graphkit.ir.origin import described, graph_facts, titled, unfinished
 from graphkit.ir.types import DType, SequenceType, TensorType, Type

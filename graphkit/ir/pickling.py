@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.collector import without_gc
 from graphkit.ir.codec import Decoder, Encoder, WeightsOut
-from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph
 from graphkit.named_tuples import NamedTuple
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from graphkit.ir.collector import without_gc
+from graphkit.collector import without_gc
 
 if TYPE_CHECKING:
     from graphkit.ir.graph import Graph, Node, Value

@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from graphkit.collector import without_gc
 from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, RuntimeFailure, UnsafeModel, UsageError
 from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from_dict, stored_tensors, strings, to_dict
-from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph
 from graphkit.ir.limits import require_memory
 from graphkit.ir.origin import titled

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit import config
+from graphkit.collector import without_gc
 from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context, limits
-from graphkit.ir.collector import without_gc
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial
 from graphkit.ir.names import unique_names

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graphkit.ir.collector import without_gc
+from graphkit.collector import without_gc
 
 LOG = "log.jsonl"
 

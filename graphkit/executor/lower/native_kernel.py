@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from graphkit.executor.devices.kernel import NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, Emission, Location, Lowering, Site
-from graphkit.executor.lower.python_step import PythonKernel
 
 
 class PreparedKernel(Lowering):
@@ -35,7 +34,11 @@ def native_kernel(site: Site) -> Lowering | None:
     kernel = make_kernel(site.settings.device, site.node, site.context) if site.static else None
     if kernel is None:
         return None
-    return PreparedKernel(kernel) if is_native(kernel) else PythonKernel("native", site.node, kernel)
+    if is_native(kernel):
+        return PreparedKernel(kernel)
+    from graphkit.executor.lower.python_step import PythonKernel
+
+    return PythonKernel("native", site.node, kernel)
 
 
 def _padded(locations: Sequence[Location], count: int) -> list[Location]:

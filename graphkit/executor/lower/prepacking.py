@@ -16,7 +16,6 @@ from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
-from graphkit.ops.evaluate import evaluate
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import rewrite
@@ -52,6 +51,8 @@ class _Group:
             found = self._kept.get(index, self._held.get(index)) if self._made_for == version else None
             if found is not None:
                 return found
+            from graphkit.ops.evaluate import evaluate
+
             arrays = [np.asarray(a, order="C") for a in evaluate(self._graph, [s.array for s in self._sources])]
             self._made_for = version
             self._kept = {i: a for i, a in enumerate(arrays) if a.nbytes <= KEPT_BYTES}

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
-from graphkit.executor.lower.failures import failing_steps
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
 from graphkit.executor.lower.native_kernel import native_kernel
-from graphkit.executor.lower.python_step import interpreted, launched, string_function
 from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops._base import DOMAIN
-from graphkit.ops.evaluate import failure_of
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.match import is_op
 
@@ -40,6 +37,18 @@ def _channel(site: Site) -> Lowering | None:
     from graphkit.executor.lower.channel import channel
 
     return channel(site)
+
+
+def _string_function(site: Site) -> Lowering | None:
+    from graphkit.executor.lower.python_step import string_function
+
+    return string_function(site)
+
+
+def _launched(site: Site) -> Lowering | None:
+    from graphkit.executor.lower.python_step import launched
+
+    return launched(site)
 
 
 def _branch(site: Site) -> Lowering | None:
@@ -95,7 +104,7 @@ _IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
     _collective,
     _channel,
     native_kernel,
-    string_function,
+    _string_function,
     _branch,
     _loop,
     _data_dependent,
@@ -103,7 +112,7 @@ _IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
     _at_run_time,
     _interpreted_in_subgraph,
 )
-_ON_DEVICES: tuple[LoweringRule, ...] = (_collective, native_kernel, launched, _branch, _loop)
+_ON_DEVICES: tuple[LoweringRule, ...] = (_collective, native_kernel, _launched, _branch, _loop)
 # On the CPU without the native extension, If and Loop are interpreted as a whole.
 _WITHOUT_EXTENSION: tuple[LoweringRule, ...] = (_collective, native_kernel)
 
@@ -157,7 +166,7 @@ def lower_graph(
         return choose(Site(node, settings, context, inner, is_dynamic, unspecialised, lower, hosted))
 
     lowerings = [lowering(node) for node in placement.steps]
-    failing = failing_steps(placement, lowerings) if graph.updates else ()
+    failing = _failing_steps(placement, lowerings) if graph.updates else ()
     steps = zip(placement.steps, lowerings, strict=True)
     needs = [StepMemory(found.scratch_bytes, found.inplace, node in failing) for node, found in steps]
     place = {node: index for index, node in enumerate(placement.steps)}
@@ -171,6 +180,12 @@ def lower_graph(
         order=None if order is None else [place[node] for node in order],
     )
     return LoweredGraph(graph, known, placement, lowerings, memory, settings)
+
+
+def _failing_steps(placement: Placement, lowerings: Sequence[Lowering]) -> frozenset[Node]:
+    from graphkit.executor.lower.failures import failing_steps
+
+    return failing_steps(placement, lowerings)
 
 
 def choose(site: Site) -> Lowering:
@@ -188,6 +203,8 @@ def choose(site: Site) -> Lowering:
         except (*BAD_VALUE, MemoryError) as error:
             if isinstance(error, GraphkitError):
                 raise
+            from graphkit.ops.evaluate import failure_of
+
             raise failure_of(site.node, error) from error
         if found is not None:
             found.reason = reason or found.reason
@@ -196,6 +213,8 @@ def choose(site: Site) -> Lowering:
         from graphkit.executor.lower.channel import check_channels
 
         check_channels(site.node, reason)
+    from graphkit.executor.lower.python_step import interpreted
+
     return interpreted(site, reason)
 
 

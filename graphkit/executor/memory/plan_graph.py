@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from graphkit.executor.memory.donation import donated_states, failure_dependencies, reader_dependencies
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.memory.planner import Layout, Request, aligned
@@ -168,10 +167,15 @@ class _Planning:
         inplace_pairs = [_inplace_pairs(n, placement, s.inplace) for n, s in zip(placement.steps, needs, strict=True)]
         dependencies = [_dependencies(node, placement) for node in placement.steps]
         may_fail = [need.may_fail for need in needs]
-        self.donated = donated_states(graph, placement, inplace_pairs, dependencies, may_fail) if inplace else {}
-        extra = reader_dependencies(placement, self.donated)
-        for node, storages in failure_dependencies(placement, self.donated, may_fail).items():
-            extra.setdefault(node, []).extend(storages)
+        self.donated: Mapping[Value, Value] = {}
+        extra: dict[Node, list[Value]] = {}
+        if inplace and graph.updates:
+            from graphkit.executor.memory.donation import donated_states, failure_dependencies, reader_dependencies
+
+            self.donated = donated_states(graph, placement, inplace_pairs, dependencies, may_fail)
+            extra = reader_dependencies(placement, self.donated)
+            for node, storages in failure_dependencies(placement, self.donated, may_fail).items():
+                extra.setdefault(node, []).extend(storages)
         self.tasks = [
             Task(
                 self._buffers([placement.root[v] for v in elements_read(node)]),

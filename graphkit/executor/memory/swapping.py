@@ -12,9 +12,9 @@ import bisect
 from collections.abc import Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 
+from graphkit.collector import without_gc
 from graphkit.executor.memory.placement import Placement, has_fixed_size
 from graphkit.ir import context
-from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops.internal.swap import SwapIn, SwapOut

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphkit import config
+from graphkit.collector import without_gc
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import find_device
@@ -19,7 +20,6 @@ from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.executable import DeviceProgram, Executable
 from graphkit.executor.run.program import Program
-from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Value
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.bind import bind

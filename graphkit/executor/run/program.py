@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from graphkit.errors import GraphkitError, OutOfMemory
-from graphkit.executor.devices.interpreted import check_result, owned_results
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
-from graphkit.executor.lower.failures import longest_loop
 from graphkit.executor.lower.lowering import Location, LoweredGraph
-from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools
@@ -24,10 +21,10 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.limits import Limits
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
 from graphkit.named_tuples import NamedTuple
-from graphkit.ops.evaluate import failure_of
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
+    from graphkit.executor.lower.python_step import PythonFunction
 
 
 # Approximate bytes of a step with its node, kernel and part of the plan, measured on networks.
@@ -41,7 +38,10 @@ class Program(InstancedProgram):
         graph, placement, settings = lowered.graph, lowered.placement, lowered.settings
         super().__init__(graph, placement, pools)
         self._lowered = lowered
-        self.longest_loop = longest_loop(lowered)
+        if any(lowering.trips for lowering in lowered.lowerings):
+            from graphkit.executor.lower.failures import longest_loop
+
+            self.longest_loop = longest_loop(lowered)
         self.kept_bytes = _STEP_BYTES * len(placement.steps)
         count = len(graph.inputs)
         self.emitter = Emitter(count + len(placement.results))
@@ -177,16 +177,18 @@ class _Instance:
 
         It must not refer to the instance, which refers to it: such a cycle would delay the release of memory.
         """
+        from graphkit.executor.lower import python_step
+
         node, lowering = program.placement.steps[index], program.lowered.lowerings[index]
         used = program.placement.used
         inputs: list[Any] = [None] * len(node.inputs)
         outputs: list[Any] = [None] * len(node.outputs)
         dynamic = self._bind_all(program, inputs, node.inputs)
         run: Callable[[Any, Any], None]
-        if isinstance(lowering, PythonFunction):
+        if isinstance(lowering, python_step.PythonFunction):
             run = self._with_stored_results(program, node, lowering)
         else:
-            assert isinstance(lowering, PythonKernel), "calls are Python steps"
+            assert isinstance(lowering, python_step.PythonKernel), "calls are Python steps"
             run = lowering.kernel
             self._bind_all(program, outputs, [v if v in used else None for v in node.outputs])
         releases = program.lowered.memory.releases.get(self._position[index], ())
@@ -201,6 +203,8 @@ class _Instance:
             except GraphkitError:
                 raise
             except Exception as error:
+                from graphkit.ops.evaluate import failure_of
+
                 raise failure_of(node, error) from error
             for operand in dynamic:
                 inputs[operand.position] = None
@@ -237,6 +241,8 @@ class _Instance:
 
         A result of known size is copied to its planned memory. Others are kept as they are.
         """
+        from graphkit.executor.devices.interpreted import check_result, owned_results
+
         used, buffers = program.placement.used, program.emitter.buffers
         destinations: list[Any] = [None] * len(node.outputs)
         self._bind_all(program, destinations, [v if v in used and has_fixed_size(v) else None for v in node.outputs])

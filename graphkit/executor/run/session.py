@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from graphkit import config
+from graphkit.collector import without_gc
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
 from graphkit.executor.devices.kernel import VersionedArray
@@ -28,14 +29,12 @@ from graphkit.executor.run.device_builder import device_cache
 from graphkit.executor.run.device_passes import device_passes
 from graphkit.executor.run.executable import DeviceProgram, Executable
 from graphkit.executor.run.feeds import check_finite, convert
-from graphkit.executor.run.interruption import HeldSignals
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
 from graphkit.executor.run.params import ParameterArray, ParamStore
 from graphkit.executor.run.precision import check_precision
 from graphkit.executor.run.selection import LastRun, RunInput, Selection
 from graphkit.executor.run.states import States
 from graphkit.ir import limits
-from graphkit.ir.collector import without_gc
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.origin import signature
@@ -365,6 +364,8 @@ class Executor:
                 self._feed_rng(selection, arrays)
             results = _results(selection, program, arrays, buffers, discard)
             return self._as_returned(program, dict(zip(selection.outputs, results, strict=True)))
+        from graphkit.executor.run.interruption import HeldSignals
+
         with HeldSignals(lambda: (may := program.interruptible) is not None and may()):
             rng = self._rng
             if selection.generators:

@@ -8,8 +8,6 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import Type
 from graphkit.ops._base import DOMAIN, Op
-from graphkit.ops.control.loop_state import output_types
-from graphkit.ops.evaluate import evaluate
 
 
 class Region(Op):
@@ -19,9 +17,13 @@ class Region(Op):
     domain = DOMAIN
 
     def infer(self, *xs: Type) -> tuple[Type, ...]:
+        from graphkit.ops.control.loop_state import output_types
+
         return output_types(self.body, xs)
 
     def reference(self, xp: Any, *xs: Any) -> Any:
+        from graphkit.ops.evaluate import evaluate
+
         return tuple(evaluate(self.body, xs, xp))
 
     def expand(self, *xs: Any) -> Any:

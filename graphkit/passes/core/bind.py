@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graphkit.collector import without_gc
 from graphkit.errors import InputError, TypeMismatch, did_you_mean
 from graphkit.ir import context, dims
-from graphkit.ir.collector import without_gc
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value, same_type
 from graphkit.ir.types import SequenceType, TensorType, Type

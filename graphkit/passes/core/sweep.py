@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from graphkit import config, debug
+from graphkit.collector import without_gc
 from graphkit.ir import context
-from graphkit.ir.collector import without_gc
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType, Type

@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from graphkit.collector import without_gc
 from graphkit.ir import context
-from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
 from graphkit.ops.control.views import is_if

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from graphkit.collector import without_gc
 from graphkit.ir import context
-from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.named_tuples import NamedTuple

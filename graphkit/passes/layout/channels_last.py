@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphkit.collector import without_gc
 from graphkit.ir import context
-from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.named_tuples import NamedTuple

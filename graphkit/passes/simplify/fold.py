@@ -15,7 +15,6 @@ from graphkit.ir.limits import limited
 from graphkit.ir.subgraph import inline
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
-from graphkit.ops.evaluate import run_node
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.declare import Property, Rewrite, graph_pass
 from graphkit.passes.core.draws import is_random
@@ -49,6 +48,8 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
             return node.outputs
         known = [_known_array(v) for v in node.outputs]
         if computable and any(a is None for a in known) and _foldable(node, size_limit):
+            from graphkit.ops.evaluate import run_node
+
             try:
                 with limited(memory=_byte_limit(node, size_limit)):
                     known = list(run_node(node, [None if v is None else array_of(v) for v in node.inputs]))

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from graphkit.collector import without_gc
 from graphkit.errors import UsageError
 from graphkit.ir import context
-from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ops import F
 from graphkit.ops.internal.guard import FiniteGuard

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from graphkit.executor.devices.cpu._base import (
@@ -26,7 +27,6 @@ from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConvol
 from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution, Geometry
 from graphkit.passes.layout.few_channels import has_few_channels
-from graphkit.passes.layout.unstride_transposed import scatters
 
 # A dimension: an int or a Dim.
 D = TypeVar("D")
@@ -217,7 +217,7 @@ class _Forward:
             if method is not None:
                 return native.TiledConvolution(x, w, y, window, method, threads=self._threads, **self._options)
         # If all strides are 1, oneDNN's kernel is faster, except for the cases of `scatters`.
-        transposes = self._transposes and (self._vary or max(windows.geometry.strides) > 1 or scatters(x, w, y))
+        transposes = self._transposes and (self._vary or max(windows.geometry.strides) > 1 or _scatters(x, w, y))
         if transposes and native.TransposedConvolution.covers(x, w, y, window):
             options = dict(bias=self._options["bias"], pack_weights=self._packs)
             return native.TransposedConvolution(x, w, y, window, **options, threads=self._threads)
@@ -355,3 +355,10 @@ def _grad_weight(node: Node, context: KernelContext, last: bool) -> Kernel | Non
     return native.ConvolutionBackwardWeights(
         x, dy, dw, window, channels_last=last, dtype=dtype, **library_options(context)
     )
+
+
+def _scatters(*shapes: Sequence[int]) -> bool:
+    """Call `scatters`, which is imported only for transposed convolutions."""
+    from graphkit.passes.layout.unstride_transposed import scatters
+
+    return scatters(*shapes)

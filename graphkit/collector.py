@@ -26,6 +26,24 @@ def without_gc(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         finally:
+            _promote_first()
             gc.enable()
 
     return paused
+
+
+# How many more pauses end with a promotion of all objects: those of a first import, load and compilation, which import
+# most modules. Objects of modules live as long as the process. If each pause promoted them, garbage could pile up.
+_promotions = 3
+
+
+def _promote_first() -> None:
+    """Move all objects to the oldest generation, without visiting them. Enabling the collector would visit them all.
+
+    Not if the user has frozen objects (`gc.freeze`), because `gc.unfreeze` would release them, too.
+    """
+    global _promotions
+    if _promotions > 0 and gc.get_freeze_count() == 0:
+        _promotions -= 1
+        gc.freeze()
+        gc.unfreeze()
