@@ -15,12 +15,10 @@ from graphkit.collector import without_gc
 from graphkit.errors import InputError, InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir import limits
-from graphkit.ir.counts import elements, parameters, trainable
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.origin import signature, titled
 from graphkit.ir.stored import plain_path
-from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
 from graphkit.signatures import operands_by_name, typed
 from graphkit.text import human, quantity, short_repr
@@ -229,11 +227,15 @@ class Model:
     @property
     def trainable(self) -> tuple[str, ...]:
         """The names of the parameters that training updates: role "parameter", a float dtype, not marked frozen."""
+        from graphkit.ir.counts import trainable
+
         return tuple(map(self.graph.name_of, trainable(self.graph)))
 
     @property
     def num_parameters(self) -> int:
         """The number of elements of all parameters, without running statistics."""
+        from graphkit.ir.counts import elements, parameters
+
         return elements(parameters(self.graph))
 
     @property
@@ -314,6 +316,8 @@ class Model:
         Returns:
             The output, a graph value, or a tuple if there are several outputs.
         """
+        from graphkit.ir.subgraph import inline
+
         owner = titled(self.graph, "model")
         table = operands_by_name(owner, self.inputs, operands, named)
         if arrays := [name for name, operand in table.items() if not isinstance(operand, Value)]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
 
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import FLOATS, HALVES, DType
@@ -192,7 +193,7 @@ def array_passes(
     return pipeline(*products, *rounding, *CLEANUP, *regions, given=_GIVEN_TO_ARRAYS)
 
 
-# Passes that may apply once the shapes of a prepared graph are known; ARRAYS_BOUND: on devices with their own memory.
+# Passes that may apply once the shapes of a prepared graph are known.
 BOUND = pipeline(
     simplify,
     repeat_heads,
@@ -202,13 +203,13 @@ BOUND = pipeline(
     scan_axes,
     given=held_after(INFERENCE, _HELD),
 )
-ARRAYS_BOUND = pipeline(
-    simplify,
-    repeat_heads,
-    _ATTENTION_OF_ANY_TYPE,
-    share_heads,
-    given=held_after(array_passes(lambda node: True), _GIVEN_TO_ARRAYS),
-)
+
+
+@cache
+def arrays_bound() -> tuple[Pass[...], ...]:
+    """Return the same as BOUND, for devices with their own memory."""
+    given = held_after(array_passes(lambda node: True), _GIVEN_TO_ARRAYS)
+    return pipeline(simplify, repeat_heads, _ATTENTION_OF_ANY_TYPE, share_heads, given=given)
 
 
 class Effect(NamedTuple):

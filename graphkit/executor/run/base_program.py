@@ -16,7 +16,6 @@ from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import larger_than_allowed, raise_if_out_of_memory
 from graphkit.executor.memory.placement import Placement, Result
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
-from graphkit.executor.run.program_run import Run
 from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.limits import Limits
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
     from graphkit.executor.lower.failures import KnownLoop
     from graphkit.executor.report.plan import Plan
+    from graphkit.executor.run.program_run import Run
 
 
 # The key of a program without shapes: the selection, and which stored inputs are fed.

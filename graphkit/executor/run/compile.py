@@ -18,19 +18,19 @@ from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Settings
 from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.run.executable import DeviceProgram, Executable
 from graphkit.executor.run.program import Program
 from graphkit.ir.graph import Graph, Value
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.bind import bind
 from graphkit.passes.core.declare import CONTROL, deferred
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.pipeline import ARRAYS_BOUND, BOUND
+from graphkit.passes.pipeline import BOUND, arrays_bound
 
 # Imported when a program needs them.
 if TYPE_CHECKING:
     from graphkit.executor.lower.batch import Batch
     from graphkit.executor.lower.template import Template
+    from graphkit.executor.run.executable import DeviceProgram, Executable
     from graphkit.executor.run.sized_program import SizedProgram
     from graphkit.passes.control.specialise import Unspecialised
     from graphkit.passes.core.declare import Pass
@@ -66,7 +66,7 @@ def compile_graph(
     bound = bind(graph, shapes)
     if settings.optimize:
         changed = bound is not graph
-        more = BOUND if settings.native else ARRAYS_BOUND if settings.device != "cpu" else ()
+        more = BOUND if settings.native else arrays_bound() if settings.device != "cpu" else ()
         bound = run_passes(bound, (*CLEANUP, *more)) if changed else _PRUNE_CONTROL(bound)
     with out_of_memory(bound, "planning the run"):
         specialised, unspecialised = _specialised(bound, CLEANUP if settings.optimize else ())

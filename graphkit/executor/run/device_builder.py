@@ -12,7 +12,6 @@ from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Group, Key
 from graphkit.executor.run.compile import compile_graph, find_batch, make_template, sized_program
-from graphkit.executor.run.executable import DeviceProgram
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import Selection
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from graphkit.executor.lower.batch import Batch
     from graphkit.executor.lower.template import Template
     from graphkit.executor.run.batched_program import BatchParts
+    from graphkit.executor.run.executable import DeviceProgram
     from graphkit.executor.run.program_log import ProgramLog
 
 
@@ -73,6 +73,8 @@ class DeviceBuilder:
 
     def _batched(self, key: Key, selection: Selection, cache: ProgramCache[DeviceProgram]) -> DeviceProgram | None:
         """Return the program of a large batch with independent examples, or None if the batch is not divided."""
+        if not any(shape and shape[0] > 1 for shape in key.shapes):
+            return None  # one example, which has no parts
         group = key.group
         if group not in self._batches:
             self._batches[group] = find_batch(selection.graph, selection.fixed_inputs(key), self._settings)

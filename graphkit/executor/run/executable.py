@@ -9,12 +9,12 @@ import numpy as np
 
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.run.base_program import InstancedProgram, Key
-from graphkit.executor.run.program_run import Run
 from graphkit.ir.graph import Graph, Node
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.device import Device
     from graphkit.executor.report.plan import Plan
+    from graphkit.executor.run.program_run import Run
 
 
 class Executable(Protocol):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from graphkit import config
 from graphkit.executor.run.base_program import Key
-from graphkit.executor.run.executable import CachedProgram
 from graphkit.executor.run.selection import Selection
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.device import Device
+    from graphkit.executor.run.executable import CachedProgram
     from graphkit.executor.run.program_log import ProgramLog
 
 # This many of the most recently used programs stay in the cache, however large they are. Training alternates with
@@ -23,8 +23,8 @@ _MIN_PROGRAMS = 4
 # A compiled program takes about this many times the memory of one made from a template.
 COMPILED_SIZE_RATIO = 6
 
-P = TypeVar("P", bound=CachedProgram)
-Built = TypeVar("Built", bound=CachedProgram, covariant=True)
+P = TypeVar("P", bound="CachedProgram")
+Built = TypeVar("Built", bound="CachedProgram", covariant=True)
 
 
 class Builder(Protocol[Built]):

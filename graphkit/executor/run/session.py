@@ -27,7 +27,6 @@ from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.device_builder import device_cache
 from graphkit.executor.run.device_passes import device_passes
-from graphkit.executor.run.executable import DeviceProgram, Executable
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
 from graphkit.executor.run.params import ParameterArray, ParamStore
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
     from graphkit.executor.run.declared import DeclarationChecker
     from graphkit.executor.run.divided.program import DividedProgram
+    from graphkit.executor.run.executable import DeviceProgram, Executable
     from graphkit.executor.run.program_cache import ProgramCache
 
 

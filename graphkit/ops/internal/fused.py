@@ -22,7 +22,6 @@ from graphkit.ops._checks import fits
 from graphkit.ops.internal.region import Region
 from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, LeakyRelu, Relu, Sigmoid, Swish, Tanh
 from graphkit.ops.nn.conv import Conv, Convolution
-from graphkit.ops.nn.heads import shared_product
 from graphkit.ops.pointwise import scalar_like
 
 # The operator that an activation stands for, from `activation_alpha` and `activation_beta`. Clip has its limits as
@@ -330,6 +329,8 @@ class FusedAttention(AttentionOp):
         return xp.array(xp.swapaxes(y, 1, 2)) if self.output_layout == "NLHD" else y
 
     def expand(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        from graphkit.ops.nn.heads import shared_product
+
         heads, groups = (self.heads_first(x.tensor)[1] for x in (q, k))
         shared = q.tensor.shape is not None and k.tensor.shape is not None and heads != groups
         product = shared_product if shared else F.mat_mul

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from graphkit.ir.graph import Graph
-from graphkit.ir.subgraph import inline
 from graphkit.ir.types import Type
 from graphkit.ops._base import DOMAIN, Op
 
@@ -27,4 +26,6 @@ class Region(Op):
         return tuple(evaluate(self.body, xs, xp))
 
     def expand(self, *xs: Any) -> Any:
+        from graphkit.ir.subgraph import inline
+
         return tuple(inline(self.body, xs))

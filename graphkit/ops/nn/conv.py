@@ -20,7 +20,6 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, F, Onnx, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import ranked
-from graphkit.ops.nn.patches import cuts_patches, gradient_of_patches
 from graphkit.ops.nn.sliding_window import (
     Sliding,
     Window,
@@ -291,6 +290,8 @@ class Conv(Convolution):
 
     def grad(self, node: Node, dy: Any) -> Any:
         operands: Any = node.inputs
+        from graphkit.ops.nn.patches import cuts_patches, gradient_of_patches
+
         w = operands[1]
         x: Any = ranked(operands[0], w.rank)
         known = x.shape is not None and w.shape is not None

@@ -12,7 +12,6 @@ import numpy as np
 from graphkit.errors import GraphkitError, LimitReached
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.limits import limited
-from graphkit.ir.subgraph import inline
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
 from graphkit.ops.tensor.constants import Constant
@@ -35,6 +34,7 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         if is_op(node, "If"):
+            from graphkit.ir.subgraph import inline
             from graphkit.ops.control.views import IfView
 
             node = map_branches(node, operands, lambda inner: fold(inner, size_limit))

@@ -20,7 +20,7 @@ from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core._index import PASSES
 from graphkit.passes.core.declare import CONTROL, Pass, _has_any
 from graphkit.passes.core.sweep import operators
-from graphkit.passes.pipeline import ARRAYS_BOUND, BOUND, INFERENCE, array_passes, inference_passes
+from graphkit.passes.pipeline import BOUND, INFERENCE, array_passes, arrays_bound, inference_passes
 
 LIMITED = {name: frozenset(at) for name, (_, at, *_) in PASSES.items() if at is not None}
 # Operators that no graph needs alone, and why.
@@ -51,7 +51,7 @@ def pipelines() -> list[Sequence[Pass[...]]]:
     return [
         (*CLEANUP, *INFERENCE, *BOUND),
         (*CLEANUP, *inference_passes("bf16", whole), *BOUND),
-        (*CLEANUP, *array_passes(lambda node: True, "f16", whole), *ARRAYS_BOUND),
+        (*CLEANUP, *array_passes(lambda node: True, "f16", whole), *arrays_bound()),
     ]
 
 
