@@ -19,7 +19,7 @@ else:
         """Methods that all named tuples share. They do what those of `collections.namedtuple` do."""
 
         __slots__ = ()
-        _fields: tuple[str, ...] = ()
+        _fields = ()
 
         @classmethod
         def _make(cls, iterable: Any) -> Any:
