@@ -6,12 +6,25 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 
 from graphkit.ir.graph import Graph, Node
-from graphkit.ir.types import FLOATS, HALVES, DType
+from graphkit.ir.types import FLOATS, HALVES, DType, TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Pass, Property, deferred, held_after, ordered, pipeline
 from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import effect, is_constant
+
+
+def _computes_halves(node: Node) -> bool:
+    return any(isinstance(v.type, TensorType) and v.type.dtype in HALVES for v in (*node.operands, *node.outputs))
+
+
+def _reads_unknown_rank(node: Node) -> bool:
+    return any(isinstance(v.type, TensorType) and v.type.shape is None for v in node.operands)
+
+
+def _is_composite(node: Node) -> bool:
+    return bool(getattr(node.op, "composite", False))
+
 
 cse = deferred("cse")
 merge_recurrences = deferred("merge_recurrences")
@@ -38,18 +51,18 @@ fuse_string_encoders = deferred("fuse_string_encoders")
 fuse_table_update = deferred("fuse_table_update")
 fuse_tokenized_ngrams = deferred("fuse_tokenized_ngrams")
 channels_last = deferred("channels_last")
-widen_halves = deferred("widen_halves")
+widen_halves = deferred("widen_halves", _computes_halves)
 move_casts = deferred("move_casts")
 round_products = deferred("round_products")
 unstride_transposed = deferred("unstride_transposed")
 dynamic_products = deferred("dynamic_products")
 integers = deferred("integers")
 weight_products = deferred("weight_products")
-expand_composites = deferred("expand_composites")
+expand_composites = deferred("expand_composites", _is_composite)
 eliminate_expand = deferred("eliminate_expand")
 fold = deferred("fold")
 simplify = deferred("simplify")
-known_ranks = deferred("known_ranks")
+known_ranks = deferred("known_ranks", _reads_unknown_rank)
 drop_outer_taps = deferred("drop_outer_taps")
 eliminate_reshape = deferred("eliminate_reshape")
 eliminate_transpose = deferred("eliminate_transpose")

@@ -141,14 +141,15 @@ def register(device: str, domain: str, name: str, rule: KernelRule, module: str 
     key = device, domain, name
     given, source = _given(rule), _Source.of(module)
     with _lock:
-        known = _sources.get(key)
-        if known is None:
+        before = _rules.get(key)
+        if before is None:
             _rules[key], _sources[key] = rule, dict.fromkeys(given, source)
             return
+        known = _sources.get(key, {})
         taken = {field for name in given for field in _SAME_KERNELS.get(name, (name,)) if field in known}
         if not all(source.replaces(known[field]) for field in taken):
             raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
-        _rules[key] = _rules[key]._replace(**given)
+        _rules[key] = before._replace(**given)
         _sources[key] = {**known, **dict.fromkeys(given, source)}
 
 

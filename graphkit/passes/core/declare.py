@@ -141,6 +141,14 @@ def _has_any(graph: Graph, operators: frozenset[str]) -> bool:
     return any(_has_any(inner, operators) for node in nodes for inner in node.op.subgraphs().values())
 
 
+def _any_node(graph: Graph, condition: Callable[[Node], bool]) -> bool:
+    """Return whether a node of the graph, or of its subgraphs, fulfils the condition."""
+    return any(
+        condition(node) or any(_any_node(inner, condition) for inner in node.op.subgraphs().values())
+        for node in graph.nodes
+    )
+
+
 # By name: all passes that exist so far, those that `deferred` made, and the imported passes that replace the latter.
 _known: dict[str, Pass[...]] = {}
 _deferred: dict[str, Pass[...]] = {}
@@ -177,11 +185,14 @@ def graph_pass(
     return declare
 
 
-def deferred(name: str) -> Pass[...]:
+def deferred(name: str, may_change: Callable[[Node], bool] | None = None) -> Pass[...]:
     """Return the pass of this name. Its module is imported when the pass is first called for a graph that it may
     change.
 
     `graphkit.passes.core._index` contains its declaration. `python -P -m graphkit.checks.indexes` writes that file.
+
+    may_change: Returns False for nodes that the pass does not change. If there are no others in a graph, including its
+        subgraphs, the pass is not imported.
     """
     path = _module_of(name)
     if name in _known:
@@ -190,6 +201,8 @@ def deferred(name: str) -> Pass[...]:
         return _known[name]
 
     def apply(graph: Graph, *args: Any, **kwargs: Any) -> Graph:
+        if may_change is not None and not _any_node(graph, may_change):
+            return graph
         importlib.import_module(path)
         made.__dict__.update(_imported[name].__dict__)
         return made._apply(graph, *args, **kwargs)

@@ -11,7 +11,7 @@ from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import LimitReached, RuntimeFailure
-from graphkit.executor.memory import plan_graph
+from graphkit.executor.memory import donation, plan_graph
 from graphkit.executor.memory.schedule import Schedule, Task, with_peaks
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
@@ -335,13 +335,13 @@ def test_tables_whose_rows_are_updated_are_written_where_they_are(
     optimizer: gk.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a ScatterND refuses, the Gather before it has."""
-    donated, donated_states = [], plan_graph.donated_states
+    donated, donated_states = [], donation.donated_states
 
     def counted(*given: Any) -> Any:
         donated.append(donated_states(*given))
         return donated[-1]
 
-    monkeypatch.setattr(plan_graph, "donated_states", counted)
+    monkeypatch.setattr(donation, "donated_states", counted)
     found = []
     for count in (1, 2):
         inputs = [gk.input(f"i{n}", ["N", "T"], dtype="int64") for n in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,14 +16,30 @@ from interrupted_imports import run_in_new_process
 import graphkit as gk
 from graphkit.checks.samples import all_cases
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops import registry
+from graphkit.ir.types import TensorType
+from graphkit.ops import F, registry
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core._index import PASSES
-from graphkit.passes.core.declare import CONTROL, Pass, _has_any
+from graphkit.passes.core.declare import CONTROL, Pass, _any_node, _has_any
 from graphkit.passes.core.sweep import operators
-from graphkit.passes.pipeline import BOUND, INFERENCE, array_passes, arrays_bound, inference_passes
+from graphkit.passes.pipeline import (
+    BOUND,
+    INFERENCE,
+    _computes_halves,
+    _is_composite,
+    _reads_unknown_rank,
+    array_passes,
+    arrays_bound,
+    inference_passes,
+)
 
 LIMITED = {name: frozenset(at) for name, (_, at, *_) in PASSES.items() if at is not None}
+# Passes that are imported for certain nodes of any operator.
+CONDITIONAL = {
+    "widen_halves": _computes_halves,
+    "known_ranks": _reads_unknown_rank,
+    "expand_composites": _is_composite,
+}
 # Operators that no graph needs alone, and why.
 NEVER_ALONE = {
     # The formulas that end with a Div contain a Clip.
@@ -30,7 +47,12 @@ NEVER_ALONE = {
 }
 
 
-def graphs() -> Iterator[Graph]:
+@cache
+def graphs() -> tuple[Graph, ...]:
+    return tuple(_graphs())
+
+
+def _graphs() -> Iterator[Graph]:
     """A graph of each operator alone, networks with their gradients, and small graphs for each listed operator."""
     for cls in registry:
         for case in islice(all_cases(cls), 1):
@@ -83,6 +105,31 @@ def test_each_listed_operator_decides_about_a_graph(name: str) -> None:
         operator for operator in LIMITED[name] for present in changed()[name] if present & LIMITED[name] == {operator}
     }
     assert LIMITED[name] - alone == NEVER_ALONE.get(name, set())
+
+
+def test_conditional_passes_change_no_graph_without_such_nodes() -> None:
+    for name in CONDITIONAL:
+        importlib.import_module(f"graphkit.passes.{PASSES[name][0]}")
+    half, unranked = Value(TensorType("float16", [3])), Value(TensorType("float32"))
+    filters, row = Value(TensorType("float32", [4, 3, 2])), gk.input("x", [3])
+    made = [
+        Graph([half], [F.exp(half)]),
+        Graph([unranked, filters], [F.conv(unranked, filters)]),
+        gk.Model(gk.map(lambda row: gk.cast(gk.exp(gk.cast(row, to="float16")), to="float32"), row)).graph,
+    ]
+    passes = {step.name: step for step in INFERENCE if step.name in CONDITIONAL}
+    assert passes.keys() == CONDITIONAL.keys()
+    changing: set[str] = set()
+    for graph in (*graphs(), *made):
+        for name, step in passes.items():
+            has_node = _any_node(graph, CONDITIONAL[name])
+            if has_node and name in changing:
+                continue
+            after = step._apply(graph)
+            if after is not graph and str(after) != str(graph):
+                assert has_node, (name, str(graph))
+                changing.add(name)
+    assert changing == CONDITIONAL.keys()
 
 
 def test_operators_in_bodies_count() -> None:
