@@ -24,6 +24,7 @@ from graphkit.text import human, quantity, short_repr
 if TYPE_CHECKING:
     from graphkit.executor.devices.device import Device
     from graphkit.executor.memory.resident import Resident
+    from graphkit.ir.graph import Value
 
 # A JointStore caches how lists of names are divided among its stores. This is the largest number of cached lists.
 _MAX_GROUPINGS = 16
@@ -355,3 +356,15 @@ class JointStore(ParamStore):
 
     def resident(self, name: str, device: Device) -> Resident | None:
         return self._owner[name].resident(name, device)
+
+
+def check_stored(names: Sequence[str], inputs: Sequence[Value], params: ParamStore) -> None:
+    """Raise InputError if a parameter or state of a graph has no array."""
+    for name, value in zip(names, inputs, strict=True):
+        if is_stored(value) and name not in params:
+            raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
+
+
+def is_stored(value: Value) -> bool:
+    """Whether a graph's input is a parameter or a state, which has an array if it is not fed."""
+    return value.role in ("parameter", "state")

@@ -29,7 +29,7 @@ from graphkit.executor.run.device_builder import device_cache
 from graphkit.executor.run.device_passes import device_passes
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
-from graphkit.executor.run.params import ParameterArray, ParamStore
+from graphkit.executor.run.params import ParameterArray, ParamStore, check_stored, is_stored
 from graphkit.executor.run.precision import check_precision
 from graphkit.executor.run.selection import LastRun, RunInput, Selection
 from graphkit.executor.run.states import States
@@ -39,9 +39,9 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
 from graphkit.passes.cleanup import CLEANUP
-from graphkit.passes.core.declare import Step
+from graphkit.passes.core.declare import Step, deferred
 from graphkit.passes.core.draws import is_unbound
-from graphkit.passes.core.sweep import all_nodes, groups_of, run_passes
+from graphkit.passes.core.sweep import groups_of, run_passes
 from graphkit.signatures import check_argument, typed
 from graphkit.text import human, quantity, short_repr
 
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from graphkit.executor.run.divided.program import DividedProgram
     from graphkit.executor.run.executable import DeviceProgram, Executable
     from graphkit.executor.run.program_cache import ProgramCache
+
+# Most graphs have no random nodes, and so do not need its module.
+_BIND_RNG = deferred("bind_rng", is_unbound)
 
 
 class Executor:
@@ -141,13 +144,13 @@ class Executor:
         ]
         self._check_finite = check_finite
         self._rng, self._rng_stride = (config.SEED.get() if seed is None else seed, 0), rng_stride
-        passes: list[Step] = [("bind_rng", _bind_rng), *(CLEANUP if optimize else ())]
+        passes: list[Step] = [("bind_rng", _BIND_RNG), *(CLEANUP if optimize else ())]
         if len(settings) == 1:
             passes += device_passes(settings[0], precision)
         self._graph, self._map_builders = remove_maps(without_gc(run_passes)(graph, passes))
         # Callers use the names of the original graph. Passes may rename inputs, and append others.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
-        _check_stored(self._input_names, self._graph.inputs, params)
+        check_stored(self._input_names, self._graph.inputs, params)
         self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
         self._pools = Pools(lambda: params.stamp, arenas=Arenas(threads))
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
@@ -164,7 +167,7 @@ class Executor:
         """Return the graph without nodes that depend only on parameters, and the arrays that replace their results."""
         written = {state for state, _ in self._graph.updates}
         named = zip(self._input_names, self._graph.inputs, strict=True)
-        kept = {v: self._parameter_arrays[n] for n, v in named if _is_stored(v) and v not in written}
+        kept = {v: self._parameter_arrays[n] for n, v in named if is_stored(v) and v not in written}
         return prepack(self._graph, kept)
 
     def __reduce__(self) -> Any:
@@ -543,7 +546,7 @@ class Executor:
         fixed: Mapping[str, VersionedArray] = {**self._parameter_arrays, **(self._derived if derived else {})}
         inputs = []
         for name, value in zip((*self._input_names, *self._derived), graph.inputs, strict=False):
-            stored = _is_stored(value)
+            stored = is_stored(value)
             static = isinstance(value.type, TensorType) and value.type.is_static
             inputs.append(RunInput(name, value, value in read or names is None, stored, name in self._derived, static))
         name_of = {spec.value: spec.name for spec in inputs}
@@ -598,28 +601,7 @@ def _program_cache(
     return divided_cache(device, settings, pools, precision, inputs)
 
 
-def _check_stored(names: Sequence[str], inputs: Sequence[Value], params: ParamStore) -> None:
-    """Raise InputError if a parameter or state of a graph has no array."""
-    for name, value in zip(names, inputs, strict=True):
-        if _is_stored(value) and name not in params:
-            raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
-
-
-def _bind_rng(graph: Graph) -> Graph:
-    """Apply the pass `bind_rng`. It is imported only if the graph has nodes for it."""
-    if not any(map(is_unbound, all_nodes(graph))):
-        return graph
-    from graphkit.passes.training.randomness import bind_rng
-
-    return bind_rng(graph)
-
-
 def _declaration_checker(graph: Graph, declared: Declarations) -> DeclarationChecker:
     from graphkit.executor.run.declared import DeclarationChecker
 
     return DeclarationChecker(graph, declared)
-
-
-def _is_stored(value: Value) -> bool:
-    """Whether a graph's input is a parameter or a state, which has an array if it is not fed."""
-    return value.role in ("parameter", "state")
