@@ -264,10 +264,12 @@ def ordered(*passes: Pass[...]) -> tuple[Pass[...], ...]:
         twice = next(p for i, p in enumerate(passes) if p in passes[:i])
         raise PassOrderError(f"pass {twice.name} is listed twice, so its order is unclear; give the order yourself")
     waiting: dict[Pass[...], set[Pass[...]]] = {p: set() for p in passes}
+    all_breaking, all_ensuring, all_requiring = (
+        _by_property(passes, kind) for kind in ("breaks", "ensures", "requires")
+    )
     for wanted in Property:
-        breaking = [p for p in passes if wanted in p.breaks]
-        ensuring = [p for p in passes if wanted in p.ensures]
-        requiring = [p for p in passes if wanted in p.requires]
+        breaking, ensuring = all_breaking.get(wanted, ()), all_ensuring.get(wanted, ())
+        requiring = all_requiring.get(wanted, ())
         for first, second in ((breaking, ensuring), (ensuring, requiring)) if ensuring else ((requiring, breaking),):
             for p in second:
                 waiting[p].update(q for q in first if q is not p)
@@ -287,6 +289,15 @@ def ordered(*passes: Pass[...]) -> tuple[Pass[...], ...]:
         left = ", ".join(p.name for p in passes if p not in result)
         raise PassOrderError(f"the declarations of these passes contradict each other, so no order is valid: {left}")
     return tuple(result)
+
+
+def _by_property(passes: Iterable[Pass[...]], kind: str) -> dict[Property, list[Pass[...]]]:
+    """Return the passes that declare each property. kind: "requires", "ensures" or "breaks"."""
+    found: dict[Property, list[Pass[...]]] = {}
+    for step in passes:
+        for declared in getattr(step, kind):
+            found.setdefault(declared, []).append(step)
+    return found
 
 
 def _listed(properties: Iterable[Property]) -> str:
