@@ -20,6 +20,7 @@ _PUBLIC = {
     "hessian": "graphkit.transforms.derivatives",
     "vmap": "graphkit.transforms.vmap",
     "block_loops": "graphkit.transforms.blocked_loops",
+    "extract": "graphkit.transforms.extract",
     "input": "graphkit.frontend.layers",
     "parameter": "graphkit.frontend.layers",
     "constant": "graphkit.ops",

@@ -12,6 +12,7 @@ from graphkit.data.preprocessing.image import Preprocess
 from graphkit.ir.types import TensorType
 from graphkit.model import CLASSES, COLUMNS, PREPROCESSING, VOCABULARY, Model
 from graphkit.signatures import typed
+from graphkit.transforms.metadata import scores_classes
 
 
 @typed("gk.data.described")
@@ -64,6 +65,6 @@ def options_of_model(model: Model, spec: str) -> dict[str, Any]:
 
 
 def _gives(model: Model, count: int) -> bool:
-    """Whether an output can distinguish `count` classes: it has `count` elements, or one element for two classes."""
-    sizes = [kind.shape[-1] for kind in model.output_types.values() if isinstance(kind, TensorType) and kind.shape]
-    return not sizes or any(not isinstance(s, int) or s >= count or (s == 1 and count == 2) for s in sizes)
+    """Whether an output can distinguish `count` classes, as far as shapes are known."""
+    shaped = [kind for kind in model.output_types.values() if isinstance(kind, TensorType) and kind.shape]
+    return not shaped or any(scores_classes(kind, count) for kind in shaped)
