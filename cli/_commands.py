@@ -25,6 +25,7 @@ COMMANDS = {
     "run": "Run a model, and show or save its outputs.",
     "evaluate": "Compute loss, metrics and a confusion matrix on labelled data.",
     "verify": "Compare the outputs of graphkit and ONNX Runtime for a model.",
+    "diff": "Compare two models: structure, weights, metadata and outputs.",
     "extract": "Write a part of a model, between any two sets of values, as its own model.",
     "grad": "Write the gradient graph of a model, or check gradients numerically.",
     "inspect": "Show nodes, inputs, outputs and parameters of a model.",

@@ -7,6 +7,7 @@ from graphkit import data as data
 from graphkit import errors as errors
 from graphkit import models as models
 from graphkit.autodiff.reverse_mode import gradient as gradient
+from graphkit.checks.diff import diff as diff
 from graphkit.checks.gradcheck import check_gradient as check_gradient
 from graphkit.checks.nonfinite import find_nonfinite as find_nonfinite
 from graphkit.checks.verify import verify as verify

@@ -36,6 +36,7 @@ class Noise:
         other_max_abs: Largest error of ONNX Runtime, over all elements.
         other_mean_abs: Mean error of ONNX Runtime, over all elements.
         reason: Why the output failed, or "".
+        sides: Names of graphkit and of the other engine, for texts.
     """
 
     passed: bool
@@ -44,11 +45,13 @@ class Noise:
     other_max_abs: float
     other_mean_abs: float
     reason: str = ""
+    sides: tuple[str, str] = ("graphkit", "ONNX Runtime")
 
     def __str__(self) -> str:
+        ours, other = self.sides
         return (
-            f"from double precision: graphkit max {self.max_abs:.3g} mean {self.mean_abs:.3g}, "
-            f"ONNX Runtime max {self.other_max_abs:.3g} mean {self.other_mean_abs:.3g}"
+            f"from double precision: {ours} max {self.max_abs:.3g} mean {self.mean_abs:.3g}, "
+            f"{other} max {self.other_max_abs:.3g} mean {self.other_mean_abs:.3g}"
         )
 
 

@@ -215,8 +215,8 @@ def verify(
     reports = compare_outputs(mine, theirs, rtol, atol, by_magnitude=True)
     if strict_tolerance is None:
         strict_tolerance = rtol is not None or atol is not None
-    if not strict_tolerance and any(_is_doubtful(report) for report in reports):
-        reports = _with_noise(model, feeds.arrays, mine, theirs, reports)
+    if not strict_tolerance and any(is_doubtful(report) for report in reports):
+        reports = with_noise(model, feeds.arrays, mine, theirs, reports)
     version = opset_version(proto)
     return Report(reports, version, feeds.guesses)
 
@@ -229,12 +229,12 @@ def _without_reference(name: str, value: Any, reason: str) -> OutputReport:
     return OutputReport(name, kind, shape, False, inf, inf, inf, 0.0, 0.0, inf, inf, 0, reason)
 
 
-def _is_doubtful(report: OutputReport) -> bool:
-    """Whether rounding may be the reason why an output failed."""
+def is_doubtful(report: OutputReport) -> bool:
+    """Return whether rounding may be the reason why an output failed."""
     return not report.passed and not report.reason and dtype_of(report.dtype) in EPSILON
 
 
-def _with_noise(
+def with_noise(
     model: Any,
     feeds: Mapping[str, Any],
     ours: Mapping[str, Any],
@@ -246,14 +246,14 @@ def _with_noise(
         truth = in_double_precision(model, feeds)
     except GraphkitError as error:
         reason = f"the rounding noise cannot be measured in double precision: {error}"
-        return tuple(replace(r, reason=reason) if _is_doubtful(r) else r for r in reports)
+        return tuple(replace(r, reason=reason) if is_doubtful(r) else r for r in reports)
     true = {name: t for key, value in ours.items() for name, _, t in _flat(key, value, truth[key])}
     pairs = zip(ours.items(), reference.values(), strict=True)
     arrays = [(np.asarray(x), np.asarray(y)) for (name, a), b in pairs for _, x, y in _flat(name, a, b)]
 
     def measured(found: Mapping[str, Spreads]) -> tuple[OutputReport, ...]:
         return tuple(
-            _measured(r, a, b, true.get(r.name), found.get(r.name)) if _is_doubtful(r) else r
+            _measured(r, a, b, true.get(r.name), found.get(r.name)) if is_doubtful(r) else r
             for r, (a, b) in zip(reports, arrays, strict=True)
         )
 
@@ -270,7 +270,7 @@ def _measured(
             report,
             reason="the output has another shape in double precision, because its shape depends on rounded values",
         )
-    error, size = _errors(ours, reference, dtype_of(ours.dtype))
+    error, size = errors(ours, reference, dtype_of(ours.dtype))
     found = judge(ours, reference, truth, ~(error <= report.atol + report.rtol * size), spread)
     return replace(report, passed=found.passed, criterion="noise", noise=found, reason=found.reason)
 
@@ -297,13 +297,14 @@ def compare_outputs(
     atol: float | None = None,
     *,
     by_magnitude: bool = False,
+    sides: tuple[str, str] = ("graphkit", "the reference"),
 ) -> tuple[OutputReport, ...]:
     """Compare outputs in order, under the names in `ours`; sequences element by element. See `compare`."""
     if len(ours) != len(reference):
-        raise RuntimeFailure(f"graphkit returned {quantity(len(ours), 'output')}, the reference {len(reference)}")
+        raise RuntimeFailure(f"{sides[0]} returned {quantity(len(ours), 'output')}, {sides[1]} {len(reference)}")
     pairs = zip(ours.items(), reference.values(), strict=True)
     flat = [item for (name, a), b in pairs for item in _flat(name, a, b)]
-    return tuple(compare(n, x, y, rtol, atol, by_magnitude=by_magnitude) for n, x, y in flat)
+    return tuple(compare(n, x, y, rtol, atol, by_magnitude=by_magnitude, sides=sides) for n, x, y in flat)
 
 
 def compare(
@@ -314,10 +315,12 @@ def compare(
     atol: float | None = None,
     *,
     by_magnitude: bool = False,
+    sides: tuple[str, str] = ("graphkit", "the reference"),
 ) -> OutputReport:
     """Compare one array with its reference by |a-b| <= atol + rtol*|b|.
 
     by_magnitude: the default of atol is at most rtol times the largest finite |b|, so that small arrays are compared.
+    sides: how an error calls the two.
     """
     a, b = np.asarray(ours), np.asarray(reference)
     dtype = dtype_of(a.dtype)
@@ -326,12 +329,12 @@ def compare(
     scaled = by_magnitude and atol is None
     atol = default[1] if atol is None or dtype not in FLOATS else atol
     if a.shape != b.shape or dtype is not dtype_of(b.dtype):
-        reason = f"graphkit returned {dtype}{list(a.shape)}, the reference {dtype_of(b.dtype)}{list(b.shape)}"
+        reason = f"{sides[0]} returned {dtype}{list(a.shape)}, {sides[1]} {dtype_of(b.dtype)}{list(b.shape)}"
         inf = float("inf")
         return OutputReport(
             name, str(dtype), a.shape, False, inf, inf, inf, rtol, atol, inf, inf, max(a.size, 1), reason
         )
-    error, size = _errors(a, b, dtype)
+    error, size = errors(a, b, dtype)
     if scaled:
         atol = min(atol, rtol * _largest(size))
     with np.errstate(all="ignore"):
@@ -365,7 +368,7 @@ def _untested(reference: np.ndarray) -> str:
     return ""
 
 
-def _errors(a: np.ndarray, b: np.ndarray, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+def errors(a: np.ndarray, b: np.ndarray, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
     """|a-b| and |b| in float64 (magnitudes of complex numbers); |a-b| is infinite where NaNs or infinities differ."""
     if dtype is DType.STRING or dtype is DType.BOOL:
         unequal = (a != b).astype(np.float64)

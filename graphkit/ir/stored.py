@@ -176,6 +176,14 @@ class StoredArray:
             self._held = weakref.ref(data)
         return data.view(self.dtype).reshape(self.shape)
 
+    def part(self, start: int, stop: int) -> np.ndarray:
+        """Return the elements from `start` to before `stop`, in row-major order, without reading the others.
+
+        Raises FileChanged, RuntimeFailure.
+        """
+        size = self.dtype.itemsize
+        return self._file.read(self._offset + start * size, (stop - start) * size).view(self.dtype)
+
     def viewed(self, dtype: np.dtype, shape: tuple[int, ...]) -> StoredArray:
         """Return the same bytes as an array of another dtype and shape.
 

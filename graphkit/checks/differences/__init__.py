@@ -1,0 +1,1 @@
+"""How two models differ: matching of nodes, inputs, outputs and weights; the result of a comparison."""
