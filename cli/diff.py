@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +10,7 @@ import click
 from graphkit.cli._groups import COMPARISON, REPORTING, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import input_options, json_option, model_file_options, read_model
+from graphkit.cli._options import external_root_option, input_options, json_option, read_model, trust_option
 from graphkit.cli._output import print_json, print_table, show
 from graphkit.cli._ranges import FloatRange
 from graphkit.errors import UsageError
@@ -42,7 +43,8 @@ _ROWS = 20
     help=f"Show all rows of each table, not only the first {_ROWS}.",
 )  # fmt: skip
 @image_options
-@model_file_options
+@external_root_option
+@partial(trust_option, folder="given as A or B", expose=False)
 @limit_options
 @json_option
 def command(
@@ -55,8 +57,8 @@ def command(
     count. Other names of nodes, internal values and weights are listed, but are not a difference; nor are Identity
     nodes, and opset and producer of an .onnx file.
 
-    With --run, both models get the same inputs (see graphkit run). If an output is not within the tolerances, and
-    neither is given, both models are compared with A in double precision, as in graphkit verify.
+    With --run, both models get the same inputs (see graphkit run). Without --rtol and --atol, an output that is not
+    within the default tolerances is also compared with A in double precision, as in graphkit verify.
 
     Exit code 0 if the models are equal, 1 if they differ, or if --run compares nothing because all outputs are empty or
     NaN.

@@ -55,7 +55,7 @@ def command(
 ) -> int:  # fmt: skip
     """Write the part of MODEL (.json, .onnx or a run folder) that computes --output from --input.
 
-    `graphkit inspect MODEL` lists the names of values. Parameters keep their names, values and roles. If the outputs
+    `graphkit inspect MODEL --text` lists the names of values. Parameters keep their names, values and roles. If the outputs
     need further inputs, the error names them.
 
     The part is verified with real values: graphkit runs MODEL on its own inputs, which are given or generated (--fill),
@@ -73,7 +73,9 @@ def command(
     if opset is not None and not file.endswith(".onnx"):
         raise UsageError(f"--opset only works with an .onnx file, not with {file}")
     if not cuts and not results:
-        raise UsageError("give --input NAME, --output NAME, or both; graphkit inspect MODEL lists the names of values")
+        raise UsageError(
+            "give --input NAME, --output NAME, or both; graphkit inspect MODEL --text lists the names of values"
+        )
     net = read_model(model, external_root, best=True)
     part = extract(net, list(results) or None, list(cuts) or None)
     if file.endswith(".onnx"):

@@ -24,18 +24,20 @@ def kept_metadata(model: Model, inputs: Collection[Value], outputs: Collection[V
     """Return the metadata of `model` that hold for a part of it with these inputs and outputs, values of its graph.
 
     - The class names stay if an output of the model that can score them is still an output.
-    - The preprocessing of images stays if an input of the model of rank 3 or 4 is still an input.
-    - The vocabulary stays if an input of the model of integers or strings is still an input.
+    - The preprocessing of images stays if the inputs of the model of rank 3 or 4 are still inputs.
+    - The vocabulary stays if the inputs of the model of integers or strings are still inputs.
     - The encoding of table columns stays if all inputs of the model are still inputs.
     - All other metadata stay.
     """
     before = model.data_inputs
-    left = [v.type for v in before if v in inputs and isinstance(v.type, TensorType)]
+    tensors = [(v, v.type) for v in before if isinstance(v.type, TensorType)]
+    pictures = [v for v, kind in tensors if kind.rank in (3, 4, None)]
+    texts = [v for v, kind in tensors if kind.dtype.is_integer or kind.dtype is DType.STRING]
     count = len(model.classes or ())
     holds: Mapping[str, bool] = {
         CLASSES: any(v in outputs and scores_classes(v.type, count) for v in model.graph.outputs),
-        PREPROCESSING: any(kind.rank in (3, 4, None) for kind in left),
-        VOCABULARY: any(kind.dtype.is_integer or kind.dtype is DType.STRING for kind in left),
+        PREPROCESSING: bool(pictures) and all(v in inputs for v in pictures),
+        VOCABULARY: bool(texts) and all(v in inputs for v in texts),
         COLUMNS: all(v in inputs for v in before),
     }
     return {key: text for key, text in model.meta.items() if holds.get(key, True)}

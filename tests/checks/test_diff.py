@@ -17,7 +17,7 @@ import graphkit as gk
 from graphkit.checks.differences import arrays
 from graphkit.checks.differences.arrays import array_difference
 from graphkit.checks.differences.result import Difference, NodeEntry
-from graphkit.errors import CheckFailed, InputError, UsageError
+from graphkit.errors import CheckFailed, InputError, RuntimeFailure, UsageError
 from graphkit.ir.graph import Graph, Value
 
 RNG = np.random.default_rng(0)
@@ -391,6 +391,14 @@ def test_models_that_take_other_inputs_say_why_they_were_not_run() -> None:
         gk.diff(drawn, a, run=True)
     with pytest.raises(InputError, match="no input 'z'"):
         gk.diff(a, a, run=True, inputs={"z": 1})
+
+
+def test_errors_of_a_run_name_the_model() -> None:
+    x = gk.input("x", ["N"], "int64")
+    a = gk.Model({"y": gk.gather(gk.parameter("t", [9, 2], init="ones"), x)})
+    b = gk.Model({"y": gk.gather(gk.parameter("t", [5, 2], init="ones"), x)})
+    with pytest.raises(RuntimeFailure, match=r"model B: .*Gather.*index 7"):
+        gk.diff(a, b, run=True, inputs={"x": np.int64([7])})
 
 
 def test_extra_inputs_of_b_are_filled() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from graphkit.checks.differences.ports import Ports
 from graphkit.checks.differences.result import Behaviour
 from graphkit.checks.inputs import Feeds, make_feeds
 from graphkit.checks.verify import OutputReport, compare_outputs, is_doubtful, random_nodes, with_noise
-from graphkit.errors import InputError, TypeMismatch, UsageError
+from graphkit.errors import GraphkitError, InputError, TypeMismatch, UsageError
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 
@@ -48,16 +48,23 @@ def compared_outputs(
         _check_fit(b, shared)
     except (InputError, TypeMismatch) as error:
         return Behaviour((), feeds.guesses, f"B cannot be run on the inputs of A: {error}")
-    before, after = (
-        model.compile(threads=threads).run(given, list(wanted))
-        for model, given, wanted in ((a, feeds.arrays, outputs), (b, other.arrays, outputs.values()))
-    )
+    before = _ran("A", a, feeds.arrays, list(outputs), threads)
+    after = _ran("B", b, other.arrays, list(outputs.values()), threads)
     reference = {name: before[name] for name in outputs}
     ours = {name: after[same] for name, same in outputs.items()}
     reports = compare_outputs(ours, reference, rtol, atol, by_magnitude=True, sides=_SIDES)
     if rtol is None and atol is None and any(map(is_doubtful, reports)):
         reports = tuple(map(_named, with_noise(a, feeds.arrays, ours, reference, reports)))
     return Behaviour(reports, {**other.guesses, **feeds.guesses})
+
+
+def _ran(
+    side: str, model: Model, arrays: Mapping[str, Any], outputs: Sequence[str], threads: int | None
+) -> dict[str, Any]:
+    try:
+        return model.compile(threads=threads).run(arrays, outputs)
+    except GraphkitError as error:
+        raise type(error)(f"model {side}: {error}") from error
 
 
 def _named(report: OutputReport) -> OutputReport:

@@ -206,21 +206,22 @@ class Matching:
                     break
 
     def _beside(self, node: Node) -> Iterable[Node]:
-        """Yield the nodes of the second graph that read what corresponds to the first operand of a node."""
-        operands = self.a.operands[node]
-        operand = next((v for v in operands if v is not None), None)
-        if operand is None:
-            return
-        if operand.node is None:
-            same = self._inputs.get(operand)
-        else:
-            producer = self.pairs.get(operand.node)
-            fits = producer is not None and operand.index < len(producer.outputs)
-            same = producer.outputs[operand.index] if producer is not None and fits else None
-        readers = self.b.users.get(same, ()) if same is not None else ()
-        for user, position in itertools.islice(readers, _MOST_READERS):
-            if position == operands.index(operand):
-                yield user
+        """Yield the nodes of the second graph at the place of a node.
+
+        They read the same value at the same position, for the first operand that has a counterpart.
+        """
+        for place, operand in enumerate(self.a.operands[node]):
+            if operand is not None and (same := self._counterpart(operand)) is not None:
+                readers = itertools.islice(self.b.users.get(same, ()), _MOST_READERS)
+                yield from (user for user, position in readers if position == place)
+                return
+
+    def _counterpart(self, value: Value) -> Value | None:
+        """Return the value of the second graph that an input or a result of a matched node corresponds to."""
+        if value.node is None:
+            return self._inputs.get(value)
+        node = self.pairs.get(value.node)
+        return node.outputs[value.index] if node is not None and value.index < len(node.outputs) else None
 
     def _same_use(self, a: Node, b: Node, results: set[tuple[Value, Value]]) -> bool:
         """Whether results of two nodes are corresponding outputs, or corresponding nodes read them at one position."""
