@@ -55,8 +55,8 @@ def command(
 ) -> int:  # fmt: skip
     """Write the part of MODEL (.json, .onnx or a run folder) that computes --output from --input.
 
-    `graphkit inspect MODEL --text` lists the names of values. Parameters keep their names, values and roles. If the outputs
-    need further inputs, the error names them.
+    `graphkit inspect MODEL --text` lists the names of values. Parameters keep their names, values and roles. If the
+    outputs need further inputs, the error names them.
 
     The part is verified with real values: graphkit runs MODEL on its own inputs, which are given or generated (--fill),
     to compute the inputs of the part. Exit code 1 if the outputs differ.

@@ -60,7 +60,7 @@ def test_a_model_equals_itself_and_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("opset", [14, 24])
 def test_opsets_are_no_difference(tmp_path: Path, opset: int) -> None:
-    net = gk.models.build("mobilenetv3", image=(3, 32, 32), classes=3)
+    net = gk.models.build("densenet", image=(3, 32, 32), classes=3)
     net.save(tmp_path / "net.onnx", opset=opset)
     found = gk.diff(net, tmp_path / "net.onnx")
     assert found.equal, str(found)
@@ -442,16 +442,16 @@ def test_many_nodes_take_linear_time() -> None:
         return taken
 
     seconds(500)
-    assert seconds(16_000) < 16 * max(seconds(2_000), 0.02)
+    assert seconds(8_000) < 16 * max(seconds(1_000), 0.02)
 
 
 def test_readers_of_one_value_take_linear_time() -> None:
     def star(offset: float) -> gk.Model:
         x = gk.input("x", [2])
-        return gk.Model({"y": gk.sum(*(gk.leaky_relu(x, alpha=offset + i * 1e-4) for i in range(4000)))})
+        return gk.Model({"y": gk.sum(*(gk.leaky_relu(x, alpha=offset + i * 1e-4) for i in range(1500)))})
 
     a, b = star(0.1), star(0.9)
     start = time.thread_time()
     found = gk.diff(a, b)
-    assert len(found.changed) == 4000
-    assert time.thread_time() - start < 10
+    assert len(found.changed) == 1500
+    assert time.thread_time() - start < 5

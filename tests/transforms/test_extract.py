@@ -375,9 +375,9 @@ def test_weights_in_files_are_not_read(tmp_path: Path) -> None:
 
 def test_a_deep_part_takes_linear_time() -> None:
     h = x = gk.input("x", [2])
-    for i in range(20_000):
-        h = gk.relu(h, name="middle" if i == 10_000 else "")
+    for i in range(6_000):
+        h = gk.relu(h, name="middle" if i == 3_000 else "")
     net = gk.Model({"y": h})
     part = gk.extract(net, inputs="middle")
-    assert len(part.graph.nodes) == 9_999
+    assert len(part.graph.nodes) == 2_999
     assert x.name == "x"

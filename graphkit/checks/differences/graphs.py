@@ -10,10 +10,10 @@ from graphkit.checks.differences.matching import Matching
 from graphkit.checks.differences.ports import Ports
 from graphkit.checks.differences.result import (
     Difference,
+    InterfaceDifference,
     ModelDiff,
     NodeDifference,
     NodeEntry,
-    PortDifference,
 )
 from graphkit.checks.differences.structure import Keys, Structure, constant_of, is_weight, type_text
 from graphkit.checks.differences.weights import Weights, compared_weights, paired_weights
@@ -170,18 +170,18 @@ class GraphDiff:
 
     # --- inputs, outputs, updates, metadata --------------------------------------------------------------
 
-    def _inputs(self) -> Iterator[PortDifference]:
+    def _inputs(self) -> Iterator[InterfaceDifference]:
         values = self.ports.values
         for i, j in self.ports.inputs:
             one = None if i is None else values[0][i]
             other = None if j is None else values[1][j]
             name_a = None if one is None else self.a.name_of(one)
             name_b = None if other is None else self.b.name_of(other)
-            found = PortDifference(name_a, name_b, _type(one), _type(other))
+            found = InterfaceDifference(name_a, name_b, _type(one), _type(other))
             if found.is_different:
                 yield found
 
-    def _outputs(self) -> Iterator[PortDifference]:
+    def _outputs(self) -> Iterator[InterfaceDifference]:
         """Yield outputs that differ; those of subgraphs only if they are other values."""
         for i, j in self.ports.outputs:
             one = None if i is None else self.a.outputs[i]
@@ -189,7 +189,7 @@ class GraphDiff:
             is_other = one is not None and other is not None and not self._same(one, other)
             values = self._texts(one, other) if is_other else (None, None)
             names = self._output_name(self.a, i), self._output_name(self.b, j)
-            found = PortDifference(*names, _type(one), _type(other), *values)
+            found = InterfaceDifference(*names, _type(one), _type(other), *values)
             if found.is_different if self.models else is_other or one is None or other is None:
                 yield found
 

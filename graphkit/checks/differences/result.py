@@ -27,7 +27,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class PortDifference:
+class InterfaceDifference:
     """An input or output of the models that differs; None if a model does not have it.
 
     value_a, value_b: for an output, the values that it is, if they do not correspond to each other.
@@ -134,8 +134,8 @@ class ModelDiff:
         behaviour: Outputs of both models, if they were run.
     """
 
-    inputs: tuple[PortDifference, ...]
-    outputs: tuple[PortDifference, ...]
+    inputs: tuple[InterfaceDifference, ...]
+    outputs: tuple[InterfaceDifference, ...]
     only_a: tuple[NodeEntry, ...]
     only_b: tuple[NodeEntry, ...]
     changed: tuple[NodeDifference, ...]
@@ -233,12 +233,12 @@ def _text(table: Table) -> str:
     return format_table(table.columns, table.rows[:_ROWS]) + (f"\n... and {more:,} more" if more > 0 else "")
 
 
-def _ports(kind: str, found: Sequence[PortDifference]) -> Table:
+def _ports(kind: str, found: Sequence[InterfaceDifference]) -> Table:
     rows = [(_both(p.name_a, p.name_b), _shown(p.type_a), _shown(p.type_b), _port(p)) for p in found]
     return Table(f"{kind}s that differ", ("name", "A", "B", "difference"), rows, f"differing {kind}", len(rows))
 
 
-def _port(found: PortDifference) -> str:
+def _port(found: InterfaceDifference) -> str:
     if found.name_a is None or found.name_b is None:
         return "only in B" if found.name_a is None else "only in A"
     told = []
