@@ -66,6 +66,12 @@ def test_opsets_are_no_difference(tmp_path: Path, opset: int) -> None:
     assert found.equal, str(found)
 
 
+def test_random_nodes_equal_their_export() -> None:
+    x = gk.input("x", ["N", 3])
+    net = gk.Model({"y": gk.dropout(gk.random_normal_like(x), 0.5, True)[0]})
+    assert gk.diff(net, gk.load(net.to_onnx())).equal
+
+
 def test_fine_tuned_weights_are_compared_as_numpy_compares_them() -> None:
     a, b = network(), network(shift=0.25)
     found = gk.diff(a, b)

@@ -15,7 +15,7 @@ from graphkit.checks.differences.result import (
     NodeDifference,
     NodeEntry,
 )
-from graphkit.checks.differences.structure import Keys, Structure, constant_of, is_weight, type_text
+from graphkit.checks.differences.structure import Keys, Structure, attributes_of, constant_of, is_weight, type_text
 from graphkit.checks.differences.weights import Weights, compared_weights, paired_weights
 from graphkit.ir.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
@@ -137,7 +137,7 @@ class GraphDiff:
         return f"{texts[0]} ({_origin(before)})", f"{texts[1]} ({_origin(after)})"
 
     def _attributes(self, one: Node, other: Node) -> Iterator[Difference]:
-        before, after = one.op.attributes(), other.op.attributes()
+        before, after = attributes_of(one), attributes_of(other)
         for name in dict.fromkeys((*before, *after)):
             x, y = before.get(name), after.get(name)
             same = self.keys.attribute(x) == self.keys.attribute(y)
@@ -165,7 +165,7 @@ class GraphDiff:
         if one is not None and other is not None:
             return one.digest == other.digest
         if before.node is None or after.node is None:
-            return self.inputs.get(before) is after or before.role == after.role == "rng"
+            return self.inputs.get(before) is after
         return self.matching.pairs.get(before.node) is after.node and before.index == after.index
 
     # --- inputs, outputs, updates, metadata --------------------------------------------------------------

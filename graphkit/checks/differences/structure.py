@@ -39,6 +39,12 @@ def is_weight(value: Value) -> bool:
     return tensor is not None and tensor.dtype in FLOATS and tensor.array.size > _FEW
 
 
+def attributes_of(node: Node) -> Mapping[str, Any]:
+    """Return the attributes of a node, without the stream of a random operator, which compilation fills in."""
+    found = node.op.attributes()
+    return {k: v for k, v in found.items() if k != "stream"} if getattr(node.op, "random", False) else found
+
+
 def type_text(kind: Type) -> str:
     """Return a type as text, without known elements; anonymous dimensions are written `?`."""
     if isinstance(kind, TensorType):
@@ -97,7 +103,7 @@ class Keys:
         return self.number(("operator", node.op.domain, node.op.name))
 
     def attributes(self, node: Node) -> int:
-        found = tuple((k, self.attribute(v)) for k, v in sorted(node.op.attributes().items()))
+        found = tuple((k, self.attribute(v)) for k, v in sorted(attributes_of(node).items()))
         return self.number(("attributes", self.operator(node), found))
 
 
@@ -157,7 +163,8 @@ class Structure:
         return self._sources.get(value, value)
 
     def _look_back(self, node: Node, keys: Keys) -> None:
-        operands = [None if v is None else self.source(v) for v in node.inputs]
+        # The state of the random generator is an operand that compilation fills in.
+        operands = [None if v is None or v.role == "rng" else self.source(v) for v in node.inputs]
         while operands and operands[-1] is None:
             operands.pop()
         self.operands[node] = tuple(operands)
