@@ -17,7 +17,7 @@ from graphkit.checks.differences.result import (
 )
 from graphkit.checks.differences.structure import Keys, Structure, attributes_of, constant_of, is_weight, type_text
 from graphkit.checks.differences.weights import Weights, compared_weights, paired_weights
-from graphkit.ir.collector import without_gc
+from graphkit.collector import without_gc
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.model import Model
