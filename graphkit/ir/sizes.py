@@ -40,6 +40,13 @@ class SizeTable:
             self._compute = self._compiled()
         return self._compute([sizes[name] for name in self.symbols])
 
+    def instructions(self) -> SizeInstructions:
+        """Return instructions that compute the same values, for the native engine.
+
+        Raises KeyError for a symbol that the table lacks, and TypeMismatch for a number that does not fit in 64 bits.
+        """
+        return SizeInstructions(self.symbols, self._position)
+
     def _compiled(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
         mentioned = {name for dim in self._position if isinstance(dim, DimExpr) for name in dim.symbols}
         lines = []
@@ -65,6 +72,58 @@ class SizeTable:
                     factors.append(f"{name}({', '.join(map(self._source, operands))})")
             terms.append("*".join(factors))
         return f"({'+'.join(terms)})"
+
+
+class SizeInstructions:
+    """Instructions that compute dimensions from symbols. Each instruction occurs once.
+
+    Attributes:
+        steps: (operation, operand, operand). Operands are numbers of earlier instructions. That of a "constant" is its
+            value; that of a "symbol" is its position among the symbols.
+        results: The instruction of each dimension.
+    """
+
+    def __init__(self, symbols: Sequence[str], dims: Iterable[Dim]):
+        dims = list(dims)
+        self._number: dict[tuple[str, int, int], int] = {}
+        self._names = {name: self._add("symbol", place) for place, name in enumerate(symbols)}
+        self._known: dict[Dim, int] = {}
+        mentioned = {name for dim in dims if isinstance(dim, DimExpr) for name in dim.symbols}
+        for name, dim in defined_names(mentioned, symbols).items():
+            self._names[name] = self._value(dim)
+        self.results = [self._value(dim) for dim in dims]
+        self.steps = list(self._number)
+
+    def _add(self, operation: str, a: int, b: int = 0) -> int:
+        return self._number.setdefault((operation, a, b), len(self._number))
+
+    def _value(self, dim: Dim) -> int:
+        """Return the number of the instruction that computes `dim`."""
+        if not isinstance(dim, DimExpr):
+            if not -(1 << 63) <= dim < 1 << 63:
+                raise TypeMismatch(f"{dim} does not fit in 64 bits")
+            return self._add("constant", int(dim))
+        if dim not in self._known:
+            terms = []
+            for monomial, coefficient in dim.terms:
+                factors = [self._factor(*atom) for atom in monomial]
+                if coefficient != 1 or not factors:
+                    factors.append(self._value(coefficient))
+                terms.append(self._chain("multiply", factors))
+            self._known[dim] = self._chain("add", terms)
+        return self._known[dim]
+
+    def _factor(self, function: str, *operands: Any) -> int:
+        if function == "sym":
+            return self._names[operands[0]]
+        return self._chain(function, [self._value(operand) for operand in operands])
+
+    def _chain(self, operation: str, operands: Sequence[int]) -> int:
+        """Return the operation over all operands, from left to right; a single operand itself."""
+        result, *others = operands
+        for operand in others:
+            result = self._add(operation, result, operand)
+        return result
 
 
 def defined_names(names: Iterable[str], symbols: Iterable[str]) -> dict[str, DimExpr]:

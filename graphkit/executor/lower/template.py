@@ -17,7 +17,7 @@ from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
 from graphkit.executor.lower.registry import kernel_context
-from graphkit.executor.memory.packing import PackedOperand, UnpackedOperands
+from graphkit.executor.memory.packing import PackedOperand, SharedOperands
 from graphkit.executor.memory.placement import Placement, place_values
 from graphkit.executor.memory.plan_graph import MemoryPlan, StepMemory, plan_graph
 from graphkit.ir import context
@@ -27,7 +27,7 @@ from graphkit.ir.sizes import SizeTable, defined_names
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import DOMAIN, Op
 from graphkit.ops.tensor.constants import Constant
-from graphkit.passes.core.bind import match_shapes
+from graphkit.passes.core.bind import match_shapes, plain_name
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -43,34 +43,32 @@ _SMALL = 128
 class SizedCode(NamedTuple):
     """A native program for given sizes, and the memory outside its arena.
 
-    `results` are the types of the outputs. External memory is numbered in this order: inputs, then outputs.
-    `shape_values` are arrays whose elements are computed from the sizes, with the number of their external memory.
+    `results` are shape, dtype and bytes of the outputs. External memory is numbered in this order: inputs, then
+    outputs. `operands` are the parameters and constants that the program reads.
     """
 
     native: _native.Program
+    operands: SharedOperands
     arena_bytes: int
-    results: tuple[TensorType, ...]
-    packed: Sequence[PackedOperand]
-    unpacked: UnpackedOperands
-    shape_values: Sequence[tuple[int, np.ndarray]]
+    results: Sequence[tuple[tuple[int, ...], np.dtype, int]]
 
 
 class _Typed:
     """The type of a value, with its shape as positions in a table of sizes."""
 
-    __slots__ = ("kind", "is_static", "shape", "_elements")
+    __slots__ = ("kind", "is_static", "shape", "elements")
 
     def __init__(self, kind: TensorType, table: SizeTable):
         self.kind = kind
         self.is_static = not any(_names(d) for d in (*kind.known_shape, *(kind.value or ())))
         self.shape = table.add_all(kind.known_shape)
-        self._elements = None if kind.value is None else table.add_all(kind.value)
+        self.elements = None if kind.value is None else table.add_all(kind.value)
 
     def at(self, sizes: Sequence[int]) -> TensorType:
         if self.is_static:
             return self.kind
         shape = tuple([sizes[p] for p in self.shape])
-        elements = None if self._elements is None else tuple([sizes[p] for p in self._elements])
+        elements = None if self.elements is None else tuple([sizes[p] for p in self.elements])
         return TensorType.of_sizes(self.kind.dtype, shape, elements, self.kind.floats)
 
 
@@ -117,20 +115,6 @@ class _HiddenElements:
 _HIDDEN = _HiddenElements()
 
 
-class _Structure(NamedTuple):
-    """The memory plan of a template for given needs of its steps, and the native program that is resized."""
-
-    plan: MemoryPlan
-    native: _native.Program
-    unpacked: UnpackedOperands
-    packed: Sequence[tuple[int, int, int, VersionedArray]]  # step, place among its packed inputs, external, array
-    shape_values: Sequence[tuple[int, Value]]
-    requests: _native.MemoryRequests
-    # The size of each request: a position in the table of sizes, which also contains the bytes of values. For the
-    # working memory of step i, it is -1 - i.
-    request_sizes: Sequence[int]
-
-
 class Template:
     """A graph that is lowered once, with symbolic sizes. `at` makes the program for given sizes.
 
@@ -146,7 +130,7 @@ class Template:
         defined = defined_names({s for v in graph.values for d in _sizes_of(v) for s in _names(d)}, symbols)
         self.placement = _require(graph, place_values(graph, frozenset([*symbols, *defined])), fixed)
         self._known = {**fixed, **{n.output: n.op.value for n in graph.nodes if isinstance(n.op, Constant)}}
-        self._inputs = {graph.name_of(v): v.tensor for v in graph.inputs}
+        self._inputs = {graph.name_of(v): v.tensor for v in graph.inputs if not v.tensor.is_static}
         self._table = SizeTable(symbols)
         self._symbols = {name: self._table.add(symbol(name)) for name in (*symbols, *defined)}
         self._types: dict[Value, _Typed] = {}
@@ -154,64 +138,76 @@ class Template:
         for value in graph.values:
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
-        # Conditions for the sizes of a program, as positions in the table: pairs of sizes that must be equal
-        # (assumptions of symbolic inference; the bytes of a view and of its root), and sizes of at least 0.
+        # Pairs of positions in the table: sizes that must be equal (assumptions of symbolic inference; the bytes of a
+        # view and of its root).
         self._equal: list[tuple[int, int]] = []
-        self._nonnegative = sorted({p for t in self._types.values() for p in t.shape})
         computed = set(self.placement.steps)
         alike: dict[Hashable, _Step] = {}
-        self._nodes = [
-            self._step(node, node in computed, alike) for node in graph.nodes if not isinstance(node.op, Constant)
-        ]
-        self._distinct_steps = list(dict.fromkeys(alike.values()))
-        self._sized_kernels = native_module().SizedKernels(_KEPT)
-        for step in self._distinct_steps:
-            self._sized_kernels.add(step.native, step.mentioned, step.inputs, step.outputs)
+        nodes = [self._step(node, node in computed, alike) for node in graph.nodes if not isinstance(node.op, Constant)]
+        nodes = [step for step in nodes if step.context is not None or not step.symbolic_inference]
+        self._distinct_steps = list(dict.fromkeys(nodes))
         for view, root in self.placement.root.items():
             if self._bytes[view] != self._bytes[root]:
                 self._equal.append((self._bytes[view], self._bytes[root]))
-        self._structures: dict[tuple[Any, ...], _Structure] = {}
+        self._plans: dict[Hashable, MemoryPlan] = {}
+        self._result_types = [r.value.dtype.numpy for r in self.placement.results]
+        self._programs = self._native_programs(nodes)
 
-    def at(self, shapes: Mapping[str, Sequence[int]]) -> SizedCode:
-        """Return the program for inputs of these shapes, by name.
-
-        Raises InputError if the shapes contradict each other, and NotNative if they need another program.
-        """
-        sizes = self._sizes(shapes)
-        found = self._kernels(sizes)
-        made = [kernel for step in self._nodes if (kernel := found[step]) is not None]
-        structure = self._structure(made, sizes)
-        offsets, arena_bytes = structure.requests.lay_out(
-            [sizes[at] if at >= 0 else made[-1 - at].scratch_bytes for at in structure.request_sizes]
-        )
-        types = tuple(self._types[r.value].at(sizes) for r in self.placement.results)
-        return SizedCode(
-            structure.native.resized([made[index].kernel for index in structure.plan.order], offsets, arena_bytes),
-            arena_bytes,
-            types,
-            [
-                PackedOperand(external, array, (m := made[index]).kernel, m.need[1][place], m.layouts[place])
-                for index, place, external, array in structure.packed
-            ],
-            structure.unpacked,
-            [(external, self._elements(value, sizes)) for external, value in structure.shape_values],
-        )
-
-    def _sizes(self, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-        """Return the number that each entry of the table stands for."""
-        given = [(name, self._inputs[name], shape) for name, shape in shapes.items()]
-        bindings = match_shapes([(name, kind, kind.with_shape(shape)) for name, kind, shape in given])
+    def _native_programs(self, nodes: Sequence[_Step]) -> _native.SizedPrograms:
+        """Return the native part, which makes the programs. nodes: the step of each node."""
         try:
-            sizes = self._table.values(bindings)  # type: ignore[arg-type]
+            instructions = self._table.instructions()
         except KeyError as name:
             raise NotNative(f"the value of {name} is unknown") from name
         except GraphkitError as error:
             raise NotNative(str(error)) from error
-        if any(sizes[a] != sizes[b] for a, b in self._equal):
-            raise NotNative("sizes that must be equal differ")
-        if any(sizes[p] < 0 for p in self._nonnegative):
-            raise NotNative("a size is negative")
-        return sizes
+        axes: dict[str, tuple[int, int]] = {}
+        for i, kind in enumerate(self._inputs.values()):
+            for axis, dim in enumerate(kind.known_shape):
+                if isinstance(dim, DimExpr) and (name := plain_name(dim)) is not None:
+                    axes.setdefault(name, (i, axis))
+        symbols = self._table.symbols
+        number = {step: i for i, step in enumerate(self._distinct_steps)}
+        native = native_module()
+        return native.SizedPrograms(
+            kept=_KEPT,
+            table=native.SizeTable(len(symbols), instructions.steps, instructions.results),
+            sources=[axes[name] for name in symbols] if axes.keys() >= set(symbols) else [],
+            inputs=[self._table.add_all(kind.known_shape) for kind in self._inputs.values()],
+            steps=[(step.native, step.mentioned, step.inputs, step.outputs) for step in self._distinct_steps],
+            nodes=[number[step] for step in nodes],
+            equal=self._equal,
+            nonnegative=sorted({p for t in self._types.values() for p in t.shape}),
+            results=[(self._types[r.value].shape, self._bytes[r.value]) for r in self.placement.results],
+        )
+
+    def at(self, shapes: Mapping[str, Sequence[int]]) -> SizedCode:
+        """Return the program for inputs of these shapes, by name.
+
+        Raises InputError if the shapes contradict each other, and NotNative if they need another program: if there is
+        no kernel, or if inference or the kernel rejects the sizes. A program compiled for these sizes then raises the
+        error that users get.
+        """
+        given = [shapes.get(name) for name in self._inputs]
+        try:
+            made = self._programs.at(given, None, self._kernel, self._structured)
+            if made is None:
+                made = self._programs.at((), self._bound_symbols(shapes), self._kernel, self._structured)
+        except native_module().Error as error:
+            raise NotNative(str(error)) from error
+        assert made is not None, "the values of the symbols are given"
+        native, operands, arena_bytes, results = made
+        types = zip(results, self._result_types, strict=True)
+        return SizedCode(native, operands, arena_bytes, [(shape, dtype, nbytes) for (shape, nbytes), dtype in types])
+
+    def _bound_symbols(self, shapes: Mapping[str, Sequence[int]]) -> list[int]:
+        """Return the values of the table's symbols. Raises InputError if the shapes contradict each other."""
+        given = [(name, kind, shapes[name]) for name, kind in self._inputs.items() if name in shapes]
+        bindings = match_shapes([(name, kind, kind.with_shape(shape)) for name, kind, shape in given])
+        try:
+            return [bindings[name] for name in self._table.symbols]  # type: ignore[misc]
+        except KeyError as name:
+            raise NotNative(f"the value of {name} is unknown") from name
 
     def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
         """Return the _Step of this node, which nodes with equal operators, types and small constants share."""
@@ -260,34 +256,20 @@ class Template:
 
     # --- one node ---------------------------------------------------------------------------------------
 
-    def _kernels(self, sizes: Sequence[int]) -> dict[_Step, _native.SizedKernel | None]:
-        """Return the kernel of each distinct step for these sizes; None for a view.
+    def _kernel(self, number: int, sizes: Sequence[int]) -> NativeKernel | None:
+        """Return the kernel of a step that has no native factory, or whose native factory makes none; None for a view.
 
-        Raises NotNative if there is no kernel, or if inference or the kernel rejects the sizes. A program compiled for
-        these sizes then raises the error that users get.
+        number: the position of the step in `_distinct_steps`.
         """
-        try:
-            kernels = self._sized_kernels.at(sizes, lambda number: self._kernel(self._distinct_steps[number], sizes))
-        except native_module().Error as error:
-            raise NotNative(str(error)) from error
-        return dict(zip(self._distinct_steps, kernels, strict=True))
-
-    def _kernel(self, step: _Step, sizes: Sequence[int]) -> _native.SizedKernel | None:
-        """Return the kernel of a step that has no native factory, or whose native factory makes none."""
+        step = self._distinct_steps[number]
         if step.make is not None:
             try:
-                kernel = _native_kernel(step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes)), step.node)
+                kernel = step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
             except RuntimeFailure as error:
                 raise NotNative(str(error)) from error
-        elif step.context is None and step.symbolic_inference:
-            return None
-        else:
-            bound = self._bound(step, sizes)
-            if step.context is None:
-                return None
-            kernel = _native_kernel(make_kernel("cpu", bound, step.context), bound)
-        made: _native.SizedKernel = native_module().SizedKernel(kernel)
-        return made
+            return _native_kernel(kernel, step.node)
+        bound = self._bound(step, sizes)
+        return None if step.context is None else _native_kernel(make_kernel("cpu", bound, step.context), bound)
 
     def _bound(self, step: _Step, sizes: Sequence[int]) -> Node:
         """Return the node for these sizes. Raises NotNative if inference finds other types than the template's."""
@@ -306,47 +288,46 @@ class Template:
                 raise NotNative(f"{bound.describe()}: the result is {inferred.type}; {kind} was expected")
         return bound
 
-    def _elements(self, value: Value, sizes: Sequence[int]) -> np.ndarray:
-        kind = self._types[value].at(sizes)
-        return np.array(kind.constants, kind.dtype.numpy).reshape(kind.static_shape)
-
     # --- memory and the native program ------------------------------------------------------------------
 
-    def _structure(self, made: Sequence[_native.SizedKernel], sizes: Sequence[int]) -> _Structure:
-        needs = tuple([m.need for m in made])
-        found = self._structures.get(needs)
-        if found is None:
-            found = self._structures[needs] = self._structured(made, sizes)
-        return found
-
-    def _structured(self, made: Sequence[_native.SizedKernel], sizes: Sequence[int]) -> _Structure:
-        plan = plan_graph(
-            self.graph,
-            self.placement,
-            [
-                # Only the order of updates depends on `may_fail`, and templates have no updates.
-                StepMemory(m.scratch_bytes, m.need[0], may_fail=False)
-                for m in made
-            ],
-            inplace=self.settings.inplace,
-            share=self.settings.share,
-            nbytes=lambda v: sizes[self._bytes[v]],
-        )
+    def _structured(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> tuple[Any, ...]:
+        """Return the structure of a program with these kernels, as `SizedPrograms.at` needs it."""
+        plan = self._plan(made, sizes)
         writer = _Writer(self.graph, self.placement, self._known, plan)
-        native = native_module().Program(self.settings.threads, 0, writer.externals)
+        program = native_module().Program(self.settings.threads, 0, writer.externals)
         for index in plan.order:
-            writer.step(native.root, index, self.placement.steps[index], made[index].kernel)
+            writer.step(program.root, index, self.placement.steps[index], made[index])
         values = {request: self._bytes[value] for value, request in plan.request_of.items()}
         steps = {request: -1 - index for index, request in plan.scratch_of.items()}
-        return _Structure(
-            plan,
-            native,
-            UnpackedOperands([PackedOperand(e, a) for i, p, e, a in writer.fixed if p not in made[i].need[1]]),
-            [(i, made[i].need[1].index(p), e, a) for i, p, e, a in writer.fixed if p in made[i].need[1]],
-            list(writer.shape_values.items()),
+        return (
+            program,
+            plan.order,
             native_module().MemoryRequests([(r.first, r.last, list(r.inplace)) for r in plan.requests]),
             [values.get(number, steps.get(number, 0)) for number in range(len(plan.requests))],
+            [(external, self._elements(value), str(value.dtype)) for external, value in writer.shape_values.items()],
+            SharedOperands(writer.fixed),
         )
+
+    def _plan(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> MemoryPlan:
+        """Return the memory plan, which depends only on working memory and in-place pairs."""
+        key = tuple([(m.scratch_bytes > 0, *m.inplace) for m in made])
+        if key not in self._plans:
+            self._plans[key] = plan_graph(
+                self.graph,
+                self.placement,
+                # Only the order of updates depends on `may_fail`, and templates have no updates.
+                [StepMemory(m.scratch_bytes, m.inplace, may_fail=False) for m in made],
+                inplace=self.settings.inplace,
+                share=self.settings.share,
+                nbytes=lambda v: sizes[self._bytes[v]],
+            )
+        return self._plans[key]
+
+    def _elements(self, value: Value) -> tuple[int, ...]:
+        """Return the positions, in the table, of the elements of a value that is computed from sizes."""
+        elements = self._types[value].elements
+        assert elements is not None, "the placement says that they are known"
+        return elements
 
 
 class _Writer:
@@ -364,28 +345,30 @@ class _Writer:
         for number, result in enumerate(placement.results):
             self._outside[placement.root[result.value]] = (len(graph.inputs) + number, 0)
         self.externals = len(graph.inputs) + len(placement.results)
-        self.fixed: list[tuple[int, int, int, VersionedArray]] = []
+        self.fixed: list[PackedOperand] = []
         self.shape_values: dict[int, Value] = {}
 
-    def step(self, builder: _native.Builder, index: int, node: Node, kernel: NativeKernel) -> None:
-        inputs = [ABSENT if v is None else self._operand(index, i, v) for i, v in enumerate(node.inputs)]
-        # Kernels for other sizes may expect more of the optional operands that the node leaves out.
-        wanted = max(kernel.input_count, len(getattr(node.op, "formals", ())))
-        inputs += [ABSENT] * (wanted - len(inputs))
+    def step(self, builder: _native.Builder, index: int, node: Node, made: _native.NodeKernel) -> None:
+        inputs = [ABSENT if v is None else self._operand(made, i, v) for i, v in enumerate(node.inputs)]
+        inputs += [ABSENT] * (made.kernel.input_count - len(inputs))
         used = self._placement.used
         outputs = [self._location(v) if v in used else ABSENT for v in node.outputs]
-        outputs += [ABSENT] * (kernel.output_count - len(outputs))
+        outputs += [ABSENT] * (made.kernel.output_count - len(outputs))
         scratch = self._plan.scratch_of.get(index)
         at = ABSENT if scratch is None else (ARENA, scratch)
-        builder.kernel(self._graph.node_name(node), kernel, inputs, outputs, at)
+        builder.kernel(self._graph.node_name(node), made.kernel, inputs, outputs, at)
 
-    def _operand(self, index: int, position: int, value: Value) -> Location:
+    def _operand(self, made: _native.NodeKernel, position: int, value: Value) -> Location:
         root = self._placement.root[value]
-        if root in self._known:
-            # Kernels for other sizes may pack it differently.
-            self.fixed.append((index, position, self._new(), self._known[root]))
-            return self.fixed[-1][2], 0
-        return self._location(value)
+        if root not in self._known:
+            return self._location(value)
+        external, array = self._new(), self._known[root]
+        if position in made.packed:
+            layout = made.layouts[made.packed.index(position)]
+            self.fixed.append(PackedOperand(external, array, made.kernel, position, layout))
+        else:
+            self.fixed.append(PackedOperand(external, array))
+        return external, 0
 
     def _location(self, value: Value) -> Location:
         root = self._placement.root[value]

@@ -28,19 +28,23 @@ class PackedOperand(NamedTuple):
     layout: str = ""
 
 
-class UnpackedOperands:
-    """Operands that no kernel packs, and that many programs read.
+class HeldArrays(list[np.ndarray]):
+    """Arrays of operands. Packed copies exist as long as a program holds this list."""
+
+
+class SharedOperands:
+    """Operands that many programs read.
 
     Attributes:
         operands: The operands.
         externals: The external memory of each.
-        latest: The latest stamp, and the arrays that `PackedArrays.get_unpacked` returned for it.
+        latest: The latest stamp, and the arrays that `PackedArrays.get_shared` returned for it.
     """
 
     def __init__(self, operands: Sequence[PackedOperand]):
         self.operands = operands
         self.externals = [operand.external for operand in operands]
-        self.latest: tuple[int, list[np.ndarray]] | None = None
+        self.latest: tuple[int, weakref.ref[HeldArrays]] | None = None
 
 
 class PackedArrays:
@@ -68,13 +72,15 @@ class PackedArrays:
                     found.append(self._current(source, layout, stamp, partial(_packed, kernel, position)))
         return found
 
-    def get_unpacked(self, operands: UnpackedOperands) -> list[np.ndarray]:
-        """Return the same as `get`, for operands that are read many times."""
+    def get_shared(self, operands: SharedOperands) -> HeldArrays:
+        """Return the same as `get`. It is fast if another program holds the arrays."""
         before = self._stamp()
         latest = operands.latest  # read once: other threads write it
-        if latest is None or latest[0] != before:
-            latest = operands.latest = before, self.get(operands.operands)
-        return latest[1]
+        if latest is not None and latest[0] == before and (held := latest[1]()) is not None:
+            return held
+        held = HeldArrays(self.get(operands.operands))
+        operands.latest = before, weakref.ref(held)
+        return held
 
     def cached(self, source: VersionedArray, layout: str, make: Callable[[VersionedArray], Any]) -> Any:
         """Return `make(source)`, or the cached result for this source and layout. The layout is only a key."""

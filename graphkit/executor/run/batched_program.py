@@ -55,11 +55,10 @@ class BatchedProgram(BaseProgram):
     def __init__(self, parts: BatchParts, rest: BatchParts | None, examples: Sequence[int], pools: Pools):
         first = parts.program
         batch_size = parts.number * parts.size + (rest.size if rest else 0)
-        kinds = [r.value.tensor for r in first.placement.results]
+        kinds = [r.value.tensor for r in first.finals]
         kinds = [TensorType(k.dtype, (batch_size, *k.static_shape[1:])) for k in kinds]
         results = tuple(
-            Result(Value(kind, r.value.name), owned=True)
-            for kind, r in zip(kinds, first.placement.results, strict=True)
+            Result(Value(kind, r.value.name), owned=True) for kind, r in zip(kinds, first.finals, strict=True)
         )
         super().__init__(first.graph, first.placement._replace(results=results), pools)
         self._parts, self._rest = parts, rest

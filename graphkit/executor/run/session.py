@@ -322,7 +322,7 @@ class Executor:
         program = self._specialise(selection, selection.key(arrays, feeds))
         refuse_fallbacks(program)
         count = len(selection.states)
-        finals = program.finals
+        finals = program.finals if out else ()
         buffers: dict[int, np.ndarray] = {}
         for name in out:
             if name not in selection.outputs:

@@ -16,6 +16,7 @@ from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.limits import Limits
+from graphkit.ir.types import TensorType
 from graphkit.text import human
 
 # Approximate bytes of a step and its kernel, measured on networks.
@@ -38,15 +39,11 @@ class SizedProgram(InstancedProgram):
     has_dynamic_memory = False
 
     def __init__(self, template: Template, code: SizedCode, lower: Callable[[], LoweredGraph], pools: Pools):
-        results = tuple(
-            Result(Value(kind, r.value.name), r.owned)
-            for kind, r in zip(code.results, template.placement.results, strict=True)
-        )
-        super().__init__(template.graph, template.placement._replace(results=results), pools)
+        super().__init__(template.graph, template.placement, pools)
         self.code = code
         self.arena_bytes = code.arena_bytes
         self.kept_bytes = _STEP_BYTES * len(template.placement.steps)
-        self.owned = [(kind.static_shape, kind.dtype.numpy, kind.nbytes) for kind in code.results]
+        self.owned = list(code.results)
         self._settings = template.settings
         self._lower = lower
         self._lowered: LoweredGraph | None = None
@@ -55,6 +52,13 @@ class SizedProgram(InstancedProgram):
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         self.count_runs(1)
         return super().run(inputs, buffers)
+
+    @property
+    def finals(self) -> tuple[Result, ...]:
+        return tuple(
+            Result(Value(TensorType(r.value.dtype, shape), r.value.name), r.owned)
+            for (shape, _, _), r in zip(self.code.results, self.placement.results, strict=True)
+        )
 
     def count_runs(self, number: int) -> None:
         before, self._runs = self._runs, self._runs + number
@@ -102,11 +106,9 @@ class _SizedInstance:
     def __init__(self, program: SizedProgram):
         self.native = native_module().Instance(program.code.native)
         self._pools = program.pools
-        self._packed, self._unpacked = program.code.packed, program.code.unpacked
+        self._operands = program.code.operands
         self._held: list[np.ndarray] = []
         self._stamp = -1
-        for external, array in program.code.shape_values:
-            self.native.set(external, array)
 
     def run(
         self, program: SizedProgram, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray
@@ -124,8 +126,6 @@ class _SizedInstance:
 
     def _refresh(self) -> None:
         """Read the parameters and constants again, and pack those that have changed."""
-        packed = self._pools.packed.get(self._packed)
-        unpacked = self._pools.packed.get_unpacked(self._unpacked)
-        self.native.set_all([operand.external for operand in self._packed], packed)
-        self.native.set_all(self._unpacked.externals, unpacked)
-        self._held = [*packed, *unpacked]
+        held = self._pools.packed.get_shared(self._operands)
+        self.native.set_all(self._operands.externals, held)
+        self._held = held

@@ -1,23 +1,19 @@
 #include "runtime/arena_layout.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <map>
+#include <memory_resource>
 #include <numeric>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "runtime/bindings.h"
 
 namespace graphkit {
 namespace {
-
-// The memory of one request, or of a chain of requests that reuse each other's memory in place.
-struct Block {
-    std::int64_t bytes;
-    std::int64_t first;
-    std::int64_t last;
-};
 
 // Free ranges below `end`. Adjacent free ranges are merged.
 class FreeRanges {
@@ -77,24 +73,45 @@ class FreeRanges {
     }
 
     std::int64_t end_ = 0;
-    std::map<std::int64_t, std::int64_t> at_;  // bytes by offset
-    std::set<std::pair<std::int64_t, std::int64_t>> by_size_;
+    std::array<std::byte, 8192> buffer_;
+    std::pmr::monotonic_buffer_resource memory_{buffer_.data(), buffer_.size()};
+    std::pmr::map<std::int64_t, std::int64_t> at_{&memory_};  // bytes by offset
+    std::pmr::set<std::pair<std::int64_t, std::int64_t>> by_size_{&memory_};
 };
 
-// Assigns a block to each request. At most one later request takes over the memory of a request.
-std::vector<std::size_t> chain(const std::vector<MemoryRequest>& requests, std::vector<Block>& blocks) {
-    std::vector<std::size_t> order(requests.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return requests[a].first < requests[b].first; });
-    std::vector<std::size_t> owner(requests.size());
-    std::vector<bool> taken(requests.size(), false);
-    for (const std::size_t index : order) {
-        const MemoryRequest& request = requests[index];
+}  // namespace
+
+// The memory of one request, or of a chain of requests that reuse each other's memory in place.
+struct MemoryRequests::Block {
+    std::int64_t bytes;
+    std::int64_t first;
+    std::int64_t last;
+    std::int64_t forwards = 0;  // its offset in the sweep forwards
+    std::int64_t backwards = 0;
+};
+
+MemoryRequests::MemoryRequests(std::vector<MemoryRequest> requests)
+    : requests_(std::move(requests)), order_(requests_.size()) {
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](std::size_t a, std::size_t b) { return requests_[a].first < requests_[b].first; });
+}
+
+// Assigns a block to each request. At most one later request takes over the memory of a request. The blocks are in the
+// order of their first steps.
+std::vector<MemoryRequests::Block> MemoryRequests::chain(const std::vector<std::int64_t>& bytes,
+                                                         std::vector<std::size_t>& owner) const {
+    std::vector<Block> blocks;
+    blocks.reserve(requests_.size());
+    owner.resize(requests_.size());
+    std::vector<bool> taken(requests_.size(), false);
+    for (const std::size_t index : order_) {
+        const MemoryRequest& request = requests_[index];
         owner[index] = blocks.size();
         for (const std::size_t candidate : request.inplace) {
-            const MemoryRequest& source = requests[candidate];
-            const bool fits = request.bytes > 0 && source.bytes > 0 && blocks[owner[candidate]].bytes >= request.bytes;
+            const MemoryRequest& source = requests_[candidate];
+            const bool fits =
+                bytes[index] > 0 && bytes[candidate] > 0 && blocks[owner[candidate]].bytes >= bytes[index];
             if (fits && !taken[candidate] && source.last == request.first && request.first > source.first) {
                 taken[candidate] = true;
                 owner[index] = owner[candidate];
@@ -103,57 +120,65 @@ std::vector<std::size_t> chain(const std::vector<MemoryRequest>& requests, std::
             }
         }
         if (owner[index] == blocks.size()) {
-            blocks.push_back({static_cast<std::int64_t>(aligned(static_cast<std::size_t>(request.bytes))),
-                              request.first, request.last});
+            const std::size_t size = aligned(static_cast<std::size_t>(bytes[index]));
+            blocks.push_back({static_cast<std::int64_t>(size), request.first, request.last});
         }
     }
-    return owner;
+    return blocks;
 }
 
-// Writes the offset of each block, placing blocks in order of time or backwards. Returns the size of the arena in
-// bytes.
-std::int64_t sweep(const std::vector<Block>& blocks, bool backwards, std::vector<std::int64_t>& offsets) {
-    const auto start = [&](std::size_t i) { return backwards ? -blocks[i].last : blocks[i].first; };
-    const auto end = [&](std::size_t i) { return backwards ? -blocks[i].first : blocks[i].last; };
-    std::vector<std::size_t> starts;
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-        if (blocks[i].bytes > 0) {
-            starts.push_back(i);
-        }
-    }
-    std::vector<std::size_t> ends = starts;
-    std::stable_sort(starts.begin(), starts.end(), [&](std::size_t a, std::size_t b) {
-        return std::pair(start(a), -blocks[a].bytes) < std::pair(start(b), -blocks[b].bytes);
-    });
-    std::stable_sort(ends.begin(), ends.end(), [&](std::size_t a, std::size_t b) { return end(a) < end(b); });
+namespace {
+
+// Places blocks in the order of `starts`, and frees them in the reverse order of `ends`. `start` and `end` return the
+// time of a block, and `offset` its offset, which is written. Returns the size of the arena in bytes.
+template <typename Block, typename Start, typename End, typename Offset>
+std::int64_t sweep(const std::vector<Block*>& starts, const std::vector<Block*>& ends, Start start, End end,
+                   Offset offset) {
     FreeRanges free;
-    auto done = ends.begin();
-    for (const std::size_t index : starts) {
-        for (; end(*done) < start(index); ++done) {
-            free.give(offsets[*done], blocks[*done].bytes);
+    auto done = ends.rbegin();
+    for (Block* block : starts) {
+        for (; end(**done) < start(*block); ++done) {
+            free.give(offset(**done), (*done)->bytes);
         }
-        offsets[index] = free.take(blocks[index].bytes);
+        offset(*block) = free.take(block->bytes);
     }
     return free.end();
 }
 
-struct MemoryRequests {
-    std::vector<MemoryRequest> requests;
-};
-
 }  // namespace
 
-ArenaLayout lay_out(const std::vector<MemoryRequest>& requests) {
-    std::vector<Block> blocks;
-    const std::vector<std::size_t> owner = chain(requests, blocks);
-    std::vector<std::int64_t> forwards(blocks.size(), 0);
-    std::vector<std::int64_t> backwards(blocks.size(), 0);
-    const std::int64_t one = sweep(blocks, false, forwards);
-    const std::int64_t other = sweep(blocks, true, backwards);
-    const std::vector<std::int64_t>& best = one <= other ? forwards : backwards;
+ArenaLayout MemoryRequests::lay_out(const std::vector<std::int64_t>& bytes) const {
+    if (bytes.size() != requests_.size()) {
+        throw NativeError("memory requests: as many sizes as requests are needed");
+    }
+    std::vector<std::size_t> owner;
+    std::vector<Block> blocks = chain(bytes, owner);
+    std::vector<Block*> by_first;
+    by_first.reserve(blocks.size());
+    for (Block& block : blocks) {
+        if (block.bytes > 0) {
+            by_first.push_back(&block);
+        }
+    }
+    std::vector<Block*> by_last = by_first;
+    // Of blocks that start at one step, the largest comes first. If they are equal, so does the earlier one.
+    std::sort(by_first.begin(), by_first.end(), [](const Block* a, const Block* b) {
+        return std::tuple(a->first, -a->bytes, a) < std::tuple(b->first, -b->bytes, b);
+    });
+    std::sort(by_last.begin(), by_last.end(), [](const Block* a, const Block* b) {
+        return std::tuple(-a->last, -a->bytes, a) < std::tuple(-b->last, -b->bytes, b);
+    });
+    const std::int64_t one = sweep(
+        by_first, by_last, [](const Block& block) { return block.first; },
+        [](const Block& block) { return block.last; }, [](Block& block) -> std::int64_t& { return block.forwards; });
+    const std::int64_t other = sweep(
+        by_last, by_first, [](const Block& block) { return -block.last; },
+        [](const Block& block) { return -block.first; }, [](Block& block) -> std::int64_t& { return block.backwards; });
     ArenaLayout layout;
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-        layout.offsets.push_back(requests[i].bytes > 0 ? best[owner[i]] : 0);
+    layout.offsets.reserve(requests_.size());
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+        const Block& block = blocks[owner[i]];
+        layout.offsets.push_back(bytes[i] > 0 ? (one <= other ? block.forwards : block.backwards) : 0);
     }
     layout.arena_bytes = std::min(one, other);
     return layout;
@@ -166,23 +191,17 @@ GRAPHKIT_BINDINGS(arena_layout) {
         .def(
             "__init__",
             [](MemoryRequests* self, const std::vector<Lifetime>& lifetimes) {
-                new (self) MemoryRequests;
+                std::vector<MemoryRequest> requests;
                 for (const auto& [first, last, inplace] : lifetimes) {
-                    self->requests.push_back({0, first, last, inplace});
+                    requests.push_back({first, last, inplace});
                 }
+                new (self) MemoryRequests(std::move(requests));
             },
             "lifetimes"_a, "lifetimes: (first step, last step, requests to take over) for each.")
         .def(
             "lay_out",
             [](const MemoryRequests& self, const std::vector<std::int64_t>& bytes) {
-                std::vector<MemoryRequest> requests = self.requests;
-                if (bytes.size() != requests.size()) {
-                    throw NativeError("memory requests: as many sizes as requests are needed");
-                }
-                for (std::size_t i = 0; i < requests.size(); ++i) {
-                    requests[i].bytes = bytes[i];
-                }
-                ArenaLayout layout = lay_out(requests);
+                ArenaLayout layout = self.lay_out(bytes);
                 return std::pair(std::move(layout.offsets), layout.arena_bytes);
             },
             "bytes"_a, "Return the offset of each request for these sizes, and the size of the arena, in bytes.");

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <limits>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 
 #include "runtime/bytes.h"
@@ -34,60 +35,101 @@ std::int64_t now() {
 
 }  // namespace
 
+Program::Program(int threads, std::size_t arena_bytes, int externals)
+    : threads_(threads), arena_bytes_(arena_bytes), code_(std::make_shared<Code>()) {
+    code_->externals = externals;
+}
+
+Program::Program(const Program& other, std::vector<const Kernel*> kernels, std::vector<std::int64_t> offsets,
+                 std::size_t arena_bytes)
+    : threads_(other.threads_),
+      arena_bytes_(arena_bytes),
+      code_(other.code_),
+      kernels_(std::move(kernels)),
+      offsets_(std::move(offsets)) {
+    if (!code_->complete || kernels_.size() != code_->root.steps.size() || other.kernels_.size() != kernels_.size()) {
+        throw NativeError(
+            "only the kernels of a complete program can be changed, and all of its steps must be kernels");
+    }
+}
+
 void Program::use_external(int external) {
-    if (complete_) {
+    if (code_->complete) {
         throw NativeError("the program is complete: it has instances");
     }
-    externals_ = std::max(externals_, external + 1);
+    code_->externals = std::max(code_->externals, external + 1);
 }
 
 std::size_t Program::entry(const Location& location) {
     use_external(location.external);
-    locations_.push_back(location);
-    return locations_.size() - 1;
+    code_->locations.push_back(location);
+    return code_->locations.size() - 1;
 }
 
 std::size_t Program::entries(const std::vector<Location>& locations) {
-    const std::size_t first = locations_.size();
+    const std::size_t first = code_->locations.size();
     for (const Location& location : locations) {
         entry(location);
     }
     return first;
 }
 
-void Program::add_kernel(Block& block, Step step) const {
-    const Kernel& kernel = *step.kernel;
+void Program::complete() {
+    Code& code = *code_;
+    if (code.complete) {
+        return;
+    }
+    code.complete = true;
+    code.first.assign(static_cast<std::size_t>(code.externals) + 1, 0);
+    for (const Location& location : code.locations) {
+        if (location.external >= 0) {
+            ++code.first[static_cast<std::size_t>(location.external) + 1];
+        }
+    }
+    std::partial_sum(code.first.begin(), code.first.end(), code.first.begin());
+    code.entries.resize(code.first.back());
+    std::vector<std::uint32_t> next = code.first;
+    for (std::size_t i = 0; i < code.locations.size(); ++i) {
+        if (code.locations[i].external >= 0) {
+            code.entries[next[static_cast<std::size_t>(code.locations[i].external)]++] = static_cast<std::uint32_t>(i);
+        }
+    }
+}
+
+void Program::add_kernel(Block& block, Step step, const Kernel& kernel) {
     if (step.input_entries < kernel.inputs().size() || step.output_entries < kernel.outputs().size()) {
         throw NativeError(step.name + ": " + kernel.describe() + " got too few operands");
     }
     const auto require = [&](const std::vector<TensorSpec>& specs, std::size_t first) {
         for (std::size_t i = 0; i < specs.size(); ++i) {
-            if (!specs[i].optional && locations_[first + i].external == Location::kAbsent) {
+            if (!specs[i].optional && code_->locations[first + i].external == Location::kAbsent) {
                 throw NativeError(step.name + ": " + kernel.describe() + " got no memory for '" + specs[i].name + "'");
             }
         }
     };
     require(kernel.inputs(), step.inputs);
     require(kernel.outputs(), step.outputs);
+    step.index = kernels_.size();
+    kernels_.push_back(&kernel);
     block.steps.push_back(std::move(step));
 }
 
-void Program::resize(const std::vector<const Kernel*>& kernels, const std::vector<std::int64_t>& offsets,
-                     Program& made) const {
-    made.locations_ = locations_;
-    for (Location& location : made.locations_) {
+void Program::point_to_arena(std::byte* arena, std::vector<void*>& table) const {
+    for (std::size_t i = 0; i < table.size(); ++i) {
+        const Location& location = code_->locations[i];
         if (location.external == Location::kArena) {
-            location.offset = offsets.at(static_cast<std::size_t>(location.offset));
+            const std::int64_t offset =
+                offsets_.empty() ? location.offset : offsets_[static_cast<std::size_t>(location.offset)];
+            table[i] = arena + offset;
         }
     }
-    std::size_t next = 0;
-    for (const Step& step : root_.steps) {
-        if (step.kind != Step::Kind::kernel) {
-            throw NativeError(step.name + ": this step is not a kernel, so it cannot be changed to other sizes");
-        }
-        Step other = step;
-        other.kernel = kernels.at(next++);
-        made.add_kernel(made.root_, std::move(other));
+}
+
+void Program::point_to_external(int external, void* data, std::vector<void*>& table) const {
+    const auto number = static_cast<std::size_t>(external);
+    for (std::uint32_t i = code_->first[number]; i < code_->first[number + 1]; ++i) {
+        const std::uint32_t entry = code_->entries[i];
+        table[entry] = data == nullptr ? nullptr : at(data, code_->locations[entry].offset);
     }
 }
 
@@ -118,33 +160,14 @@ void Buffer::reserve(std::size_t bytes, std::size_t kept, Allowance& allowance) 
 
 Instance::Instance(const Program& program)
     : program_(program),
-      table_(program.locations().size(), nullptr),
+      table_(program.entry_count(), nullptr),
       memory_(static_cast<std::size_t>(program.externals())),
-      known_(program.dynamic()) {
-    for (std::size_t i = 0; i < table_.size(); ++i) {
-        const Location& location = program.locations()[i];
-        if (location.external >= 0) {
-            memory(location.external).patches.push_back({i, location.offset});
-        }
-    }
-}
+      known_(program.dynamic()) {}
 
 void Instance::move(std::byte* arena) {
-    if (arena == arena_) {
-        return;
-    }
-    arena_ = arena;
-    for (std::size_t i = 0; i < table_.size(); ++i) {
-        const Location& location = program_.locations()[i];
-        if (location.external == Location::kArena) {
-            table_[i] = arena + location.offset;
-        }
-    }
-}
-
-void Instance::patch(const Memory& memory) {
-    for (const Patch& patch : memory.patches) {
-        table_[patch.entry] = memory.data == nullptr ? nullptr : at(memory.data, patch.offset);
+    if (arena != arena_) {
+        arena_ = arena;
+        program_.point_to_arena(arena, table_);
     }
 }
 
@@ -152,7 +175,7 @@ void Instance::set_external(int external, void* data) {
     Memory& target = memory(external);
     if (target.data != data) {
         target.data = data;
-        patch(target);
+        patch(external);
     }
 }
 
@@ -216,7 +239,7 @@ void Instance::run_step(const Block& block, const Step& step) {
 void Instance::carry_out(const Block& block, const Step& step) {
     switch (step.kind) {
         case Step::Kind::kernel:
-            run_kernel(*step.kernel, step.inputs, step.outputs, table_[step.scratch], step.name);
+            run_kernel(program_.kernel(step), step.inputs, step.outputs, table_[step.scratch], step.name);
             break;
         case Step::Kind::dynamic:
             run_dynamic(block.dynamic[step.index], step.name);

@@ -56,14 +56,14 @@ struct Step {
 
     Kind kind;
     std::string name;  // of the node, for errors and traces; the message of a `fail`
-    const Kernel* kernel = nullptr;
     std::size_t inputs = 0;  // first entry of a kernel's inputs; a copy's source, a row's index, a branch's condition
     std::size_t outputs = 0;  // first entry of the kernel's outputs, or the destination of a copy, sizes or a row
     std::size_t input_entries = 0;  // number of entries; the kernel may use fewer
     std::size_t output_entries = 0;
     std::size_t scratch = 0;  // entry of the working memory
     std::size_t bytes = 0;  // of a copy; of one element of a store, a resize or a row
-    std::size_t index = 0;  // of a call; or position in the block's branches, loops, dynamic or data_dependent
+    std::size_t index =
+        0;  // of a call or a kernel; or position in the block's branches, loops, dynamic, data_dependent
     bool wide = true;  // whether a row's index is an int64, else an int32
     int source = -1;  // the buffer that a store, sizes or a row read
     int target = -1;  // the buffer that a store or a resize writes
@@ -186,12 +186,16 @@ class Block {
     std::vector<DataDependentStep> data_dependent;
 };
 
-// The part of a program that all its instances share. It is built step by step, and complete when the first instance is
-// made: an instance's table of pointers has as many entries as the program has at that time.
+// The part of a program that all its instances share. It is built step by step, then completed: an instance's table of
+// pointers has as many entries as the program has at that time.
 class Program {
   public:
-    Program(int threads, std::size_t arena_bytes, int externals)
-        : threads_(threads), arena_bytes_(arena_bytes), externals_(externals) {}
+    Program(int threads, std::size_t arena_bytes, int externals);
+    // Makes a program with the steps of `other`, which is complete, but with other kernels, one for each step. They
+    // must have as many operands as those of `other`. Locations in the arena of `other` hold positions in `offsets`.
+    // Throws NativeError if `other` has steps that are not kernels.
+    Program(const Program& other, std::vector<const Kernel*> kernels, std::vector<std::int64_t> offsets,
+            std::size_t arena_bytes);
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
 
@@ -200,36 +204,47 @@ class Program {
     std::size_t entries(const std::vector<Location>& locations);
     // Declares external memory of this number.
     void use_external(int external);
-    void complete() { complete_ = true; }
+    void complete();
 
     // Adds a kernel step. Throws NativeError if the kernel needs more operands, or memory for an operand that is
     // absent.
-    void add_kernel(Block& block, Step step) const;
-    // Adds the same steps with other kernels, one for each step, to `made`, which is empty. Locations in the arena of
-    // this program hold positions in `offsets`. Throws NativeError for steps that are not kernels, and for kernels that
-    // need other operands.
-    void resize(const std::vector<const Kernel*>& kernels, const std::vector<std::int64_t>& offsets,
-                Program& made) const;
+    void add_kernel(Block& block, Step step, const Kernel& kernel);
 
     // Returns the number of a further dynamic kernel.
-    std::size_t take_dynamic() { return dynamic_++; }
+    std::size_t take_dynamic() { return code_->dynamic++; }
 
     int threads() const { return threads_; }
-    std::size_t dynamic() const { return dynamic_; }
+    std::size_t dynamic() const { return code_->dynamic; }
     std::size_t arena_bytes() const { return arena_bytes_; }
-    int externals() const { return externals_; }
-    const std::vector<Location>& locations() const { return locations_; }
-    Block& root() { return root_; }
-    const Block& root() const { return root_; }
+    int externals() const { return code_->externals; }
+    std::size_t entry_count() const { return code_->locations.size(); }
+    const Kernel& kernel(const Step& step) const { return *kernels_[step.index]; }
+    Block& root() { return code_->root; }
+    const Block& root() const { return code_->root; }
+
+    // Writes the addresses of operands in this arena to a table of pointers.
+    void point_to_arena(std::byte* arena, std::vector<void*>& table) const;
+    // Writes the addresses of operands in external memory to a table of pointers. null: they are absent.
+    void point_to_external(int external, void* data, std::vector<void*>& table) const;
 
   private:
+    // Steps, and locations of their operands. Programs that differ only in kernels and offsets share it.
+    struct Code {
+        int externals = 0;
+        std::size_t dynamic = 0;
+        std::vector<Location> locations;
+        Block root;
+        bool complete = false;
+        // The entries in each external memory: those of number i are entries[first[i]] to entries[first[i + 1] - 1].
+        std::vector<std::uint32_t> entries;
+        std::vector<std::uint32_t> first;
+    };
+
     int threads_;
     std::size_t arena_bytes_;
-    int externals_;
-    bool complete_ = false;
-    std::size_t dynamic_ = 0;
-    std::vector<Location> locations_;
-    Block root_;
+    std::shared_ptr<Code> code_;
+    std::vector<const Kernel*> kernels_;
+    std::vector<std::int64_t> offsets_;  // empty: locations in the arena hold offsets
 };
 
 struct Event {
@@ -268,7 +283,7 @@ class Instance {
     // stop the run. It is not called after a commit step: from then on old values of states are overwritten.
     using Call = std::function<void(std::size_t)>;
 
-    // `move` must be called before the first run.
+    // The program must be complete. `move` must be called before the first run.
     explicit Instance(const Program& program);
     Instance(const Instance&) = delete;
     Instance& operator=(const Instance&) = delete;
@@ -298,14 +313,9 @@ class Instance {
 
   private:
     class Results;
-    struct Patch {
-        std::size_t entry;
-        std::int64_t offset;
-    };
     // One piece of external memory. A buffer also has a shape, and owns memory for what steps write.
     struct Memory {
         void* data = nullptr;
-        std::vector<Patch> patches;
         Dims shape;
         Buffer owned;
     };
@@ -340,7 +350,7 @@ class Instance {
     bool read_bool(std::size_t entry) const { return *static_cast<const bool*>(table_[entry]); }
 
     Memory& memory(int external) { return memory_[static_cast<std::size_t>(external)]; }
-    void patch(const Memory& memory);
+    void patch(int external) { program_.point_to_external(external, memory(external).data, table_); }
     // `resize` gives a buffer a shape and memory of its own; `grow` keeps the first `kept` bytes.
     void resize(int buffer, const Dims& shape, std::size_t item);
     void store(int target, const void* source, const Dims& shape, std::size_t item);

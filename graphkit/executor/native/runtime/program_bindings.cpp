@@ -11,8 +11,8 @@
 
 #include "runtime/array.h"
 #include "runtime/bindings.h"
+#include "runtime/bound_program.h"
 #include "runtime/parts.h"
-#include "runtime/program.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -34,13 +34,6 @@ void follow_main_thread() {
 bool in_main_thread() {
     return PyThread_get_thread_ident() == main_thread.load(std::memory_order_relaxed);
 }
-
-// A program, and references to the Python objects that its steps use.
-struct BoundProgram : Program {
-    using Program::Program;
-    BoundProgram(const BoundProgram&) = delete;
-    std::vector<nb::object> kept;
-};
 
 Location location_of(const LocationPair& where) {
     return {where.first, where.second};
@@ -136,13 +129,12 @@ struct Builder {
     void kernel(const std::string& name, nb::object kernel, const std::vector<LocationPair>& inputs,
                 const std::vector<LocationPair>& outputs, const LocationPair& scratch) const {
         Step step{Step::Kind::kernel, name};
-        step.kernel = nb::cast<const Kernel*>(kernel);
         step.inputs = entries(inputs);
         step.input_entries = inputs.size();
         step.outputs = entries(outputs);
         step.output_entries = outputs.size();
         step.scratch = entry(scratch);
-        program->add_kernel(*block, std::move(step));
+        program->add_kernel(*block, std::move(step), *nb::cast<const Kernel*>(kernel));
         program->kept.push_back(std::move(kernel));
     }
 
@@ -347,18 +339,6 @@ struct Builder {
     }
 };
 
-std::unique_ptr<BoundProgram> resized(const BoundProgram& program, nb::list kernels,
-                                      const std::vector<std::int64_t>& offsets, std::size_t arena_bytes) {
-    auto made = std::make_unique<BoundProgram>(program.threads(), arena_bytes, program.externals());
-    std::vector<const Kernel*> chosen;
-    for (nb::handle kernel : kernels) {
-        chosen.push_back(nb::cast<const Kernel*>(kernel));
-        made->kept.push_back(nb::borrow(kernel));
-    }
-    program.resize(chosen, offsets, *made);
-    return made;
-}
-
 void check_signals() {
     if (!in_main_thread()) {  // other threads handle no signals, and would only wait for the GIL
         return;
@@ -374,8 +354,16 @@ struct BoundInstance {
     nb::object program;
     Instance instance;
 
-    explicit BoundInstance(nb::object owner) : program(std::move(owner)), instance(*nb::cast<BoundProgram*>(program)) {
-        nb::cast<BoundProgram*>(program)->complete();
+    explicit BoundInstance(nb::object owner) : program(std::move(owner)), instance(completed(program)) {
+        for (auto& [external, elements] : nb::cast<BoundProgram*>(program)->shape_values) {
+            instance.set_external(external, elements.data());
+        }
+    }
+
+    static const Program& completed(const nb::object& program) {
+        auto* const found = nb::cast<BoundProgram*>(program);
+        found->complete();
+        return *found;
     }
 
     void check(int external) const {
@@ -510,11 +498,7 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
         .def(nb::init<int, std::size_t, int>(), "threads"_a, "arena_bytes"_a, "externals"_a)
         .def_prop_ro(
             "root", [](BoundProgram& program) { return Builder{&program, &program.root()}; }, nb::rv_policy::move,
-            nb::keep_alive<0, 1>())
-        .def("resized", &resized, "kernels"_a, "offsets"_a, "arena_bytes"_a,
-             nb::sig("def resized(self, kernels: collections.abc.Sequence[object], offsets: list[int], arena_bytes: "
-                     "int) -> Program"),
-             "Return the same steps with other kernels. Arena offsets of this program are positions in `offsets`.");
+            nb::keep_alive<0, 1>());
 
     nb::class_<BoundInstance>(m, "Instance", "The state of one run of a program at a time, in an arena.")
         .def(nb::init<nb::object>(), "program"_a)

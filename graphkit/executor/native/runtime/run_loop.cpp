@@ -135,8 +135,8 @@ void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int6
         std::swap(before.data, after.data);
         std::swap(before.shape, after.shape);
         std::swap(before.owned, after.owned);
-        patch(before);
-        patch(after);
+        patch(value.before);
+        patch(value.after);
     }
 }
 

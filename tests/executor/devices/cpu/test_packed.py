@@ -1,5 +1,7 @@
 """Constants that kernels want packed: the copies follow versions."""
 
+import weakref
+
 import numpy as np
 import pytest
 from combinations import in_one_item
@@ -8,7 +10,7 @@ from kernel_runs import run_kernel
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_kernel
-from graphkit.executor.memory.packing import PackedArrays, PackedOperand, UnpackedOperands
+from graphkit.executor.memory.packing import HeldArrays, PackedArrays, PackedOperand, SharedOperands
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
@@ -59,10 +61,10 @@ def test_packed_copies_follow_versions(kind):
         held.version = version + 1
 
 
-class _OverwrittenByAnother(UnpackedOperands):
+class _OverwrittenByAnother(SharedOperands):
     """Another thread, which began before the last update, writes its arrays directly after this one."""
 
-    older: tuple[int, list[np.ndarray]] | None = None
+    older: tuple[int, weakref.ref[HeldArrays]] | None = None
 
     @property
     def latest(self):
@@ -77,8 +79,9 @@ def test_threads_that_read_operands_at_once_get_their_own_arrays():
     held = Held(np.ones(3, np.float32))
     packed = PackedArrays(lambda: held.version)
     operands = _OverwrittenByAnother([PackedOperand(7, held)])
-    operands.older = -1, [np.zeros(3, np.float32)]
-    assert packed.get_unpacked(operands)[0] is held.array
+    older = HeldArrays([np.zeros(3, np.float32)])
+    operands.older = -1, weakref.ref(older)
+    assert packed.get_shared(operands)[0] is held.array
     assert operands.externals == [7]
 
 

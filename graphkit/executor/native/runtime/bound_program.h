@@ -1,0 +1,24 @@
+// A program, and all that its steps use.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "runtime/bindings.h"
+#include "runtime/program.h"
+#include "runtime/sized_kernels.h"
+
+namespace graphkit {
+
+struct BoundProgram : Program {
+    using Program::Program;
+    BoundProgram(const BoundProgram&) = delete;
+
+    std::vector<nb::object> kept;
+    std::vector<std::shared_ptr<const SizedKernel>> sized_kernels;
+    // External memory with elements that are computed from sizes. They occupy the first bytes of the vector.
+    std::vector<std::pair<int, std::vector<std::int64_t>>> shape_values;
+};
+
+}  // namespace graphkit

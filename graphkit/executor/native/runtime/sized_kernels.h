@@ -1,0 +1,132 @@
+// The kernels of a template's nodes for given sizes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "runtime/bindings.h"
+#include "runtime/kernel_factory.h"
+
+namespace graphkit {
+
+// For each dimension of a shape, its position in the list of sizes.
+using Places = std::vector<std::size_t>;
+using ShapePlaces = std::vector<std::optional<Places>>;
+
+Dims sizes_at(const Places& places, const Dims& sizes);
+
+struct DimsHash {
+    using is_transparent = void;
+    std::size_t operator()(const Dims& sizes) const;
+};
+
+// The properties of a kernel that decide the structure of a program. Kernels of one node for different sizes mostly
+// share them.
+struct Needs {
+    std::vector<std::pair<int, int>> inplace;
+    std::vector<int> packed;
+    std::vector<std::string> layouts;  // of the packed inputs
+    std::vector<bool> optional;        // for each input, then for each output
+    std::size_t inputs;
+    bool has_scratch;
+
+    explicit Needs(const Kernel& kernel);
+    bool operator==(const Needs& other) const = default;
+};
+
+// All different needs of the kernels of a template.
+class NeedsTable {
+  public:
+    // Returns the number of these needs. `likely`: the number that they probably have.
+    std::uint32_t number_of(Needs needs, std::uint32_t likely);
+    const Needs& operator[](std::uint32_t number) const { return all_[number]; }
+
+  private:
+    std::vector<Needs> all_;
+};
+
+// A kernel for certain sizes, and its properties that a program needs.
+struct SizedKernel {
+    std::unique_ptr<const Kernel> owned;  // null if `object` owns the kernel
+    nb::object object;
+    const Kernel* kernel;
+    std::size_t scratch_bytes;
+    std::uint32_t needs;  // their number in a NeedsTable
+};
+
+using SizedKernelPtr = std::shared_ptr<const SizedKernel>;
+
+// Makes the kernels of nodes with equal operators and types, and caches the most recently used ones.
+class SizedStep {
+  public:
+    // `factory`: a KernelFactory, or None. `mentioned`: positions of the sizes on which the kernels depend.
+    SizedStep(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs);
+
+    // Returns the cached kernel, that of the factory or, if the factory makes none, the result of `make`: a Kernel, or
+    // None if the nodes need no kernel for these sizes. The result is then null.
+    template <typename Make>
+    SizedKernelPtr at(const Dims& sizes, std::size_t kept, NeedsTable& table, const Make& make) {
+        Dims key = sizes_at(mentioned_, sizes);
+        if (const auto found = by_sizes_.find(key); found != by_sizes_.end()) {
+            recent_.splice(recent_.begin(), recent_, *found);
+            return recent_.front().kernel;
+        }
+        SizedKernelPtr kernel = made(sizes, table);
+        if (kernel == nullptr) {
+            nb::object object = make();
+            if (!object.is_none()) {
+                const auto* found = nb::cast<const Kernel*>(object);
+                kernel = sized(nullptr, std::move(object), *found, table);
+            }
+            // Meanwhile, another thread may have done the same.
+            if (by_sizes_.find(key) != by_sizes_.end()) {
+                return kernel;
+            }
+        }
+        keep(std::move(key), kernel, kept);
+        return kernel;
+    }
+
+    // Returns the sizes of the cached kernels, least recently used first.
+    std::vector<Dims> kept() const;
+
+  private:
+    struct Cached {
+        Dims sizes;
+        SizedKernelPtr kernel;
+    };
+    using Recent = std::list<Cached>;
+    struct Hash : DimsHash {
+        using DimsHash::operator();
+        std::size_t operator()(Recent::const_iterator cached) const { return operator()(cached->sizes); }
+    };
+    struct Equal {
+        using is_transparent = void;
+        bool operator()(Recent::const_iterator a, Recent::const_iterator b) const { return a->sizes == b->sizes; }
+        bool operator()(const Dims& a, Recent::const_iterator b) const { return a == b->sizes; }
+        bool operator()(Recent::const_iterator a, const Dims& b) const { return a->sizes == b; }
+    };
+
+    // Returns the factory's kernel, or null if there is none.
+    SizedKernelPtr made(const Dims& sizes, NeedsTable& table);
+    SizedKernelPtr sized(std::unique_ptr<const Kernel> owned, nb::object object, const Kernel& kernel,
+                         NeedsTable& table);
+    void keep(Dims&& sizes, SizedKernelPtr kernel, std::size_t kept);
+
+    nb::object factory_;  // owns made_by_
+    const KernelFactory* made_by_;
+    Places mentioned_;
+    ShapePlaces inputs_, outputs_;
+    std::uint32_t needs_ = 0;  // of the latest kernel
+    Recent recent_;            // most recently used first
+    std::unordered_set<Recent::iterator, Hash, Equal> by_sizes_;
+};
+
+}  // namespace graphkit

@@ -1,0 +1,341 @@
+// Makes the programs of a template for given sizes, without Python.
+#include <nanobind/stl/shared_ptr.h>
+
+#include <limits>
+#include <unordered_map>
+
+#include "runtime/arena_layout.h"
+#include "runtime/bound_program.h"
+#include "runtime/size_table.h"
+
+namespace graphkit {
+namespace {
+
+using Numbers = std::vector<std::uint32_t>;
+
+struct NumbersHash {
+    std::size_t operator()(const Numbers& numbers) const {
+        std::size_t hash = numbers.size();
+        for (const std::uint32_t number : numbers) {
+            hash = (hash ^ number) * 0x9E3779B97F4A7C15U;
+            hash ^= hash >> 29;
+        }
+        return hash;
+    }
+};
+
+// External memory with elements that are computed from sizes.
+struct ShapeValue {
+    int external;
+    Places elements;
+    ElementType type;
+
+    template <typename T>
+    void write(const Dims& sizes, std::byte* to) const {
+        for (const std::size_t place : elements) {
+            const auto element = static_cast<T>(sizes[place]);
+            if (static_cast<std::int64_t>(element) != sizes[place]) {
+                throw NativeError("an element that is computed from sizes does not fit its type");
+            }
+            std::memcpy(to, &element, sizeof(T));
+            to += sizeof(T);
+        }
+    }
+
+    std::vector<std::int64_t> at(const Dims& sizes) const {
+        std::vector<std::int64_t> words(elements.size() + 1);
+        auto* const to = reinterpret_cast<std::byte*>(words.data());
+        switch (type) {
+            case ElementType::i8:
+                write<std::int8_t>(sizes, to);
+                break;
+            case ElementType::i16:
+                write<std::int16_t>(sizes, to);
+                break;
+            case ElementType::i32:
+                write<std::int32_t>(sizes, to);
+                break;
+            case ElementType::i64:
+                write<std::int64_t>(sizes, to);
+                break;
+            case ElementType::u8:
+            case ElementType::boolean:
+                write<std::uint8_t>(sizes, to);
+                break;
+            case ElementType::u16:
+                write<std::uint16_t>(sizes, to);
+                break;
+            case ElementType::u32:
+                write<std::uint32_t>(sizes, to);
+                break;
+            case ElementType::u64:
+                write<std::uint64_t>(sizes, to);
+                break;
+            default:
+                throw Unsupported(std::string("elements that are computed from sizes are not ") + name_of(type));
+        }
+        return words;
+    }
+};
+
+// The steps and the memory requests of programs whose kernels have certain needs.
+struct Structure {
+    nb::object program;  // it is resized
+    std::vector<std::size_t> order;  // of the nodes
+    nb::object requests;
+    // The size of each request: a position in the list of sizes. For the working memory of node i, it is -1 - i.
+    std::vector<std::int64_t> request_sizes;
+    std::vector<ShapeValue> shape_values;
+    nb::object operands;  // its meaning is known to Python only
+};
+
+nb::tuple as_tuple(const Dims& dims) {
+    nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(dims.size())));
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+        PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(dims[i]));
+    }
+    return nb::borrow<nb::tuple>(made);
+}
+
+// A kernel for the Python code that makes a structure.
+struct NodeKernel {
+    SizedKernelPtr sized;
+    Needs needs;
+};
+
+class SizedPrograms {
+  public:
+    using StepPlaces = std::tuple<nb::object, Places, ShapePlaces, ShapePlaces>;
+    using GivenShapes = std::vector<std::optional<Dims>>;
+
+    SizedPrograms(std::size_t kept, SizeTable table, std::vector<std::pair<std::size_t, std::size_t>> sources,
+                  std::vector<Places> inputs, const std::vector<StepPlaces>& steps, std::vector<std::size_t> nodes,
+                  std::vector<std::pair<std::size_t, std::size_t>> equal, Places nonnegative,
+                  std::vector<std::pair<Places, std::size_t>> results)
+        : kept_(kept),
+          table_(std::move(table)),
+          sources_(std::move(sources)),
+          inputs_(std::move(inputs)),
+          nodes_(std::move(nodes)),
+          equal_(std::move(equal)),
+          nonnegative_(std::move(nonnegative)),
+          results_(std::move(results)) {
+        for (const auto& [factory, mentioned, operands, outputs] : steps) {
+            steps_.emplace_back(factory, mentioned, operands, outputs);
+        }
+    }
+
+    nb::object at(const GivenShapes& shapes, std::optional<Dims> symbols, const nb::callable& make,
+                  const nb::callable& structured) {
+        const bool are_given = symbols.has_value();
+        if (!are_given && !(symbols = symbols_of(shapes))) {
+            return nb::none();
+        }
+        const Dims sizes = table_.values(*symbols);
+        if (!are_given && !fit(shapes, sizes)) {
+            return nb::none();
+        }
+        require_conditions(sizes);
+        const std::vector<SizedKernelPtr> kernels = kernels_at(sizes, make);
+        return nb::object(program(structure_of(kernels, sizes, structured), kernels, sizes));
+    }
+
+    std::vector<std::vector<Dims>> kept() const {
+        std::vector<std::vector<Dims>> all;
+        for (const SizedStep& step : steps_) {
+            all.push_back(step.kept());
+        }
+        return all;
+    }
+
+  private:
+    // Returns the symbols' values in these shapes, or no value if a shape lacks them.
+    std::optional<Dims> symbols_of(const GivenShapes& shapes) const {
+        if (sources_.size() != table_.symbols() || shapes.size() != inputs_.size()) {
+            return std::nullopt;
+        }
+        Dims symbols;
+        for (const auto& [input, axis] : sources_) {
+            if (!shapes[input] || axis >= shapes[input]->size()) {
+                return std::nullopt;
+            }
+            symbols.push_back((*shapes[input])[axis]);
+        }
+        return symbols;
+    }
+
+    bool fit(const GivenShapes& shapes, const Dims& sizes) const {
+        for (std::size_t i = 0; i < inputs_.size(); ++i) {
+            if (shapes[i] && *shapes[i] != sizes_at(inputs_[i], sizes)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    void require_conditions(const Dims& sizes) const {
+        for (const auto& [a, b] : equal_) {
+            if (sizes.at(a) != sizes.at(b)) {
+                throw NativeError("sizes that must be equal differ");
+            }
+        }
+        for (const std::size_t place : nonnegative_) {
+            if (sizes.at(place) < 0) {
+                throw NativeError("a size is negative");
+            }
+        }
+    }
+
+    // Returns the kernels of those nodes that have one.
+    std::vector<SizedKernelPtr> kernels_at(const Dims& sizes, const nb::callable& make) {
+        std::vector<SizedKernelPtr> distinct;
+        distinct.reserve(steps_.size());
+        for (std::size_t number = 0; number < steps_.size(); ++number) {
+            distinct.push_back(
+                steps_[number].at(sizes, kept_, needs_, [&] { return nb::object(make(number, sizes)); }));
+        }
+        std::vector<SizedKernelPtr> kernels;
+        kernels.reserve(nodes_.size());
+        for (const std::size_t number : nodes_) {
+            if (distinct.at(number) != nullptr) {
+                kernels.push_back(distinct[number]);
+            }
+        }
+        return kernels;
+    }
+
+    const Structure& structure_of(const std::vector<SizedKernelPtr>& kernels, const Dims& sizes,
+                                  const nb::callable& structured) {
+        Numbers needs;
+        needs.reserve(kernels.size());
+        for (const SizedKernelPtr& kernel : kernels) {
+            needs.push_back(kernel->needs);
+        }
+        if (const auto found = structures_.find(needs); found != structures_.end()) {
+            return found->second;
+        }
+        std::vector<NodeKernel> given;
+        for (const SizedKernelPtr& kernel : kernels) {
+            given.push_back({kernel, needs_[kernel->needs]});
+        }
+        using Made = std::tuple<nb::object, std::vector<std::size_t>, nb::object, std::vector<std::int64_t>,
+                                std::vector<std::tuple<int, Places, std::string>>, nb::object>;
+        auto [program, order, requests, request_sizes, values, operands] =
+            nb::cast<Made>(structured(std::move(given), sizes));
+        nb::cast<BoundProgram*>(program)->complete();
+        Structure made{program, order, requests, request_sizes, {}, operands};
+        for (const auto& [external, elements, type] : values) {
+            made.shape_values.push_back({external, elements, element_type(type)});
+        }
+        return structures_.insert_or_assign(std::move(needs), std::move(made)).first->second;
+    }
+
+    // Returns (program, operands, bytes of its arena, (shape, bytes) of each result).
+    nb::tuple program(const Structure& structure, const std::vector<SizedKernelPtr>& kernels, const Dims& sizes) const {
+        std::vector<std::int64_t> bytes;
+        bytes.reserve(structure.request_sizes.size());
+        for (const std::int64_t at : structure.request_sizes) {
+            bytes.push_back(at >= 0
+                                ? sizes.at(static_cast<std::size_t>(at))
+                                : static_cast<std::int64_t>(kernels[static_cast<std::size_t>(-1 - at)]->scratch_bytes));
+        }
+        ArenaLayout layout = nb::cast<const MemoryRequests*>(structure.requests)->lay_out(bytes);
+        std::vector<const Kernel*> ordered;
+        ordered.reserve(structure.order.size());
+        for (const std::size_t index : structure.order) {
+            ordered.push_back(kernels[index]->kernel);
+        }
+        auto made =
+            std::make_unique<BoundProgram>(*nb::cast<const BoundProgram*>(structure.program), std::move(ordered),
+                                           std::move(layout.offsets), static_cast<std::size_t>(layout.arena_bytes));
+        made->sized_kernels = kernels;
+        for (const ShapeValue& value : structure.shape_values) {
+            made->shape_values.emplace_back(value.external, value.at(sizes));
+        }
+        nb::list results;
+        for (const auto& [places, at] : results_) {
+            results.append(nb::make_tuple(as_tuple(sizes_at(places, sizes)), sizes.at(at)));
+        }
+        return nb::make_tuple(nb::cast(made.release(), nb::rv_policy::take_ownership), structure.operands,
+                              layout.arena_bytes, results);
+    }
+
+    std::size_t kept_;
+    SizeTable table_;
+    std::vector<std::pair<std::size_t, std::size_t>> sources_;
+    std::vector<Places> inputs_;
+    std::vector<SizedStep> steps_;
+    std::vector<std::size_t> nodes_;
+    std::vector<std::pair<std::size_t, std::size_t>> equal_;
+    Places nonnegative_;
+    std::vector<std::pair<Places, std::size_t>> results_;
+    NeedsTable needs_;
+    std::unordered_map<Numbers, Structure, NumbersHash> structures_;
+};
+
+}  // namespace
+
+GRAPHKIT_BINDINGS(sized_programs, "sized_kernels", "size_table", "arena_layout", "program") {
+    nb::class_<NodeKernel>(m, "NodeKernel", "The kernel of a node for certain sizes, and its properties.")
+        .def_prop_ro(
+            "kernel", [](const NodeKernel& self) { return const_cast<Kernel*>(self.sized->kernel); },
+            nb::rv_policy::reference_internal)
+        .def_prop_ro("scratch_bytes", [](const NodeKernel& self) { return self.sized->scratch_bytes; })
+        .def_prop_ro(
+            "inplace", [](const NodeKernel& self) { return self.needs.inplace; },
+            "Pairs (input, output) that may share memory.")
+        .def_prop_ro(
+            "packed", [](const NodeKernel& self) { return self.needs.packed; }, "Positions of the packed inputs.")
+        .def_prop_ro(
+            "layouts", [](const NodeKernel& self) { return self.needs.layouts; }, "The layout of each packed input.");
+    nb::class_<SizedPrograms>(m, "SizedPrograms",
+                              "The programs of a graph for given sizes. The most recently used kernels are cached.")
+        .def(nb::init<std::size_t, SizeTable, std::vector<std::pair<std::size_t, std::size_t>>, std::vector<Places>,
+                      const std::vector<SizedPrograms::StepPlaces>&, std::vector<std::size_t>,
+                      std::vector<std::pair<std::size_t, std::size_t>>, Places,
+                      std::vector<std::pair<Places, std::size_t>>>(),
+             nb::kw_only(), "kept"_a, "table"_a, "sources"_a, "inputs"_a, "steps"_a, "nodes"_a, "equal"_a,
+             "nonnegative"_a, "results"_a,
+             nb::sig("def __init__(self, *, kept: int, table: SizeTable, sources: collections.abc.Sequence[tuple[int, "
+                     "int]], inputs: collections.abc.Sequence[collections.abc.Sequence[int]], steps: "
+                     "collections.abc.Sequence[tuple[KernelFactory | None, collections.abc.Sequence[int], "
+                     "collections.abc.Sequence[collections.abc.Sequence[int] | None], "
+                     "collections.abc.Sequence[collections.abc.Sequence[int]]]], nodes: "
+                     "collections.abc.Sequence[int], equal: collections.abc.Sequence[tuple[int, int]], nonnegative: "
+                     "collections.abc.Sequence[int], results: "
+                     "collections.abc.Sequence[tuple[collections.abc.Sequence[int], int]]) -> None"),
+             "Shapes are lists of positions in `table`.\n\n"
+             "kept: number of kernels that are kept for each step.\n"
+             "sources: for each symbol of the table, an axis of an input with this size: (input, axis). Empty if "
+             "there is none for some symbol.\n"
+             "inputs: their shapes.\n"
+             "steps: (factory or None, positions of the sizes on which its kernels depend, shapes of the operands, "
+             "shapes of the results).\n"
+             "nodes: the step of each node.\n"
+             "equal: positions of sizes that must be equal.\n"
+             "nonnegative: positions of sizes that must not be negative.\n"
+             "results: the shape, and the position of the bytes, of each result.")
+        .def("at", &SizedPrograms::at, "shapes"_a, "symbols"_a.none(), "make"_a, "structured"_a,
+             nb::sig("def at(self, shapes: collections.abc.Sequence[tuple[int, ...] | None], symbols: "
+                     "collections.abc.Sequence[int] | None, make: collections.abc.Callable[[int, list[int]], object], "
+                     "structured: collections.abc.Callable[[list[NodeKernel], list[int]], tuple[Program, "
+                     "collections.abc.Sequence[int], MemoryRequests, collections.abc.Sequence[int], "
+                     "collections.abc.Sequence[tuple[int, collections.abc.Sequence[int], str]], typing.Any]]) -> "
+                     "tuple[Program, typing.Any, int, list[tuple[tuple[int, ...], int]]] | None"),
+             "Return (program, operands, bytes of the arena, (shape, bytes) of each result), or None if the symbols "
+             "do not follow from the shapes, or the shapes do not fit each other.\n\n"
+             "shapes: of the inputs; None if unknown.\n"
+             "symbols: the values of the symbols. If they are given, the shapes are not read.\n"
+             "make: make(number, sizes) returns the kernel of a step whose factory makes none, or None if it needs "
+             "none.\n"
+             "structured: structured(kernels, sizes) returns the structure of a program with such kernels: (program, "
+             "order of the nodes, memory requests, their sizes, shape values, operands). In the program, offsets in "
+             "the arena are numbers of requests. The size of a request is a position in `table`; for the working "
+             "memory of node i, it is -1 - i. Shape values are (external memory, positions of the elements, dtype). "
+             "`at` returns the operands unchanged.\n\n"
+             "Raise Error if a size overflows or is negative, or if sizes that must be equal differ.")
+        .def("kept", &SizedPrograms::kept,
+             "Return, for each step, the sizes of the cached kernels, least recently used first.");
+}
+
+}  // namespace graphkit
